@@ -1,0 +1,42 @@
+"""What can go wrong, each with the one line that a person reads.
+
+    StateError                 exit 2; the base of all that statecli raises on purpose
+    ├── UsageError             the command line asks for something that makes no sense
+    │   └── NothingMatched     the globs, the kind or the section left no tensor
+    ├── UnreadableError        the file cannot be opened, or is not a checkpoint that statecli reads
+    │   └── MalformedError     it is one, and its bytes contradict themselves
+    ├── ModelError             the user's model class could not be found, imported or built
+    └── MissingDependency      an optional package (torch, numpy) is needed and not installed
+
+`cli.main` is the only place that catches `StateError`; nothing else turns one into text.
+"""
+
+from __future__ import annotations
+
+
+class StateError(Exception):
+    """One line that says what is wrong with which file and tensor, and what to do."""
+
+
+class UsageError(StateError):
+    """The command line contradicts itself or names something that does not exist."""
+
+
+class NothingMatched(UsageError):
+    """Filters left nothing to look at. "Nothing was checked" never ends 0."""
+
+
+class UnreadableError(StateError):
+    """The target cannot be opened or is not a format statecli reads."""
+
+
+class MalformedError(UnreadableError):
+    """The target is of a known format, and says two things that cannot both be true."""
+
+
+class ModelError(StateError):
+    """A model class could not be found, imported, built or walked."""
+
+
+class MissingDependency(StateError):
+    """A package that this one command needs is not installed."""

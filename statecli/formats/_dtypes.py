@@ -1,0 +1,85 @@
+"""The element types a checkpoint can name, and their size.
+
+Names are torch's own without `torch.`. Sizes are in bits because float4 packs two values in a byte. Sources: the
+`ScalarType` table of torch 2.13 (c10/core/ScalarType.h) and the safetensors format description, version 0.8.
+"""
+
+from __future__ import annotations
+
+#: dtype name -> bits of one element as torch counts elements (float4_e2m1fn_x2: one element is one byte, two values).
+BITS: dict[str, int] = {
+    "float64": 64,
+    "float32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "float8_e4m3fn": 8,
+    "float8_e5m2": 8,
+    "float8_e4m3fnuz": 8,
+    "float8_e5m2fnuz": 8,
+    "float8_e8m0fnu": 8,
+    "float4_e2m1fn_x2": 8,
+    "complex128": 128,
+    "complex64": 64,
+    "complex32": 32,
+    "int64": 64,
+    "int32": 32,
+    "int16": 16,
+    "int8": 8,
+    "uint64": 64,
+    "uint32": 32,
+    "uint16": 16,
+    "uint8": 8,
+    "bool": 8,
+    "qint8": 8,
+    "quint8": 8,
+    "qint32": 32,
+    "quint4x2": 8,
+    "quint2x4": 8,
+    "bits8": 8,
+    "bits16": 16,
+    "bits1x8": 8,
+    "bits2x4": 8,
+    "bits4x2": 8,
+    # Only ever dtypes of wrapper tensors; torch itself cannot save a storage of them.
+    **{f"int{n}": 8 for n in range(1, 8)},
+    **{f"uint{n}": 8 for n in range(1, 8)},
+}
+
+#: The class name in a persistent id -> the dtype of its elements; UntypedStorage counts bytes.
+STORAGE_DTYPES: dict[str, str] = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "QInt8Storage": "qint8",
+    "QInt32Storage": "qint32",
+    "QUInt8Storage": "quint8",
+    "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
+    "UntypedStorage": "uint8",
+}
+
+#: Quantized types that pack several values in one byte: name -> values a byte.
+PACKED: dict[str, int] = {"quint4x2": 2, "quint2x4": 4}
+
+INTEGER = frozenset(
+    ["int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"]
+    + [f"int{n}" for n in range(1, 8)]
+    + [f"uint{n}" for n in range(1, 8)]
+)
+
+
+def nbytes(dtype: str, elements: int) -> int:
+    """Bytes that `elements` elements of `dtype` take when stored one after another."""
+    packed = PACKED.get(dtype)
+    if packed:
+        return -(-elements // packed)
+    return elements * BITS[dtype] // 8

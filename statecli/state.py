@@ -1,0 +1,178 @@
+"""The first waist: what was read, from a file or from a live module, as plain frozen data.
+
+Readers (`formats/`, `modules/`) make a `ModelState`; commands look at it and never at a file or a module.
+This module imports nothing of ours, and neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+import msgspec
+
+
+class Kind(str, Enum):
+    """What a tensor is to its model. The words and their meaning: the JSON contract, "kind"."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    UNREGISTERED = "unregistered"
+    OPTIMIZER = "optimizer"
+    #: A tensor of a training checkpoint that belongs to no model and no optimizer: an RNG state, a scheduler's table.
+    OTHER = "other"
+
+
+class Evidence(str, Enum):
+    """How `Kind` is known, strongest first."""
+
+    REGISTERED = "registered"
+    TYPE = "type"
+    OPTIMIZER = "optimizer"
+    CONVENTION = "convention"
+    ASSUMED = "assumed"
+
+
+class ByteRange(msgspec.Struct, frozen=True, gc=False):
+    """Where one storage lies on disk: `length` bytes of `path` from `offset`.
+
+    `crc32` is the checksum the container recorded for exactly these bytes, None where it recorded none.
+    """
+
+    path: str
+    offset: int
+    length: int
+    crc32: int | None = None
+    big_endian: bool = False
+
+
+class Quantizer(msgspec.Struct, frozen=True, gc=False):
+    """How stored integers become values: (q - zero_point) * scale. `axis` None: one scale for the whole tensor.
+
+    Per-channel scales and zero points are tensors themselves and lie in `scales` and `zero_points`.
+    """
+
+    scheme: str
+    scale: float | None = None
+    zero_point: int | None = None
+    axis: int | None = None
+    scales: TensorData | None = None
+    zero_points: TensorData | None = None
+
+
+class TensorData(msgspec.Struct, frozen=True, gc=False):
+    """Where a strided tensor's elements are: a view into one storage, in elements of `dtype`.
+
+    Element i of the tensor lies at byte `(offset + sum(index * stride)) * itemsize` of `storage`.
+    `strides` None means C-contiguous. `conjugate` and `negative` are torch's lazy flags: the stored bytes are not
+    yet conjugated or negated.
+    """
+
+    storage: ByteRange
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = 0
+    strides: tuple[int, ...] | None = None
+    conjugate: bool = False
+    negative: bool = False
+    quantizer: Quantizer | None = None
+
+
+class Origin(msgspec.Struct, frozen=True, gc=False):
+    """The source line that assigned a tensor to its module. `file` is relative wherever it can be."""
+
+    file: str
+    line: int
+
+
+class After(msgspec.Struct, frozen=True, gc=False):
+    """What `--to DEVICE` did to one tensor."""
+
+    device: str | None
+    followed: bool | None
+
+
+class Stats(msgspec.Struct, frozen=True, gc=False):
+    """Statistics over the finite values of a tensor, accumulated in float64; null where no value is finite.
+
+    `std` divides by n - 1, as `torch.std` does. `zeros`, `nan` and `inf` count elements. `reason` says why the
+    rest is null when the values could not be read as numbers.
+    """
+
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    zeros: int | None = None
+    nan: int | None = None
+    inf: int | None = None
+    reason: str | None = None
+
+
+class TensorInfo(msgspec.Struct, frozen=True, gc=False):
+    """One tensor under one name.
+
+    `shape` is in elements, None for a lazy parameter that has none yet; `nbytes` is `elements` times the element
+    size, in bytes, whatever the storage behind it holds. `storage` identifies the storage within one state: two
+    tensors with the same `storage` are tied. None where the source does not say.
+    """
+
+    fqn: str
+    dtype: str
+    shape: tuple[int, ...] | None
+    elements: int
+    nbytes: int
+    section: str = "model"
+    kind: Kind = Kind.PARAMETER
+    evidence: Evidence = Evidence.ASSUMED
+    persistent: bool | None = None
+    device: str | None = None
+    requires_grad: bool | None = None
+    tied_to: tuple[str, ...] = ()
+    saved: bool | None = None
+    moves: bool | None = None
+    origin: Origin | None = None
+    layout: str = "strided"
+    #: Names by which Python reaches the same storage that are no rows of their own (`lstm._flat_weights[0]`).
+    aliases: tuple[str, ...] = ()
+    #: The parameter an optimizer's tensor belongs to.
+    belongs_to: str | None = None
+    #: What a person should know of this tensor, in a few words.
+    note: str | None = None
+    #: Source lines to paste that would register it.
+    fix: str | None = None
+    after: After | None = None
+    stats: Stats | None = None
+    storage: int | str | None = None
+    storage_bytes: int | None = None
+    data: TensorData | None = None
+    #: The parts of a tensor that is no single strided view: sparse indices and values, a subclass's inner tensors.
+    parts: tuple[tuple[str, TensorData], ...] = ()
+
+
+class Oddity(msgspec.Struct, frozen=True, gc=False):
+    """Something odd but readable that a reader met. Readers record, rules judge.
+
+    `name` is a stable word (`suffixed`, `key-set-twice`), `message` one line without the target's name.
+    """
+
+    name: str
+    message: str
+    fqn: str | None = None
+
+
+class ModelState(msgspec.Struct, frozen=True):
+    """All that was read of one target, in the order of the source.
+
+    `format` is the reader's NAME, or `module`. `sections` are the dotted paths that hold tensors. `metadata` is
+    text the source carries about itself; `globals` are the Python names a pickle would import, with the byte
+    offset of their first mention.
+    """
+
+    target: str
+    format: str
+    tensors: tuple[TensorInfo, ...]
+    sections: tuple[str, ...] = ("model",)
+    metadata: Mapping[str, str] = {}
+    oddities: tuple[Oddity, ...] = ()
+    globals: tuple[tuple[str, int], ...] = ()
