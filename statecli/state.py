@@ -12,6 +12,10 @@ from enum import Enum
 import msgspec
 
 
+#: A value beside the tensors that JSON can hold. NaN and infinities are kept as text.
+Scalar = str | int | float | bool | None
+
+
 class Kind(str, Enum):
     """What a tensor is to its model. The words and their meaning: the JSON contract, "kind"."""
 
@@ -165,7 +169,7 @@ class ModelState(msgspec.Struct, frozen=True):
     """All that was read of one target, in the order of the source.
 
     `format` is the reader's NAME, or `module`. `sections` are the dotted paths that hold tensors. `metadata` is
-    text the source carries about itself; `globals` are the Python names a pickle would import, with the byte
+    what the source says beside its tensors (`__metadata__`, epoch, lr), by dotted path; `globals` are the Python names a pickle would import, with the byte
     offset of their first mention.
     """
 
@@ -173,6 +177,6 @@ class ModelState(msgspec.Struct, frozen=True):
     format: str
     tensors: tuple[TensorInfo, ...]
     sections: tuple[str, ...] = ("model",)
-    metadata: Mapping[str, str] = {}
+    metadata: Mapping[str, Scalar] = {}
     oddities: tuple[Oddity, ...] = ()
     globals: tuple[tuple[str, int], ...] = ()

@@ -1,0 +1,48 @@
+"""Formats: disk -> ModelState, one module each.
+
+A format has NAME, `sniff(path, head)` and `read(path)`; it is listed in FORMATS and nowhere else. It raises
+`UnreadableError` or `MalformedError` only if it cannot read; what is odd but readable is an `Oddity` of the state.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from statecli.errors import UnreadableError
+from statecli.formats import _foreign, _ties, safetensors, sharded, torch_legacy, torch_zip
+from statecli.formats._source import Source
+from statecli.state import ModelState
+
+#: In the order they are asked. A completeness test holds the folder against this tuple.
+FORMATS: tuple[ModuleType, ...] = (safetensors, torch_zip, torch_legacy, sharded)
+
+
+def read(path: str) -> ModelState:
+    """The state that `path`, a file or a folder, holds, told by content and not by its name.
+
+    Raises `UnreadableError` (with `MalformedError` below it); each message starts with the path.
+    """
+    return _ties.tied(_named(path))
+
+
+def _named(path: str) -> ModelState:
+    try:
+        return _read(path)
+    except UnreadableError as error:
+        text = str(error)
+        if text.startswith(path):
+            raise
+        raise type(error)(f"{path}: {text}") from error
+
+
+def _read(path: str) -> ModelState:
+    if os.path.isdir(path):
+        return sharded.read(path, _named)
+    with Source(path) as source:
+        head, size = source.head, source.size
+    for format in FORMATS:
+        if format.sniff(path, head):
+            state: ModelState = sharded.read(path, _named) if format is sharded else format.read(path)
+            return state
+    raise UnreadableError(f"is {_foreign.name(path, head, size)}")

@@ -1,0 +1,83 @@
+"""What a file that is no checkpoint really is: named, so that the error says more than "cannot read"."""
+
+from __future__ import annotations
+
+import re
+
+#: First bytes -> what the file is, and what to do about it.
+MAGIC: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs", "a git-lfs pointer"),
+    (b"# dvc", "a DVC pointer: the weights are elsewhere; run: dvc pull"),
+    (b"\x1f\x8b", "a gzip file: unpack it first (gunzip)"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first (unzstd)"),
+    (b"BZh", "a bzip2 file: unpack it first (bunzip2)"),
+    (b"\xfd7zXZ\x00", "an xz file: unpack it first (unxz)"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first"),
+    (b"Rar!", "a RAR archive: unpack it first"),
+    (b"PK\x05\x06", "an empty zip archive"),
+    (b"GGUF", "a GGUF file, which this version does not read"),
+    (b"\x93NUMPY", "a numpy array file (.npy), which this version does not read"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?), which statecli does not read"),
+    (b"%PDF", "a PDF document"),
+    (b"\x7fELF", "a program (ELF)"),
+    (b"MZ", "a Windows program"),
+    (b"\x89PNG", "a PNG picture"),
+    (b"\xff\xd8\xff", "a JPEG picture"),
+    (b"SQLite format 3\x00", "an SQLite database"),
+)
+
+_LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
+
+
+def name(path: str, head: bytes, size: int) -> str:
+    """One clause that names the content, "a git-lfs pointer (…): run: git lfs pull".
+
+    `head` is the start of the file, at least a few hundred bytes where it has them; `size` its length in bytes.
+    """
+    if head.startswith(b"version https://git-lfs"):
+        return _lfs(head)
+    for magic, what in MAGIC:
+        if head.startswith(magic):
+            return what
+    if head[4:8] == b"PTMF":
+        return "a TorchScript flatbuffer (.ptl), which only libtorch reads"
+    if head[257:262] == b"ustar":
+        return "a tar archive: unpack it first (tar -xf)"
+    if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        return "a bare pickle, not written by torch.save; statecli does not read it"
+    return _text(path, head, size)
+
+
+def _lfs(head: bytes) -> str:
+    size = _LFS_SIZE.search(head)
+    elsewhere = f" ({int(size[1]):,} bytes are elsewhere)" if size else ""
+    return f"a git-lfs pointer{elsewhere}: run: git lfs pull"
+
+
+def _text(path: str, head: bytes, size: int) -> str:
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if not head.strip(b"\0"):
+        return f"{size} zero bytes: an allocation that was never written, or a download that stopped"
+    if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
+        return "an HTML page: the download met a login or an error page"
+    if start.startswith(b"<"):
+        return "an XML document: the download met an error page"
+    if start.startswith((b'{"error', b'{"message', b'{ "error')):
+        return "a JSON error message: the download failed"
+    if start.startswith(b"{") or start.startswith(b"["):
+        return "a JSON document; for a sharded checkpoint name a *.index.json or its folder"
+    if path.endswith((".onnx",)):
+        return "an ONNX model, which statecli does not read"
+    if _is_text(head):
+        return "a text file"
+    return "of no format that statecli reads"
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        text = head[:512].decode("utf-8", "strict")
+    except UnicodeDecodeError as error:
+        if error.start < len(head[:512]) - 4:
+            return False
+        text = head[: error.start].decode("utf-8")
+    return all(char.isprintable() or char in "\t\r\n\f" for char in text)
