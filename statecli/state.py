@@ -165,6 +165,25 @@ class Oddity(msgspec.Struct, frozen=True, gc=False):
     fqn: str | None = None
 
 
+class OptimizerGroup(msgspec.Struct, frozen=True):
+    """One param_group as its optimizer saved it: parameter ids (or names) in order.
+
+    `names` is None unless the optimizer was built from `named_parameters()`. `shapes` holds, for each id, the shape of
+    a moment that has its parameter's shape (`exp_avg`), None where there is no such moment.
+    """
+
+    params: tuple[int | str, ...]
+    names: tuple[str, ...] | None
+    shapes: tuple[tuple[int, ...] | None, ...]
+
+
+class OptimizerFacts(msgspec.Struct, frozen=True):
+    """What an optimizer's section says about the parameters it trains."""
+
+    section: str
+    groups: tuple[OptimizerGroup, ...]
+
+
 class ModelState(msgspec.Struct, frozen=True):
     """All that was read of one target, in the order of the source.
 
@@ -180,3 +199,4 @@ class ModelState(msgspec.Struct, frozen=True):
     metadata: Mapping[str, Scalar] = {}
     oddities: tuple[Oddity, ...] = ()
     globals: tuple[tuple[str, int], ...] = ()
+    optimizers: tuple[OptimizerFacts, ...] = ()

@@ -17,7 +17,7 @@ import msgspec
 from statecli.errors import MalformedError
 from statecli.formats._pickle import Global, Obj, Pickle
 from statecli.formats._tensors import Decoder, Tensor, attributes, children, key_path, mapping, name_of, sequence
-from statecli.state import ByteRange, Evidence, Kind, ModelState, Oddity, Scalar, TensorInfo
+from statecli.state import ByteRange, Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, Scalar, TensorInfo
 
 #: Containers inside containers that are walked; deeper ones are said to be left out.
 MAX_DEPTH = 200
@@ -86,6 +86,7 @@ def state_of(
         metadata=scalars(pickle.root, {id(s.node) for s in sections if s.role != "optimizer" and s.node is not pickle.root}),
         oddities=tuple(reading.oddities),
         globals=tuple((found.qualified, found.position) for found in pickle.globals),
+        optimizers=tuple(optimizer_facts(s, reading.decoder) for s in sections if s.role == "optimizer"),
     )
 
 
@@ -476,6 +477,34 @@ class _ModuleWalk:
 
 
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"])
+
+
+#: Optimizer state of the same shape as its parameter, by the names torch.optim and apex give it.
+MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "grad_avg", "acc_delta", "sum", "prev", "ax", "mu")
+
+
+def optimizer_facts(section: Section, decoder: Decoder) -> OptimizerFacts:
+    """Which parameters an optimizer says it trains, as far as its `state_dict()` tells."""
+    items = mapping(section.node)
+    if items is None:
+        items = attributes(section.node)
+    state = mapping(items["state"]) or {}
+    groups = []
+    for node in sequence(items["param_groups"]) or ():
+        group = mapping(node) or {}
+        ids = tuple(one for one in sequence(group.get("params")) or () if type(one) in (int, str))
+        names = tuple(one for one in sequence(group.get("param_names")) or () if type(one) is str)
+        shapes = tuple(_moment_shape(mapping(state.get(one)), decoder) for one in ids)
+        groups.append(OptimizerGroup(ids, names if names and len(names) == len(ids) else None, shapes))
+    return OptimizerFacts(section.path, tuple(groups))
+
+
+def _moment_shape(state: Mapping[Any, Any] | None, decoder: Decoder) -> tuple[int, ...] | None:
+    for name in MOMENTS:
+        moment = decoder.tensor((state or {}).get(name), name)
+        if moment is not None:
+            return moment.shape
+    return None
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,24 @@
+"""What a command has to say against its target: the reason of every exit 1."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+
+class Severity(str, Enum):
+    NOTE = "note"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One problem: the rule's name, one line, the target and the tensor it is about, and what to do."""
+
+    rule: str
+    severity: Severity
+    message: str
+    target: str
+    fqn: str | None = None
+    help: str | None = None

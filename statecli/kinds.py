@@ -1,0 +1,256 @@
+"""Evidence -> kind, for checkpoints that do not say what is a parameter and what a buffer.
+
+A bare state_dict is a flat list of names. What each entry was registered as is found out in the order of `Evidence`:
+a class given with `--model`, the type it was pickled as, the optimizer in the same file, a convention, and where
+nothing says anything, it is assumed to be a parameter and shown as assumed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from statecli.finding import Finding, Severity
+from statecli.formats._dtypes import INTEGER
+from statecli.state import Evidence, Kind, ModelState, OptimizerFacts, OptimizerGroup, TensorInfo
+
+#: Last components of names that are buffers wherever they were met: torch's norms and spectral_norm, and the buffers
+#: that transformers, timm, diffusers and vector-quantize-pytorch register as persistent.
+BUFFER_NAMES = re.compile(
+    r"(?:^|\.)(?:running_(?:mean|var|std)|num_batches_tracked|(?:\w+_)?position_ids|token_type_ids|(?:\w+_)?inv_freq"
+    r"|relative_position_index|relative_coords_table|attn_mask|causal_mask|masked_bias|(?:cos|sin)_cached|freqs_cis|freqs_(?:cos|sin)"
+    r"|weight_[uv]|alphas_cumprod(?:_prev)?|posterior_(?:variance|log_variance_clipped|mean_coef[12])"
+    r"|(?:sqrt_(?:recip_|recipm1_|one_minus_)?|log_one_minus_)alphas_cumprod|betas|cluster_size|embed_avg|codebook_usage"
+    r"|positional_encoding_gaussian_matrix|mel_filters|pe)$"
+)
+
+#: Prefixes that wrappers put before every name.
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "model.")
+
+Shape = tuple[int, ...] | None
+
+
+def classified(state: ModelState) -> ModelState:
+    """The same state with the best evidence for each entry that is so far only assumed to be a parameter."""
+    tensors = list(state.tensors)
+    open_rows = [n for n, tensor in enumerate(tensors) if _is_open(tensor)]
+    if not open_rows:
+        return _owners(state, tensors)
+    by_convention = {n for n in open_rows if is_buffer_by_convention(tensors[n])}
+    trained = _trained(state, [n for n in open_rows if n not in by_convention], tensors)
+    for n in open_rows:
+        if n in trained:
+            tensors[n] = replace(tensors[n], kind=Kind.PARAMETER, evidence=Evidence.OPTIMIZER)
+        elif n in by_convention:
+            tensors[n] = replace(tensors[n], kind=Kind.BUFFER, evidence=Evidence.CONVENTION, persistent=True)
+    return _owners(state, tensors)
+
+
+def _is_open(tensor: TensorInfo) -> bool:
+    return tensor.kind is Kind.PARAMETER and tensor.evidence is Evidence.ASSUMED
+
+
+def is_buffer_by_convention(tensor: TensorInfo) -> bool:
+    """Integers and bools are never trained; some names are buffers everywhere. A quantized weight is neither."""
+    return tensor.dtype in INTEGER or BUFFER_NAMES.search(tensor.fqn) is not None
+
+
+def _trained(state: ModelState, candidates: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
+    sections: dict[str, list[int]] = defaultdict(list)
+    for n in candidates:
+        sections[tensors[n].section].append(n)
+    found: set[int] = set()
+    for optimizer in state.optimizers:
+        for rows in sections.values():
+            found |= trained_by(optimizer, rows, tensors)
+    return found
+
+
+def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
+    """Those of `rows` that the optimizer must be training; empty where that cannot be told.
+
+    By name, if it saved names. Else by shape: its ids stand in the order of `parameters()`, so a group is a
+    subsequence of the entries. Where the leftmost and the rightmost way to lay it agree, there is no other way.
+    """
+    names = {name for group in optimizer.groups for name in group.names or _texts(group.params)}
+    if names:
+        return {n for n in rows if tensors[n].fqn in names or _unwrapped(tensors[n].fqn) in names}
+    rows, ties = _first_names(rows, tensors)
+    shapes = [shape for group in optimizer.groups for shape in group.shapes]
+    if not shapes:
+        return set()
+    if len(shapes) == len(rows) and _same_shapes(shapes, [tensors[n].shape for n in rows]):
+        found = set(rows)
+    else:
+        found = set()
+        for group in optimizer.groups:
+            found |= _forced(group, rows, tensors)
+    return found | {second for first in found for second in ties.get(first, ())}
+
+
+def _texts(params: Iterable[int | str]) -> list[str]:
+    return [one for one in params if isinstance(one, str)]
+
+
+def _unwrapped(fqn: str) -> str:
+    changed = True
+    while changed:
+        changed = False
+        for prefix in WRAPPERS[:3]:
+            if fqn.startswith(prefix):
+                fqn, changed = fqn[len(prefix) :], True
+    return fqn
+
+
+def _first_names(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[list[int], dict[int, list[int]]]:
+    """`parameters()` gives a tied tensor once, under its first name."""
+    first: dict[object, int] = {}
+    kept: list[int] = []
+    ties: dict[int, list[int]] = defaultdict(list)
+    for n in rows:
+        tensor = tensors[n]
+        key = (tensor.storage, tensor.shape, tensor.data.offset if tensor.data else 0)
+        if tensor.storage is not None and tensor.tied_to and key in first:
+            ties[first[key]].append(n)
+            continue
+        first[key] = n
+        kept.append(n)
+    return kept, ties
+
+
+def _same_shapes(claimed: list[Shape], held: list[Shape]) -> bool:
+    known = Counter(shape for shape in claimed if shape is not None)
+    return not known - Counter(held)
+
+
+def _forced(group: OptimizerGroup, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
+    shapes = [tensors[n].shape for n in rows]
+    leftmost = _embed(group.shapes, shapes)
+    rightmost = _embed(group.shapes[::-1], shapes[::-1])
+    if leftmost is None or rightmost is None:
+        return set()
+    mirrored = [len(rows) - 1 - at for at in reversed(rightmost)]
+    return {rows[left] for left, right in zip(leftmost, mirrored, strict=True) if left == right}
+
+
+def _embed(wanted: Sequence[Shape], held: Sequence[Shape]) -> list[int] | None:
+    """The leftmost positions in `held` at which `wanted` is a subsequence; None if it is none."""
+    found, at = [], 0
+    for shape in wanted:
+        while at < len(held) and shape is not None and held[at] != shape:
+            at += 1
+        if at == len(held):
+            return None
+        found.append(at)
+        at += 1
+    return found
+
+
+_OPTIMIZER_ENTRY = re.compile(r"^state\[(?:(?P<id>\d+)|'(?P<name>[^']*)')\]")
+
+
+def _owners(state: ModelState, tensors: list[TensorInfo]) -> ModelState:
+    """`belongs_to` of the optimizer's tensors, where the optimizer names its parameters."""
+    owners: dict[str, dict[str, str]] = {}
+    for optimizer in state.optimizers:
+        for group in optimizer.groups:
+            if group.names:
+                named = zip(map(str, group.params), group.names, strict=True)
+                owners.setdefault(optimizer.section, {}).update(named)
+    for n, tensor in enumerate(tensors):
+        if tensor.kind is Kind.OPTIMIZER and (match := _OPTIMIZER_ENTRY.match(tensor.fqn)):
+            owner = match["name"] or owners.get(tensor.section, {}).get(match["id"] or "")
+            if owner:
+                tensors[n] = replace(tensor, belongs_to=owner)
+    return replace(state, tensors=tuple(tensors))
+
+
+def by_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Finding]]:
+    """A checkpoint grouped by what a class registers, and what `load_state_dict` would object to.
+
+    `model` is the class's own state. Entries of optimizer and other sections are left as they are. A wrapper's prefix
+    before every name is looked through, and is a finding, since loading would fail on it.
+    """
+    registered = {t.fqn: t for t in model.tensors if t.kind in (Kind.PARAMETER, Kind.BUFFER)}
+    findings: list[Finding] = []
+    tensors: list[TensorInfo] = list(state.tensors)
+    for section in dict.fromkeys(t.section for t in tensors if t.kind in _MODEL_KINDS):
+        rows = [n for n, t in enumerate(tensors) if t.section == section and t.kind in _MODEL_KINDS]
+        prefix = _prefix([tensors[n].fqn for n in rows], registered)
+        if prefix:
+            findings.append(_wrapped(state, section, prefix, model.target))
+        for n in rows:
+            tensors[n], problems = _against(tensors[n], registered.get(tensors[n].fqn[len(prefix) :]), state, model)
+            findings.extend(problems)
+        held = {tensors[n].fqn[len(prefix) :] for n in rows}
+        findings.extend(_missing(held, registered, state, model, section))
+    return replace(state, tensors=tuple(tensors)), findings
+
+
+_MODEL_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
+
+
+def _prefix(names: list[str], registered: dict[str, TensorInfo]) -> str:
+    """The chain of wrapper prefixes that every name carries and the class's names do not."""
+    prefix = ""
+    while not any(name[len(prefix) :] in registered for name in names):
+        step = next((w for w in WRAPPERS if names and all(name.startswith(prefix + w) for name in names)), None)
+        if step is None:
+            return ""
+        prefix += step
+    return prefix
+
+
+def _wrapped(state: ModelState, section: str, prefix: str, spec: str) -> Finding:
+    return Finding(
+        "wrapper-prefix",
+        Severity.ERROR,
+        f"every name in {section} starts with {prefix!r}, those of {spec} do not",
+        state.target,
+        None,
+        f"strip it before load_state_dict: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}",
+    )
+
+
+def _against(
+    tensor: TensorInfo, known: TensorInfo | None, state: ModelState, model: ModelState
+) -> tuple[TensorInfo, list[Finding]]:
+    if known is None:
+        found = replace(tensor, kind=Kind.UNREGISTERED, evidence=Evidence.REGISTERED, persistent=None)
+        message = f"{tensor.fqn}: unexpected: {model.target} registers no such tensor"
+        return found, [Finding("unexpected-entry", Severity.ERROR, message, state.target, tensor.fqn)]
+    found = replace(
+        tensor,
+        kind=known.kind,
+        evidence=Evidence.REGISTERED,
+        persistent=known.persistent,
+        requires_grad=known.requires_grad if tensor.requires_grad is None else tensor.requires_grad,
+        origin=known.origin,
+    )
+    findings = []
+    if tensor.shape != known.shape and known.shape is not None:
+        message = f"{tensor.fqn}: {state.target} holds {_shown(tensor)}, {model.target} registers {_shown(known)}"
+        findings.append(Finding("shape-mismatch", Severity.ERROR, message, state.target, tensor.fqn))
+    return found, findings
+
+
+def _shown(tensor: TensorInfo) -> str:
+    return str(list(tensor.shape)) if tensor.shape is not None else "no shape"
+
+
+def _missing(
+    held: set[str], registered: dict[str, TensorInfo], state: ModelState, model: ModelState, section: str
+) -> list[Finding]:
+    found = []
+    for fqn, tensor in registered.items():
+        if fqn in held or tensor.persistent is False or tensor.saved is False:
+            continue
+        tied = next((other for other in tensor.tied_to if other in held), None)
+        if tied:
+            continue  # save_pretrained and save_model drop the second name of a tied tensor on purpose
+        message = f"{fqn}: missing: {model.target} registers it ({tensor.kind.value} {_shown(tensor)}), {section} lacks it"
+        found.append(Finding("missing-entry", Severity.ERROR, message, state.target, fqn))
+    return found
