@@ -1,0 +1,183 @@
+"""Stored bytes to numbers, for every element type that torch can save.
+
+Each type is decoded to the smallest float that holds it exactly (half, bfloat16, float8 and float4 to float32;
+float64 stays), integers stay integers, complex32 becomes complex64. One- and two-byte floats go through a table of
+all their values, built here from the definition of the format:
+
+    float8_e4m3fn, e5m2          OCP 8-bit Floating Point Specification (OFP8), revision 1.0
+    float8_e4m3fnuz, e5m2fnuz    "8-bit Numerical Formats for Deep Neural Networks", arXiv 2206.02915: no -0, no inf
+    float8_e8m0fnu, float4_e2m1  OCP Microscaling Formats (MX) Specification, revision 1.0
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from statecli.errors import MissingDependency
+
+try:
+    import numpy as np
+    import numpy.typing as npt
+except ImportError as missing:  # pragma: no cover - numpy is a dependency; this is for trimmed installations
+    raise MissingDependency("reading tensor values needs numpy: pip install numpy") from missing
+
+Array = npt.NDArray[Any]
+
+#: The types whose stored bits numpy understands as they are.
+DIRECT: dict[str, str] = {
+    "float64": "f8",
+    "float32": "f4",
+    "complex128": "c16",
+    "complex64": "c8",
+    "int64": "i8",
+    "int32": "i4",
+    "int16": "i2",
+    "int8": "i1",
+    "uint64": "u8",
+    "uint32": "u4",
+    "uint16": "u2",
+    "uint8": "u1",
+    "qint32": "i4",
+    "qint8": "i1",
+    "quint8": "u1",
+}
+
+#: Exponent bits, mantissa bits, bias, and which codes are not numbers.
+SMALL_FLOATS: dict[str, tuple[int, int, int, str]] = {
+    "float8_e4m3fn": (4, 3, 7, "all ones"),
+    "float8_e5m2": (5, 2, 15, "ieee"),
+    "float8_e4m3fnuz": (4, 3, 8, "negative zero"),
+    "float8_e5m2fnuz": (5, 2, 16, "negative zero"),
+    "float4_e2m1fn": (2, 1, 1, "none"),
+}
+
+#: Types that pack several values in a byte, lowest bits first: name -> values a byte.
+VALUES_A_BYTE: dict[str, int] = {"float4_e2m1fn_x2": 2, "quint4x2": 2, "quint2x4": 4}
+
+#: Quantized types: their values need a scale.
+QUANTIZED = frozenset(["qint8", "quint8", "qint32", "quint4x2", "quint2x4"])
+
+COMPLEX = frozenset(["complex128", "complex64", "complex32"])
+
+
+class Element(NamedTuple):
+    """How one element type is stored and decoded.
+
+    `stored` is numpy's name of one stored item. `items` stored items make one element (2 for complex32),
+    `values` come out of one stored item (2 for float4). `table` maps a stored item to its value or values;
+    without one, the item is the value, except for bfloat16 (`shift`).
+    """
+
+    stored: str
+    items: int = 1
+    values: int = 1
+    table: Array | None = None
+    shift: bool = False
+
+
+@cache
+def element(dtype: str) -> Element | None:
+    """How `dtype` is decoded, or None for a type that holds no numbers (bits8, uint3, an unknown name)."""
+    if dtype in DIRECT:
+        return Element(DIRECT[dtype])
+    if dtype == "bfloat16":
+        return Element("u2", shift=True)
+    if dtype in ("float16", "complex32"):
+        return Element("u2", items=2 if dtype == "complex32" else 1, table=_half_table())
+    if dtype in VALUES_A_BYTE:
+        return Element("u1", values=VALUES_A_BYTE[dtype], table=_packed_table(dtype))
+    if dtype == "bool":
+        # A stored byte other than 0 and 1 is true, and no more than true.
+        return Element("u1", table=(np.arange(256) > 0).astype(np.float32))
+    if dtype == "float8_e8m0fnu":
+        return Element("u1", table=_exponent_table())
+    if dtype in SMALL_FLOATS:
+        return Element("u1", table=small_float_table(dtype))
+    return None
+
+
+def small_float_table(name: str) -> Array:
+    """All values of a float of at most eight bits as float32, indexed by its code."""
+    exponent_bits, mantissa_bits, bias, special = SMALL_FLOATS[name]
+    half = 1 << (exponent_bits + mantissa_bits)
+    top = (1 << exponent_bits) - 1
+    table = np.empty(2 * half, np.float32)
+    for code in range(half):
+        exponent, mantissa = code >> mantissa_bits, code & ((1 << mantissa_bits) - 1)
+        fraction = mantissa / (1 << mantissa_bits)
+        value = (1 + fraction) * 2.0 ** (exponent - bias) if exponent else fraction * 2.0 ** (1 - bias)
+        if special == "ieee" and exponent == top:
+            value = float("nan") if mantissa else float("inf")
+        table[code], table[code + half] = value, -value
+    if special == "all ones":
+        table[half - 1] = table[-1] = np.nan
+    if special == "negative zero":
+        table[half] = np.nan
+    return table
+
+
+def _exponent_table() -> Array:
+    """float8_e8m0fnu: 2 ** (code - 127), 255 is NaN; it has no zero, no sign and no infinity."""
+    table = np.ldexp(np.float64(1), np.arange(256) - 127).astype(np.float32)
+    table[255] = np.nan
+    return table
+
+
+def _half_table() -> Array:
+    """All 65,536 float16 values: a look-up is faster than numpy's own conversion of an array."""
+    return np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+def _packed_table(dtype: str) -> Array:
+    """A byte -> the values packed in it, lowest bits first."""
+    count = VALUES_A_BYTE[dtype]
+    bits = 8 // count
+    codes = (np.arange(256)[:, None] >> (bits * np.arange(count))) & ((1 << bits) - 1)
+    if dtype == "float4_e2m1fn_x2":
+        return np.ascontiguousarray(small_float_table("float4_e2m1fn")[codes])
+    return np.ascontiguousarray(codes.astype(np.float32))
+
+
+class Decoder:
+    """Turns blocks of stored items into flat arrays of values, in buffers that it uses again and again.
+
+    What `__call__` returns is valid until the next call. Fresh temporaries instead would cost ten times the work:
+    the allocator maps and unmaps each one.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], Array] = {}
+
+    def buffer(self, purpose: str, dtype: str, size: int) -> Array:
+        """An array of `size` items of `dtype` with arbitrary content, the same memory at each call."""
+        kept = self._buffers.get((purpose, dtype))
+        if kept is None or kept.size < size:
+            kept = self._buffers[purpose, dtype] = np.empty(size, dtype)
+        return kept[:size]
+
+    def __call__(self, block: Array, kind: Element) -> Array:
+        """The values of `block`, flat, in the block's C order."""
+        if kind.table is not None:
+            return self._look_up(block, kind)
+        if kind.shift:
+            wide = self._gather(block, "u4")
+            np.left_shift(wide, 16, out=wide)
+            return wide.view(np.float32)
+        if block.ndim == 1 and block.dtype.isnative and block.flags.aligned and block.flags.c_contiguous:
+            return block
+        return self._gather(block, block.dtype.newbyteorder("=").str)
+
+    def _gather(self, block: Array, dtype: str) -> Array:
+        out = self.buffer("gather", dtype, block.size)
+        np.copyto(out.reshape(block.shape), block)
+        return out
+
+    def _look_up(self, block: Array, kind: Element) -> Array:
+        assert kind.table is not None  # noqa: S101 - narrows the type
+        index = self._gather(block, np.dtype(np.intp).str)
+        out = self.buffer("look-up", "f4", index.size * kind.values)
+        shaped = out.reshape(index.size, kind.values) if kind.values > 1 else out
+        # mode="clip" because "raise" makes numpy work in a temporary; no index can be outside the table.
+        np.take(kind.table, index, axis=0, out=shaped, mode="clip")
+        return out.view(np.complex64) if kind.items == 2 else out
