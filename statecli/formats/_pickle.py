@@ -1,0 +1,948 @@
+"""Pickles read symbolically: a stack machine that builds a graph of what a pickle says and does nothing it says.
+
+Nothing is imported and nothing is called: a name stays a `Global`, a call stays an `Obj`. Neither
+`pickle.Unpickler` with inert classes nor `torch.load(weights_only=True)` will do, because both hash what a file
+gives as dictionary keys and recurse over it: a few hundred bytes hang them for ever, two megabytes overflow the C
+stack. So here
+
+- only short and cheap keys are hashed (`Key` wraps the rest by identity), and nothing recurses;
+- every length is compared with the bytes left before anything is allocated;
+- opcodes, memo entries, containers, stack and nesting of marks each have a budget.
+
+The graph may be cyclic, and a shared tuple can make it exponential when printed: walk it with a set of ids, and
+never pass a node to `repr`, `str` or `hash` (tuples hash recursively).
+
+The opcodes are those of the `pickletools` module, protocols 0 to 5. `load` takes a fast path over the records torch
+writes for each tensor (`_pickle_fast`); the plain machine is the reference and `load(..., fast=False)` selects it.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import struct
+from codecs import escape_decode
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import repeat
+from typing import Any
+
+import msgspec
+
+from statecli.errors import MalformedError
+
+#: The highest pickle protocol there is (Python 3.8).
+HIGHEST_PROTOCOL = 5
+#: A tensor of a state_dict takes 32 opcodes; this is 300,000 tensors and at most a few seconds.
+MAX_OPCODES = 10_000_000
+MAX_MEMO = 3_000_000
+#: Lists, dicts, sets and calls; tuples are bounded by the opcodes.
+MAX_OBJECTS = 3_000_000
+MAX_STACK = 1_000_000
+MAX_MARKS = 10_000
+MAX_GLOBALS = 100_000
+#: Opcodes between two looks at the budgets.
+_BURST = 50_000
+#: Integers of more bytes are no number a checkpoint has use for, and past 4300 digits Python does not print them.
+MAX_INT_BYTES = 1024
+MAX_TEXT_NUMBER = 2 * MAX_INT_BYTES
+#: Names of modules, and every other line of the text opcodes that is no string.
+MAX_LINE = 65_536
+#: hash(n) is n modulo 2**61 - 1, so larger integers can all be made to collide.
+_HASHED_INT = 2**60
+_HASHED_BYTES = 65_536
+#: Duplicate keys that are kept to be named.
+MAX_DUPLICATES = 100
+
+Value = Any  # what a pickle can build: the classes below, and None, bool, int, float, str, bytes, list, tuple, dict
+
+
+class Global(msgspec.Struct, eq=False):
+    """A name the pickle would import, and the byte of its first mention. One object a name and load."""
+
+    module: str
+    name: str
+    position: int
+
+    @property
+    def qualified(self) -> str:
+        """`module.name`."""
+        return f"{self.module}.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"<Global {self.qualified!r}>"
+
+
+class Obj(msgspec.Struct, eq=False):
+    """A call the pickle would make, and what it would do to the result.
+
+    `cls` is what was called, nearly always a Global; `how` is reduce, newobj, obj or inst. `kwargs` is a dict for
+    NEWOBJ_EX, `state` the last BUILD, `items` the dict items set on it, `elems` what was appended or added.
+    """
+
+    cls: Value
+    args: tuple[Value, ...]
+    how: str = "reduce"
+    kwargs: dict[Value, Value] | None = None
+    state: Value = None
+    items: dict[Value, Value] | None = None
+    elems: list[Value] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Obj {self.how}>"
+
+
+class Key(msgspec.Struct, eq=False):
+    """A dictionary key that must not be hashed, by identity: a tuple, a float, a node, a huge integer."""
+
+    value: Value
+
+    def __repr__(self) -> str:
+        return "<Key>"
+
+
+class Persistent(msgspec.Struct, eq=False):
+    """What the pickle left to its container: torch's storages, `("storage", type, key, location, numel)`."""
+
+    pid: Value
+
+    def __repr__(self) -> str:
+        return "<Persistent>"
+
+
+class SetOf(msgspec.Struct, eq=False):
+    """A set or a frozenset, as the list of what was put into it."""
+
+    elems: list[Value]
+
+    def __repr__(self) -> str:
+        return "<SetOf>"
+
+
+class Pickle(msgspec.Struct, eq=False):
+    """One pickle: its `root`, the `globals` in the order of their first mention, its storages in theirs.
+
+    `end` is the first byte after it, `protocol` what it says of itself (0 where it does not), `duplicate_keys` up
+    to 100 dictionary keys that were set twice; the last value won, as it does for torch.
+    """
+
+    root: Value
+    globals: list[Global]
+    end: int
+    persistent: list[Persistent]
+    duplicate_keys: list[Value]
+    protocol: int
+
+    def __repr__(self) -> str:
+        return f"<Pickle of {self.end} bytes>"
+
+
+class TruncatedPickle(MalformedError):
+    """The bytes end before the pickle does."""
+
+
+def load(data: bytes | memoryview, what: str = "data.pkl", start: int = 0, *, fast: bool = True) -> Pickle:
+    """The graph of the pickle at byte `start` of `data`.
+
+    Raises MalformedError with `what` and the byte where it cannot go on, TruncatedPickle where the bytes end.
+    """
+    machine = Machine(bytes(data), what, fast=fast)
+    with _no_garbage_collection():
+        machine.run(start)
+    return Pickle(
+        machine.root,
+        list(machine.globals.values()),
+        machine.end,
+        machine.persistent,
+        machine.duplicates,
+        machine.protocol,
+    )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A parse only allocates: the collector would walk the growing graph again and again, for a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Stopped(Exception):  # noqa: N818
+    """STOP was met."""
+
+
+class Machine:
+    """The state of one parse. `metastack` holds the stacks below each mark; `stack` is the one above the last.
+
+    `memo` holds the entries 0..n-1, which is how every pickler numbers them; `far` the ones out of that order.
+    """
+
+    def __init__(self, data: bytes, what: str, *, fast: bool) -> None:
+        self.data = data
+        self.what = what
+        self.fast = fast
+        self.stack: list[Value] = []
+        self.metastack: list[list[Value]] = []
+        self.memo: list[Value] = []
+        self.far: dict[int, Value] = {}
+        self.globals: dict[tuple[str, str], Global] = {}
+        self.persistent: list[Persistent] = []
+        self.duplicates: list[Value] = []
+        self.root: Value = None
+        self.end = 0
+        self.protocol = 0
+        self.objects = 0
+
+    def run(self, start: int) -> None:
+        """Read from byte `start` to STOP; sets `root` and `end`."""
+        pos = start
+        try:
+            for _ in repeat(None, MAX_OPCODES // _BURST):
+                pos = self._burst(pos)
+                self._check_budgets(pos)
+        except _Stopped:
+            return
+        raise self.error(pos, f"more than {MAX_OPCODES} opcodes")
+
+    def error(self, pos: int, text: str) -> MalformedError:
+        """The line for something wrong with the opcode before byte `pos`."""
+        return MalformedError(f"{self.what}: {text} (byte {pos - 1})")
+
+    def truncated(self, text: str = "the pickle ends in the middle") -> TruncatedPickle:
+        """The line for bytes that end too soon."""
+        return TruncatedPickle(f"{self.what} is truncated: {text} (byte {len(self.data)})")
+
+    def _check_budgets(self, pos: int) -> None:
+        if len(self.memo) + len(self.far) > MAX_MEMO:
+            raise self.error(pos, f"more than {MAX_MEMO} memo entries")
+        if self.objects > MAX_OBJECTS:
+            raise self.error(pos, f"more than {MAX_OBJECTS} objects")
+        if len(self.stack) > MAX_STACK:
+            raise self.error(pos, f"more than {MAX_STACK} values wait on the stack")
+        if len(self.metastack) > MAX_MARKS:
+            raise self.error(pos, f"more than {MAX_MARKS} open marks")
+        if len(self.globals) > MAX_GLOBALS:
+            raise self.error(pos, f"names more than {MAX_GLOBALS} globals")
+
+    def _burst(self, pos: int) -> int:
+        """Up to `_BURST` opcodes from byte `pos`; the byte after the last.
+
+        What torch writes for a tensor is handled here, the most frequent first, and the rest by `_HANDLERS`.
+        """
+        data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.far, _HANDLERS
+        u32, size = _U32, len(self.data)
+        try:
+            for _ in repeat(None, _BURST):
+                op = data[pos]
+                pos += 1
+                if op == 0x72 or op == 0x71:  # LONG_BINPUT, BINPUT
+                    if op == 0x72:
+                        (index,) = u32(data, pos)
+                        pos += 4
+                    else:
+                        index = data[pos]
+                        pos += 1
+                    if index == len(memo) and not far:
+                        memo.append(stack[-1])
+                    else:
+                        self.put(index, stack[-1])
+                elif op == 0x4B:  # BININT1
+                    stack.append(data[pos])
+                    pos += 1
+                elif op == 0x68:  # BINGET
+                    index = data[pos]
+                    pos += 1
+                    stack.append(memo[index] if index < len(memo) else self.get(index, pos))
+                elif op == 0x58:  # BINUNICODE
+                    (length,) = u32(data, pos)
+                    pos += 4 + length
+                    stack.append(self.text(pos - length, pos))
+                elif op == 0x28:  # MARK
+                    self.metastack.append(stack)
+                    self.stack = stack = []
+                elif op == 0x74:  # TUPLE
+                    items = tuple(stack)
+                    self.stack = stack = self.metastack.pop()
+                    stack.append(items)
+                elif op == 0x52:  # REDUCE
+                    args = stack.pop()
+                    stack[-1] = self.call(stack[-1], args, pos)
+                elif op == 0x85:  # TUPLE1
+                    stack[-1] = (stack[-1],)
+                else:
+                    pos = handlers[op](self, pos)
+                    stack = self.stack
+        except IndexError as error:
+            if pos >= size:
+                raise self.truncated() from error
+            raise self.error(pos, "the stack holds too little for this opcode") from error
+        except struct.error as error:
+            raise self.truncated() from error
+        return pos
+
+    # What the handlers share.
+
+    def text(self, start: int, end: int) -> str:
+        """The UTF-8 string in these bytes. Pickle lets lone surrogates pass, and so must a reader of it."""
+        if end > len(self.data):
+            raise self.truncated("a string runs past the end of the pickle")
+        try:
+            return str(self.data[start:end], "utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise self.error(start + error.start + 1, "invalid UTF-8 in a string") from error
+
+    def take(self, start: int, length: int) -> bytes:
+        """`length` bytes from byte `start`."""
+        if start + length > len(self.data):
+            raise self.truncated("a string runs past the end of the pickle")
+        return self.data[start : start + length]
+
+    def line(self, pos: int) -> tuple[bytes, int]:
+        """The text argument at byte `pos`, without its newline, and the byte after that."""
+        end = self.data.find(b"\n", pos, pos + MAX_LINE)
+        if end >= 0:
+            return self.data[pos:end], end + 1
+        if pos + MAX_LINE < len(self.data):
+            raise self.error(pos, f"a name or number of more than {MAX_LINE} bytes")
+        raise self.truncated("a line has no end")
+
+    def put(self, index: int, value: Value) -> None:
+        """Remember `value` as memo entry `index`, in whatever order they come."""
+        if index < 0:
+            raise MalformedError(f"{self.what}: memo entry {index} is negative")
+        if index < len(self.memo):
+            self.memo[index] = value
+        elif index == len(self.memo) and not self.far:
+            self.memo.append(value)
+        else:
+            self.far[index] = value
+
+    def get(self, index: int, pos: int) -> Value:
+        """Memo entry `index`."""
+        if 0 <= index < len(self.memo):
+            return self.memo[index]
+        if index not in self.far:
+            raise self.error(pos, f"memo entry {index} is read before it is written")
+        return self.far[index]
+
+    def pop_mark(self) -> list[Value]:
+        """The values above the last mark; the stack below becomes the stack."""
+        items = self.stack
+        self.stack = self.metastack.pop()
+        return items
+
+    def name(self, module: Value, name: Value, pos: int) -> Global:
+        """The one Global of this name."""
+        if type(module) is not str or type(name) is not str:
+            raise self.error(pos, "a global whose name is no string")
+        found = self.globals.get((module, name))
+        if found is None:
+            found = self.globals[module, name] = Global(module, name, pos - 1)
+        return found
+
+    def call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Obj:
+        """The inert result of calling `function`."""
+        if type(args) is not tuple:
+            raise self.error(pos, f"a call with {_a(args)} for its arguments")
+        if type(function) not in _CALLABLE:
+            raise self.error(pos, f"a call of {_a(function)}")
+        self.objects += 1
+        return Obj(function, args, how)
+
+    def key(self, value: Value) -> Value:
+        """`value` as a dictionary key: itself if hashing it is cheap, else wrapped."""
+        kind = type(value)
+        if kind is str or kind is bool or value is None:
+            return value
+        if kind is int and -_HASHED_INT < value < _HASHED_INT:
+            return value
+        if kind is bytes and len(value) <= _HASHED_BYTES:
+            return value
+        return Key(value)
+
+    def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
+        """SETITEMS: `flat` is key, value, key, value…"""
+        if type(target) is Obj:
+            if target.items is None:
+                target.items = {}
+            target = target.items
+        if type(target) is not dict:
+            raise self.error(pos, f"SETITEM on {_a(target)}")
+        if len(flat) % 2:
+            raise self.error(pos, "a dictionary key without a value")
+        keys = flat[0::2]
+        if not _STRINGS.issuperset(map(type, keys)):
+            keys = list(map(self.key, keys))
+        before = len(target)
+        if not before:
+            target.update(zip(keys, flat[1::2], strict=True))
+        elif target.keys().isdisjoint(keys):
+            target.update(zip(keys, flat[1::2], strict=True))
+        else:
+            self._note_duplicates(target, keys)
+            target.update(zip(keys, flat[1::2], strict=True))
+            return
+        if len(target) != before + len(keys):
+            self._note_duplicates((), keys)
+
+    def _note_duplicates(self, known: Iterable[Value], keys: Iterable[Value]) -> None:
+        seen = set(known)
+        for key in keys:
+            if key in seen and len(self.duplicates) < MAX_DUPLICATES:
+                self.duplicates.append(key)
+            seen.add(key)
+
+    def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
+        """APPENDS and ADDITEMS."""
+        wanted = list if opcode == "APPEND" else SetOf
+        if type(target) is Obj:
+            if target.elems is None:
+                target.elems = []
+            target.elems.extend(elements)
+        elif type(target) is not wanted:
+            raise self.error(pos, f"{opcode} on {_a(target)}")
+        elif type(target) is SetOf:
+            target.elems.extend(elements)
+        else:
+            target.extend(elements)
+
+    def integer(self, data: bytes, pos: int) -> int:
+        """A little-endian two's complement of any length."""
+        if len(data) > MAX_INT_BYTES:
+            raise self.error(pos, f"absurd integer of {len(data)} bytes")
+        return int.from_bytes(data, "little", signed=True)
+
+    def decimal(self, line: bytes, pos: int) -> int:
+        """An integer in text."""
+        if len(line) > MAX_TEXT_NUMBER:
+            raise self.error(pos, f"absurd integer of {len(line)} digits")
+        if not _DECIMAL.fullmatch(line):
+            raise self.error(pos, "a number that is none")
+        return int(line)
+
+
+_DECIMAL = re.compile(rb"[+-]?[0-9]+")
+_U32 = struct.Struct("<I").unpack_from
+_U16 = struct.Struct("<H").unpack_from
+_I32 = struct.Struct("<i").unpack_from
+_U64 = struct.Struct("<Q").unpack_from
+_F64 = struct.Struct(">d").unpack_from
+_STRINGS = frozenset([str])
+#: A module class of an old file is a Persistent, and a call can return something to call.
+_CALLABLE = frozenset([Global, Obj, Persistent])
+
+_NOUNS: dict[type, str] = {
+    type(None): "None",
+    bool: "a bool",
+    int: "an int",
+    float: "a float",
+    str: "a string",
+    bytes: "bytes",
+    list: "a list",
+    tuple: "a tuple",
+    dict: "a dict",
+    SetOf: "a set",
+    Persistent: "a storage",
+    Obj: "the result of a call",
+}
+
+
+def _a(value: Value) -> str:
+    """What `value` is, in words; never its repr, which can be exponential."""
+    if type(value) is Global:
+        return f"the class {value.qualified[:200]!r}"
+    return _NOUNS.get(type(value), "an unknown thing")
+
+
+# The opcodes. Each takes the byte after the opcode and returns the byte after its argument.
+
+_Handler = Callable[[Machine, int], int]
+
+
+def _unknown(m: Machine, pos: int) -> int:
+    raise m.error(pos, f"unknown opcode 0x{m.data[pos - 1]:02x}")
+
+
+def _stop(m: Machine, pos: int) -> int:
+    m.root = m.stack.pop()
+    m.end = pos
+    raise _Stopped
+
+
+def _proto(m: Machine, pos: int) -> int:
+    m.protocol = m.data[pos]
+    if m.protocol > HIGHEST_PROTOCOL:
+        raise m.error(pos, f"pickle protocol {m.protocol}, and the highest there is is {HIGHEST_PROTOCOL}")
+    return pos + 1
+
+
+def _frame(m: Machine, pos: int) -> int:
+    (length,) = _U64(m.data, pos)
+    if length > len(m.data) - pos - 8:
+        raise m.truncated("a frame runs past the end of the pickle")
+    return pos + 8
+
+
+def _mark(m: Machine, pos: int) -> int:
+    m.metastack.append(m.stack)
+    m.stack = []
+    return pos
+
+
+def _pop(m: Machine, pos: int) -> int:
+    if m.stack:
+        m.stack.pop()
+    else:
+        m.pop_mark()
+    return pos
+
+
+def _pop_mark(m: Machine, pos: int) -> int:
+    m.pop_mark()
+    return pos
+
+
+def _dup(m: Machine, pos: int) -> int:
+    m.stack.append(m.stack[-1])
+    return pos
+
+
+def _constant(value: Value) -> _Handler:
+    def push(m: Machine, pos: int) -> int:
+        m.stack.append(value)
+        return pos
+
+    return push
+
+
+def _text_int(m: Machine, pos: int) -> int:
+    line, end = m.line(pos)
+    # Protocol 0 writes True and False as these.
+    m.stack.append(line == b"01" if line in (b"00", b"01") else m.decimal(line, pos))
+    return end
+
+
+def _text_long(m: Machine, pos: int) -> int:
+    line, end = m.line(pos)
+    m.stack.append(m.decimal(line.removesuffix(b"L"), pos))
+    return end
+
+
+def _text_float(m: Machine, pos: int) -> int:
+    line, end = m.line(pos)
+    try:
+        m.stack.append(float(line[:MAX_TEXT_NUMBER]))
+    except ValueError as error:
+        raise m.error(pos, "a number that is none") from error
+    return end
+
+
+def _binint(m: Machine, pos: int) -> int:
+    m.stack.append(_I32(m.data, pos)[0])
+    return pos + 4
+
+
+def _binint1(m: Machine, pos: int) -> int:
+    m.stack.append(m.data[pos])
+    return pos + 1
+
+
+def _binint2(m: Machine, pos: int) -> int:
+    m.stack.append(_U16(m.data, pos)[0])
+    return pos + 2
+
+
+def _long1(m: Machine, pos: int) -> int:
+    length = m.data[pos]
+    m.stack.append(m.integer(m.take(pos + 1, length), pos))
+    return pos + 1 + length
+
+
+def _long4(m: Machine, pos: int) -> int:
+    (length,) = _I32(m.data, pos)
+    if not 0 <= length <= MAX_INT_BYTES:
+        raise m.error(pos, f"absurd integer of {length} bytes")
+    m.stack.append(m.integer(m.take(pos + 4, length), pos))
+    return pos + 4 + length
+
+
+def _binfloat(m: Machine, pos: int) -> int:
+    m.stack.append(_F64(m.data, pos)[0])
+    return pos + 8
+
+
+def _native(data: bytes) -> str | bytes:
+    """A Python 2 string: text where it is UTF-8, as torch decodes it, else the bytes."""
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        return data
+
+
+def _text_string(m: Machine, pos: int) -> int:
+    line, end = m.line(pos)
+    line = line.strip()
+    if len(line) < 2 or line[0] != line[-1] or line[0] not in b"'\"":
+        raise m.error(pos, "a string without its quotes")
+    try:
+        m.stack.append(_native(escape_decode(line[1:-1])[0]))
+    except ValueError as error:
+        raise m.error(pos, "a string with a broken escape") from error
+    return end
+
+
+def _text_unicode(m: Machine, pos: int) -> int:
+    end = m.data.find(b"\n", pos)
+    if end < 0:
+        raise m.truncated("a line has no end")
+    try:
+        m.stack.append(str(m.data[pos:end], "raw-unicode-escape"))
+    except UnicodeDecodeError as error:
+        raise m.error(pos, "a string with a broken escape") from error
+    return end + 1
+
+
+def _binstring(m: Machine, pos: int) -> int:
+    (length,) = _I32(m.data, pos)
+    if length < 0:
+        raise m.error(pos, f"a string of {length} bytes")
+    m.stack.append(_native(m.take(pos + 4, length)))
+    return pos + 4 + length
+
+
+def _short_binstring(m: Machine, pos: int) -> int:
+    length = m.data[pos]
+    m.stack.append(_native(m.take(pos + 1, length)))
+    return pos + 1 + length
+
+
+def _binunicode(m: Machine, pos: int) -> int:
+    (length,) = _U32(m.data, pos)
+    m.stack.append(m.text(pos + 4, pos + 4 + length))
+    return pos + 4 + length
+
+
+def _short_binunicode(m: Machine, pos: int) -> int:
+    length = m.data[pos]
+    m.stack.append(m.text(pos + 1, pos + 1 + length))
+    return pos + 1 + length
+
+
+def _binunicode8(m: Machine, pos: int) -> int:
+    (length,) = _U64(m.data, pos)
+    m.stack.append(m.text(pos + 8, pos + 8 + length))
+    return pos + 8 + length
+
+
+def _binbytes(m: Machine, pos: int) -> int:
+    (length,) = _U32(m.data, pos)
+    m.stack.append(m.take(pos + 4, length))
+    return pos + 4 + length
+
+
+def _short_binbytes(m: Machine, pos: int) -> int:
+    length = m.data[pos]
+    m.stack.append(m.take(pos + 1, length))
+    return pos + 1 + length
+
+
+def _binbytes8(m: Machine, pos: int) -> int:
+    (length,) = _U64(m.data, pos)
+    m.stack.append(m.take(pos + 8, length))
+    return pos + 8 + length
+
+
+def _tuple(m: Machine, pos: int) -> int:
+    items = tuple(m.pop_mark())
+    m.stack.append(items)
+    return pos
+
+
+def _tuple1(m: Machine, pos: int) -> int:
+    m.stack[-1] = (m.stack[-1],)
+    return pos
+
+
+def _tuple2(m: Machine, pos: int) -> int:
+    last = m.stack.pop()
+    m.stack[-1] = (m.stack[-1], last)
+    return pos
+
+
+def _tuple3(m: Machine, pos: int) -> int:
+    last = m.stack.pop()
+    middle = m.stack.pop()
+    m.stack[-1] = (m.stack[-1], middle, last)
+    return pos
+
+
+def _empty_list(m: Machine, pos: int) -> int:
+    m.objects += 1
+    m.stack.append([])
+    return pos
+
+
+def _list(m: Machine, pos: int) -> int:
+    m.objects += 1
+    items = m.pop_mark()
+    m.stack.append(items)
+    return pos
+
+
+def _append(m: Machine, pos: int) -> int:
+    value = m.stack.pop()
+    m.add_elements(m.stack[-1], [value], pos, "APPEND")
+    return pos
+
+
+def _appends(m: Machine, pos: int) -> int:
+    items = m.pop_mark()
+    m.add_elements(m.stack[-1], items, pos, "APPEND")
+    return pos
+
+
+def _empty_dict(m: Machine, pos: int) -> int:
+    m.objects += 1
+    m.stack.append({})
+    return pos
+
+
+def _dict(m: Machine, pos: int) -> int:
+    m.objects += 1
+    flat = m.pop_mark()
+    made: dict[Value, Value] = {}
+    m.set_items(made, flat, pos)
+    m.stack.append(made)
+    return pos
+
+
+def _setitem(m: Machine, pos: int) -> int:
+    value = m.stack.pop()
+    key = m.stack.pop()
+    m.set_items(m.stack[-1], [key, value], pos)
+    return pos
+
+
+def _setitems(m: Machine, pos: int) -> int:
+    flat = m.pop_mark()
+    m.set_items(m.stack[-1], flat, pos)
+    return pos
+
+
+def _empty_set(m: Machine, pos: int) -> int:
+    m.objects += 1
+    m.stack.append(SetOf([]))
+    return pos
+
+
+def _frozenset(m: Machine, pos: int) -> int:
+    m.objects += 1
+    items = m.pop_mark()
+    m.stack.append(SetOf(items))
+    return pos
+
+
+def _additems(m: Machine, pos: int) -> int:
+    items = m.pop_mark()
+    m.add_elements(m.stack[-1], items, pos, "ADDITEMS")
+    return pos
+
+
+def _text_put(m: Machine, pos: int) -> int:
+    line, end = m.line(pos)
+    m.put(m.decimal(line, pos), m.stack[-1])
+    return end
+
+
+def _binput(m: Machine, pos: int) -> int:
+    m.put(m.data[pos], m.stack[-1])
+    return pos + 1
+
+
+def _long_binput(m: Machine, pos: int) -> int:
+    m.put(_U32(m.data, pos)[0], m.stack[-1])
+    return pos + 4
+
+
+def _memoize(m: Machine, pos: int) -> int:
+    # `far` and `memo` never share an index while `far` holds any.
+    m.put(len(m.memo) + len(m.far), m.stack[-1])
+    return pos
+
+
+def _text_get(m: Machine, pos: int) -> int:
+    line, end = m.line(pos)
+    m.stack.append(m.get(m.decimal(line, pos), pos))
+    return end
+
+
+def _binget(m: Machine, pos: int) -> int:
+    m.stack.append(m.get(m.data[pos], pos))
+    return pos + 1
+
+
+def _long_binget(m: Machine, pos: int) -> int:
+    m.stack.append(m.get(_U32(m.data, pos)[0], pos))
+    return pos + 4
+
+
+def _global(m: Machine, pos: int) -> int:
+    module, end = m.line(pos)
+    name, end = m.line(end)
+    m.stack.append(m.name(_native(module), _native(name), pos))
+    return end
+
+
+def _stack_global(m: Machine, pos: int) -> int:
+    name = m.stack.pop()
+    m.stack[-1] = m.name(m.stack[-1], name, pos)
+    return pos
+
+
+def _extension(m: Machine, pos: int) -> int:
+    raise m.error(pos, "the pickle uses a copyreg extension code, whose meaning is not in the file")
+
+
+def _buffer(m: Machine, pos: int) -> int:
+    raise m.error(pos, "the pickle wants an out-of-band buffer, which no file has")
+
+
+def _reduce(m: Machine, pos: int) -> int:
+    args = m.stack.pop()
+    m.stack[-1] = m.call(m.stack[-1], args, pos)
+    return pos
+
+
+def _newobj(m: Machine, pos: int) -> int:
+    args = m.stack.pop()
+    m.stack[-1] = m.call(m.stack[-1], args, pos, "newobj")
+    return pos
+
+
+def _newobj_ex(m: Machine, pos: int) -> int:
+    kwargs = m.stack.pop()
+    args = m.stack.pop()
+    if type(kwargs) is not dict:
+        raise m.error(pos, f"a call with {_a(kwargs)} for its keyword arguments")
+    made = m.call(m.stack[-1], args, pos, "newobj")
+    made.kwargs = kwargs
+    m.stack[-1] = made
+    return pos
+
+
+def _obj(m: Machine, pos: int) -> int:
+    items = m.pop_mark()
+    m.stack.append(m.call(items[0], tuple(items[1:]), pos, "obj"))
+    return pos
+
+
+def _inst(m: Machine, pos: int) -> int:
+    module, end = m.line(pos)
+    name, end = m.line(end)
+    args = tuple(m.pop_mark())
+    m.stack.append(m.call(m.name(_native(module), _native(name), pos), args, pos, "inst"))
+    return end
+
+
+def _build(m: Machine, pos: int) -> int:
+    state = m.stack.pop()
+    target = m.stack[-1]
+    if type(target) is not Obj:
+        raise m.error(pos, f"BUILD on {_a(target)}")
+    target.state = state
+    return pos
+
+
+def _persistent(m: Machine, pid: Value) -> Persistent:
+    m.objects += 1
+    made = Persistent(pid)
+    m.persistent.append(made)
+    return made
+
+
+def _text_persid(m: Machine, pos: int) -> int:
+    line, end = m.line(pos)
+    m.stack.append(_persistent(m, _native(line)))
+    return end
+
+
+def _binpersid(m: Machine, pos: int) -> int:
+    m.stack[-1] = _persistent(m, m.stack[-1])
+    return pos
+
+
+_OPCODES: dict[int, _Handler] = {
+    0x28: _mark,
+    0x29: _constant(()),
+    0x2E: _stop,
+    0x30: _pop,
+    0x31: _pop_mark,
+    0x32: _dup,
+    0x42: _binbytes,
+    0x43: _short_binbytes,
+    0x46: _text_float,
+    0x47: _binfloat,
+    0x49: _text_int,
+    0x4A: _binint,
+    0x4B: _binint1,
+    0x4C: _text_long,
+    0x4D: _binint2,
+    0x4E: _constant(None),
+    0x50: _text_persid,
+    0x51: _binpersid,
+    0x52: _reduce,
+    0x53: _text_string,
+    0x54: _binstring,
+    0x55: _short_binstring,
+    0x56: _text_unicode,
+    0x58: _binunicode,
+    0x5D: _empty_list,
+    0x61: _append,
+    0x62: _build,
+    0x63: _global,
+    0x64: _dict,
+    0x65: _appends,
+    0x67: _text_get,
+    0x68: _binget,
+    0x69: _inst,
+    0x6A: _long_binget,
+    0x6C: _list,
+    0x6F: _obj,
+    0x70: _text_put,
+    0x71: _binput,
+    0x72: _long_binput,
+    0x73: _setitem,
+    0x74: _tuple,
+    0x75: _setitems,
+    0x7D: _empty_dict,
+    0x80: _proto,
+    0x81: _newobj,
+    0x82: _extension,
+    0x83: _extension,
+    0x84: _extension,
+    0x85: _tuple1,
+    0x86: _tuple2,
+    0x87: _tuple3,
+    0x88: _constant(True),
+    0x89: _constant(False),
+    0x8A: _long1,
+    0x8B: _long4,
+    0x8C: _short_binunicode,
+    0x8D: _binunicode8,
+    0x8E: _binbytes8,
+    0x8F: _empty_set,
+    0x90: _additems,
+    0x91: _frozenset,
+    0x92: _newobj_ex,
+    0x93: _stack_global,
+    0x94: _memoize,
+    0x95: _frame,
+    0x96: _binbytes8,
+    0x97: _buffer,
+    0x98: _buffer,
+}
+_HANDLERS: tuple[_Handler, ...] = tuple(_OPCODES.get(op, _unknown) for op in range(256))

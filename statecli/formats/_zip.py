@@ -1,0 +1,328 @@
+"""Zip archives as torch writes them, read strictly: every doubt that lets two readers see two archives is an error.
+
+Python's `zipfile` will not do: it takes the last of two records of one name where torch takes the first, accepts
+bytes before the archive, refuses archives without checksums, and is slow for 100,000 records. torch's own reader
+(miniz) checks no checksum and no overlap.
+
+Layout: PKWARE's APPNOTE 6.3.10, sections 4.3.7 to 4.3.16, 4.5.3 (zip64). What torch writes of it: every record
+stored, sizes in the directory and in a descriptor behind the data, zip64 end records always.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+import msgspec
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats._source import Source, Window
+from statecli.state import Oddity
+
+#: Bytes that a record may inflate to; a pickle of 64 MB describes half a million tensors.
+MAX_INFLATED = 64 * 2**20
+#: Bytes of directory: 100,000 torch records take 9 MB.
+MAX_DIRECTORY = 256 * 2**20
+MAX_RECORDS = 2_000_000
+
+STORED, DEFLATED = 0, 8
+_METHODS = {1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 98: "ppmd"}
+
+_END = struct.Struct("<4sHHHHIIH")
+_END64_LOCATOR = struct.Struct("<4sIQI")
+_END64 = struct.Struct("<4sQHHIIQQQQ")
+_ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_MAX_COMMENT = 65_535
+_U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
+
+# General purpose flags, APPNOTE 4.4.4.
+_ENCRYPTED = 0x0001 | 0x0040 | 0x2000
+_SIZES_FOLLOW = 0x0008
+_UTF8 = 0x0800
+
+#: Archives whose records take less than this on average are read in windows, the others header by header.
+_DENSE = 8192
+_WINDOW = 65_536
+
+
+class Record(msgspec.Struct, gc=False):
+    """One member: `offset` of its local header and `data_offset` of its bytes, both from the start of the file.
+
+    `crc32` is what the directory records; 0 is what torch writes when told to compute none.
+    """
+
+    name: str
+    offset: int
+    data_offset: int
+    size: int
+    compressed_size: int
+    method: int
+    crc32: int
+    flags: int
+
+
+class _End(msgspec.Struct):
+    """What the end records say, and where the first of them starts."""
+
+    at: int
+    records: int
+    size: int
+    offset: int
+
+
+class Archive:
+    """The records of a zip file by name, in the order of its directory, each checked against its local header.
+
+    `folder` is the top folder of the first record, "" for a record named "/…", None where it lies in no folder.
+    Raises MalformedError for a directory that contradicts itself or the file.
+    """
+
+    __slots__ = ("_source", "folder", "oddities", "records")
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.oddities: list[Oddity] = []
+        end = self._end()
+        self.records = self._directory(end)
+        self._locate(end)
+        first = next(iter(self.records), "")
+        self.folder = first.partition("/")[0] if "/" in first else None
+        if len({name.casefold() for name in self.records}) < len(self.records):
+            self._odd("case-only-names", "two records of the zip archive differ in upper and lower case only")
+
+    def read(self, record: Record, limit: int) -> bytes:
+        """The content of a record, inflated, its checksum checked unless it is recorded as 0.
+
+        `limit` is in bytes; what is compressed may not inflate to more than 64 MiB either.
+        """
+        if record.method == DEFLATED:
+            limit = min(limit, MAX_INFLATED)
+        if record.size > limit or record.compressed_size > limit:
+            raise _too_big(record, limit)
+        data = self._source.read(record.data_offset, record.compressed_size)
+        if record.method == DEFLATED:
+            data = _inflated(record, data)
+        elif record.method != STORED:
+            raise _unsupported(record)
+        if record.crc32 and zlib.crc32(data) != record.crc32:
+            raise MalformedError(
+                f"{record.name}: checksum wrong: {zlib.crc32(data):08x}, the archive says {record.crc32:08x}; "
+                "the file is damaged: fetch it again"
+            )
+        return data
+
+    def _odd(self, name: str, message: str) -> None:
+        self.oddities.append(Oddity(name, message))
+
+    def _end(self) -> _End:
+        """The end record, with the zip64 one where there is one."""
+        source = self._source
+        tail_at = max(0, source.size - _END.size - _MAX_COMMENT)
+        tail = source.read(tail_at, source.size - tail_at)
+        at = tail.rfind(b"PK\5\6", 0, len(tail) - _END.size + 4) + tail_at
+        if at < tail_at:
+            raise MalformedError(
+                f"file is truncated: the directory that ends a zip archive is missing; it holds {source.size} bytes"
+            )
+        _, disk, first_disk, here, records, size, offset, comment = _END.unpack_from(tail, at - tail_at)
+        end = self._end64(_End(at, records, size, offset))
+        if here != records or disk not in (0, _U16_MAX) or first_disk not in (0, _U16_MAX):
+            raise MalformedError("the zip archive spans several disks")
+        if end.offset + end.size != end.at:
+            raise MalformedError(
+                f"the central directory is not where the zip says it is: bytes {end.offset} to {end.offset + end.size}, "
+                f"and its end record is at {end.at}; data was put before the archive or behind it"
+            )
+        self._check_after(at + _END.size, comment)
+        return end
+
+    def _check_after(self, end: int, comment: int) -> None:
+        after = self._source.size - end
+        if after > comment:
+            self._odd("suffixed", f"{after - comment} bytes are appended after the zip archive")
+        elif after < comment:
+            self._odd("suffixed", f"the zip archive's comment should have {comment} bytes and has {after}")
+        elif comment:
+            self._odd("zip-comment", f"a comment of {comment} bytes is appended after the zip archive")
+
+    def _end64(self, end: _End) -> _End:
+        at = end.at - _END64_LOCATOR.size
+        locator = self._source.read(at, _END64_LOCATOR.size) if at >= 0 else b""
+        if not locator.startswith(b"PK\6\7"):
+            if end.records == _U16_MAX or _U32_MAX in (end.size, end.offset):
+                raise MalformedError("damaged zip: its end record points to a zip64 record, and there is none")
+            return end
+        _, disk, where, disks = _END64_LOCATOR.unpack(locator)
+        if disk or disks > 1:
+            raise MalformedError("the zip archive spans several disks")
+        if where + _END64.size > at:
+            raise MalformedError(f"damaged zip: its zip64 record should be at byte {where}, and {at} is behind it")
+        signature, length, _, _, disk, first, here, records, size, offset = _END64.unpack(
+            self._source.read(where, _END64.size)
+        )
+        if signature != b"PK\6\6" or where + 12 + length != at:
+            raise MalformedError(f"damaged zip: no zip64 record at byte {where}, where its locator says it is")
+        if disk or first or here != records:
+            raise MalformedError("the zip archive spans several disks")
+        real = _End(where, records, size, offset)
+        if (
+            end.records not in (records, _U16_MAX)
+            or end.size not in (size, _U32_MAX)
+            or end.offset not in (offset, _U32_MAX)
+        ):
+            raise MalformedError("damaged zip: its two end records disagree about the central directory")
+        return real
+
+    def _directory(self, end: _End) -> dict[str, Record]:
+        if end.size > MAX_DIRECTORY or end.records > MAX_RECORDS:
+            raise MalformedError(f"a central directory of {end.records} records in {end.size} bytes: too large to read")
+        records: dict[str, Record] = {}
+        count = 0
+        for record in _entries(self._source.read(end.offset, end.size)):
+            count += 1
+            if records.setdefault(record.name, record) is not record:
+                raise MalformedError(f"two records named {record.name!r}: readers disagree which one counts")
+        if count != end.records:
+            raise MalformedError(
+                f"damaged central directory: it holds {count} records, its end record says {end.records}"
+            )
+        return records
+
+    def _locate(self, end: _End) -> None:
+        """Find where each record's bytes start, and check that no two of them overlap."""
+        ordered = sorted(self.records.values(), key=lambda record: record.offset)
+        if ordered and ordered[0].offset > 0:
+            self._odd("prefixed", f"{ordered[0].offset} bytes lie before the first record of the zip archive")
+        dense = len(ordered) * _DENSE > end.offset
+        window = Window(self._source, _WINDOW if dense else 0)
+        free, last = 0, ""
+        for record in ordered:
+            if record.offset < free:
+                raise MalformedError(f"records {last!r} and {record.name!r} overlap")
+            if record.offset + _LOCAL.size > end.offset:
+                raise MalformedError(f"{record.name!r} lies outside the file: its header is at byte {record.offset}")
+            record.data_offset = _data_offset(record, window)
+            free, last = record.data_offset + record.compressed_size, record.name
+            if free > end.offset:
+                raise MalformedError(
+                    f"{last!r} lies outside the file: it ends at byte {free}, and the records end at {end.offset}"
+                )
+
+
+def _entries(directory: bytes) -> Iterator[Record]:
+    """The records the central directory lists, `data_offset` not yet known."""
+    at, end, unpack = 0, len(directory), _ENTRY.unpack_from
+    while at < end:
+        if at + 46 > end or directory[at : at + 4] != b"PK\1\2":
+            raise MalformedError(f"damaged central directory: no record where one should start (byte {at} of it)")
+        _, _, _, flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, _, offset = unpack(directory, at)
+        name_end = at + 46 + n
+        after = name_end + extra + comment
+        if after > end:
+            raise MalformedError("damaged central directory: a name runs past its end")
+        name = _text(directory[at + 46 : name_end], flags)
+        if size == _U32_MAX or packed == _U32_MAX or offset == _U32_MAX or disk == _U16_MAX:
+            extras = directory[name_end : name_end + extra]
+            size, packed, offset, disk = _zip64(name, extras, size, packed, offset, disk)
+        record = Record(name, offset, 0, size, packed, method, crc, flags)
+        if disk or flags & _ENCRYPTED or (method != DEFLATED and (method != STORED or size != packed)):
+            _refuse(record, disk)
+        yield record
+        at = after
+
+
+def _refuse(record: Record, disk: int) -> None:
+    if disk:
+        raise MalformedError("the zip archive spans several disks")
+    if record.flags & _ENCRYPTED:
+        raise UnreadableError(f"{record.name!r} is encrypted")
+    if record.method != STORED:
+        raise _unsupported(record)
+    raise MalformedError(
+        f"{record.name!r} is stored in {record.compressed_size} bytes and said to hold {record.size}: "
+        "the central directory is damaged"
+    )
+
+
+def _text(name: bytes, flags: int) -> str:
+    try:
+        return str(name, "utf-8" if flags & _UTF8 or name.isascii() else "cp437")
+    except UnicodeDecodeError:
+        return str(name, "utf-8", "surrogateescape")
+
+
+def _zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
+    """Size, compressed size, offset and disk with the overflown ones replaced from the zip64 extra field.
+
+    The field holds just those that overflowed, in this order: 8, 8, 8 and 4 bytes.
+    """
+    values = []
+    rest = _extra_field(name, extras, 1)
+    for field, width in zip(fields, (8, 8, 8, 4), strict=True):
+        if field != (_U16_MAX if width == 4 else _U32_MAX):
+            values.append(field)
+            continue
+        if len(rest) < width:
+            # Without a field, 0xffff is the disk's own number; the sizes would be just under 4 GiB, and no writer says so.
+            raise MalformedError(f"{name!r} has no zip64 sizes, and its sizes say it has")
+        values.append(int.from_bytes(rest[:width], "little"))
+        rest = rest[width:]
+    size, packed, offset, disk = values
+    return size, packed, offset, disk
+
+
+def _extra_field(name: str, extras: bytes, wanted: int) -> bytes:
+    at = 0
+    while at + 4 <= len(extras):
+        kind, length = struct.unpack_from("<HH", extras, at)
+        if at + 4 + length > len(extras):
+            raise MalformedError(f"{name!r} has an extra field that runs past its end")
+        if kind == wanted:
+            return extras[at + 4 : at + 4 + length]
+        at += 4 + length
+    return b""
+
+
+def _data_offset(record: Record, window: Window) -> int:
+    """Where the record's bytes start. Only the local header knows: torch pads it to align them."""
+    wanted = len(record.name) * 4 if not record.name.isascii() else len(record.name)
+    header = window.read(record.offset, _LOCAL.size)
+    signature, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack(header)
+    if signature != b"PK\3\4":
+        raise MalformedError(
+            f"{record.name!r}: no local header at byte {record.offset}, where the directory says it is"
+        )
+    name = _text(window.read(record.offset + _LOCAL.size, n), flags) if n <= max(wanted, 1) else ""
+    same = name == record.name and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED
+    if same and not flags & _SIZES_FOLLOW:
+        said = ((crc, record.crc32), (packed, record.compressed_size), (size, record.size))
+        same = all(local in (_U32_MAX, central) for local, central in said)
+    if not same:
+        raise MalformedError(f"{record.name!r}: its local header disagrees with the directory; readers may too")
+    return record.offset + _LOCAL.size + n + extra
+
+
+def _inflated(record: Record, data: bytes) -> bytes:
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        content = inflater.decompress(data, record.size + 1)
+    except zlib.error as error:
+        raise MalformedError(f"{record.name} cannot be inflated: {error}; the file is damaged") from error
+    if len(content) != record.size or not inflater.eof:
+        raise MalformedError(f"{record.name} does not inflate to the {record.size} bytes the archive says")
+    return content
+
+
+def _unsupported(record: Record) -> UnreadableError:
+    method = _METHODS.get(record.method, f"method {record.method}")
+    return UnreadableError(f"{record.name!r} has an unsupported compression ({method}); re-save it with torch.save")
+
+
+def _too_big(record: Record, limit: int) -> MalformedError:
+    if record.method == DEFLATED:
+        return MalformedError(
+            f"{record.name} is compressed and inflates to {record.size:,} bytes: refused, the limit is {limit:,}"
+        )
+    return MalformedError(f"{record.name} has {record.size:,} bytes: refused, the limit is {limit:,}")

@@ -1,0 +1,161 @@
+"""What `torch.save` wrote before torch 1.6: five pickles one after another, then the bytes of each storage.
+
+The pickles: a magic number, the version 1001, a dict about the machine, the object, the sorted storage keys. Then,
+for each key in that order, the number of elements as a little-endian int64 and the elements, unaligned. There is no
+index and no checksum, so a storage is found by walking over those before it. Source: torch/serialization.py
+(`_legacy_save`, `_legacy_load`) of torch 2.13, which still writes it with `_use_new_zipfile_serialization=False`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats._dtypes import STORAGE_DTYPES, nbytes
+from statecli.formats._pickle import Global, Persistent, Pickle, TruncatedPickle, load
+from statecli.formats._source import Source, Window
+from statecli.formats._torch_objects import state_of
+from statecli.state import ByteRange, ModelState, Oddity
+
+NAME = "torch-legacy"
+
+MAGIC = 0x1950A86A20F9469CFC6C
+VERSION = 1001
+#: Bytes of one pickle, as for data.pkl in a zip.
+MAX_PICKLE = 256 * 2**20
+#: A pickle's length is not recorded: windows grow by this factor until it fits.
+_FIRST_WINDOW = 64 * 1024
+_GROWTH = 8
+
+_PICKLES = ("the magic number", "the version", "the machine's description", "the object", "the list of storages")
+#: The magic number's pickle in each protocol: LONG in 0 and 1, LONG1 in 2 and 3, framed from 4 on.
+_MAGIC = re.compile(
+    rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.|L119547037146038801333356L\n\.", re.DOTALL
+)
+
+
+def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
+    """Whether it starts with the pickle of the magic number."""
+    return _MAGIC.match(head) is not None
+
+
+def read(path: str) -> ModelState:
+    """The state in one stream. Raises UnreadableError where it is damaged, at whatever byte it ends."""
+    oddities: list[Oddity] = []
+    with Source(path) as source:
+        magic, version, machine, pickle, keys = _pickles(source)
+        _check_version(magic.root, version.root)
+        big_endian = _is_big_endian(machine.root)
+        elements = dict(_declared(pickle))
+        storages = dict(_storages(source, keys, elements, big_endian))
+        end = max((one.offset + one.length for one in storages.values()), default=keys.end)
+        if end < source.size:
+            oddities.append(Oddity("suffixed", f"{source.size - end} bytes are appended after the last storage"))
+    return state_of(pickle, storages, target=path, format=NAME, oddities=oddities)
+
+
+def _pickles(source: Source) -> list[Pickle]:
+    """The five pickles; their `end` counts from the start of the file."""
+    found: list[Pickle] = []
+    at = 0
+    for what in _PICKLES:
+        pickle = _pickle_at(source, at, what)
+        at += pickle.end
+        pickle.end = at
+        found.append(pickle)
+    return found
+
+
+def _pickle_at(source: Source, at: int, what: str) -> Pickle:
+    """The pickle at byte `at`, read through windows that grow until it fits."""
+    window = _FIRST_WINDOW
+    left = source.size - at
+    while True:
+        data = source.read(at, min(window, left, MAX_PICKLE))
+        try:
+            return load(data, f"{what}, pickled at byte {at},")
+        except TruncatedPickle:
+            if len(data) == left:
+                raise
+            if len(data) == MAX_PICKLE:
+                raise MalformedError(f"{what} is a pickle of more than {MAX_PICKLE:,} bytes: refused") from None
+        window *= _GROWTH
+
+
+def _check_version(magic: Any, version: Any) -> None:
+    if type(magic) is not int or magic != MAGIC:
+        raise UnreadableError("is a pickle, but not one that torch.save wrote: its magic number is missing")
+    if type(version) is not int or version != VERSION:
+        said = version if type(version) is int and abs(version) < 2**63 else "something else"
+        raise MalformedError(f"its version is {said}, and torch.save only ever wrote {VERSION} here")
+
+
+def _is_big_endian(machine: Any) -> bool:
+    little = machine.get("little_endian", True) if type(machine) is dict else None
+    if type(little) is not bool:
+        raise MalformedError("the machine's description does not say whether it is little-endian")
+    return not little
+
+
+def _declared(pickle: Pickle) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Storage key -> its dtype and number of elements, as the object's persistent ids say."""
+    seen: dict[str, tuple[str, int]] = {}
+    for persistent in pickle.persistent:
+        if _is_module_class(persistent):
+            continue
+        key, declared = _storage(persistent.pid)
+        if seen.setdefault(key, declared) != declared:
+            raise MalformedError(
+                f"storage {key!r} is {seen[key][1]} x {seen[key][0]} in one place and {declared[1]} x {declared[0]} in another"
+            )
+    yield from seen.items()
+
+
+def _is_module_class(persistent: Persistent) -> bool:
+    """Whole modules name each class of theirs as ("module", class, file, source)."""
+    pid = persistent.pid
+    return type(pid) is tuple and len(pid) == 4 and pid[0] == "module"
+
+
+def _storage(pid: Any) -> tuple[str, tuple[str, int]]:
+    """("storage", type, key, location, numel, view) -> key, (dtype, numel)."""
+    if type(pid) is not tuple or len(pid) not in (5, 6) or type(pid[0]) is not str or pid[0] != "storage":
+        raise MalformedError('malformed storage record: not ("storage", type, key, location, number of elements)')
+    kind, key, numel = pid[1], pid[2], pid[4]
+    dtype = STORAGE_DTYPES.get(kind.name) if type(kind) is Global else None
+    if dtype is None:
+        raise MalformedError("malformed storage record: its type is no storage of torch")
+    if type(key) is not str or type(numel) is not int or numel < 0:
+        raise MalformedError("malformed storage record: its key is no text or its number of elements is none")
+    return key, (dtype, numel)
+
+
+def _storages(
+    source: Source, keys: Pickle, declared: dict[str, tuple[str, int]], big_endian: bool
+) -> Iterator[tuple[str, ByteRange]]:
+    """Walk over the storages that follow the pickles, in the order of the key list."""
+    if type(keys.root) is not list:
+        raise MalformedError("the list of storages is no list")
+    seen: set[str] = set()
+    window = Window(source, _FIRST_WINDOW if len(keys.root) * _FIRST_WINDOW > source.size else 0)
+    at = keys.end
+    for key in keys.root:
+        if type(key) is not str or key not in declared:
+            raise MalformedError("the list of storages names one that the object does not use: its size is unknown")
+        if key in seen:
+            raise MalformedError(f"the list of storages names {key!r} twice")
+        seen.add(key)
+        dtype, numel = declared[key]
+        recorded = int.from_bytes(window.read(at, 8), "little", signed=True)
+        if recorded != numel:
+            raise MalformedError(f"storage {key!r} has {recorded} elements, and the pickle says {numel}")
+        length = nbytes(dtype, numel)
+        at += 8
+        if at + length > source.size:
+            raise MalformedError(
+                f"file is truncated: storage {key!r} needs bytes {at} to {at + length}, the file holds {source.size}"
+            )
+        yield key, ByteRange(source.path, at, length, None, big_endian)
+        at += length
