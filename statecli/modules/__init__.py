@@ -1,0 +1,40 @@
+"""Live model classes -> ModelState: build, walk, what registers, what moves, where each tensor was assigned.
+
+Importing this package does not import torch; calling anything in it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from statecli.state import ModelState, Stats
+
+if TYPE_CHECKING:
+    import torch
+
+    from statecli.modules.build import Built
+
+__all__ = ["move", "read"]
+
+
+def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
+    """Every tensor of a built model: registered ones in the order of its state_dict, then the unregistered.
+
+    `moves` and `saved` are measured, and the measuring overwrites the values of the instance: it is no use afterwards.
+    `stats_of` is called with each tensor before that. Raises ModelError.
+    """
+    from statecli.modules import table
+
+    return table.read(built, target, stats_of=stats_of)
+
+
+def move(built: Built, target: str, device: str) -> ModelState:
+    """`read`, then really `module.to(device)`, with `after` filled for each tensor.
+
+    Raises UsageError where the move would prove nothing or the device is not there, ModelError where the model's own
+    code fails.
+    """
+    from statecli.modules import table
+
+    return table.move(built, target, device)

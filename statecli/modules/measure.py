@@ -1,0 +1,176 @@
+"""Which tensors follow a move and which get saved, by trying both on an instance that is ours alone.
+
+`.to("cuda")` goes through `module._apply(fn)`, overridden or not, and so does the stand-in used here: `_apply` with a
+function that gives each tensor fresh memory of the same kind. Whatever still lies in the old memory afterwards would
+have stayed behind. Unlike a move to meta this keeps each Parameter object and swaps the data inside it, as CUDA does,
+so ties and further names come out as they do there. The fresh memory is never touched, which makes it nearly free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from statecli.errors import ModelError
+from statecli.modules.build import Built
+from statecli.modules.tensors import is_lazy, storage
+from statecli.modules.walk import Walk, walk
+
+
+@dataclass
+class Trial:
+    """What one move did: name -> the tensor and storage before and after. A name that is gone is not in `after`.
+
+    `identity` False: the move made new objects (meta), so that it says nothing of ties and further names.
+    `reason` is set where no move could be tried at all.
+    """
+
+    before: dict[str, int | str] = field(default_factory=dict)
+    after: dict[str, tuple[torch.Tensor, int | str]] = field(default_factory=dict)
+    identity: bool = True
+    reason: str | None = None
+
+    def followed(self, name: str) -> bool | None:
+        """Whether the tensor called `name` moved; None where it cannot be told, or is gone."""
+        if self.reason is not None or name not in self.after or name not in self.before:
+            return None
+        tensor, key = self.after[name]
+        return key != self.before[name] if self.identity else tensor.device.type == "meta"
+
+
+def names(found: Walk) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every (name, tensor) of a walk, registered ones first."""
+    for entry in found.registered:
+        if entry.tensor is not None:
+            yield entry.fqn, entry.tensor
+    for held in found.held:
+        yield held.fqn, held.tensor
+
+
+def stand_in(built: Built, found: Walk) -> Trial:
+    """Try a move on `built.module`, walked as `found`; the next way on a fresh instance where one fails."""
+    reasons: list[str] = []
+    ways: list[tuple[Callable[[nn.Module], Any], bool]] = [(_renewed, True), (_cloned, True), (_to_meta, False)]
+    if built.init_device == "meta":
+        ways.pop()  # from meta to meta nothing can be seen
+    for number, (way, identity) in enumerate(ways):
+        try:
+            module = built.module if number == 0 else built.again()
+            with built.user_code("moving it"):
+                return _try(module, found if number == 0 else walk(module), way, identity)
+        except ModelError as error:
+            reasons.append(str(error).removeprefix(f"{built.spec.text}: "))
+    return Trial(reason=reasons[0])
+
+
+def _try(module: nn.Module, found: Walk, way: Callable[[nn.Module], Any], identity: bool) -> Trial:
+    kept = list(names(found))  # old tensors stay alive, so that no address is given out twice
+    trial = Trial({name: storage(tensor)[0] for name, tensor in reversed(kept)}, identity=identity)
+    # A Parameter keeps its identity and changes its storage: only the storage itself can be kept alive.
+    stores = [_kept_alive(tensor) for _, tensor in kept]
+    way(module)
+    for name, tensor in names(walk(module)):
+        trial.after.setdefault(name, (tensor, storage(tensor)[0]))
+    del stores
+    return trial
+
+
+def _kept_alive(tensor: torch.Tensor) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            return tensor.detach() if not is_lazy(tensor) else tensor.data
+        except (RuntimeError, NotImplementedError, ValueError):
+            return tensor
+
+
+def _renewed(module: nn.Module) -> None:
+    module._apply(_fresh)
+
+
+def _fresh(tensor: torch.Tensor) -> torch.Tensor:
+    if is_lazy(tensor):
+        return tensor.to(tensor.device, copy=True)
+    if tensor.layout is not torch.strided:
+        return tensor.detach().clone()  # empty_like gives a sparse tensor no values at all
+    return torch.empty_like(tensor)
+
+
+def _cloned(module: nn.Module) -> None:
+    module._apply(lambda tensor: tensor.clone())
+
+
+def _to_meta(module: nn.Module) -> None:
+    module.to("meta")
+
+
+def overrides_to(module: nn.Module) -> bool:
+    """Whether the class has a `.to` or `.cuda` of its own, which then decides what moves."""
+    kind = type(module)
+    return kind.to is not nn.Module.to or kind.cuda is not nn.Module.cuda
+
+
+def by_own_to(built: Built, found: Walk) -> Trial | None:
+    """The model's own `.to("meta")` on `built.module`, after `stand_in`; None where that raises."""
+    try:
+        with built.user_code("moving it"):
+            return _try(built.module, found, _to_meta, identity=False)
+    except ModelError:
+        return None  # the stand-in has already answered
+
+
+# --- saving -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Saved:
+    """The names and storages in the model's own `state_dict()`; `reason` is set where that raises.
+
+    `copies` are (dtype, shape) of tensors in it that are copies: whose they are cannot be told.
+    """
+
+    keys: frozenset[str] = frozenset()
+    storages: frozenset[int | str] = frozenset()
+    copies: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
+    reason: str | None = None
+
+    def holds(self, name: str, tensor: torch.Tensor, key: int | str) -> bool | None:
+        """Whether `tensor` is saved; None where it cannot be told."""
+        if self.reason is not None:
+            return None
+        if name in self.keys or key in self.storages:
+            return True
+        if is_lazy(tensor):
+            return False
+        return None if (str(tensor.dtype), tuple(tensor.shape)) in self.copies else False
+
+
+def saved(built: Built, found: Walk) -> Saved:
+    """Call the real `state_dict()` and note what it holds, extra state and all."""
+    try:
+        with built.user_code("state_dict()"), _grad_free():
+            entries = dict(built.module.state_dict())
+    except ModelError as error:
+        return Saved(reason=str(error).removeprefix(f"{built.spec.text}: "))
+    own = {storage(tensor)[0] for _, tensor in names(found)}
+    holder = nn.Module()
+    object.__setattr__(holder, "state", entries)
+    tensors = [held.tensor for held in walk(holder).held]
+    direct = {id(value) for value in entries.values()}
+    keys = {storage(tensor)[0]: tensor for tensor in tensors}
+    copies = {
+        (str(tensor.dtype), tuple(tensor.shape))
+        for tensor in tensors
+        if not is_lazy(tensor) and id(tensor) not in direct and storage(tensor)[0] not in own
+    }
+    return Saved(frozenset(map(str, entries)), frozenset(keys), frozenset(copies))
+
+
+@contextmanager
+def _grad_free() -> Iterator[None]:
+    with torch.no_grad():
+        yield

@@ -1,0 +1,297 @@
+"""A built model -> `ModelState`: one row a tensor, with what was measured about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from statecli.errors import UsageError
+from statecli.modules import fix, measure, origin
+from statecli.modules.build import Built
+from statecli.modules.tensors import Facts, derived_by, facts, is_lazy, kind_of
+from statecli.modules.walk import Held, Registered, Walk, walk
+from statecli.state import After, Evidence, Kind, ModelState, Oddity, Origin, Stats, TensorInfo
+
+
+@dataclass
+class _Row:
+    """A tensor under one name, while its table is being made."""
+
+    fqn: str
+    tensor: torch.Tensor
+    facts: Facts
+    kind: Kind
+    persistent: bool | None
+    owner: nn.Module
+    place: tuple[str, int] | None
+    held: Held | None = None
+    aliases: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    stats: Stats | None = None
+    saved: bool | None = None
+    moves: bool | None = None
+    after: After | None = None
+
+
+@dataclass
+class _Sheet:
+    built: Built
+    found: Walk
+    rows: list[_Row] = field(default_factory=list)
+    #: alias -> the row it is a further name of, and the module that keeps it.
+    aliases: dict[str, tuple[_Row, Held]] = field(default_factory=dict)
+    oddities: list[Oddity] = field(default_factory=list)
+
+
+def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
+    """See `statecli.modules.read`."""
+    sheet = _sheet(built)
+    for row in sheet.rows if stats_of else ():
+        row.stats = stats_of(row.tensor) if stats_of and not is_lazy(row.tensor) else None
+    trial = measure.stand_in(built, sheet.found)
+    _judge(sheet, trial)
+    if measure.overrides_to(built.module) and built.init_device != "meta" and trial.reason is None:
+        own = measure.by_own_to(built, sheet.found)
+        if own is not None:
+            _judge_rows(sheet, own)
+    return _state(sheet, target)
+
+
+def move(built: Built, target: str, device: str) -> ModelState:
+    """See `statecli.modules.move`."""
+    wanted = _device(device)
+    sheet = _sheet(built)
+    _check_move(sheet, target, wanted)
+    trial = measure.stand_in(built, sheet.found)
+    _judge(sheet, trial)
+    # A failed trial leaves the instance half moved.
+    module = built.module if trial.reason is None and trial.identity else built.again()
+    with built.user_code(f"moving it to {device}"):
+        module.to(wanted)
+    now: dict[str, torch.Tensor] = {}
+    for name, tensor in measure.names(walk(module)):
+        now.setdefault(name, tensor)
+    for row in sheet.rows:
+        row.after = _after(now.get(row.fqn), wanted)
+        if row.after.followed is not None:
+            row.moves = row.after.followed
+    return _state(sheet, target)
+
+
+# --- the rows -----------------------------------------------------------------------------------------------
+
+
+def _sheet(built: Built) -> _Sheet:
+    found = walk(built.module)
+    sheet = _Sheet(built, found)
+    _odd_places(sheet)
+    for entry in found.registered:
+        _add_registered(sheet, entry)
+    _add_held(sheet)
+    saved = measure.saved(built, found)
+    if saved.reason is not None:
+        sheet.oddities.append(Oddity("no-state-dict", f"cannot tell what is saved: {saved.reason}"))
+    for row in sheet.rows:
+        row.saved = saved.holds(row.fqn, row.tensor, row.facts.storage)
+        if row.saved is None and saved.reason is None:
+            row.notes.append("cannot tell whether get_extra_state saves a copy of it")
+    return sheet
+
+
+def _odd_places(sheet: _Sheet) -> None:
+    for name in sheet.found.cycles:
+        sheet.oddities.append(Oddity("module-cycle", f"{name} contains itself; it is listed once", name))
+    for name, why in sheet.found.cut:
+        shown = name if len(name) <= 80 else f"{name[:60]}…"
+        sheet.oddities.append(Oddity("not-searched", f"{shown} {why}: tensors beyond are not listed", shown))
+    for entry in sheet.found.registered:
+        if entry.tensor is None and entry.is_parameter:
+            sheet.oddities.append(Oddity("none-parameter", f"{entry.fqn} is registered as None", entry.fqn))
+
+
+def _add_registered(sheet: _Sheet, entry: Registered) -> None:
+    if entry.tensor is None:
+        return
+    place = sheet.built.origins.raw(entry.owner, entry.attribute)
+    persistent = None if entry.is_parameter else entry.persistent
+    kind = kind_of(entry.is_parameter)
+    row = _Row(entry.fqn, entry.tensor, facts(entry.tensor), kind, persistent, entry.owner, place)
+    if is_lazy(entry.tensor):
+        row.notes.append("uninitialized (lazy)")
+    sheet.rows.append(row)
+
+
+def _add_held(sheet: _Sheet) -> None:
+    by_object = {id(row.tensor): row for row in reversed(sheet.rows)}
+    by_storage = {row.facts.storage: row for row in reversed(sheet.rows)}
+    for held in sheet.found.held:
+        known = by_object.get(id(held.tensor))
+        about = facts(held.tensor) if known is None else known.facts
+        known = known or by_storage.get(about.storage)
+        if known is not None:
+            known.aliases.append(held.fqn)
+            sheet.aliases[held.fqn] = (known, held)
+            continue
+        row = _unregistered(sheet, held, about)
+        by_object[id(held.tensor)] = row
+        sheet.rows.append(row)
+
+
+def _unregistered(sheet: _Sheet, held: Held, about: Facts) -> _Row:
+    row = _Row(held.fqn, held.tensor, about, Kind.UNREGISTERED, None, held.owner, _place(sheet, held), held)
+    operation = derived_by(held.tensor)
+    if operation:
+        row.notes.append(f"derived from registered tensors (grad_fn {operation})")
+    if held.steps[0].how == "class" or any(step.how == "class" for step in held.steps):
+        row.notes.append("class attribute, shared by all instances")
+    if held.steps[-1].how == "registered":
+        what = "parameter" if issubclass(type(held.tensor), nn.Parameter) else "buffer"
+        row.notes.append(f"{what} of an unregistered module")
+    if is_lazy(held.tensor):
+        row.notes.append("uninitialized (lazy)")
+    return row
+
+
+def _place(sheet: _Sheet, held: Held) -> tuple[str, int] | None:
+    first = held.steps[0]
+    name = first.label.rpartition(".")[2]
+    if first.how != "class":
+        return sheet.built.origins.raw(held.owner, name)
+    for base in type(held.owner).__mro__:
+        if name in vars(base):
+            return origin.class_attribute(base, name)
+    return None
+
+
+# --- what the move showed -----------------------------------------------------------------------------------
+
+
+def _judge(sheet: _Sheet, trial: measure.Trial) -> None:
+    if trial.reason is not None:
+        sheet.oddities.append(Oddity("not-measured", f"cannot tell what moves: {trial.reason}"))
+        return
+    _judge_rows(sheet, trial)
+    for row in sheet.rows:
+        if row.fqn not in trial.after:
+            row.notes.append("gone after a move: the model clears it")
+    if trial.identity:
+        _broken_ties(sheet, trial)
+        _stale_views(sheet, trial)
+
+
+def _judge_rows(sheet: _Sheet, trial: measure.Trial) -> None:
+    for row in sheet.rows:
+        row.moves = trial.followed(row.fqn)
+
+
+def _broken_ties(sheet: _Sheet, trial: measure.Trial) -> None:
+    first: dict[int | str, str] = {}
+    for row in sheet.rows:
+        other = first.setdefault(row.facts.storage, row.fqn)
+        both = other != row.fqn and row.fqn in trial.after and other in trial.after
+        if both and trial.after[other][1] != trial.after[row.fqn][1]:
+            message = f"{row.fqn} and {other} share one storage, and a move gives each its own"
+            sheet.oddities.append(Oddity("broken-tie", message, row.fqn))
+
+
+def _stale_views(sheet: _Sheet, trial: measure.Trial) -> None:
+    for name, (row, held) in sheet.aliases.items():
+        if not trial.followed(row.fqn) or trial.followed(name) is not False or _recomputed(held):
+            continue
+        message = f"{name} is another name of {row.fqn}, and after a move it still points at the old storage"
+        sheet.oddities.append(Oddity("stale-view", message, name))
+
+
+def _recomputed(held: Held) -> bool:
+    """Whether torch itself sets this attribute anew before each forward (old weight_norm, spectral_norm, pruning)."""
+    name = held.steps[0].label.rpartition(".")[2]
+    hooks = held.owner._forward_pre_hooks.values()
+    ours = [hook for hook in hooks if type(hook).__module__.startswith("torch.nn.utils.")]
+    return any(name in (vars(hook).get("name"), vars(hook).get("_tensor_name")) for hook in ours)
+
+
+# --- a real move --------------------------------------------------------------------------------------------
+
+
+def _device(text: str) -> torch.device:
+    try:
+        wanted = torch.device(text)
+    except RuntimeError as error:
+        raise UsageError(f"--to {text}: torch knows no such device; cuda, cuda:1 and meta are devices") from error
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"--to {text}: there is no CUDA here; --to meta makes the same check on any machine")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"--to {text}: this machine has {torch.cuda.device_count()} CUDA device(s), numbered from 0")
+    try:
+        return torch.empty(0, device=wanted).device  # "cuda" is the current device, "cuda:0"
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(f"--to {text}: no such device here; --to meta makes the same check on any machine") from error
+
+
+def _check_move(sheet: _Sheet, target: str, wanted: torch.device) -> None:
+    devices = {row.facts.device for row in sheet.rows}
+    if devices == {str(wanted)}:
+        raise UsageError(
+            f"{target}: everything is on {wanted} already, so moving it there proves nothing; use --to meta"
+        )
+    if "meta" in devices and wanted.type != "meta":
+        raise UsageError(f"{target}: it was built on meta and holds no values to move to {wanted}; build it on the cpu")
+
+
+def _after(tensor: torch.Tensor | None, wanted: torch.device) -> After:
+    if tensor is None:
+        return After(None, None)
+    return After(str(tensor.device), tensor.device == wanted)
+
+
+# --- the state ----------------------------------------------------------------------------------------------
+
+
+def _state(sheet: _Sheet, target: str) -> ModelState:
+    sharing: dict[int | str, list[str]] = {}
+    for row in sheet.rows:
+        sharing.setdefault(row.facts.storage, []).append(row.fqn)
+    numbers = {key: number for number, key in enumerate(sharing)}
+    rows = [_info(sheet, row, sharing[row.facts.storage], numbers[row.facts.storage]) for row in sheet.rows]
+    return ModelState(target, "module", tuple(rows), oddities=tuple(sheet.oddities))
+
+
+def _info(sheet: _Sheet, row: _Row, sharing: list[str], number: int) -> TensorInfo:
+    about = row.facts
+    return TensorInfo(
+        fqn=row.fqn,
+        dtype=about.dtype,
+        shape=about.shape,
+        elements=about.elements,
+        nbytes=about.nbytes,
+        kind=row.kind,
+        evidence=Evidence.REGISTERED,
+        persistent=row.persistent,
+        device=about.device,
+        requires_grad=about.requires_grad,
+        tied_to=tuple(name for name in sharing if name != row.fqn),
+        saved=row.saved,
+        moves=row.moves,
+        origin=_origin(sheet, row),
+        layout=about.layout,
+        aliases=tuple(row.aliases),
+        note="; ".join(row.notes) or None,
+        fix=_fix(row),
+        after=row.after,
+        stats=row.stats,
+        storage=number,
+        storage_bytes=about.storage_bytes,
+    )
+
+
+def _origin(sheet: _Sheet, row: _Row) -> Origin | None:
+    return sheet.built.origins.shown(row.place)
+
+
+def _fix(row: _Row) -> str | None:
+    if row.held is None or row.moves or derived_by(row.tensor):
+        return None
+    return fix.suggest(row.held, row.place)

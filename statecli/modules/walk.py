@@ -1,0 +1,521 @@
+"""Every tensor that a module holds, under every name Python reaches it by, without running any of the user's code.
+
+The walk reads storage, not attributes: instance dicts, slots, list and dict items, closure cells. It never calls
+`getattr`, `isinstance`, `==`, `hash`, `len` or `repr` on what it meets, so proxies, properties and overridden methods
+stay asleep. Each object is opened once, breadth first, so that a tensor gets its shortest name.
+
+Not crossed: `__globals__`, `.grad`, frames, threads, loggers, weak references, autograd nodes, torch operators,
+`torch.fx` graphs, classes, Python modules, enum members, properties. Nobody expects a move to reach through those.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import gc
+import itertools
+import logging
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from statecli.errors import ModelError
+
+#: Steps from the root. Beyond it names are useless to anybody; the cut is reported, not silent.
+MAX_DEPTH = 1_000
+#: Objects opened. A tokenizer's vocabulary costs one; ten million is a data set held by the model.
+MAX_OBJECTS = 5_000_000
+#: Registered names. Modules shared 40 levels deep have 2^40 of them.
+MAX_NAMES = 1_000_000
+
+_mro_of = type.__dict__["__mro__"].__get__
+_dict_of = type.__dict__["__dict__"].__get__
+_Answer = TypeVar("_Answer")
+
+
+def _ids(kinds: Iterable[Any]) -> frozenset[int]:
+    return frozenset(id(kind) for kind in kinds)
+
+
+def _by_type(answer: Callable[[type], _Answer]) -> Callable[[type], _Answer]:
+    """`answer`, remembered for each type by identity. The types are kept, so that no id is used twice."""
+    known: dict[int, tuple[type, _Answer]] = {}
+
+    def remembered(kind: type) -> _Answer:
+        found = known.get(id(kind))
+        if found is None:
+            found = known[id(kind)] = (kind, answer(kind))
+        return found[1]
+
+    return remembered
+
+
+# Types are told apart by id: a metaclass may define __eq__ and __hash__, and they are the user's code.
+_ATOMS = _ids(
+    [
+        type(None),
+        type(...),
+        type(NotImplemented),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        bytearray,
+        range,
+        memoryview,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        torch.Size,
+        torch.Generator,
+        torch.UntypedStorage,
+        torch.TypedStorage,
+        types.ModuleType,
+        types.FrameType,
+        types.TracebackType,
+        types.CodeType,
+        types.GeneratorType,
+        types.CoroutineType,
+        types.AsyncGeneratorType,
+        weakref.ref,
+        weakref.ProxyType,
+        weakref.CallableProxyType,
+    ]
+)
+_CLOSED = _ids(
+    [
+        type,
+        types.ModuleType,
+        property,
+        functools.cached_property,
+        enum.Enum,
+        weakref.ref,
+        weakref.WeakKeyDictionary,
+        weakref.WeakValueDictionary,
+        weakref.WeakSet,
+        threading.Thread,
+        threading.local,
+        logging.Logger,
+        logging.Handler,
+        logging.LoggerAdapter,
+        torch.autograd.function.FunctionCtx,
+        torch.fx.Graph,
+        torch.fx.Node,
+        torch._ops.OperatorBase,
+        torch._ops.OpOverloadPacket,
+        torch._ops._OpNamespace,
+        torch._ops._Ops,
+    ]
+)
+#: Built-in objects that only hold others, without a name of their own: iterators, views, cells.
+_TRANSPARENT = _ids(
+    [type(iterator) for iterator in (iter([]), iter(()), iter({}), iter(set()), iter({}.values()), iter({}.items()))]
+    + [type(reversed([])), type(reversed({})), type(iter(collections.deque()))]
+    + [type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType]
+    + [zip, map, filter, enumerate, reversed, types.CellType]
+    + [kind for kind in vars(itertools).values() if type(kind) is type]
+)
+#: Names in class bodies that abstract classes and namedtuples leave there.
+_MACHINERY = frozenset(["_abc_impl", "_fields", "_field_defaults"])
+_REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"])
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step from an object to what it holds. Names are made from chains of these, and only for tensors."""
+
+    parent: Step | None
+    label: str
+    held: Any
+    depth: int = 0
+    #: How the holder holds it: attribute, item, key, closure, default, argument, class, part, registered.
+    how: str = "attribute"
+
+    def name(self) -> str:
+        """As Python would write it from the root: `anchors[0]`, `cache['cos']`, `blocks[2].weight`."""
+        return "".join(step.label for step in self.chain()).lstrip(".")
+
+    def chain(self) -> list[Step]:
+        """The steps from the root to here, the root left out."""
+        steps: list[Step] = []
+        step: Step | None = self
+        while step is not None and step.parent is not None:
+            steps.append(step)
+            step = step.parent
+        return steps[::-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Registered:
+    """One registered name. `tensor` is None for `register_parameter(name, None)`."""
+
+    fqn: str
+    tensor: torch.Tensor | None
+    is_parameter: bool
+    persistent: bool
+    owner: nn.Module
+    attribute: str
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A tensor reached without being registered under that name.
+
+    `owner` is the nearest registered module on the way and `steps` lead from it to the tensor, the first of them
+    always an attribute or a class attribute of `owner`. `rank` orders owners as `modules()` does.
+    """
+
+    fqn: str
+    tensor: torch.Tensor
+    owner: nn.Module
+    rank: int
+    steps: tuple[Step, ...]
+
+
+@dataclass
+class Walk:
+    """All that one walk found. `cut` names places that were too deep or too many to open."""
+
+    registered: list[Registered] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    modules: list[tuple[str, nn.Module]] = field(default_factory=list)
+    cut: list[tuple[str, str]] = field(default_factory=list)
+    cycles: list[str] = field(default_factory=list)
+
+
+def walk(root: nn.Module) -> Walk:
+    """Every tensor of `root`. Raises ModelError where there are too many names to list."""
+    found = Walk()
+    _registered(root, found)
+    _Search(found).run()
+    return found
+
+
+# --- what is registered -------------------------------------------------------------------------------------
+
+
+def own_dict(thing: Any) -> dict[str, Any]:
+    """The instance dict, through the slot that Python itself made for it; empty where there is none."""
+    getter = _dict_getter(type(thing))
+    return {} if getter is None else getter.__get__(thing)
+
+
+@_by_type
+def _dict_getter(kind: type) -> Any:
+    for base in _mro_of(kind):
+        getter = _dict_of(base).get("__dict__")
+        if type(getter) is types.GetSetDescriptorType:
+            return getter
+    return None
+
+
+def _registry(module: nn.Module, name: str) -> list[tuple[str, Any]]:
+    registry = own_dict(module).get(name)
+    if registry is None:
+        # ScriptModules keep theirs in C++ and hand it out through a property of torch's own.
+        registry = getattr(module, name, {}) if issubclass(type(module), torch.jit.ScriptModule) else {}
+    if issubclass(type(registry), dict):
+        return list(dict.items(registry))
+    return list(registry.items())
+
+
+def _registered(root: nn.Module, found: Walk) -> None:
+    """The registered tree in state_dict order, every name, shared modules under each of theirs."""
+    stack: list[tuple[str, nn.Module, tuple[int, ...]]] = [("", root, ())]
+    names = 0
+    while stack:
+        prefix, module, above = stack.pop()
+        if id(module) in above:
+            found.cycles.append(prefix.rstrip("."))
+            continue
+        found.modules.append((prefix, module))
+        names += 1 + _own_tensors(prefix, module, found)
+        if names > MAX_NAMES:
+            raise ModelError(f"the model registers more than {MAX_NAMES:,} names; the first is {prefix.rstrip('.')}")
+        children = [(n, child) for n, child in _registry(module, "_modules") if child is not None]
+        stack += [(f"{prefix}{n}.", child, (*above, id(module))) for n, child in reversed(children)]
+
+
+def _own_tensors(prefix: str, module: nn.Module, found: Walk) -> int:
+    transient = own_dict(module).get("_non_persistent_buffers_set") or ()
+    parameters = _registry(module, "_parameters")
+    buffers = _registry(module, "_buffers")
+    for name, tensor in parameters:
+        found.registered.append(Registered(prefix + name, tensor, True, True, module, name))
+    for name, tensor in buffers:
+        found.registered.append(Registered(prefix + name, tensor, False, name not in transient, module, name))
+    return len(parameters) + len(buffers)
+
+
+# --- what is merely held ------------------------------------------------------------------------------------
+
+
+class _Search:
+    """Breadth first over everything else, from each registered module."""
+
+    def __init__(self, found: Walk) -> None:
+        self._found = found
+        self._queue: collections.deque[Step] = collections.deque()
+        self._owners: dict[int, tuple[nn.Module, int]] = {}
+        # id -> object: an object that stays referenced keeps its id, so "seen" stays true.
+        self._seen: dict[int, Any] = {}
+        self._names: set[tuple[int, str]] = set()
+        self._classes: dict[int, type] = {}
+
+    def run(self) -> None:
+        for rank, (prefix, module) in enumerate(self._found.modules):
+            if id(module) in self._seen:
+                continue
+            self._seen[id(module)] = module
+            self._owners[id(module)] = (module, rank)
+            root = Step(None, prefix, module)
+            self._queue.append(Step(root, prefix, module))
+        for entry in self._found.registered:
+            # A registered tensor's own Python attributes are looked at too: `weight.tag = tensor`.
+            if entry.tensor is not None and id(entry.tensor) not in self._seen:
+                self._seen[id(entry.tensor)] = entry.tensor
+                if _is_wrapper(type(entry.tensor)):
+                    continue
+                owner = Step(Step(None, "", entry.owner), entry.fqn.rpartition(".")[0], entry.owner)
+                label = ("." if owner.label else "") + entry.attribute
+                self._queue.append(Step(owner, label, entry.tensor, 1, "registered"))
+        self._drain()
+        self._found.held.sort(key=lambda held: held.rank)
+
+    def _drain(self) -> None:
+        while self._queue:
+            step = self._queue.popleft()
+            for following in _open(step, self._classes):
+                self._meet(following)
+            if len(self._seen) > MAX_OBJECTS:
+                self._found.cut.append((step.name(), f"more than {MAX_OBJECTS:,} objects hang on the model"))
+                return
+
+    def _meet(self, step: Step) -> None:
+        thing = step.held
+        is_tensor = issubclass(type(thing), torch.Tensor)
+        if step.how == "key" and id(thing) in self._seen:
+            return  # an optimizer's `state` is keyed by the parameters: no further name of theirs
+        if is_tensor and (step.how != "registered" or id(thing) not in self._seen):
+            self._record(step, thing)
+        if id(thing) in self._seen:
+            return
+        self._seen[id(thing)] = thing
+        if step.depth > MAX_DEPTH:
+            if len(self._found.cut) < 10:
+                self._found.cut.append((step.name(), f"nests more than {MAX_DEPTH:,} levels"))
+            return
+        if is_tensor and _is_wrapper(type(thing)):
+            return  # what a wrapper subclass keeps inside is the tensor itself, and moves as it does
+        self._queue.append(step)
+
+    def _record(self, step: Step, tensor: torch.Tensor) -> None:
+        chain = step.chain()
+        start = max(i for i, link in enumerate(chain) if id(link.held) in self._owners)
+        owner, rank = self._owners[id(chain[start].held)]
+        held = Held(step.name(), tensor, owner, rank, tuple(chain[start + 1 :]))
+        if (id(tensor), held.fqn) not in self._names:
+            self._names.add((id(tensor), held.fqn))
+            self._found.held.append(held)
+
+
+@_by_type
+def _is_wrapper(kind: type) -> bool:
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+
+
+@_by_type
+def _closed(kind: type) -> bool:
+    """Whether the walk stays out of objects of this type."""
+    if id(kind) in _ATOMS or any(id(base) in _CLOSED for base in _mro_of(kind)):
+        return True
+    module = _dict_of(kind).get("__module__")
+    return module in ("torch.autograd.graph", "torch._C._functions", "torch._C._autograd")
+
+
+def _open(step: Step, classes: dict[int, type]) -> Iterator[Step]:
+    """What `step.held` holds directly, leaves that can hold no tensor left out."""
+    thing, kind = step.held, type(step.held)
+
+    def to(label: str, held: Any, how: str) -> Step:
+        dotted = label[1:] if step.parent is not None and step.label.endswith(".") and label[:1] == "." else label
+        return Step(step, dotted, held, step.depth + 1, how)
+
+    # Hooks are numbered by a counter of the whole process: their place in the dict is what stays the same.
+    numbered = step.label.endswith("_hooks") and step.parent is not None and _is_module(step.parent.held)
+    for label, held, how in _contents(thing, kind, numbered):
+        if id(type(held)) not in _ATOMS and not _closed(type(held)):
+            yield to(label, held, how)
+    for label, held, how in _class_attributes(thing, kind, classes):
+        if id(type(held)) not in _ATOMS and not _closed(type(held)):
+            yield to(label, held, how)
+
+
+def _is_module(thing: Any) -> bool:
+    return issubclass(type(thing), nn.Module)
+
+
+def _contents(thing: Any, kind: type, numbered: bool) -> Iterator[tuple[str, Any, str]]:
+    if issubclass(kind, nn.Module):
+        yield from _of_module(thing)
+    elif issubclass(kind, dict):
+        yield from _of_dict(thing, numbered)
+    elif issubclass(kind, (list, tuple, collections.deque)):
+        yield from _of_sequence(thing, kind)
+    elif issubclass(kind, (set, frozenset)):
+        yield from _of_set(thing, kind)
+    elif id(kind) in _TRANSPARENT:
+        yield from ((f"[#{i}]", held, "item") for i, held in enumerate(gc.get_referents(thing)))
+        return
+    elif issubclass(kind, types.FunctionType):
+        yield from _of_function(thing)
+    elif issubclass(kind, functools.partial):
+        yield from _of_partial(thing)
+    elif kind is types.BuiltinMethodType:
+        # `tensor.add` kept as a callable holds the tensor.
+        yield (".__self__", thing.__self__, "attribute")
+    elif kind in (staticmethod, classmethod, types.MethodType):
+        if kind is types.MethodType:
+            yield (".__self__", thing.__self__, "attribute")
+        yield (".__func__", thing.__func__, "attribute")
+        return
+    if not issubclass(kind, nn.Module):
+        yield from ((f".{name}", held, "attribute") for name, held in list(own_dict(thing).items()))
+    yield from _of_slots(thing, kind)
+
+
+def _of_module(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
+    for registry in ("_parameters", "_buffers", "_modules"):
+        for name, held in _registry(module, registry):
+            yield f".{name}", held, "registered"
+    for name, held in list(own_dict(module).items()):
+        if name not in _REGISTRIES:
+            yield f".{name}", held, "attribute"
+
+
+def _of_dict(mapping: dict[Any, Any], numbered: bool) -> Iterator[tuple[str, Any, str]]:
+    for i, (key, held) in enumerate(list(dict.items(mapping))):
+        literal = None if numbered else _literal(key)
+        yield f"[{literal or f'#{i}'}]", held, "item"
+        if literal is None:
+            yield f".keys()[#{i}]", key, "key"
+
+
+def _literal(key: Any) -> str | None:
+    """`key` as Python writes it, None where writing it would run code or say nothing."""
+    if issubclass(type(key), str):
+        return str.__repr__(key)
+    if type(key) in (int, bool, float, bytes, type(None)):
+        return repr(key)
+    if type(key) is tuple and all(type(part) in (str, int, bool, float, type(None)) for part in key):
+        return repr(key)
+    return None
+
+
+def _of_sequence(thing: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
+    base = next(base for base in (list, tuple, collections.deque) if issubclass(kind, base))
+    fields = _fields(kind)
+    for i, held in enumerate(list(base.__iter__(thing))):
+        yield (f".{fields[i]}" if i < len(fields) else f"[{i}]"), held, "item"
+
+
+@_by_type
+def _fields(kind: type) -> tuple[str, ...]:
+    """The field names of a namedtuple, () for anything else."""
+    for base in _mro_of(kind) if issubclass(kind, tuple) else ():
+        names = _dict_of(base).get("_fields")
+        if type(names) is tuple and all(type(name) is str for name in names):
+            return names
+    return ()
+
+
+def _of_set(thing: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
+    base = set if issubclass(kind, set) else frozenset
+    # A set's order is that of addresses; sorted by what can be said of a member without running its code.
+    members = sorted(base.__iter__(thing), key=_sort_key)
+    yield from ((f"[#{i}]", held, "item") for i, held in enumerate(members))
+
+
+def _sort_key(thing: Any) -> tuple[str, str]:
+    if issubclass(type(thing), torch.Tensor) and not torch.nn.parameter.is_lazy(thing):
+        return type(thing).__name__, f"{thing.dtype} {tuple(thing.shape)}"
+    return type(thing).__name__, ""
+
+
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any, str]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        held = gc.get_referents(cell)  # an empty cell raises on .cell_contents
+        if held:
+            yield f".__closure__[{name!r}]", held[0], "closure"
+    for i, held in enumerate(function.__defaults__ or ()):
+        yield f".__defaults__[{i}]", held, "default"
+    for name, held in (function.__kwdefaults__ or {}).items():
+        yield f".__kwdefaults__[{name!r}]", held, "default"
+
+
+def _of_partial(partial: functools.partial[Any]) -> Iterator[tuple[str, Any, str]]:
+    members = functools.partial.__dict__
+    yield ".func", members["func"].__get__(partial), "argument"
+    for i, held in enumerate(members["args"].__get__(partial)):
+        yield f".args[{i}]", held, "argument"
+    for name, held in dict.items(members["keywords"].__get__(partial)):
+        yield f".keywords[{name!r}]", held, "argument"
+
+
+def _of_slots(thing: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
+    for name, member in _slots(kind):
+        try:
+            yield f".{name}", member.__get__(thing), "attribute"
+        except AttributeError:
+            continue  # an unfilled slot
+
+
+@_by_type
+def _slots(kind: type) -> tuple[tuple[str, Any], ...]:
+    """The slots that Python classes declare. C structs have members of the same type; theirs are not the user's."""
+    found = []
+    for base in _mro_of(kind):
+        if "__slots__" in _dict_of(base):
+            found += [(n, m) for n, m in _dict_of(base).items() if type(m) is types.MemberDescriptorType]
+    return tuple(found)
+
+
+def _class_attributes(thing: Any, kind: type, classes: dict[int, type]) -> Iterator[tuple[str, Any, str]]:
+    """Tensors and containers in the class bodies of user classes, once per class."""
+    for base in _mro_of(kind):
+        if id(base) in classes or not _is_users(base):
+            continue
+        classes[id(base)] = base
+        for name, held in list(_dict_of(base).items()):
+            if not name.startswith("__") and name not in _MACHINERY and not _is_descriptor(type(held)):
+                yield (f".__class__.{name}" if _shadowed(thing, name) else f".{name}"), held, "class"
+
+
+def _shadowed(thing: Any, name: str) -> bool:
+    if name in own_dict(thing):
+        return True
+    registries = ("_parameters", "_buffers", "_modules") if _is_module(thing) else ()
+    return any(name == known for registry in registries for known, _ in _registry(thing, registry))
+
+
+@_by_type
+def _is_users(kind: type) -> bool:
+    module = _dict_of(kind).get("__module__")
+    top = module.partition(".")[0] if type(module) is str else "builtins"
+    return top != "torch" and top not in sys.stdlib_module_names
+
+
+@_by_type
+def _is_descriptor(kind: type) -> bool:
+    return any("__get__" in _dict_of(base) for base in _mro_of(kind) if base is not object)
