@@ -52,7 +52,8 @@ def storage_of(tensor: Any) -> Array:
 
 def first_line(why: Exception) -> str:
     """What an exception says, without the pages that torch adds."""
-    return (str(why).strip().splitlines() or [type(why).__name__])[0]
+    line = (str(why).strip().splitlines() or [type(why).__name__])[0]
+    return line.split(". ")[0][:200]
 
 
 def _affine(tensor: Any) -> Affine:
