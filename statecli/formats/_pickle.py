@@ -12,8 +12,9 @@ stack. So here
 The graph may be cyclic, and a shared tuple can make it exponential when printed: walk it with a set of ids, and
 never pass a node to `repr`, `str` or `hash` (tuples hash recursively).
 
-The opcodes are those of the `pickletools` module, protocols 0 to 5. `load` takes a fast path over the records torch
-writes for each tensor (`_pickle_fast`); the plain machine is the reference and `load(..., fast=False)` selects it.
+The opcodes are those of the `pickletools` module, protocols 0 to 5. The 28 opcodes that torch writes for each tensor
+are taken in one step where they are exactly as torch writes them (`_RECORD`); `load(..., fast=False)` takes every
+opcode by itself and is the reference the fast path is tested against.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import gc
 import re
 import struct
 from codecs import escape_decode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
@@ -141,12 +142,15 @@ class TruncatedPickle(MalformedError):
     """The bytes end before the pickle does."""
 
 
-def load(data: bytes | memoryview, what: str = "data.pkl", start: int = 0, *, fast: bool = True) -> Pickle:
+def load(
+    data: bytes | memoryview, what: str = "data.pkl", start: int = 0, *, fast: bool = True, module_ids: bool = False
+) -> Pickle:
     """The graph of the pickle at byte `start` of `data`.
 
+    `module_ids` takes the persistent id ("module", class, file, source) for the class, as old whole modules mean it.
     Raises MalformedError with `what` and the byte where it cannot go on, TruncatedPickle where the bytes end.
     """
-    machine = Machine(bytes(data), what, fast=fast)
+    machine = Machine(bytes(data), what, fast=fast, module_ids=module_ids)
     with _no_garbage_collection():
         machine.run(start)
     return Pickle(
@@ -171,7 +175,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Stopped(Exception):  # noqa: N818
+class _Stopped(Exception):
     """STOP was met."""
 
 
@@ -181,10 +185,11 @@ class Machine:
     `memo` holds the entries 0..n-1, which is how every pickler numbers them; `far` the ones out of that order.
     """
 
-    def __init__(self, data: bytes, what: str, *, fast: bool) -> None:
+    def __init__(self, data: bytes, what: str, *, fast: bool, module_ids: bool) -> None:
         self.data = data
         self.what = what
         self.fast = fast
+        self.module_ids = module_ids
         self.stack: list[Value] = []
         self.metastack: list[list[Value]] = []
         self.memo: list[Value] = []
@@ -196,6 +201,8 @@ class Machine:
         self.end = 0
         self.protocol = 0
         self.objects = 0
+        self.numbers = _Numbers()
+        self.shapes = _Shapes(self.numbers)
 
     def run(self, start: int) -> None:
         """Read from byte `start` to STOP; sets `root` and `end`."""
@@ -234,7 +241,7 @@ class Machine:
         What torch writes for a tensor is handled here, the most frequent first, and the rest by `_HANDLERS`.
         """
         data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.far, _HANDLERS
-        u32, size = _U32, len(self.data)
+        u32, size, fast, record = _U32, len(data), self.fast, _RECORD
         try:
             for _ in repeat(None, _BURST):
                 op = data[pos]
@@ -262,8 +269,11 @@ class Machine:
                     pos += 4 + length
                     stack.append(self.text(pos - length, pos))
                 elif op == 0x28:  # MARK
-                    self.metastack.append(stack)
-                    self.stack = stack = []
+                    if fast and (match := record(data, pos)) and self.take_record(match):
+                        pos = match.end()
+                    else:
+                        self.metastack.append(stack)
+                        self.stack = stack = []
                 elif op == 0x74:  # TUPLE
                     items = tuple(stack)
                     self.stack = stack = self.metastack.pop()
@@ -283,6 +293,38 @@ class Machine:
         except struct.error as error:
             raise self.truncated() from error
         return pos
+
+    def take_record(self, match: re.Match[bytes]) -> bool:
+        """Do what the opcodes of a matched `_RECORD` do, or nothing and False where they do more than it says.
+
+        They do more when a memo entry is not the next one, or is read that the record itself writes.
+        """
+        tag, kind, n, key, p0, location, numel, p1, offset, size, p2, stride, p3, grad, hooks, p4, p5, p6 = (
+            match.groups()
+        )
+        numbers, memo, stack = self.numbers, self.memo, self.stack
+        next_ = len(memo)
+        puts = p0 + p1 + p2 + p3 + p4 + p5 + p6 if size else p0 + p1 + p4 + p5 + p6
+        wanted = next_ * _ONES_7 + _STEPS_7 if size else next_ * _ONES_5 + _STEPS_5
+        if self.far or int.from_bytes(puts, "little") != wanted or n[0] != len(key) or not stack:
+            return False
+        tag, kind, location, hooks = numbers[tag], numbers[kind], numbers[location], numbers[hooks]
+        if tag >= next_ or kind >= next_ or location >= next_ or hooks >= next_:
+            return False
+        function = stack[-1]
+        if type(function) not in _CALLABLE or type(memo[hooks]) not in _CALLABLE:
+            return False
+        name = str(key, "ascii")
+        pid = (memo[tag], memo[kind], name, memo[location], numbers[numel])
+        storage = Persistent(pid)
+        self.persistent.append(storage)
+        called = Obj(memo[hooks], ())
+        shape, strides = (self.shapes[size], self.shapes[stride]) if size else ((), ())
+        args = (storage, numbers[offset], shape, strides, grad == b"\x88", called)
+        made = stack[-1] = Obj(function, args)
+        memo.extend((name, pid, shape, strides, called, args, made) if size else (name, pid, called, args, made))
+        self.objects += 3
+        return True
 
     # What the handlers share.
 
@@ -378,37 +420,33 @@ class Machine:
         if not _STRINGS.issuperset(map(type, keys)):
             keys = list(map(self.key, keys))
         before = len(target)
-        if not before:
-            target.update(zip(keys, flat[1::2], strict=True))
-        elif target.keys().isdisjoint(keys):
-            target.update(zip(keys, flat[1::2], strict=True))
-        else:
+        if before and not target.keys().isdisjoint(keys):
             self._note_duplicates(target, keys)
-            target.update(zip(keys, flat[1::2], strict=True))
-            return
-        if len(target) != before + len(keys):
+            before = -1
+        target.update(zip(keys, flat[1::2], strict=True))
+        if before >= 0 and len(target) != before + len(keys):
             self._note_duplicates((), keys)
 
-    def _note_duplicates(self, known: Iterable[Value], keys: Iterable[Value]) -> None:
-        seen = set(known)
+    def _note_duplicates(self, known: Container[Value], keys: Iterable[Value]) -> None:
+        seen: set[Value] = set()
         for key in keys:
-            if key in seen and len(self.duplicates) < MAX_DUPLICATES:
+            if (key in known or key in seen) and len(self.duplicates) < MAX_DUPLICATES:
                 self.duplicates.append(key)
             seen.add(key)
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
         """APPENDS and ADDITEMS."""
-        wanted = list if opcode == "APPEND" else SetOf
-        if type(target) is Obj:
+        kind = type(target)
+        if kind is Obj:
             if target.elems is None:
                 target.elems = []
             target.elems.extend(elements)
-        elif type(target) is not wanted:
-            raise self.error(pos, f"{opcode} on {_a(target)}")
-        elif type(target) is SetOf:
+        elif kind is list and opcode == "APPEND":
+            target.extend(elements)
+        elif kind is SetOf and opcode == "ADDITEMS":
             target.elems.extend(elements)
         else:
-            target.extend(elements)
+            raise self.error(pos, f"{opcode} on {_a(target)}")
 
     def integer(self, data: bytes, pos: int) -> int:
         """A little-endian two's complement of any length."""
@@ -425,6 +463,53 @@ class Machine:
         return int(line)
 
 
+class _Numbers(dict[bytes, int]):
+    """The number in BININT1, BININT2, BININT, BINGET or LONG_BINGET, decoded once."""
+
+    def __missing__(self, raw: bytes) -> int:
+        if len(self) >= _MAX_CACHE:
+            self.clear()
+        number = self[raw] = int.from_bytes(raw[1:], "little", signed=raw[0] == 0x4A)
+        return number
+
+
+class _Shapes(dict[bytes, tuple[int, ...]]):
+    """The tuple of numbers in these opcodes, made once: few models have more than dozens of shapes."""
+
+    def __init__(self, numbers: _Numbers) -> None:
+        super().__init__()
+        self._numbers = numbers
+
+    def __missing__(self, raw: bytes) -> tuple[int, ...]:
+        if len(self) >= _MAX_CACHE:
+            self.clear()
+        shape = self[raw] = tuple(self._numbers[one] for one in _NUMBERS.findall(raw))
+        return shape
+
+
+_MAX_CACHE = 65_536
+_NUMBER = rb"(?:K.|M..|J....)"
+_NUMBERS = re.compile(_NUMBER, re.DOTALL)
+_GET = rb"(h.|j....)"
+_PUT = rb"r(....)"
+#: One to three numbers and TUPLE1 to TUPLE3, or a MARK, more numbers and TUPLE.
+_SHAPE = rb"(N\x85|NN\x86|NNN\x87|\(N{4,16}t)".replace(b"N", _NUMBER)
+#: What torch writes between the function `_rebuild_tensor_v2`, its MARK included, and the memo entry of the tensor:
+#: the storage's persistent id, offset, size, stride, requires_grad, an empty OrderedDict. Opcodes are prefix codes, so
+#: bytes that match can be read in no other way.
+_RECORD = re.compile(
+    b"".join(
+        (
+            *(rb"\(", _GET, _GET, rb"X(.)\0\0\0([0-9]{1,20})", _PUT, _GET, b"(", _NUMBER, b")t", _PUT, b"Q"),
+            *(b"(", _NUMBER, b")", b"(?:", _SHAPE, _PUT, _SHAPE, _PUT, rb"|\)\))", rb"([\x88\x89])"),
+            *(_GET, rb"\)R", _PUT, b"t", _PUT, b"R", _PUT),
+        )
+    ),
+    re.DOTALL,
+).match
+# Five or seven consecutive memo entries from n, written as one number of 32-bit digits, are n * ONES + STEPS.
+_ONES_5, _STEPS_5 = (sum(digit << 32 * place for place, digit in enumerate(run)) for run in ([1] * 5, range(5)))
+_ONES_7, _STEPS_7 = (sum(digit << 32 * place for place, digit in enumerate(run)) for run in ([1] * 7, range(7)))
 _DECIMAL = re.compile(rb"[+-]?[0-9]+")
 _U32 = struct.Struct("<I").unpack_from
 _U16 = struct.Struct("<H").unpack_from
@@ -432,8 +517,8 @@ _I32 = struct.Struct("<i").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
 _F64 = struct.Struct(">d").unpack_from
 _STRINGS = frozenset([str])
-#: A module class of an old file is a Persistent, and a call can return something to call.
-_CALLABLE = frozenset([Global, Obj, Persistent])
+#: A call can return something to call, as functools.partial does.
+_CALLABLE = frozenset([Global, Obj])
 
 _NOUNS: dict[type, str] = {
     type(None): "None",
@@ -481,7 +566,7 @@ def _proto(m: Machine, pos: int) -> int:
 
 
 def _frame(m: Machine, pos: int) -> int:
-    (length,) = _U64(m.data, pos)
+    length: int = _U64(m.data, pos)[0]
     if length > len(m.data) - pos - 8:
         raise m.truncated("a frame runs past the end of the pickle")
     return pos + 8
@@ -534,8 +619,10 @@ def _text_long(m: Machine, pos: int) -> int:
 
 def _text_float(m: Machine, pos: int) -> int:
     line, end = m.line(pos)
+    if len(line) > MAX_TEXT_NUMBER:
+        raise m.error(pos, f"absurd number of {len(line)} digits")
     try:
-        m.stack.append(float(line[:MAX_TEXT_NUMBER]))
+        m.stack.append(float(line))
     except ValueError as error:
         raise m.error(pos, "a number that is none") from error
     return end
@@ -563,7 +650,7 @@ def _long1(m: Machine, pos: int) -> int:
 
 
 def _long4(m: Machine, pos: int) -> int:
-    (length,) = _I32(m.data, pos)
+    length: int = _I32(m.data, pos)[0]
     if not 0 <= length <= MAX_INT_BYTES:
         raise m.error(pos, f"absurd integer of {length} bytes")
     m.stack.append(m.integer(m.take(pos + 4, length), pos))
@@ -607,7 +694,7 @@ def _text_unicode(m: Machine, pos: int) -> int:
 
 
 def _binstring(m: Machine, pos: int) -> int:
-    (length,) = _I32(m.data, pos)
+    length: int = _I32(m.data, pos)[0]
     if length < 0:
         raise m.error(pos, f"a string of {length} bytes")
     m.stack.append(_native(m.take(pos + 4, length)))
@@ -621,7 +708,7 @@ def _short_binstring(m: Machine, pos: int) -> int:
 
 
 def _binunicode(m: Machine, pos: int) -> int:
-    (length,) = _U32(m.data, pos)
+    length: int = _U32(m.data, pos)[0]
     m.stack.append(m.text(pos + 4, pos + 4 + length))
     return pos + 4 + length
 
@@ -633,13 +720,13 @@ def _short_binunicode(m: Machine, pos: int) -> int:
 
 
 def _binunicode8(m: Machine, pos: int) -> int:
-    (length,) = _U64(m.data, pos)
+    length: int = _U64(m.data, pos)[0]
     m.stack.append(m.text(pos + 8, pos + 8 + length))
     return pos + 8 + length
 
 
 def _binbytes(m: Machine, pos: int) -> int:
-    (length,) = _U32(m.data, pos)
+    length: int = _U32(m.data, pos)[0]
     m.stack.append(m.take(pos + 4, length))
     return pos + 4 + length
 
@@ -651,7 +738,7 @@ def _short_binbytes(m: Machine, pos: int) -> int:
 
 
 def _binbytes8(m: Machine, pos: int) -> int:
-    (length,) = _U64(m.data, pos)
+    length: int = _U64(m.data, pos)[0]
     m.stack.append(m.take(pos + 8, length))
     return pos + 8 + length
 
@@ -857,7 +944,9 @@ def _build(m: Machine, pos: int) -> int:
     return pos
 
 
-def _persistent(m: Machine, pid: Value) -> Persistent:
+def _persistent(m: Machine, pid: Value) -> Value:
+    if m.module_ids and type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[1]) is Global:
+        return pid[1]
     m.objects += 1
     made = Persistent(pid)
     m.persistent.append(made)

@@ -132,8 +132,8 @@ class Archive:
             raise MalformedError("the zip archive spans several disks")
         if end.offset + end.size != end.at:
             raise MalformedError(
-                f"the central directory is not where the zip says it is: bytes {end.offset} to {end.offset + end.size}, "
-                f"and its end record is at {end.at}; data was put before the archive or behind it"
+                "the central directory is not where the zip says it is: it should end at byte "
+                f"{end.offset + end.size} and ends at {end.at}; data was put before the archive or behind it"
             )
         self._check_after(at + _END.size, comment)
         return end
@@ -159,9 +159,8 @@ class Archive:
             raise MalformedError("the zip archive spans several disks")
         if where + _END64.size > at:
             raise MalformedError(f"damaged zip: its zip64 record should be at byte {where}, and {at} is behind it")
-        signature, length, _, _, disk, first, here, records, size, offset = _END64.unpack(
-            self._source.read(where, _END64.size)
-        )
+        record = self._source.read(where, _END64.size)
+        signature, length, _, _, disk, first, here, records, size, offset = _END64.unpack(record)
         if signature != b"PK\6\6" or where + 12 + length != at:
             raise MalformedError(f"damaged zip: no zip64 record at byte {where}, where its locator says it is")
         if disk or first or here != records:
@@ -265,8 +264,7 @@ def _zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
             values.append(field)
             continue
         if len(rest) < width:
-            # Without a field, 0xffff is the disk's own number; the sizes would be just under 4 GiB, and no writer says so.
-            raise MalformedError(f"{name!r} has no zip64 sizes, and its sizes say it has")
+            raise MalformedError(f"damaged central directory: {name!r} lacks the zip64 sizes it points to")
         values.append(int.from_bytes(rest[:width], "little"))
         rest = rest[width:]
     size, packed, offset, disk = values
@@ -289,6 +287,8 @@ def _data_offset(record: Record, window: Window) -> int:
     """Where the record's bytes start. Only the local header knows: torch pads it to align them."""
     wanted = len(record.name) * 4 if not record.name.isascii() else len(record.name)
     header = window.read(record.offset, _LOCAL.size)
+    n: int
+    extra: int
     signature, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack(header)
     if signature != b"PK\3\4":
         raise MalformedError(

@@ -14,7 +14,7 @@ from typing import Any
 
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats._dtypes import STORAGE_DTYPES, nbytes
-from statecli.formats._pickle import Global, Persistent, Pickle, TruncatedPickle, load
+from statecli.formats._pickle import Global, Pickle, TruncatedPickle, load
 from statecli.formats._source import Source, Window
 from statecli.formats._torch_objects import state_of
 from statecli.state import ByteRange, ModelState, Oddity
@@ -75,7 +75,7 @@ def _pickle_at(source: Source, at: int, what: str) -> Pickle:
     while True:
         data = source.read(at, min(window, left, MAX_PICKLE))
         try:
-            return load(data, f"{what}, pickled at byte {at},")
+            return load(data, f"{what} (a pickle at byte {at})", module_ids=True)
         except TruncatedPickle:
             if len(data) == left:
                 raise
@@ -103,20 +103,11 @@ def _declared(pickle: Pickle) -> Iterator[tuple[str, tuple[str, int]]]:
     """Storage key -> its dtype and number of elements, as the object's persistent ids say."""
     seen: dict[str, tuple[str, int]] = {}
     for persistent in pickle.persistent:
-        if _is_module_class(persistent):
-            continue
         key, declared = _storage(persistent.pid)
         if seen.setdefault(key, declared) != declared:
-            raise MalformedError(
-                f"storage {key!r} is {seen[key][1]} x {seen[key][0]} in one place and {declared[1]} x {declared[0]} in another"
-            )
+            first, second = (f"{numel} of {dtype}" for dtype, numel in (seen[key], declared))
+            raise MalformedError(f"storage {key!r} has two descriptions: {first} and {second}")
     yield from seen.items()
-
-
-def _is_module_class(persistent: Persistent) -> bool:
-    """Whole modules name each class of theirs as ("module", class, file, source)."""
-    pid = persistent.pid
-    return type(pid) is tuple and len(pid) == 4 and pid[0] == "module"
 
 
 def _storage(pid: Any) -> tuple[str, tuple[str, int]]:

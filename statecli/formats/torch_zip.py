@@ -30,15 +30,19 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 def read(path: str) -> ModelState:
     """The state in one archive. Raises UnreadableError for a zip that is none of torch.save, or a damaged one."""
+    pickle, storages, oddities = _contents(path)
+    return state_of(pickle, storages, target=path, format=NAME, oddities=oddities)
+
+
+def _contents(path: str) -> tuple[Pickle, dict[str, ByteRange], list[Oddity]]:
+    """All that is needed of the archive; its directory, 30 MB for 100,000 records, is free again afterwards."""
     with Source(path) as source:
         archive = Archive(source)
         _check_kind(archive)
         _check_folder(archive)
         _check_version(archive)
-        big_endian = _is_big_endian(archive)
-        pickle = _pickle(archive)
-        storages = _storages(archive, path, big_endian)
-    return state_of(pickle, storages, target=path, format=NAME, oddities=archive.oddities)
+        storages = _storages(archive, path, _is_big_endian(archive))
+        return _pickle(archive), storages, archive.oddities
 
 
 def _record(archive: Archive, name: str) -> Record | None:
