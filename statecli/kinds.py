@@ -251,6 +251,8 @@ def _missing(
         tied = next((other for other in tensor.tied_to if other in held), None)
         if tied:
             continue  # save_pretrained and save_model drop the second name of a tied tensor on purpose
-        message = f"{fqn}: missing: {model.target} registers it ({tensor.kind.value} {_shown(tensor)}), {section} lacks it"
+        message = (
+            f"{fqn}: missing: {model.target} registers it ({tensor.kind.value} {_shown(tensor)}), {section} lacks it"
+        )
         found.append(Finding("missing-entry", Severity.ERROR, message, state.target, fqn))
     return found

@@ -11,7 +11,6 @@ from enum import Enum
 
 import msgspec
 
-
 #: A value beside the tensors that JSON can hold. NaN and infinities are kept as text.
 Scalar = str | int | float | bool | None
 
@@ -149,6 +148,8 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     stats: Stats | None = None
     storage: int | str | None = None
     storage_bytes: int | None = None
+    #: Where in the storage the tensor begins, in elements.
+    storage_offset: int = 0
     data: TensorData | None = None
     #: The parts of a tensor that is no single strided view: sparse indices and values, a subclass's inner tensors.
     parts: tuple[tuple[str, TensorData], ...] = ()
@@ -188,8 +189,8 @@ class ModelState(msgspec.Struct, frozen=True):
     """All that was read of one target, in the order of the source.
 
     `format` is the reader's NAME, or `module`. `sections` are the dotted paths that hold tensors. `metadata` is
-    what the source says beside its tensors (`__metadata__`, epoch, lr), by dotted path; `globals` are the Python names a pickle would import, with the byte
-    offset of their first mention.
+    what the source says beside its tensors (`__metadata__`, epoch, lr), by dotted path; `globals` are the Python
+    names a pickle would import, with the byte offset of their first mention.
     """
 
     target: str

@@ -178,7 +178,8 @@ def _tile(spans: list[tuple[int, int, str]], size: int) -> None:
         at, before = end, name
     if at > size:
         raise MalformedError(
-            f"{before}: ends at byte {at}, the file holds {size} bytes of tensors: truncated, {at - size} bytes are missing"
+            f"{before}: ends at byte {at}, the file holds {size} bytes of tensors: "
+            f"truncated, {at - size} bytes are missing"
         )
     if at < size:
         raise MalformedError(f"{size - at} bytes follow the last tensor ({before}): they belong to none")
@@ -195,4 +196,6 @@ def _with_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[T
     targets = set(dropped.values())
     tied = {t.fqn: replace(t, storage=t.fqn, storage_bytes=t.nbytes) for t in tensors if t.fqn in targets}
     note = "dropped by save_model, kept under its other name"
-    return [tied.get(t.fqn, t) for t in tensors] + [replace(tied[kept], fqn=name, note=note) for name, kept in dropped.items()]
+    return [tied.get(t.fqn, t) for t in tensors] + [
+        replace(tied[kept], fqn=name, note=note) for name, kept in dropped.items()
+    ]

@@ -1,0 +1,3 @@
+from statecli.cli import main
+
+main()

@@ -1,0 +1,91 @@
+"""The process's own streams: results to stdout or a file, everything else to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from statecli import render
+from statecli.errors import UnreadableError
+from statecli.inspection import Progress
+from statecli.render import Look, Output
+from statecli.render._escape import visible
+from statecli.report import Report
+
+
+class Stream:
+    """A `render.Sink` over a binary file. Text that the encoding cannot hold is written as escapes."""
+
+    def __init__(self, raw: IO[bytes], encoding: str) -> None:
+        self.raw = raw
+        self.encoding = encoding
+
+    def text(self, text: str) -> None:
+        self.raw.write(text.encode(self.encoding, "backslashreplace"))
+
+    def utf8(self, raw: bytes) -> None:
+        self.raw.write(raw)
+
+
+def out(path: str | None) -> Stream:
+    """stdout, or the file that `-o` names, always UTF-8."""
+    if path is None:
+        return Stream(sys.stdout.buffer, sys.stdout.encoding or "utf-8")
+    try:
+        return Stream(open(path, "wb"), "utf-8")  # noqa: SIM115  # closed by `publish`
+    except OSError as error:
+        raise UnreadableError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def publish(report: Report, output: Output, path: str | None, color: str, quiet: bool) -> int:
+    """Write the report where it belongs; the exit code it asks for."""
+    terminal = path is None and sys.stdout.isatty()
+    sink = out(path)
+    render.write(report, output, sink, Look(terminal, _width(), _color(color, terminal), quiet))
+    if path is not None:
+        sink.raw.close()
+    return 1 if report.failed() else 0
+
+
+def _width() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _color(choice: str, terminal: bool) -> bool:
+    if choice != "auto":
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (terminal and os.environ.get("TERM") != "dumb")
+
+
+def complain(message: str, debug: bool) -> int:
+    """One line on stderr; the exit code for "could not do it"."""
+    if debug:
+        traceback.print_exc()
+    line = visible(" ".join(message.splitlines()))
+    sys.stdout.flush()
+    print(f"statecli: {line}", file=sys.stderr)
+    return 2
+
+
+@contextmanager
+def progress(*, enabled: bool) -> Iterator[Progress | None]:
+    """A bar on stderr, on a terminal only: a callable that takes bytes done and bytes in all."""
+    if not enabled or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    bar = Progress(BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=None)
+    with bar:
+        yield lambda done, total: bar.update(task, completed=done, total=total)

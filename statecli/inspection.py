@@ -1,0 +1,159 @@
+"""`statecli inspect`: one target's tensors, filtered, measured where asked, and what must be said against them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli import kinds, modules, target
+from statecli.errors import NothingMatched, UsageError
+from statecli.finding import Finding, Severity
+from statecli.modules.spec import Spec
+from statecli.state import Kind, ModelState, TensorInfo
+
+Progress = Callable[[int, int], None]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the user asked of `inspect`; field names are the options'."""
+
+    target: str
+    to: str | None = None
+    model: str | None = None
+    stats: bool = False
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    kind: tuple[Kind, ...] = ()
+    init_device: str = "cpu"
+
+
+class Inspection(msgspec.Struct, frozen=True):
+    """The answer: the state as asked for, what was found against it, and the device it was moved to."""
+
+    state: ModelState
+    findings: tuple[Finding, ...] = ()
+    to: str | None = None
+
+
+def device(to: str | None, cuda: bool) -> str | None:
+    """The device that `--to` and `--cuda` ask for together."""
+    if cuda and to not in (None, "cuda"):
+        raise UsageError(f"--cuda and --to {to} contradict each other")
+    return "cuda" if cuda else to
+
+
+#: Oddities that the move itself brought out; with `--to` they are what stayed behind.
+MOVE_RULES = ("broken-tie", "stale-view", "left-behind")
+
+
+def inspect(request: Request, progress: Progress | None = None) -> Inspection:
+    """Read, group, filter, and where asked move and measure one target.
+
+    Raises `StateError` for whatever could not be done; `NothingMatched` when the filters leave no tensor.
+    """
+    spec = target.spec_of(request.target)
+    if spec is not None:
+        return _of_module(request, spec)
+    return _of_checkpoint(request, progress)
+
+
+def _of_module(request: Request, spec: Spec) -> Inspection:
+    if request.model is not None:
+        raise UsageError(f"--model groups a checkpoint; {request.target} is a class already")
+    built = target.model(spec, init_device=request.init_device, values=request.stats)
+    measure = None
+    if request.stats:
+        from statecli.values.stats import stats_of_tensor as measure
+    if request.to is None:
+        state = modules.read(built, request.target, stats_of=measure)
+    else:
+        state = modules.move(built, request.target, request.to, stats_of=measure)
+    state = filtered(state, request)
+    return Inspection(state, _left_behind(state, request.to) if request.to else (), request.to)
+
+
+def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
+    state = target.checkpoint(request.target)
+    findings: list[Finding] = []
+    if request.model is not None:
+        model = target.registered_by(request.model, init_device=request.init_device)
+        state, findings = kinds.by_model(state, model)
+    whole = state
+    state = filtered(state, request)
+    if state is not whole:
+        left = {tensor.fqn for tensor in state.tensors}
+        findings = [f for f in findings if f.fqn is None or f.fqn in left or _matches(f.fqn, request)]
+    if request.stats:
+        from statecli.values.stats import stats_all
+
+        state = stats_all(state, progress)
+    if request.to:
+        from statecli.values.place import place
+
+        state = place(state, request.to, progress)
+        findings.extend(_left_behind(state, request.to))
+    return Inspection(state, tuple(findings), request.to)
+
+
+def filtered(state: ModelState, request: Request) -> ModelState:
+    """The tensors that the globs and kinds leave; the same object where nothing was asked."""
+    if not (request.include or request.exclude or request.kind):
+        return state
+    kept = tuple(
+        tensor
+        for tensor in state.tensors
+        if (not request.kind or tensor.kind in request.kind) and _matches(tensor.fqn, request)
+    )
+    if not kept:
+        raise NothingMatched(f"{request.target}: {_nothing(request, len(state.tensors))}")
+    sections = {tensor.section for tensor in kept}
+    return replace(state, tensors=kept, sections=tuple(s for s in state.sections if s in sections))
+
+
+def _nothing(request: Request, count: int) -> str:
+    asked = [f"-i {g!r}" for g in request.include] + [f"-x {g!r}" for g in request.exclude]
+    asked += [f"--kind {kind.value}" for kind in request.kind]
+    hint = "; a glob matches the whole name: try " + repr(f"*{request.include[0]}*") if request.include else ""
+    return f"none of its {count} tensors matches {' '.join(asked)}{hint}"
+
+
+def _matches(fqn: str, request: Request) -> bool:
+    if request.include and not matches_any(fqn, request.include):
+        return False
+    return not matches_any(fqn, request.exclude)
+
+
+def matches_any(fqn: str, globs: Sequence[str]) -> bool:
+    """Whether a glob matches the whole name; a name is also its own glob, so that `anchors[0]` can be typed."""
+    return any(fqn == glob or fnmatchcase(fqn, glob) for glob in globs)
+
+
+def _left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
+    stayed = [
+        _stayed(tensor, state, to) for tensor in state.tensors if tensor.after and tensor.after.followed is not True
+    ]
+    names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
+    broken = [
+        Finding(odd.name, Severity.ERROR, odd.message, state.target, odd.fqn)
+        for odd in state.oddities
+        if odd.name in MOVE_RULES and (odd.fqn is None or odd.fqn in names)
+    ]
+    return (*stayed, *broken)
+
+
+def _stayed(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
+    followed = tensor.after.followed if tensor.after else None
+    if followed is None:
+        message = (
+            f"{tensor.fqn}: cannot tell whether it follows to {to}: {tensor.note or 'it was not found after the move'}"
+        )
+        return Finding("cannot-tell", Severity.WARNING, message, state.target, tensor.fqn)
+    if state.format != "module":
+        message = f"{tensor.fqn}: the bytes that arrived on {to} are not those of the file"
+        return Finding("bytes-differ", Severity.ERROR, message, state.target, tensor.fqn)
+    where = tensor.after.device if tensor.after else tensor.device
+    message = f"{tensor.fqn}: stays on {where} when the model moves to {to}"
+    return Finding("left-behind", Severity.ERROR, message, state.target, tensor.fqn, tensor.fix)

@@ -1,0 +1,51 @@
+"""`-f json`: one document, one tensor a line, so that it can be read, grepped and diffed as well as parsed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecli.render import _escape
+from statecli.report import Report
+
+if TYPE_CHECKING:
+    from statecli.render import Look, Sink
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
+    document = report.document
+    before = b"{"
+    for field, key in zip(document.__struct_fields__, document.__struct_encode_fields__, strict=True):
+        value = getattr(document, field)
+        if value is msgspec.UNSET:
+            continue
+        sink.utf8(before + encoded(key) + b": ")
+        _value(value, sink)
+        before = b",\n "
+    sink.utf8(b"}\n")
+
+
+def _value(value: Any, sink: Sink) -> None:
+    if not isinstance(value, tuple) or not value or not isinstance(value[0], msgspec.Struct):
+        sink.utf8(encoded(value))
+        return
+    before = b"[\n  "
+    for item in value:
+        sink.utf8(before + encoded(item))
+        before = b",\n  "
+    sink.utf8(b"]")
+
+
+def encoded(value: Any) -> bytes:
+    """JSON, with what a terminal would act on escaped. Lone surrogates, which UTF-8 cannot hold, are escaped too."""
+    try:
+        raw = _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value), ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    if raw.isascii() and b"\x7f" not in raw:
+        return raw
+    return _escape.in_json(raw.decode("utf-8")).encode("utf-8")

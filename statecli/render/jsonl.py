@@ -1,0 +1,30 @@
+"""`-f jsonl`: one JSON object a line, each with its `type`: first the `target`, then its rows, findings and notes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecli.render.json import encoded
+from statecli.report import Report
+
+if TYPE_CHECKING:
+    from statecli.render import Look, Sink
+
+
+def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
+    document = report.document
+    lists: list[tuple[str, tuple[msgspec.Struct, ...]]] = []
+    head = b'{"type":"target"'
+    for field, key in zip(document.__struct_fields__, document.__struct_encode_fields__, strict=True):
+        value = getattr(document, field)
+        if isinstance(value, tuple) and (not value or isinstance(value[0], msgspec.Struct)):
+            lists.append((key.removesuffix("s"), value))
+        elif value is not msgspec.UNSET:
+            head += b"," + encoded(key) + b":" + encoded(value)
+    sink.utf8(head + b"}\n")
+    for kind, items in lists:
+        start = b'{"type":' + encoded(kind) + b","
+        for item in items:
+            sink.utf8(start + encoded(item)[1:] + b"\n")

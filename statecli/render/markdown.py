@@ -1,0 +1,62 @@
+"""`-f markdown`: for pull requests and job summaries; the same groups and folds as the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statecli.render._escape import name, visible
+from statecli.render.plain import finding_line
+from statecli.report import Column, Group, Report
+
+if TYPE_CHECKING:
+    from statecli.render import Look, Sink
+
+
+def write(report: Report, sink: Sink, look: Look) -> None:
+    sink.text(f"### `{_code(report.title)}`\n\n{_text(report.subtitle)}\n")
+    if not look.quiet:
+        for group in report.groups:
+            _group(group, report.columns, sink)
+        _fixes(report, sink)
+    if report.findings:
+        sink.text("\n**Findings**\n\n" + "".join(f"- {_text(finding_line(f))}\n" for f in report.findings))
+    if report.notes and not look.quiet:
+        sink.text("\n**Notes**\n\n" + "".join(f"- {_text(note.message)}\n" for note in report.notes))
+
+
+def _group(group: Group, columns: tuple[Column, ...], sink: Sink) -> None:
+    remarks = any(line.remark for line in group.lines)
+    heads = [column.name for column in columns] + ([""] if remarks else [])
+    rules = ["---:" if column.right else "---" for column in columns] + (["---"] if remarks else [])
+    sink.text(f"\n**{_text(group.heading)}**: {_text(group.summary)}\n\n")
+    sink.text(f"| {' | '.join(heads)} |\n| {' | '.join(rules)} |\n")
+    for line in group.lines:
+        cells = [_cell(line.cells[0]), *map(_text, line.cells[1:]), *([_text(line.remark)] if remarks else [])]
+        sink.text(f"| {' | '.join(cells)} |\n")
+
+
+def _fixes(report: Report, sink: Sink) -> None:
+    if not report.fixes:
+        return
+    sink.text("\n**Fix**\n\n```python\n")
+    for fix in report.fixes:
+        lines = "\n".join(map(visible, fix.text.splitlines()))
+        sink.text(f"# {visible(fix.place)}\n{lines}\n")
+    sink.text("```\n")
+
+
+def _cell(text: str) -> str:
+    indent = len(text) - len(text.lstrip(" "))
+    return "&nbsp;" * indent + f"`{_code(text.lstrip(' '))}`" if text.strip() else ""
+
+
+def _code(text: str) -> str:
+    """Inside backticks nothing is markup but the backtick, and in a table the pipe."""
+    return name(text).replace("`", "ˋ").replace("|", "\\|")
+
+
+def _text(text: str) -> str:
+    escaped = visible(text)
+    for char in "\\`*_<>|":
+        escaped = escaped.replace(char, "\\" + char)
+    return escaped

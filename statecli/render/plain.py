@@ -1,0 +1,48 @@
+"""`-f plain`, and any table that goes to no terminal: one row a line, columns aligned, nothing cut off or folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from statecli.finding import Finding
+from statecli.render._escape import name, visible
+from statecli.report import Report, Table
+
+if TYPE_CHECKING:
+    from statecli.render import Look, Sink
+
+#: A cell longer than this does not widen its whole column.
+MAX_PADDING = 100
+
+
+def write(report: Report, sink: Sink, look: Look) -> None:
+    if not look.quiet:
+        for line in aligned(report.table):
+            sink.text(line + "\n")
+        sink.text("\n" + "".join(f"{line}\n" for line in report.totals))
+        for note in report.notes:
+            sink.text(f"note[{note.name}]: {visible(note.message)}\n")
+        for fix in report.fixes:
+            for line in fix.text.splitlines():
+                sink.text(f"fix: {visible(fix.place)}: {visible(line)}\n")
+    for finding in report.findings:
+        sink.text(finding_line(finding) + "\n")
+
+
+def finding_line(finding: Finding) -> str:
+    """`error[left-behind]: table: stays on cpu …`"""
+    return f"{finding.severity.value}[{finding.rule}]: {visible(finding.message)}"
+
+
+def aligned(table: Table) -> Iterator[str]:
+    """The header and each row, padded to the widest cell of its column; the last column is not padded."""
+    columns = range(len(table.columns))
+    rows = [tuple(map(name, row)) for row in table.rows]
+    heads = [column.name for column in table.columns]
+    widths = [min(MAX_PADDING, max([len(heads[c]), *(len(row[c]) for row in rows)])) for c in columns]
+    right = [column.right for column in table.columns]
+    form = "  ".join(f"{{:{'>' if right[c] else '<'}{widths[c]}}}" for c in columns)
+    yield form.format(*heads).rstrip()
+    for row in rows:
+        yield form.format(*row).rstrip()

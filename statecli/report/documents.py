@@ -1,0 +1,147 @@
+"""The JSON of each command, as types: what is encoded, and what `statecli schema` prints the JSON Schema of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from statecli import __version__
+from statecli.errors import UsageError
+from statecli.finding import Finding
+from statecli.inspection import Inspection
+from statecli.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Sums over one kind. `tensors` counts names; `elements` and `bytes` count what is tied once."""
+
+    tensors: int
+    elements: int
+    bytes: int
+
+
+class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One tensor in the JSON of `inspect`. The keys after `origin` are left out where they say nothing."""
+
+    fqn: str
+    section: str
+    kind: Kind
+    evidence: Evidence
+    persistent: bool | None
+    dtype: str
+    shape: tuple[int, ...] | None
+    elements: int
+    bytes: int
+    device: str | None
+    requires_grad: bool | None
+    tied_to: tuple[str, ...]
+    saved: bool | None
+    moves: bool | None
+    origin: Origin | None
+    layout: str = "strided"
+    aliases: tuple[str, ...] = ()
+    belongs_to: str | None = None
+    note: str | None = None
+    fix: str | None = None
+    after: After | UnsetType = UNSET
+    stats: Stats | UnsetType = UNSET
+
+
+class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`statecli inspect -f json`. Consumers ignore keys they do not know."""
+
+    schema: str
+    statecli: str
+    target: str
+    format: str
+    sections: tuple[str, ...]
+    summary: dict[str, Totals]
+    tensors: tuple[TensorRow, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[Oddity, ...] = ()
+    metadata: Mapping[str, Scalar] = {}
+    to: str | UnsetType = UNSET
+
+
+#: Command -> the type of its JSON document; `statecli schema COMMAND` prints it.
+DOCUMENTS: dict[str, type[msgspec.Struct]] = {"inspect": InspectDocument}
+
+
+def schema(command: str) -> bytes:
+    """The JSON Schema (2020-12) of a command's document, generated from its type."""
+    if command not in DOCUMENTS:
+        raise UsageError(f"no command {command!r} has a schema; those that have: {', '.join(DOCUMENTS)}")
+    described = msgspec.json.schema(DOCUMENTS[command])
+    described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
+    return msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n"
+
+
+def of_inspection(found: Inspection, summary: dict[str, Totals]) -> InspectDocument:
+    state = found.state
+    return InspectDocument(
+        "statecli.inspect/1",
+        __version__,
+        state.target,
+        state.format,
+        state.sections,
+        summary,
+        tuple(map(_row, state.tensors)),
+        found.findings,
+        state.oddities,
+        state.metadata,
+        found.to if found.to is not None else UNSET,
+    )
+
+
+def _row(t: TensorInfo) -> TensorRow:
+    return TensorRow(
+        t.fqn,
+        t.section,
+        t.kind,
+        t.evidence,
+        t.persistent,
+        t.dtype,
+        t.shape,
+        t.elements,
+        t.nbytes,
+        t.device,
+        t.requires_grad,
+        t.tied_to,
+        t.saved,
+        t.moves,
+        t.origin,
+        t.layout,
+        t.aliases,
+        t.belongs_to,
+        t.note,
+        t.fix,
+        t.after if t.after is not None else UNSET,
+        t.stats if t.stats is not None else UNSET,
+    )
+
+
+def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
+    """Per kind; the contract's four kinds always, `other` where there is such a tensor."""
+    counts = {kind: [0, 0, 0] for kind in Kind}
+    seen: set[tuple[object, ...]] = set()
+    taken: dict[tuple[object, ...], int] = {}
+    for tensor in tensors:
+        count = counts[tensor.kind]
+        count[0] += 1
+        size = tensor.nbytes
+        if tensor.storage_bytes is not None and size > tensor.storage_bytes:
+            size = tensor.storage_bytes  # expanded: stride 0 repeats what is stored once
+        if tensor.tied_to:
+            view = (tensor.kind, tensor.storage, tensor.storage_offset, tensor.shape)
+            if view in seen:
+                continue
+            seen.add(view)
+            storage = (tensor.kind, tensor.storage)
+            room = (tensor.storage_bytes if tensor.storage_bytes is not None else size) - taken.get(storage, 0)
+            size = max(0, min(size, room))
+            taken[storage] = taken.get(storage, 0) + size
+        count[1] += tensor.elements
+        count[2] += size
+    return {kind.value: Totals(*count) for kind, count in counts.items() if kind is not Kind.OTHER or count[0]}

@@ -1,0 +1,251 @@
+"""The report of `statecli inspect`."""
+
+from __future__ import annotations
+
+from statecli.inspection import Inspection
+from statecli.report import Column, Fix, Group, Line, Report, Table, View, documents, fold, tree
+from statecli.report.documents import Totals
+from statecli.report.text import (
+    STATS,
+    count_text,
+    flag,
+    kind_text,
+    names,
+    place,
+    plural,
+    shape_text,
+    size_text,
+    stat_cells,
+)
+from statecli.state import Evidence, Kind, ModelState, Oddity, TensorInfo
+
+#: Rows above which repeated layers are folded.
+FOLD_ABOVE = 40
+
+
+def of_inspection(found: Inspection, view: View) -> Report:
+    """Everything `inspect` has to say."""
+    state = found.state
+    summary = documents.totals(state.tensors)
+    with_stats = any(tensor.stats is not None for tensor in state.tensors)
+    fold_rows = not view.unfold and len(state.tensors) > FOLD_ABOVE
+    columns = _columns(state.tensors, found.to is not None, with_stats)
+    return Report(
+        title=state.target,
+        subtitle=_subtitle(state, summary),
+        document=documents.of_inspection(found, summary),
+        table=_flat(state.tensors, found.to is not None, with_stats),
+        columns=tree.COLUMNS if view.tree else columns,
+        groups=tree.groups(state, view.unfold) if view.tree else _groups(found, columns, view, fold_rows),
+        totals=_totals_lines(summary),
+        findings=found.findings,
+        notes=tuple(odd for odd in state.oddities if not _said(odd, found)),
+        fixes=_fixes(state.tensors),
+    )
+
+
+def _said(odd: Oddity, found: Inspection) -> bool:
+    return any(finding.rule == odd.name and finding.fqn == odd.fqn for finding in found.findings)
+
+
+# The flat table: every fact in a column of its own, "-" where the source does not say.
+
+_FLAT = (
+    Column("kind"),
+    Column("fqn"),
+    Column("dtype"),
+    Column("shape"),
+    Column("bytes", right=True),
+    Column("device"),
+    Column("requires_grad"),
+    Column("saved"),
+    Column("moves"),
+)
+
+
+def _flat(tensors: tuple[TensorInfo, ...], moved: bool, with_stats: bool) -> Table:
+    sectioned = len({tensor.section for tensor in tensors}) > 1
+    columns = (
+        *((Column("section"),) if sectioned else ()),
+        *_FLAT,
+        *((Column("after"), Column("followed")) if moved else ()),
+        *((Column(name, right=True) for name in STATS) if with_stats else ()),
+        Column("tied_to"),
+    )
+    rows = tuple(
+        (
+            *((t.section or "-",) if sectioned else ()),
+            kind_text(t),
+            t.fqn,
+            t.dtype,
+            shape_text(t.shape),
+            str(t.nbytes),
+            t.device or "-",
+            flag(t.requires_grad),
+            flag(t.saved if t.saved is not None or t.persistent is not False else False),
+            flag(t.moves),
+            *((t.after.device or "-", flag(t.after.followed)) if moved and t.after else ("-", "-") if moved else ()),
+            *(stat_cells(t.stats) if with_stats else ()),
+            ",".join(t.tied_to) or "-",
+        )
+        for t in tensors
+    )
+    return Table(columns, rows)
+
+
+def _subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
+    tensors = sum(total.tensors for total in summary.values())
+    size = sum(total.bytes for total in summary.values())
+    sections = f", sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""
+    return f"{state.format}, {plural(tensors, 'tensor')}, {size_text(size)}{sections}"
+
+
+_NOUNS = {
+    Kind.PARAMETER: "parameter",
+    Kind.BUFFER: "buffer",
+    Kind.UNREGISTERED: "unregistered",
+    Kind.OPTIMIZER: "optimizer state",
+    Kind.OTHER: "other",
+}
+
+
+def _totals_lines(summary: dict[str, Totals]) -> tuple[str, ...]:
+    return tuple(
+        f"{kind:<12} {plural(total.tensors, 'tensor')}, {plural(total.elements, 'element')}, {total.bytes:,} bytes"
+        for kind, total in summary.items()
+        if total.tensors
+    )
+
+
+# For people: grouped by section and kind.
+
+
+def _columns(tensors: tuple[TensorInfo, ...], moved: bool, with_stats: bool) -> tuple[Column, ...]:
+    """Columns about which the source says nothing at all are left out."""
+    columns = [Column("name"), Column("dtype"), Column("shape"), Column("size", right=True)]
+    if moved or any(tensor.device is not None for tensor in tensors):
+        columns.append(Column("device"))
+    if any(tensor.requires_grad is not None for tensor in tensors):
+        columns.append(Column("grad"))
+    if with_stats:
+        columns.extend(Column(name, right=True) for name in STATS)
+    return tuple(columns)
+
+
+def _groups(found: Inspection, columns: tuple[Column, ...], view: View, fold_rows: bool) -> tuple[Group, ...]:
+    state = found.state
+    groups = []
+    for section in dict.fromkeys(tensor.section for tensor in state.tensors):
+        for kind in Kind:
+            rows = [tensor for tensor in state.tensors if tensor.section == section and tensor.kind is kind]
+            if rows:
+                groups.append(_group(section, kind, rows, state, columns, view, fold_rows))
+    return tuple(groups)
+
+
+def _group(
+    section: str,
+    kind: Kind,
+    rows: list[TensorInfo],
+    state: ModelState,
+    columns: tuple[Column, ...],
+    view: View,
+    fold_rows: bool,
+) -> Group:
+    total = documents.totals(rows)[kind.value]
+    heading = _NOUNS[kind] + ("s" if kind in (Kind.PARAMETER, Kind.BUFFER) else "")
+    if all(row.evidence is Evidence.ASSUMED for row in rows):
+        heading = f"{_NOUNS[kind]}s?"
+    if len(state.sections) > 1:
+        heading = f"{section or '(top level)'}: {heading}"
+    summary = f"{plural(total.tensors, 'tensor')}, {count_text(total.elements)} elements, {size_text(total.bytes)}"
+    summary += _evidence_text(rows)
+    lines = [_line(row, columns, view) for row in rows]
+    return Group(heading, summary, tuple(fold.lines(lines) if fold_rows else lines))
+
+
+def _evidence_text(rows: list[TensorInfo]) -> str:
+    words = {
+        Evidence.ASSUMED: "assumed: nothing in the file says so",
+        Evidence.CONVENTION: "by convention",
+        Evidence.OPTIMIZER: "the optimizer trains them",
+        Evidence.TYPE: "pickled as nn.Parameter",
+    }
+    evidence = {row.evidence for row in rows}
+    if len(evidence) == 1 and rows[0].kind in (Kind.PARAMETER, Kind.BUFFER):
+        text = words.get(rows[0].evidence)
+        return f" ({text})" if text else ""
+    return ""
+
+
+def _line(tensor: TensorInfo, columns: tuple[Column, ...], view: View) -> Line:
+    cells = {
+        "name": tensor.fqn + ("?" if tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER else ""),
+        "dtype": tensor.dtype,
+        "shape": shape_text(tensor.shape),
+        "size": size_text(tensor.nbytes),
+        "device": _device_text(tensor),
+        "grad": {None: "-", True: "yes", False: "no"}[tensor.requires_grad],
+        **dict(zip(STATS, stat_cells(tensor.stats), strict=True)),
+    }
+    return Line(tuple(cells[column.name] for column in columns), _remark(tensor, view), _mood(tensor))
+
+
+def _device_text(tensor: TensorInfo) -> str:
+    if tensor.after is None:
+        return tensor.device or "-"
+    sign = {True: "✓", False: "✗", None: "?"}[tensor.after.followed]
+    return f"{tensor.device or '-'} → {tensor.after.device or '-'} {sign}"
+
+
+def _mood(tensor: TensorInfo) -> str:
+    if tensor.after is not None and tensor.after.followed is not True:
+        return "bad"
+    if tensor.kind is Kind.UNREGISTERED and tensor.moves is False:
+        return "bad" if tensor.fix else "warn"
+    return ""
+
+
+def _remark(tensor: TensorInfo, view: View) -> str:
+    """What the columns do not say, most important first."""
+    parts = []
+    if tensor.kind is Kind.UNREGISTERED and tensor.evidence is Evidence.REGISTERED:
+        parts.append({False: "not saved", True: "saved", None: ""}[tensor.saved])
+        if tensor.after is None:
+            parts.append({False: "stays behind", True: "follows", None: "cannot tell if it moves"}[tensor.moves])
+    elif tensor.persistent is False:
+        parts.append("not saved (non-persistent)")
+    elif tensor.saved is False:
+        parts.append("not saved")
+    if tensor.kind is not Kind.UNREGISTERED and tensor.moves is False and tensor.after is None:
+        parts.append("stays behind")
+    if tensor.layout not in ("strided", "numpy"):
+        parts.append(tensor.layout)
+    if tensor.tied_to:
+        parts.append(f"= {names(tensor.tied_to)}")
+    if tensor.belongs_to:
+        parts.append(f"of {tensor.belongs_to}")
+    if tensor.note:
+        parts.append(tensor.note)
+    if view.verbose:
+        parts.extend(_more(tensor))
+    elif tensor.kind is Kind.UNREGISTERED and tensor.origin:
+        parts.append(place(tensor.origin))
+    return ", ".join(part for part in parts if part)
+
+
+def _more(tensor: TensorInfo) -> list[str]:
+    parts = [f"evidence: {tensor.evidence.value}"]
+    if tensor.aliases:
+        parts.append(f"also {names(tensor.aliases)}")
+    if tensor.origin:
+        parts.append(place(tensor.origin))
+    if tensor.data is not None:
+        parts.append(f"bytes {tensor.data.storage.offset}+{tensor.data.storage.length}")
+    return parts
+
+
+def _fixes(tensors: tuple[TensorInfo, ...]) -> tuple[Fix, ...]:
+    """Each fix once: the layers of a stack are mended by the same line of source."""
+    fixes = (Fix(place(t.origin) if t.origin else t.fqn, t.fix) for t in tensors if t.fix)
+    return tuple(dict.fromkeys(fixes))

@@ -1,0 +1,72 @@
+"""Facts as people read them: sizes, counts, shapes."""
+
+from __future__ import annotations
+
+from statecli.state import Evidence, Origin, Stats, TensorInfo
+
+#: The fields of `Stats` that have a column.
+STATS = ("min", "max", "mean", "std", "zeros", "nan", "inf")
+
+
+def kind_text(tensor: TensorInfo) -> str:
+    """The kind, with a question mark where it is only assumed."""
+    return f"{tensor.kind.value}?" if tensor.evidence is Evidence.ASSUMED else tensor.kind.value
+
+
+def shape_text(shape: tuple[int, ...] | None) -> str:
+    """`[2,3]`, `[]` for a scalar, `?` where there is no shape yet."""
+    return "?" if shape is None else f"[{','.join(map(str, shape))}]"
+
+
+def flag(value: bool | None) -> str:
+    """`yes`, `no`, and `-` where the source does not say."""
+    return "-" if value is None else "yes" if value else "no"
+
+
+def stat_cells(stats: Stats | None) -> tuple[str, ...]:
+    """One cell a name of `STATS`."""
+    if stats is None:
+        return ("-",) * len(STATS)
+    return tuple(number(getattr(stats, name)) for name in STATS)
+
+
+def number(value: float | int | None) -> str:
+    """Six significant digits."""
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+def size_text(count: int) -> str:
+    """Bytes for people, decimal units: `90.9 MB`."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            return f"{count} B" if unit == "B" else f"{size:.3g} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{count} B"
+
+
+def count_text(count: int) -> str:
+    """Elements for people: `22.7 M`."""
+    size = float(count)
+    for unit in ("", "k", "M", "G", "T"):
+        if size < 999.5 or unit == "T":
+            return str(count) if not unit else f"{size:.3g} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+        size /= 1000
+    return str(count)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 tensor`, `1,024 tensors`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def place(origin: Origin) -> str:
+    """`net.py:9`"""
+    return f"{origin.file}:{origin.line}"
+
+
+def names(several: tuple[str, ...]) -> str:
+    """The first two, and how many more."""
+    return ", ".join(several[:2]) + (f" and {len(several) - 2} more" if len(several) > 2 else "")

@@ -1,0 +1,67 @@
+"""What the user typed -> a ModelState."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from msgspec.structs import replace
+
+from statecli import formats, kinds, modules
+from statecli.errors import UnreadableError, UsageError
+from statecli.modules.build import Built, build
+from statecli.modules.spec import Spec, parse
+from statecli.state import ModelState
+
+_URL = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+://")
+
+
+def spec_of(text: str) -> Spec | None:
+    """The model class that the text names, None where it names a file or a folder."""
+    if os.path.lexists(text):
+        return None
+    if _URL.match(text):
+        raise UsageError(f"{text}: remote targets are not read by this version; download it first")
+    return parse(text)
+
+
+def checkpoint(text: str, *, read: Callable[[str], ModelState] = formats.read) -> ModelState:
+    """A file or folder, or one section of it (`train.ckpt#optimizer`), with kinds by the best evidence in it.
+
+    The evidence is looked for before the section is cut out: the optimizer says what the model's parameters are.
+    """
+    path, section = _split(text)
+    state = kinds.classified(read(path))
+    return replace(state if section is None else _cut(state, section), target=text)
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    if os.path.lexists(text) or "#" not in text:
+        return text, None
+    path, _, section = text.rpartition("#")
+    return path, section
+
+
+def _cut(state: ModelState, section: str) -> ModelState:
+    held = tuple(s for s in state.sections if s == section or s.startswith(section + "."))
+    if not held:
+        near = get_close_matches(section, state.sections, n=1)
+        hint = f"did you mean #{near[0]}?" if near else f"it has {', '.join(state.sections) or 'none'}"
+        raise UnreadableError(f"{state.target}: has no section {section!r}; {hint}")
+    tensors = tuple(tensor for tensor in state.tensors if tensor.section in held)
+    return replace(state, sections=held, tensors=tensors)
+
+
+def model(spec: Spec, *, init_device: str, values: bool) -> Built:
+    """The module that the spec names, built."""
+    return build(spec, init_device=init_device, values=values)
+
+
+def registered_by(text: str, *, init_device: str) -> ModelState:
+    """The state of a class given with `--model`, by which a checkpoint is grouped."""
+    spec = spec_of(text)
+    if spec is None:
+        raise UsageError(f"--model {text}: names no class; write file.py:Class or package.module:Class")
+    return modules.read(model(spec, init_device=init_device, values=False), text)
