@@ -342,7 +342,8 @@ def _deepest(error: BaseException) -> tuple[str, int] | None:
     ]
     own = [place for place in frames if not _installed(place[0])]
     others = [place for place in frames if f"{os.sep}torch{os.sep}" not in place[0]]
-    return (own or others or [None])[-1]
+    found = own or others
+    return found[-1] if found else None
 
 
 def _installed(filename: str) -> bool:

@@ -89,7 +89,7 @@ def _kept_alive(tensor: torch.Tensor) -> Any:
 
 
 def _renewed(module: nn.Module) -> None:
-    module._apply(_fresh)
+    module._apply(_fresh)  # type: ignore[no-untyped-call]
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ def _fresh(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _cloned(module: nn.Module) -> None:
-    module._apply(lambda tensor: tensor.clone())
+    module._apply(lambda tensor: tensor.clone())  # type: ignore[no-untyped-call]
 
 
 def _to_meta(module: nn.Module) -> None:

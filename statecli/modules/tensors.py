@@ -10,6 +10,7 @@ import torch
 
 from statecli.state import Kind
 
+_Lazy: type = vars(torch.nn.parameter)["UninitializedTensorMixin"]  # torch lists it in no stub
 _opaque_numbers = itertools.count()
 _opaque: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 
@@ -54,7 +55,7 @@ def facts(tensor: torch.Tensor) -> Facts:
 
 def is_lazy(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is an uninitialized parameter or buffer of a lazy module."""
-    return issubclass(type(tensor), torch.nn.parameter.UninitializedTensorMixin)
+    return issubclass(type(tensor), _Lazy)
 
 
 def storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:

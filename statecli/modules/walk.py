@@ -120,11 +120,12 @@ _CLOSED = _ids(
 )
 #: Built-in objects that only hold others, without a name of their own: iterators, views, cells.
 _TRANSPARENT = _ids(
-    [type(iterator) for iterator in (iter([]), iter(()), iter({}), iter(set()), iter({}.values()), iter({}.items()))]
-    + [type(reversed([])), type(reversed({})), type(iter(collections.deque()))]
-    + [type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType]
-    + [zip, map, filter, enumerate, reversed, types.CellType]
-    + [kind for kind in vars(itertools).values() if type(kind) is type]
+    [
+        *map(type, (iter([]), iter(()), iter({}), iter({}.values()), iter({}.items()), iter(set()), reversed([]))),
+        *map(type, (reversed({}), iter(collections.deque()), {}.keys(), {}.values(), {}.items())),
+        *(types.MappingProxyType, types.CellType, zip, map, filter, enumerate, reversed),
+        *(kind for kind in vars(itertools).values() if type(kind) is type),
+    ]
 )
 #: Names in class bodies that abstract classes and namedtuples leave there.
 _MACHINERY = frozenset(["_abc_impl", "_fields", "_field_defaults"])
