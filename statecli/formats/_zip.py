@@ -157,12 +157,13 @@ class Archive:
         _, disk, where, disks = _END64_LOCATOR.unpack(locator)
         if disk or disks > 1:
             raise MalformedError("the zip archive spans several disks")
-        if where + _END64.size > at:
-            raise MalformedError(f"damaged zip: its zip64 record should be at byte {where}, and {at} is behind it")
-        record = self._source.read(where, _END64.size)
+        record = self._source.read(where, _END64.size) if where + _END64.size <= at else bytes(_END64.size)
         signature, length, _, _, disk, first, here, records, size, offset = _END64.unpack(record)
         if signature != b"PK\6\6" or where + 12 + length != at:
-            raise MalformedError(f"damaged zip: no zip64 record at byte {where}, where its locator says it is")
+            raise MalformedError(
+                f"the central directory is not where the zip says it is: no zip64 end record at byte {where}; "
+                "data was put before the archive or behind it"
+            )
         if disk or first or here != records:
             raise MalformedError("the zip archive spans several disks")
         real = _End(where, records, size, offset)

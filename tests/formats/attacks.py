@@ -1,0 +1,222 @@
+"""Builders of hostile and odd files, byte by byte: pickles from opcodes, zips with any lie in any field.
+
+Nothing here needs torch, and nothing is ever unpickled by these tests but what they wrote themselves.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+PROTO = b"\x80\x02"
+STOP = b"."
+
+
+def text(value: str) -> bytes:
+    """BINUNICODE."""
+    data = value.encode("utf-8", "surrogatepass")
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def number(value: int) -> bytes:
+    """The opcode the pickler of protocol 2 picks."""
+    if 0 <= value < 256:
+        return b"K" + bytes([value])
+    if -(2**31) <= value < 2**31:
+        return b"J" + struct.pack("<i", value)
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    if len(data) < 256:
+        return b"\x8a" + bytes([len(data)]) + data
+    return b"\x8b" + struct.pack("<i", len(data)) + data
+
+
+def numbers(*values: int) -> bytes:
+    """A tuple of ints."""
+    return b"(" + b"".join(map(number, values)) + b"t"
+
+
+def tensor(
+    key: str = "0",
+    numel: int = 4,
+    size: tuple[int, ...] = (4,),
+    stride: tuple[int, ...] = (1,),
+    offset: int = 0,
+    kind: str = "FloatStorage",
+) -> bytes:
+    """The opcodes of one `_rebuild_tensor_v2`, without memo."""
+    storage = b"(" + text("storage") + f"ctorch\n{kind}\n".encode() + text(key) + text("cpu") + number(numel) + b"tQ"
+    hooks = b"ccollections\nOrderedDict\n)R"
+    geometry = number(offset) + numbers(*size) + numbers(*stride)
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + geometry + b"\x89" + hooks + b"tR"
+
+
+def pickled(body: bytes) -> bytes:
+    """A whole pickle of protocol 2 that leaves what `body` builds."""
+    return PROTO + body + STOP
+
+
+def state_dict(**tensors: bytes) -> bytes:
+    """A pickled dict of tensors."""
+    return pickled(b"}(" + b"".join(text(name) + body for name, body in tensors.items()) + b"u")
+
+
+def hash_bomb() -> bytes:
+    """t = (t, t) 64 times over, as a key: hashing it takes 2**64 steps."""
+    return pickled(b"}" + number(1) + b"".join(b"q\1h\1\x86" for _ in range(64)) + b"Ns")
+
+
+def deep_key(depth: int) -> bytes:
+    """A tuple nested `depth` times, as a key: hashing it recurses in C."""
+    return pickled(b"})" + b"\x85" * depth + b"Ns")
+
+
+def colliding_ints(count: int) -> bytes:
+    """Integers that all hash to 0, as keys."""
+    prime = 2**61 - 1
+    return pickled(b"}(" + b"".join(number(prime * n) + b"N" for n in range(1, count + 1)) + b"u")
+
+
+@dataclass
+class Member:
+    """One zip record. Whatever is not None contradicts what the content says."""
+
+    name: str | bytes
+    data: bytes = b""
+    method: int = 0
+    flags: int = 0x0808
+    packed: bytes | None = None
+    crc: int | None = None
+    size: int | None = None
+    packed_size: int | None = None
+    offset: int | None = None
+    disk: int = 0
+    zip64: bool = False
+    local_name: bytes | None = None
+    local_method: int | None = None
+    local_flags: int | None = None
+    local_signature: bytes = b"PK\3\4"
+    local_extra_length: int | None = None
+
+    @property
+    def raw_name(self) -> bytes:
+        return self.name.encode() if isinstance(self.name, str) else self.name
+
+    @property
+    def content(self) -> bytes:
+        if self.packed is not None:
+            return self.packed
+        if self.method != 8:
+            return self.data
+        packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+        return packer.compress(self.data) + packer.flush()
+
+    def local(self, at: int) -> bytes:
+        """Header, padding to 64 bytes as torch pads, content, descriptor."""
+        name = self.raw_name if self.local_name is None else self.local_name
+        pad = -(at + 30 + len(name) + 4) % 64
+        extra = b"FB" + struct.pack("<H", pad) + b"Z" * pad
+        length = len(extra) if self.local_extra_length is None else self.local_extra_length
+        flags = self.flags if self.local_flags is None else self.local_flags
+        method = self.method if self.local_method is None else self.local_method
+        head = struct.pack("<4sHHHHHIIIHH", self.local_signature, 0, flags, method, 0, 0, 0, 0, 0, len(name), length)
+        after = (
+            struct.pack("<4sIII", b"PK\7\x08", self._crc, len(self.content), len(self.data)) if self.content else b""
+        )
+        return head + name + extra + self.content + after
+
+    def central(self, at: int) -> bytes:
+        """The directory's entry."""
+        size = len(self.data) if self.size is None else self.size
+        packed = len(self.content) if self.packed_size is None else self.packed_size
+        offset = at if self.offset is None else self.offset
+        extra = b""
+        if self.zip64:
+            extra = struct.pack("<HHQQQ", 1, 24, size, packed, offset)
+            size = packed = offset = 0xFFFFFFFF
+        fields = (self.flags, self.method, 0, 0, self._crc, packed, size, len(self.raw_name), len(extra), 0, self.disk)
+        return struct.pack("<4sHHHHHHIIIHHHHHII", b"PK\1\2", 0, 0, *fields, 0, 0, offset) + self.raw_name + extra
+
+    @property
+    def _crc(self) -> int:
+        return zlib.crc32(self.data) if self.crc is None else self.crc
+
+
+@dataclass
+class Lies:
+    """What the end records say that is not so."""
+
+    count: int = 0
+    directory_at: int = 0
+    directory_size: int = 0
+    disk: int = 0
+    locator: int = 0
+    zip64: bool = True
+    only_in_zip64: bool = False
+    comment: bytes = b""
+    missing_locator: bool = False
+
+
+def build(members: list[Member], lies: Lies | None = None, *, prefix: bytes = b"", suffix: bytes = b"") -> bytes:
+    """A zip archive of these records, in this order, with the end records torch writes."""
+    lies = lies or Lies()
+    body, directory = b"", b""
+    for member in members:
+        at = len(body)
+        body += member.local(at)
+        directory += member.central(at)
+    at, size, count = len(body) + lies.directory_at, len(directory) + lies.directory_size, len(members) + lies.count
+    end64 = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 30, 0, 0, 0, count, count, size, at)
+    locator = struct.pack("<4sIQI", b"PK\6\7", 0, len(body) + len(directory) + lies.locator, 1)
+    shown = (0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF) if lies.only_in_zip64 else (count, count, size, at)
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", lies.disk, 0, *shown, len(lies.comment)) + lies.comment
+    middle = end64 + locator if lies.zip64 and not lies.missing_locator else b""
+    return prefix + body + directory + middle + end + suffix
+
+
+def records(
+    pickle: bytes | None = None,
+    storages: dict[str, bytes] | None = None,
+    *,
+    folder: str = "archive",
+    version: bytes = b"3\n",
+) -> list[Member]:
+    """The records of a small good archive: one float32 tensor `w` of four elements."""
+    pickle = state_dict(w=tensor()) if pickle is None else pickle
+    storages = {"0": bytes(range(16))} if storages is None else storages
+    return [
+        Member(f"{folder}/data.pkl", pickle),
+        Member(f"{folder}/.format_version", b"1"),
+        Member(f"{folder}/.storage_alignment", b"64"),
+        Member(f"{folder}/byteorder", b"little"),
+        *(Member(f"{folder}/data/{key}", data) for key, data in storages.items()),
+        Member(f"{folder}/version", version),
+        Member(f"{folder}/.data/serialization_id", b"0" * 40),
+    ]
+
+
+def changed(name: str, **fields: object) -> list[Member]:
+    """The good archive with one record's fields replaced."""
+    made = records()
+    for member in made:
+        if member.name == f"archive/{name}":
+            for field, value in fields.items():
+                assert hasattr(member, field)
+                setattr(member, field, value)
+            return made
+    raise AssertionError(name)
+
+
+def without(name: str) -> list[Member]:
+    """The good archive with one record missing."""
+    return [member for member in records() if member.name != f"archive/{name}"]
+
+
+def legacy(
+    pickle: bytes, storages: list[tuple[str, int, bytes]], *, little: bool = True, magic: int = 0x1950A86A20F9469CFC6C
+) -> bytes:
+    """A stream as torch wrote before 1.6; each storage is key, number of elements, bytes."""
+    machine = b"}" + text("little_endian") + (b"\x88" if little else b"\x89") + b"s"
+    keys = b"](" + b"".join(text(key) for key, _, _ in storages) + b"e"
+    head = pickled(number(magic)) + pickled(number(1001)) + pickled(machine) + pickle + pickled(keys)
+    return head + b"".join(struct.pack("<q", count) + data for _, count, data in storages)

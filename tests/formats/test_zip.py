@@ -1,0 +1,274 @@
+"""The strict zip reader: what it accepts, what it calls odd, and the one line for each lie."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats._source import Source
+from statecli.formats._zip import MAX_INFLATED, Archive
+
+from .attacks import Lies, Member, build, changed, records
+
+LIMIT = 2**20
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """A function that reads bytes as an archive."""
+    sources = []
+
+    def read(data: bytes) -> Archive:
+        path = tmp_path / f"{len(sources)}.zip"
+        path.write_bytes(data)
+        sources.append(Source(str(path)))
+        return Archive(sources[-1])
+
+    yield read
+    for source in sources:
+        source.close()
+
+
+def contents(archive: Archive) -> dict[str, bytes]:
+    return {name: archive.read(record, LIMIT) for name, record in archive.records.items()}
+
+
+def oddities(archive: Archive) -> list[str]:
+    return [oddity.name for oddity in archive.oddities]
+
+
+def test_records_are_what_zipfile_reads(opened):
+    """Names, order and contents agree with Python's zipfile on a good archive."""
+    data = build(records())
+    with zipfile.ZipFile(io.BytesIO(data)) as oracle:
+        wanted = {name: oracle.read(name) for name in oracle.namelist()}
+    archive = opened(data)
+    assert contents(archive) == wanted
+    assert list(archive.records) == list(wanted)
+    assert archive.oddities == []
+
+
+def test_data_offset_is_where_the_bytes_are(opened):
+    """The padding that torch puts into the local header only is counted."""
+    data = build(records())
+    for member in records():
+        record = opened(data).records[str(member.name)]
+        assert data[record.data_offset :][: record.size] == member.data
+
+
+@given(
+    st.lists(st.tuples(st.text(min_size=1, max_size=20), st.binary(max_size=300), st.sampled_from([0, 8])), max_size=12)
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_zipfile_writes_is_read(tmp_path_factory, entries):
+    """Archives of Python's zipfile, stored and deflated, come back whole."""
+    entries = {
+        name.replace("\0", "_").replace("\\", "_"): (data, method)
+        for name, data, method in entries
+        if name.isprintable()
+    }
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as writer:
+        for name, (data, method) in entries.items():
+            writer.writestr(zipfile.ZipInfo(name), data, method)
+    path = tmp_path_factory.getbasetemp() / "written.zip"
+    path.write_bytes(buffer.getvalue())
+    with Source(str(path)) as source:
+        assert contents(Archive(source)) == {name: data for name, (data, _) in entries.items()}
+
+
+@pytest.mark.parametrize(
+    ("first", "folder"), [("net/data.pkl", "net"), ("/data.pkl", ""), ("data.pkl", None), ("a/b/data.pkl", "a")]
+)
+def test_folder_is_that_of_the_first_record(opened, first, folder):
+    """torch takes the top folder of the first record, and an empty name counts."""
+    assert opened(build([Member(first, b"x")])).folder == folder
+
+
+ACCEPTED = {
+    "zip64 sizes in the directory": build([Member(f"a/{n}", b"xyz" * n, zip64=True) for n in range(3)]),
+    "sizes in the zip64 end record only": build(records(), Lies(only_in_zip64=True)),
+    "no zip64 records": build(records(), Lies(zip64=False)),
+    "no checksums": build([Member("a/x", b"content", crc=0)]),
+    "no records": build([]),
+    "a name of 60 kB": build([Member("a/" + "n" * 60_000, b"x")]),
+    "a name with NUL": build([Member("a/\0b", b"x")]),
+    "a name that is no UTF-8": build([Member(b"a/\xff\xfe", b"x")]),
+    "a name in cp437": build([Member(b"a/\x81", b"x", flags=8)]),
+    "a directory entry": build([Member("a/", b""), Member("a/x", b"x")]),
+}
+
+
+@pytest.mark.parametrize("data", ACCEPTED.values(), ids=ACCEPTED)
+def test_accepted_without_remark(opened, data):
+    """Legal variety is read."""
+    archive = opened(data)
+    assert archive.oddities == []
+    contents(archive)
+
+
+ODD = {
+    "suffixed": (build(records(), suffix=b"junk"), "4 bytes are appended after the zip archive"),
+    "zip-comment": (build(records(), Lies(comment=b"hello")), "a comment of 5 bytes is appended"),
+    "case-only-names": (build([*records(), Member("archive/DATA.PKL")]), "upper and lower case"),
+}
+
+
+@pytest.mark.parametrize(("name", "case"), ODD.items(), ids=ODD)
+def test_odd_but_readable_is_recorded(opened, name, case):
+    """What every reader accepts and nobody would expect is an oddity."""
+    data, message = case
+    (oddity,) = opened(data).oddities
+    assert (oddity.name, message in oddity.message) == (name, True)
+
+
+def _with_end_comment_length(data: bytes, length: int) -> bytes:
+    return data[:-2] + struct.pack("<H", length)
+
+
+def test_a_comment_that_is_cut_short_is_odd(opened):
+    """The end record promises more comment than there is."""
+    assert oddities(opened(_with_end_comment_length(build(records()), 9))) == ["suffixed"]
+
+
+GOOD = build(records())
+TWO_NAMES = [Member("archive/data/0", b"abcd"), Member("archive/data/0", b"efgh")]
+REFUSED = {
+    "duplicate": (build([*records(), *TWO_NAMES[:1]]), "two records named 'archive/data/0'"),
+    "duplicate of one content": (build([TWO_NAMES[0], TWO_NAMES[0]]), "two records named 'archive/data/0'"),
+    "two records on one header": (
+        build([Member("a/x", b"abcd"), Member("a/y", b"abcd", offset=0)]),
+        "records 'a/x' and 'a/y' overlap",
+    ),
+    "records that overlap": (
+        build([Member("a/x", b"abcd", size=80, packed_size=80), Member("a/y", b"efgh" * 9)]),
+        "records 'a/x' and 'a/y' overlap",
+    ),
+    "local name": (
+        build(changed("data.pkl", local_name=b"archive/data.pkx")),
+        "'archive/data.pkl': its local header disagrees",
+    ),
+    "local name of other length": (build(changed("data.pkl", local_name=b"archive/evil")), "local header disagrees"),
+    "local method": (build(changed("data.pkl", local_method=8)), "local header disagrees with the directory"),
+    "encrypted in the local header": (build(changed("data.pkl", local_flags=0x0809)), "local header disagrees"),
+    "local sizes without a descriptor": (build(changed("data.pkl", local_flags=0x0800)), "local header disagrees"),
+    "local signature": (
+        build(changed("data/0", local_signature=b"PK\0\0")),
+        "'archive/data/0': no local header at byte",
+    ),
+    "local extra past the end": (
+        build(changed(".data/serialization_id", local_extra_length=60_000)),
+        "lies outside the file",
+    ),
+    "header past the end": (build(changed("data/0", offset=10**6)), "'archive/data/0' lies outside the file"),
+    "size": (build(changed("data/0", size=8)), "stored in 16 bytes and said to hold 8"),
+    "compressed size": (build(changed("data/0", packed_size=8)), "stored in 8 bytes and said to hold 16"),
+    "both sizes past the end": (
+        build(changed(".data/serialization_id", size=10**6, packed_size=10**6)),
+        "lies outside the file: it ends at byte",
+    ),
+    "a prefix": (build(records(), prefix=b"#!/bin/sh\n"), "the central directory is not where the zip says it is"),
+    "a zip before it": (GOOD + GOOD, "the central directory is not where the zip says it is"),
+    "an other zip in the comment": (
+        build(records(), Lies(comment=build([Member("b/x")]))),
+        "the central directory is not where",
+    ),
+    "more records counted": (build(records(), Lies(count=1)), "it holds 7 records, its end record says 8"),
+    "fewer records counted": (build(records(), Lies(count=-1)), "it holds 7 records, its end record says 6"),
+    "no records counted": (build(records(), Lies(count=-7)), "it holds 7 records, its end record says 0"),
+    "directory offset": (build(records(), Lies(directory_at=-8)), "the central directory is not where"),
+    "directory size": (build(records(), Lies(directory_size=8)), "the central directory is not where"),
+    "directory moved as a whole": (
+        build(records(), Lies(directory_at=-8, directory_size=8)),
+        "damaged central directory",
+    ),
+    "zip64 locator": (build(records(), Lies(locator=-4)), "no zip64 end record at byte"),
+    "zip64 locator past the end": (build(records(), Lies(locator=10**6)), "no zip64 end record at byte"),
+    "zip64 locator missing": (build(records(), Lies(only_in_zip64=True, missing_locator=True)), "there is none"),
+    "several disks": (build(records(), Lies(disk=1)), "spans several disks"),
+    "a record on another disk": (build(changed("data/0", disk=1)), "spans several disks"),
+    "truncated": (GOOD[:-30], "file is truncated: the directory that ends a zip archive is missing"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_lies_are_malformed(opened, case):
+    """Each way an archive can contradict itself has its line."""
+    data, message = case
+    with pytest.raises(MalformedError) as caught:
+        opened(data)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+UNREADABLE = {
+    "encrypted": (build(changed("data/0", flags=0x0809)), "'archive/data/0' is encrypted"),
+    "bzip2": (build(changed("data/0", method=12)), "unsupported compression (bzip2)"),
+    "lzma": (build(changed("data/0", method=14)), "unsupported compression (lzma)"),
+    "an unknown method": (build(changed("data/0", method=77)), "unsupported compression (method 77)"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE.values(), ids=UNREADABLE)
+def test_what_torch_cannot_read_either_is_unreadable(opened, case):
+    """Encryption and other methods are named."""
+    data, message = case
+    with pytest.raises(UnreadableError) as caught:
+        opened(data)
+    assert message in str(caught.value)
+
+
+def test_a_wrong_checksum_is_found_when_the_record_is_read(opened):
+    """Opening reads no content; reading does, and both checksums are in the line."""
+    archive = opened(build([Member("a/x", b"content", crc=0x12345678)]))
+    with pytest.raises(MalformedError, match=r"a/x: checksum wrong: [0-9a-f]{8}, the archive says 12345678"):
+        archive.read(archive.records["a/x"], LIMIT)
+
+
+def test_a_deflated_record_is_inflated(opened):
+    """Deflated records of any size under the limit are read."""
+    archive = opened(build([Member("a/x", b"content" * 999, method=8)]))
+    assert archive.read(archive.records["a/x"], LIMIT) == b"content" * 999
+
+
+@pytest.mark.parametrize("said", [8, 200])
+def test_a_deflated_record_that_lies_of_its_size_is_malformed(opened, said):
+    """Neither more nor fewer bytes than the directory says."""
+    archive = opened(build([Member("a/x", b"x" * 100, method=8, size=said)]))
+    with pytest.raises(MalformedError, match="does not inflate to the"):
+        archive.read(archive.records["a/x"], LIMIT)
+
+
+def test_a_deflate_stream_that_is_none_is_malformed(opened):
+    """zlib's own word is in the line."""
+    archive = opened(build([Member("a/x", b"x" * 100, method=8, packed=b"\xff" * 40)]))
+    with pytest.raises(MalformedError, match="cannot be inflated"):
+        archive.read(archive.records["a/x"], LIMIT)
+
+
+def test_a_deflate_bomb_is_refused_before_it_is_inflated(opened):
+    """The limit for what is compressed is lower than the caller's."""
+    archive = opened(build([Member("a/x", bytes(MAX_INFLATED + 1), method=8)]))
+    with pytest.raises(MalformedError, match=r"compressed and inflates to 67,108,865 bytes: refused"):
+        archive.read(archive.records["a/x"], 2**40)
+
+
+def test_a_stored_record_over_the_limit_is_refused(opened):
+    """The caller's limit holds for stored records."""
+    archive = opened(build([Member("a/x", b"12345")]))
+    with pytest.raises(MalformedError, match="has 5 bytes: refused, the limit is 4"):
+        archive.read(archive.records["a/x"], 4)
+
+
+@pytest.mark.parametrize("end", [*range(0, len(GOOD), 37), len(GOOD) - 1])
+def test_every_cut_is_clean(opened, end):
+    """A file cut anywhere is an error of one line."""
+    with pytest.raises(UnreadableError) as caught:
+        opened(GOOD[:end])
+    assert "\n" not in str(caught.value)
