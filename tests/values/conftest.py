@@ -1,0 +1,69 @@
+"""Tensors written to files as a container would: their whole storage, somewhere inside the file."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import torch
+
+from statecli.state import ByteRange, Quantizer, TensorData, TensorInfo
+
+
+class Store(Protocol):
+    """Writes a tensor and says where it is."""
+
+    def __call__(self, tensor: torch.Tensor, at: int = 3, big_endian: bool = False) -> TensorInfo: ...
+
+
+def storage_bytes(tensor: torch.Tensor) -> bytes:
+    """Every byte of the storage, also those that the tensor does not show."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().tobytes()
+
+
+def info_of(data: TensorData, **more: object) -> TensorInfo:
+    """A row for `data`."""
+    elements = torch.Size(data.shape).numel()
+    return TensorInfo("w", data.dtype, data.shape, elements, data.storage.length, data=data, **more)
+
+
+def _swapped(content: bytes, unit: int) -> bytes:
+    return b"".join(content[i : i + unit][::-1] for i in range(0, len(content), unit))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Each call writes one file; its storage begins at byte `at`, an odd place by default."""
+    written: list[Path] = []
+
+    def write(tensor: torch.Tensor, at: int = 3, big_endian: bool = False) -> TensorInfo:
+        content = storage_bytes(tensor)
+        if big_endian:
+            content = _swapped(content, tensor.dtype.itemsize // (2 if tensor.dtype.is_complex else 1))
+        path = tmp_path / f"{len(written)}.bin"
+        written.append(path)
+        path.write_bytes(b"\xff" * at + content + b"\xff" * 5)
+        where = ByteRange(str(path), at, len(content), zlib.crc32(content), big_endian)
+        return info_of(
+            TensorData(
+                where,
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(tensor.shape),
+                tensor.storage_offset(),
+                tuple(tensor.stride()),
+                tensor.is_conj(),
+                tensor.is_neg(),
+                quantizer(tensor) if tensor.is_quantized else None,
+            )
+        )
+
+    def quantizer(tensor: torch.Tensor) -> Quantizer:
+        scheme = str(tensor.qscheme())
+        if "per_channel" not in scheme:
+            return Quantizer(scheme, tensor.q_scale(), tensor.q_zero_point())
+        scales, zeros = write(tensor.q_per_channel_scales()).data, write(tensor.q_per_channel_zero_points()).data
+        return Quantizer(scheme, axis=tensor.q_per_channel_axis(), scales=scales, zero_points=zeros)
+
+    return write

@@ -1,0 +1,194 @@
+"""`--to DEVICE` for a checkpoint: bytes arrive, or it is said that they did not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+
+from statecli.errors import MalformedError, UnreadableError, UsageError
+from statecli.state import After, ModelState, TensorData, TensorInfo
+from statecli.values import place as module
+from statecli.values.place import place, resolve_device
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int64]
+
+
+def state_of(*tensors):
+    """A state with these rows."""
+    return ModelState("t", "torch_zip", tensors)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_type_arrives(store, monkeypatch, dtype, device):
+    """In one chunk and in several, the last of them shorter."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    tensor = store(torch.randn(100, 7).to(dtype))
+    expected = After("cuda:0" if device == "cuda" else "cpu", True)
+    assert place(state_of(tensor), device).tensors[0].after == expected
+    monkeypatch.setattr(module, "CHUNK", 64)
+    assert place(state_of(tensor), device).tensors[0].after == expected
+
+
+def test_no_chunk_is_bigger_than_the_limit(store, monkeypatch):
+    """Memory is bounded by the chunk, not by the tensor; every byte travels once."""
+    sent = []
+    real = module._there_and_back
+    monkeypatch.setattr(module, "CHUNK", 128)
+    monkeypatch.setattr(
+        module, "_there_and_back", lambda t, chunk, *rest: sent.append(chunk.size) or real(t, chunk, *rest)
+    )
+    tensor = store(torch.randn(100))
+    place(state_of(tensor, msgspec.structs.replace(tensor, fqn="tied")), "cpu")
+    assert sent == [128, 128, 128, 16]
+
+
+def test_bytes_that_come_back_changed_did_not_follow(store, monkeypatch):
+    """A device that returns something else is found out."""
+
+    def broken(torch_module, chunk, dtype, device):
+        back = chunk.copy()
+        back[5] ^= 1
+        return back
+
+    monkeypatch.setattr(module, "_there_and_back", broken)
+    placed = place(state_of(store(torch.randn(9))), "cpu").tensors[0]
+    assert placed.after == After("cpu", False)
+    assert "1 bytes came back changed" in placed.note
+
+
+def test_a_type_that_the_device_refuses_did_not_follow(store, monkeypatch):
+    """As MPS refuses float64: a note, not a crash, and the next tensor goes on."""
+
+    def refuse(torch_module, chunk, dtype, device):
+        if dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype. Use float32 instead")
+        return chunk
+
+    monkeypatch.setattr(module, "_there_and_back", refuse)
+    first, second = place(state_of(store(torch.randn(9).double()), store(torch.randn(9))), "cpu").tensors
+    assert first.after == After(None, False)
+    assert "refuses it: Cannot convert" in first.note
+    assert second.after == After("cpu", True)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float4_e2m1fn_x2], ids=str)
+def test_on_meta_the_tensor_is_made_and_its_bytes_are_checked(store, dtype):
+    """The note says that there was nothing to compare."""
+    base = torch.zeros(8, 8, dtype=torch.uint8)
+    tensor = base.view(dtype) if dtype.itemsize == 1 else torch.zeros(8, 8, dtype=dtype).t()
+    placed = place(state_of(store(tensor)), "meta").tensors[0]
+    assert placed.after == After("meta", True)
+    assert placed.note == "bytes read and checksum right; meta holds none to compare"
+
+
+def test_on_meta_without_a_checksum_the_bytes_are_only_read(store):
+    """And no more is claimed."""
+    info = store(torch.zeros(8))
+    storage = msgspec.structs.replace(info.data.storage, crc32=None)
+    info = msgspec.structs.replace(info, note="odd", data=msgspec.structs.replace(info.data, storage=storage))
+    placed = place(state_of(info), "meta").tensors[0]
+    assert placed.note == "odd; bytes read; meta holds none to compare"
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_quantized_and_multi_part_tensors_travel_part_by_part(store, device):
+    """Indices and values of a sparse tensor; the integers of a quantized one."""
+    quantized = store(torch.quantize_per_tensor(torch.rand(5), 0.1, 0, torch.qint8))
+    part = store(torch.rand(5)).data
+    sparse = TensorInfo("s", "float32", (9,), 9, 0, layout="sparse_coo", parts=(("indices", part), ("values", part)))
+    assert [row.after for row in place(state_of(quantized, sparse), device).tensors] == [After(device, True)] * 2
+
+
+def test_a_type_that_this_torch_lacks_cannot_be_told_on_meta(store):
+    """followed is null, and the note names the type."""
+    data = store(torch.zeros(4, dtype=torch.uint8)).data
+    info = TensorInfo("w", "float3", (4,), 4, 4, data=TensorData(data.storage, "float3", (4,)))
+    placed = place(state_of(info), "meta").tensors[0]
+    assert placed.after == After(None, None)
+    assert "has no float3" in placed.note
+
+
+def test_a_tensor_without_bytes_cannot_be_told():
+    """A lazy parameter, a meta tensor."""
+    placed = place(state_of(TensorInfo("w", "float32", (2,), 2, 8)), "cpu").tensors[0]
+    assert placed.after == After(None, None)
+    assert placed.note == "no bytes to load"
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_wrong_checksum_stops_the_run(store, device):
+    """What is damaged must not be said to have arrived."""
+    info = store(torch.rand(5))
+    with open(info.data.storage.path, "r+b") as file:
+        file.seek(9)
+        file.write(b"\x13\x37")
+    with pytest.raises(MalformedError, match="checksum wrong"):
+        place(state_of(info), device)
+
+
+def test_a_vanished_file_stops_the_run(store, tmp_path):
+    """One line."""
+    info = store(torch.rand(5))
+    (tmp_path / "0.bin").unlink()
+    with pytest.raises(UnreadableError, match="cannot be opened"):
+        place(state_of(info), "meta")
+
+
+def test_the_file_is_not_written_to(store, tmp_path):
+    """The device works on a copy of each chunk."""
+    info = store(torch.rand(50))
+    before = (tmp_path / "0.bin").read_bytes()
+    place(state_of(info), "cpu")
+    assert (tmp_path / "0.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("nonsense", "knows no such device"),
+        ("cpu:x", "knows no such device"),
+        ("xpu", "not available here"),
+        ("", "knows"),
+    ],
+)
+def test_unknown_and_absent_devices_are_one_line(device, said):
+    """A usage error, and a way on."""
+    with pytest.raises(UsageError, match=said) as caught:
+        resolve_device(device)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:7"])
+def test_without_cuda_the_line_names_meta(device):
+    """The same check runs on any machine."""
+    with pytest.raises(UsageError, match="--to meta makes the same check on any machine"):
+        resolve_device(device)
+
+
+def test_a_cuda_index_beyond_the_last_is_one_line(monkeypatch):
+    """It says how many there are."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="has 2 CUDA devices, cuda:0 to cuda:1"):
+        resolve_device("cuda:2")
+
+
+def test_without_torch_the_line_says_what_to_install():
+    """torch made unimportable."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from statecli.values.place import resolve_device\n"
+        "from statecli.errors import MissingDependency\n"
+        "try: resolve_device('meta')\n"
+        "except MissingDependency as why: print(why)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install torch" in done.stdout

@@ -1,0 +1,299 @@
+"""Reading values from where their bytes are: order, layouts, checksums, files that change, bounded memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.state import ByteRange, TensorData
+from statecli.values import read
+from statecli.values.read import all_values, check_crc, opened, values
+
+PLAIN = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int16, torch.uint8]
+PLAIN += [torch.complex64, torch.complex128, torch.complex32, torch.float8_e5m2, torch.bool, torch.int8, torch.uint16]
+
+
+def as_numpy(tensor):
+    """What torch says the values are, in the widest type of its kind."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128).numpy().reshape(-1)
+    return (tensor if not tensor.is_floating_point() else tensor.double()).resolve_neg().numpy().reshape(-1)
+
+
+def made(dtype, *shape):
+    """Values that differ from their neighbours in every type."""
+    base = torch.arange(1, 1 + torch.Size(shape).numel()) % 13 - 3
+    if dtype.is_complex:
+        return torch.complex(base.double(), base.flip(0).double() / 4).to(dtype).reshape(shape)
+    return (base.abs() if dtype in (torch.uint8, torch.uint16) else base).to(dtype).reshape(shape)
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "sliced": lambda x: x[1:, 2:5],
+    "stepped": lambda x: x[::2, 1::3],
+    "expanded": lambda x: x[:1].expand(4, *x.shape[1:]),
+    "scalar": lambda x: x[2, 3],
+    "empty": lambda x: x[:0],
+    "windows": lambda x: x.reshape(-1).unfold(0, 5, 2),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", PLAIN, ids=str)
+@pytest.mark.parametrize("big_endian", [False, True])
+def test_values_come_in_logical_order_from_any_layout(store, dtype, layout, big_endian):
+    """Every type in every layout, from an unaligned place, equals torch's own conversion."""
+    tensor = LAYOUTS[layout](made(dtype, 6, 8))
+    np.testing.assert_array_equal(all_values(store(tensor, big_endian=big_endian).data), as_numpy(tensor))
+
+
+@pytest.mark.parametrize("lazy", ["conj", "neg"])
+def test_lazy_conjugates_and_negatives_are_applied(store, lazy):
+    """The stored bytes do not yet hold what the tensor is worth."""
+    x = made(torch.complex64, 3, 4)
+    tensor = x.conj() if lazy == "conj" else x.conj().imag
+    assert tensor.is_conj() or tensor.is_neg()
+    expected = tensor.resolve_conj().resolve_neg().numpy().reshape(-1)
+    np.testing.assert_array_equal(all_values(store(tensor).data), expected)
+
+
+@given(
+    shape=st.lists(st.integers(0, 5), max_size=4),
+    strides=st.lists(st.integers(0, 7), min_size=4, max_size=4),
+    offset=st.integers(0, 9),
+    chunk=st.sampled_from([1, 2, 7, 65536]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+def test_any_strides_any_chunk_size(store, monkeypatch, shape, strides, offset, chunk):
+    """Merging dimensions and cutting chunks never loses, repeats or reorders an element."""
+    monkeypatch.setattr(read, "CHUNK", chunk)
+    tensor = torch.as_strided(torch.arange(150.0), shape, strides[: len(shape)], offset)
+    data = store(tensor).data
+    np.testing.assert_array_equal(all_values(data), as_numpy(tensor))
+    with opened(data) as view:
+        assert all(part.size <= chunk for part in values(view))
+
+
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32], ids=str)
+def test_quantized_values_are_scaled(store, dtype):
+    """Per tensor and per channel of either axis; torch computes in float32, so up to its rounding."""
+    x = torch.randn(5, 7)
+    scales, zeros = torch.rand(7).double() + 0.1, torch.randint(0, 9, (7,))
+    for tensor in (
+        torch.quantize_per_tensor(x, 0.1, 3, dtype),
+        torch.quantize_per_tensor(x, 0.1, 3, dtype).t(),
+        torch.quantize_per_channel(x, scales, zeros, 1, dtype),
+        torch.quantize_per_channel(x, scales[:5], zeros[:5], 0, dtype),
+    ):
+        np.testing.assert_allclose(all_values(store(tensor).data), as_numpy(tensor.dequantize()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.quint4x2, torch.quint2x4], ids=str)
+@pytest.mark.parametrize("chunk", [4, 8, 65536])
+def test_packed_quantized_values_are_unpacked(store, monkeypatch, dtype, chunk):
+    """Rows of odd length share bytes: packing goes on across them."""
+    monkeypatch.setattr(read, "CHUNK", chunk)
+    x = torch.rand(3, 7) * 3
+    tensor = torch.quantize_per_channel(x, torch.rand(3) + 0.2, torch.rand(3), 0, dtype)
+    np.testing.assert_allclose(all_values(store(tensor).data), as_numpy(tensor.dequantize()), rtol=1e-6)
+
+
+def test_a_wrong_number_of_scales_is_refused(store):
+    """Three scales cannot serve seven channels."""
+    tensor = torch.quantize_per_channel(torch.rand(3, 7), torch.rand(3) + 0.1, torch.zeros(3), 0, torch.qint8)
+    data = store(tensor).data
+    lying = TensorData(data.storage, data.dtype, (7, 3), quantizer=data.quantizer)
+    with pytest.raises(UnreadableError, match="3 scales for 7 channels"):
+        all_values(lying)
+
+
+@pytest.mark.parametrize("dtype", ["bits8", "uint3", "nonsense"])
+def test_types_without_numbers_are_refused(store, dtype):
+    """What the bits of such an element mean, only its owner knows."""
+    data = store(torch.zeros(4, dtype=torch.uint8)).data
+    with pytest.raises(UnreadableError, match=dtype):
+        all_values(TensorData(data.storage, dtype, (4,)))
+
+
+# --- checksums and files that change -------------------------------------------------------------------------------
+
+
+def test_a_right_checksum_passes_and_a_missing_one_too(store):
+    """Containers may record none."""
+    where = store(torch.arange(9.0)).data.storage
+    check_crc(where)
+    check_crc(ByteRange(where.path, where.offset, where.length))
+
+
+@pytest.mark.parametrize("at", [0, 17, 35])
+def test_one_flipped_byte_breaks_the_checksum(store, at):
+    """The message has both numbers, the tensor, and what to do."""
+    where = store(torch.arange(9.0)).data.storage
+    with open(where.path, "r+b") as file:
+        file.seek(where.offset + at)
+        byte = file.read(1)
+        file.seek(where.offset + at)
+        file.write(bytes([byte[0] ^ 0x40]))
+    with pytest.raises(
+        MalformedError, match=r"fc\.weight: checksum wrong: recorded 0x\w{8}, bytes give 0x\w{8}; .*copy"
+    ):
+        check_crc(where, "fc.weight")
+
+
+def test_a_checksum_over_many_pieces(tmp_path):
+    """Bigger than the piece that is checked at a time."""
+    import zlib
+
+    content = os.urandom((1 << 22) + 12345)
+    path = tmp_path / "big"
+    path.write_bytes(content)
+    check_crc(ByteRange(str(path), 7, len(content) - 7, zlib.crc32(content[7:])))
+
+
+@pytest.mark.parametrize("left", [0, 1, 38])
+def test_a_file_cut_short_after_listing(store, left):
+    """Both sizes are named; the process lives."""
+    data = store(torch.arange(9.0)).data
+    os.truncate(data.storage.path, left)
+    with pytest.raises(MalformedError, match=f"ends at byte 39, the file has {left} bytes"):
+        all_values(data)
+
+
+def test_a_file_cut_short_while_it_is_read(store):
+    """The next chunk is refused instead of killing the process."""
+    data = store(torch.zeros(read.CHUNK * 4)).data
+    with opened(data) as view:
+        chunks = values(view)
+        next(chunks)
+        os.truncate(data.storage.path, 4096)
+        with pytest.raises(MalformedError, match="cut short"):
+            next(chunks)
+
+
+def test_a_file_that_vanished(store):
+    """One line that says so."""
+    data = store(torch.zeros(4)).data
+    os.unlink(data.storage.path)
+    with pytest.raises(UnreadableError, match="No such file"):
+        all_values(data)
+
+
+def test_a_file_replaced_by_a_pipe_does_not_block(store):
+    """open() of a pipe without a writer would wait for ever."""
+    data = store(torch.zeros(4)).data
+    os.unlink(data.storage.path)
+    os.mkfifo(data.storage.path)
+    with pytest.raises(UnreadableError, match="not a regular file"):
+        all_values(data)
+
+
+def test_a_range_without_bytes_is_no_error(tmp_path):
+    """Zero bytes cannot be mapped, and need not be."""
+    path = tmp_path / "empty"
+    path.touch()
+    assert all_values(TensorData(ByteRange(str(path), 0, 0, 0), "float32", (0, 4))).size == 0
+    check_crc(ByteRange(str(path), 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "offset", "said"),
+    [
+        ((10,), (1,), 0, "needs 40 bytes of its storage, which has 36"),
+        ((9,), (1,), 1, "needs 40 bytes"),
+        ((3, 3), (4, 1), 0, "needs 44 bytes"),
+        ((2**62, 2**62), (2**62, 1), 0, "needs"),
+        ((3,), (-1,), 2, "impossible"),
+        ((-3,), (1,), 0, "impossible"),
+        ((3,), (1,), -1, "impossible"),
+        ((3,), (1, 1), 0, "1 dimensions and 2 strides"),
+    ],
+)
+def test_a_view_outside_its_storage_is_refused(store, shape, strides, offset, said):
+    """Never a neighbour's bytes, never a crash."""
+    where = store(torch.arange(9.0)).data.storage
+    with pytest.raises(MalformedError, match=said):
+        all_values(TensorData(where, "float32", shape, offset, strides))
+
+
+def test_more_dimensions_than_numpy_can_hold(store):
+    """2 ** 33 expanded elements in 33 dimensions that cannot be merged: refused, not crashed."""
+    where = store(torch.zeros(400)).data.storage
+    strides = tuple(3 + n * (n % 2) for n in range(33))
+    with (
+        opened(TensorData(where, "float32", (2,) * 33, 0, strides)) as view,
+        pytest.raises(UnreadableError, match="dimensions: more than"),
+    ):
+        next(values(view))
+
+
+# --- bounded memory ------------------------------------------------------------------------------------------------
+
+READ_A_BIG_FILE = """
+import resource, sys
+import numpy
+from statecli.state import ByteRange, TensorData, TensorInfo
+from statecli.values.stats import stats
+path, size, dtype = sys.argv[1], int(sys.argv[2]), "float64"
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+data = TensorData(ByteRange(path, 0, size), dtype, (1024, size // 8192), 0, (1, 1024))
+found = stats(TensorInfo("w", dtype, data.shape, size // 8, size, data=data))
+print(found.zeros * 8 == size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sparse files, and ru_maxrss in KiB")
+def test_three_gigabytes_are_read_in_a_hundred_megabytes(tmp_path):
+    """Resident memory, mapped pages included, does not grow with the file."""
+    path, size = tmp_path / "sparse", 3 << 30
+    with open(path, "wb") as file:
+        file.truncate(size)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_A_BIG_FILE, str(path), str(size)], capture_output=True, text=True, check=True
+    )
+    right, grown = done.stdout.split()
+    assert right == "True"
+    assert int(grown) * 1024 < 110 << 20
+
+
+def test_files_are_closed_when_they_have_been_read(store):
+    """A hundred thousand tensors do not need a hundred thousand descriptors."""
+    data = store(torch.arange(9.0)).data
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for _ in range(min(soft, 2048) + 10):
+        with opened(data):
+            pass
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    """`statecli.values` itself needs neither numpy nor torch; its readers do not need torch."""
+    code = (
+        "import sys, statecli.values; assert 'numpy' not in sys.modules; "
+        "import statecli.values.stats, statecli.values.place; assert 'numpy' in sys.modules; "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_chunks_of_a_huge_outer_dimension_start_at_once(tmp_path):
+    """Making the list of blocks must not take memory or time in proportion to the blocks."""
+    path = tmp_path / "sparse"
+    rows, gap = 1 << 21, 3 * read.CHUNK
+    with open(path, "wb") as file:
+        file.truncate(rows * gap)
+    data = TensorData(ByteRange(str(path), 0, rows * gap), "uint8", (rows, 2 * read.CHUNK), 0, (gap, 1))
+    start = time.perf_counter()
+    with opened(data) as view:
+        next(values(view))
+    assert time.perf_counter() - start < 0.5

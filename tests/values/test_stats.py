@@ -1,0 +1,462 @@
+"""Statistics: against torch's float64 reductions, at the ends of the number ranges, where nothing can be said."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
+from statecli.values import read
+from statecli.values.stats import Partial, stats, stats_all, stats_of_tensor
+
+REAL = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+REAL += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.uint16, torch.uint32]
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "sliced": lambda x: x[1:, 2:50],
+    "stepped": lambda x: x[::2, 1::3],
+    "expanded": lambda x: x[:1].expand(4, x.shape[1]),
+    "expanded twice": lambda x: x[0, 0].expand(3, 5),
+    "windows": lambda x: x.reshape(-1).unfold(0, 5, 2),
+    "one": lambda x: x[2, 3],
+    "empty": lambda x: x[:0],
+}
+
+
+def oracle(tensor):
+    """The same with torch, all at once in float64."""
+    x = tensor.double().reshape(-1)
+    finite = x[x.isfinite()]
+    found = Stats(zeros=int((x == 0).sum()), nan=int(x.isnan().sum()), inf=int(x.isinf().sum()))
+    if not finite.numel():
+        return found
+    return msgspec.structs.replace(
+        found,
+        min=finite.min().item(),
+        max=finite.max().item(),
+        mean=finite.mean().item(),
+        std=finite.std().item() if finite.numel() > 1 else None,
+    )
+
+
+def agree(found, expected, rel=1e-9, scale=0.0):
+    """Counts and extremes exactly, moments to `rel`."""
+    exact = ("min", "max", "zeros", "nan", "inf", "reason")
+    assert [getattr(found, name) for name in exact] == [getattr(expected, name) for name in exact]
+    for name in ("mean", "std"):
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert ours == pytest.approx(theirs, rel=rel, abs=rel * max(abs(expected.max), abs(expected.min), scale))
+
+
+def sample(dtype):
+    """Positive and negative, zeros, and what the type has beyond the finite."""
+    x = torch.randn(40, 90, generator=torch.Generator().manual_seed(0)) * 3
+    x[0, :9] = 0
+    if dtype.is_floating_point:
+        x[1, :5], x[2, 3:7], x[3, 4] = math.nan, math.inf, -math.inf
+    return (x.abs() if dtype in (torch.uint8, torch.uint16, torch.uint32) else x).to(dtype)
+
+
+@pytest.mark.parametrize("chunk", [7, read.CHUNK])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+def test_a_stored_tensor_is_what_torch_says(store, monkeypatch, dtype, layout, chunk):
+    """Every type in every layout, in one chunk and in hundreds."""
+    monkeypatch.setattr(read, "CHUNK", chunk)
+    tensor = LAYOUTS[layout](sample(dtype))
+    agree(stats(store(tensor)), oracle(tensor))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32], ids=str)
+def test_big_endian_is_what_torch_says(store, dtype):
+    """Swapped element by element."""
+    tensor = sample(dtype)
+    agree(stats(store(tensor, big_endian=True)), oracle(tensor))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+def test_a_live_tensor_is_what_torch_says(dtype, layout):
+    """Without a copy, through its own storage."""
+    tensor = LAYOUTS[layout](sample(dtype))
+    agree(stats_of_tensor(tensor), oracle(tensor))
+
+
+@given(
+    values=hnp.arrays(
+        st.sampled_from([np.float64, np.float32, np.float16]), hnp.array_shapes(max_dims=3, max_side=9, min_side=0)
+    ),
+    chunk=st.integers(1, 40),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+def test_any_values_at_all(monkeypatch, values, chunk):
+    """NaN payloads, infinities, subnormals, maxima: extremes and counts exact, moments right where float64 can say."""
+    monkeypatch.setattr(read, "CHUNK", chunk)
+    found, finite = stats_of_tensor(torch.from_numpy(values)), values[np.isfinite(values)].astype(np.float64)
+    assert (found.zeros, found.nan, found.inf) == (
+        int((values == 0).sum()),
+        int(np.isnan(values).sum()),
+        int(np.isinf(values).sum()),
+    )
+    if not finite.size:
+        assert (found.min, found.max, found.mean, found.std) == (None,) * 4
+        return
+    assert (found.min, found.max) == (finite.min(), finite.max())
+    exact = finite.astype(np.longdouble)
+    spread = float(np.abs(finite).max())
+    assert found.mean == pytest.approx(float(exact.mean()), rel=1e-12, abs=1e-13 * spread)
+    assert found.min <= found.mean <= found.max
+    if finite.size > 1 and float(exact.std(ddof=1)) < 1.7e308:
+        assert found.std == pytest.approx(float(exact.std(ddof=1)), rel=1e-9, abs=1e-13 * spread)
+
+
+@given(
+    parts=st.lists(st.lists(st.floats(-1e300, 1e300), max_size=6), max_size=5),
+)
+@settings(max_examples=200, deadline=None)
+def test_merging_parts_is_the_same_as_one_whole(parts):
+    """In any grouping, with empty parts."""
+    from statecli.values.elements import Decoder
+    from statecli.values.stats import partial_of
+
+    made = [partial_of(np.array(part), Decoder()) if part else Partial() for part in parts]
+    whole = np.array([value for part in parts for value in part])
+    forwards, backwards = Partial(), Partial()
+    for one, other in zip(made, reversed(made), strict=True):
+        forwards, backwards = forwards.merge(one), other.merge(backwards)
+    for merged in (forwards, backwards):
+        assert merged.finite == whole.size
+        if whole.size:
+            size = np.abs(whole).max()
+            assert merged.mean == pytest.approx(float(whole.astype(np.longdouble).mean()), rel=1e-9, abs=1e-12 * size)
+            assert merged.deviation == pytest.approx(
+                float(whole.astype(np.longdouble).std()), rel=1e-9, abs=1e-12 * size
+            )
+
+
+# --- the ends of the ranges ----------------------------------------------------------------------------------------
+
+
+def test_data_far_from_zero_keeps_its_spread():
+    """1e8 with a spread of 1: sums of squares in float64 would leave nothing of it; in float32 not even the data."""
+    x = 1e8 + torch.randn(300_000, dtype=torch.float64)
+    found = stats_of_tensor(x)
+    assert found.std == pytest.approx(x.std().item(), rel=1e-9)
+    assert found.mean == pytest.approx(x.mean().item(), rel=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_maxima_of_the_type_do_not_overflow(dtype):
+    """Half the elements at the type's maximum, half at its minimum: mean 0, std the maximum."""
+    top = torch.finfo(dtype).max
+    x = torch.tensor([top, -top] * 100_000, dtype=dtype)
+    found = stats_of_tensor(x)
+    assert (found.min, found.max) == (-top, top)
+    assert found.mean == 0
+    assert found.std == pytest.approx(top, rel=1e-5) if dtype != torch.float64 else found.std is None
+    if dtype == torch.float64:
+        assert found.reason == "std is beyond float64"
+
+
+def test_a_mean_of_maxima_is_the_maximum():
+    """Their sum is beyond float64, their mean is not."""
+    top = torch.finfo(torch.float64).max
+    x = torch.full((200_000,), top, dtype=torch.float64)
+    x[0] = top / 2
+    assert stats_of_tensor(x).mean == pytest.approx(top, rel=1e-5)
+
+
+def test_values_whose_squares_vanish_keep_their_spread():
+    """1e-200 squared is 0."""
+    x = torch.randn(1000, dtype=torch.float64) * 1e-200
+    assert stats_of_tensor(x).std == pytest.approx((x * 1e200).std().item() * 1e-200, rel=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.1, -3e38, 1e-40])
+def test_a_constant_has_no_spread_at_all(value):
+    """Exactly 0 and exactly the value, however many chunks."""
+    x = torch.full((200_001,), value)
+    found = stats_of_tensor(x)
+    assert (found.mean, found.std) == (x[0].item(), 0.0)
+
+
+def test_one_element_has_no_std():
+    """There is no n - 1 to divide by."""
+    assert stats_of_tensor(torch.tensor(5.0)) == Stats(5.0, 5.0, 5.0, None, 0, 0, 0)
+
+
+def test_nothing_finite_leaves_nulls_and_counts():
+    """A masked-out tensor."""
+    x = torch.tensor([math.nan, -math.inf, math.inf])
+    assert stats_of_tensor(x) == Stats(zeros=0, nan=1, inf=2)
+
+
+def test_zeros_of_either_sign_count():
+    """-0.0 is zero."""
+    assert stats_of_tensor(torch.tensor([0.0, -0.0, 1.0])).zeros == 2
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**62) - 1])
+def test_integers_that_no_float_holds_are_said(value):
+    """min and max are floats in the output: the exact ones stand in the reason."""
+    found = stats_of_tensor(torch.tensor([value, 0]))
+    assert str(value) in found.reason
+    assert "rounded" in found.reason
+
+
+def test_integers_that_a_float_holds_are_not_said():
+    """Nothing was lost."""
+    assert stats_of_tensor(torch.tensor([2**60, 7])).reason is None
+
+
+def test_uint64_beyond_int64(store):
+    """Unsigned is not read as signed."""
+    found = stats(store(torch.tensor([2**64 - 1024 * 2, 0], dtype=torch.uint64)))
+    assert (found.min, found.max, found.zeros) == (0, 2**64 - 2048, 1)
+
+
+def test_a_bool_byte_that_is_neither_0_nor_1_is_true(store):
+    """No more than true: a file may hold any byte."""
+    data = store(torch.tensor([0, 1, 2, 255], dtype=torch.uint8)).data
+    found = stats(TensorInfo("w", "bool", (4,), 4, 4, data=TensorData(data.storage, "bool", (4,))))
+    assert (found.min, found.max, found.mean, found.zeros) == (0, 1, 0.75, 1)
+
+
+# --- kinds of tensors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.complex32], ids=str)
+def test_complex_values_are_counted_and_not_ordered(store, dtype):
+    """Zero needs both parts; NaN and infinity either, as torch.isnan and isinf say."""
+    nan, inf = math.nan, math.inf
+    x = torch.tensor([0, 1, 1j, complex(nan, 1), complex(0, inf), complex(inf, nan), -0.0]).to(dtype)
+    wide = x.to(torch.complex128)
+    found = stats(store(x))
+    assert (found.zeros, found.nan, found.inf) == (2, int(wide.isnan().sum()), int(wide.isinf().sum()))
+    assert (found.min, found.max, found.mean, found.std) == (None,) * 4
+    assert found.reason == "complex values have no order"
+    assert stats_of_tensor(x) == found
+
+
+def test_float4_counts_values_not_bytes(store):
+    """Sixteen codes in eight bytes; two of them zero."""
+    codes = torch.arange(16, dtype=torch.uint8)
+    packed = (codes[::2] | codes[1::2] << 4).view(torch.float4_e2m1fn_x2)
+    found = stats(store(packed))
+    values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert (found.min, found.max, found.mean, found.zeros) == (-6, 6, 0, 2)
+    assert found.std == pytest.approx(np.std(values + [-v for v in values], ddof=1))
+    assert stats_of_tensor(packed) == found
+
+
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32, torch.quint4x2], ids=str)
+def test_quantized_tensors_are_dequantized(store, dtype):
+    """From the file and live, up to the float32 in which torch dequantizes."""
+    x = torch.rand(6, 9) * 4
+    scales, zeros = torch.rand(9) + 0.2, torch.zeros(9)
+    if dtype == torch.quint4x2:
+        tensor = torch.quantize_per_channel(x, scales, zeros, 1, dtype)
+    else:
+        tensor = torch.quantize_per_tensor(x, 0.05, 3, dtype)
+    expected = oracle(tensor.dequantize())
+    for found in (stats(store(tensor)), stats_of_tensor(tensor)):
+        assert found.zeros == expected.zeros
+        assert [found.min, found.max, found.mean, found.std] == pytest.approx(
+            [expected.min, expected.max, expected.mean, expected.std], rel=1e-6
+        )
+
+
+def sparse_row(store, tensor, name, **more):
+    """The row of a sparse tensor, as a reader makes it."""
+    values = store(tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()).data
+    return TensorInfo(
+        "w",
+        values.dtype,
+        tuple(tensor.shape),
+        tensor.numel(),
+        0,
+        layout=name,
+        parts=(("values", values),),
+        **more,
+    )
+
+
+@pytest.mark.parametrize("name", ["sparse_coo", "sparse_csr", "sparse_bsr"])
+def test_sparse_tensors_count_what_they_do_not_store(store, name):
+    """The statistics of the dense tensor, explicit zeros and blocks included."""
+    dense = torch.randn(6, 8).double() * (torch.rand(6, 8) > 0.7)
+    sparse = {
+        "sparse_coo": lambda: dense.to_sparse(),
+        "sparse_csr": lambda: dense.to_sparse_csr(),
+        "sparse_bsr": lambda: dense.to_sparse_bsr((2, 2)),
+    }[name]()
+    agree(stats(sparse_row(store, sparse, name)), oracle(dense))
+    agree(stats_of_tensor(sparse), oracle(dense))
+
+
+def test_a_full_sparse_tensor_has_no_implicit_zeros(store):
+    """min of what is stored, not 0."""
+    dense = torch.rand(4, 4).double() + 1
+    agree(stats(sparse_row(store, dense.to_sparse(), "sparse_coo")), oracle(dense))
+
+
+def test_uncoalesced_is_said(store):
+    """Entries of one index are not summed."""
+    tensor = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (4,))
+    for found in (
+        stats(sparse_row(store, tensor, "sparse_coo", note="2 values stored, uncoalesced")),
+        stats_of_tensor(tensor),
+    ):
+        assert found.reason.startswith("uncoalesced")
+        assert found.max == 2.0
+
+
+# --- what is not read ----------------------------------------------------------------------------------------------
+
+
+def test_a_huge_expanded_tensor_is_read_at_once(store):
+    """2 ** 40 elements over four stored ones: milliseconds, and counts of the whole."""
+    data = store(torch.tensor([0.0, 1.0, 2.0, 5.0])).data
+    shape, strides = (2**20, 4, 2**18), (0, 1, 0)
+    info = TensorInfo("w", "float32", shape, 2**40, 2**42, data=TensorData(data.storage, "float32", shape, 0, strides))
+    start = time.perf_counter()
+    found = stats(info)
+    assert time.perf_counter() - start < 0.1
+    assert (found.zeros, found.mean, found.min, found.max) == (2**38, 2.0, 0.0, 5.0)
+    assert found.std == pytest.approx(np.std([0, 1, 2, 5]))
+    live = torch.as_strided(torch.tensor([0.0, 1.0, 2.0, 5.0]), shape, strides)
+    assert stats_of_tensor(live) == found
+
+
+def test_windows_without_end_are_refused_at_once(store):
+    """2 ** 30 overlapping windows over 3,000 elements: a reason, not hours."""
+    data = store(torch.zeros(3072)).data
+    shape, strides = (1024, 1024, 1024), (1, 1, 1)
+    info = TensorInfo("w", "float32", shape, 2**30, 2**32, data=TensorData(data.storage, "float32", shape, 0, strides))
+    start = time.perf_counter()
+    found = stats(info)
+    assert time.perf_counter() - start < 0.1
+    assert found.mean is None
+    assert "overlap" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (TensorInfo("w", "float32", None, 0, 0), "uninitialized"),
+        (TensorInfo("w", "float32", (2,), 2, 8, device="meta"), "meta holds no data"),
+        (TensorInfo("w", "float32", (2,), 2, 8), "not in the file"),
+        (TensorInfo("w", "float32", (2,), 2, 8, layout="sparse_csr"), "stored values are not in the file"),
+    ],
+)
+def test_tensors_without_bytes_have_a_reason(row, said):
+    """Never zeros, never an exception."""
+    found = stats(row)
+    assert said in found.reason
+    assert found.zeros is None
+
+
+def test_a_subclass_names_its_inner_tensors(store):
+    """Its values are computed from them by code that is not run."""
+    data = store(torch.zeros(3)).data
+    found = stats(TensorInfo("w", "bfloat16", (3,), 3, 6, parts=(("qdata", data), ("scale", data))))
+    assert found.reason == "made of qdata, scale: has no single values"
+
+
+def test_a_type_without_numbers_has_a_reason(store):
+    """And says which."""
+    data = store(torch.zeros(4, dtype=torch.uint8)).data
+    found = stats(TensorInfo("w", "bits8", (4,), 4, 4, data=TensorData(data.storage, "bits8", (4,))))
+    assert found.reason == "bits8 elements are not numbers that statecli reads"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: torch.zeros(3, device="meta"), "meta holds no data"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "no single values"),
+    ],
+)
+def test_live_tensors_without_bytes_have_a_reason(make, said):
+    """As for stored ones."""
+    assert said in stats_of_tensor(make()).reason
+
+
+def test_a_fake_tensor_has_a_reason():
+    """It pretends to be on the CPU and holds nothing."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.zeros(3)
+    found = stats_of_tensor(fake)
+    assert found.mean is None
+    assert found.reason
+
+
+def test_parameters_and_their_views_need_no_detach():
+    """requires_grad does not stand in the way, and nothing is recorded or changed."""
+    weight = torch.nn.Parameter(torch.randn(3, 4))
+    agree(stats_of_tensor(weight.t()), oracle(weight.detach().t()))
+    assert weight.grad is None
+
+
+# --- all of a checkpoint -------------------------------------------------------------------------------------------
+
+
+def test_all_tensors_of_a_state_are_filled_and_storages_checked_once(store, monkeypatch):
+    """Two views of one storage: one checksum, two statistics, and a call of progress each."""
+    from statecli.values import stats as module
+
+    checked, reported = [], []
+    monkeypatch.setattr(module, "check_crc", lambda where, what: checked.append(where))
+    x = torch.randn(4, 5)
+    first = store(x)
+    second = msgspec.structs.replace(first, fqn="v", data=msgspec.structs.replace(first.data, shape=(4,), strides=(5,)))
+    third = msgspec.structs.replace(first, fqn="tied")
+    state = ModelState("t", "torch_zip", (first, second, third))
+    filled = stats_all(state, lambda name, size: reported.append((name, size)))
+    agree(filled.tensors[0].stats, oracle(x))
+    agree(filled.tensors[1].stats, oracle(x[:, 0]))
+    assert filled.tensors[2].stats == filled.tensors[0].stats
+    assert len(checked) == 1
+    assert [name for name, _ in reported] == ["w", "v", "tied"]
+
+
+def test_a_damaged_storage_stops_the_run(store):
+    """Numbers from damaged bytes would mean nothing."""
+    info = store(torch.randn(5))
+    damaged = msgspec.structs.replace(info.data.storage, crc32=info.data.storage.crc32 ^ 1)
+    info = msgspec.structs.replace(info, data=msgspec.structs.replace(info.data, storage=damaged))
+    with pytest.raises(MalformedError, match="w: checksum wrong"):
+        stats_all(ModelState("t", "torch_zip", (info,)))
+
+
+def test_a_damaged_scale_stops_the_run(store):
+    """The scales of a quantized tensor are read, so they are checked."""
+    x = torch.quantize_per_channel(torch.rand(3, 4), torch.rand(3) + 0.1, torch.zeros(3), 0, torch.qint8)
+    info = store(x)
+    path = info.data.quantizer.scales.storage.path
+    with open(path, "r+b") as file:
+        file.seek(4)
+        file.write(b"\x13\x37")
+    with pytest.raises(MalformedError, match="checksum wrong"):
+        stats_all(ModelState("t", "torch_zip", (info,)))
+
+
+def test_a_missing_file_stops_the_run(tmp_path):
+    """It was there when it was listed."""
+    data = TensorData(ByteRange(str(tmp_path / "gone"), 0, 4), "float32", (1,))
+    with pytest.raises(UnreadableError, match="gone"):
+        stats_all(ModelState("t", "x", (TensorInfo("w", "float32", (1,), 1, 4, data=data),)))
