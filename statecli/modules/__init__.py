@@ -29,7 +29,9 @@ def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats]
     return table.read(built, target, stats_of=stats_of)
 
 
-def move(built: Built, target: str, device: str) -> ModelState:
+def move(
+    built: Built, target: str, device: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
+) -> ModelState:
     """`read`, then really `module.to(device)`, with `after` filled for each tensor.
 
     Raises UsageError where the move would prove nothing or the device is not there, ModelError where the model's own
@@ -37,4 +39,4 @@ def move(built: Built, target: str, device: str) -> ModelState:
     """
     from statecli.modules import table
 
-    return table.move(built, target, device)
+    return table.move(built, target, device, stats_of=stats_of)

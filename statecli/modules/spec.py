@@ -60,8 +60,8 @@ def _arguments(text: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
             raise UsageError(f"{text}: ** is not a literal; write each argument out")
         if keyword.arg in kwargs:
             raise UsageError(f"{text}: the argument {keyword.arg} is given twice")
-        kwargs[keyword.arg] = _literal(text, keyword.value)
-    return tuple(_literal(text, argument) for argument in call.args), kwargs
+        kwargs[keyword.arg] = _literal(text, keyword.arg, keyword.value)
+    return tuple(_literal(text, f"argument {n}", node) for n, node in enumerate(call.args, 1)), kwargs
 
 
 def _call(text: str, rest: str) -> ast.Call:
@@ -78,11 +78,10 @@ def _call(text: str, rest: str) -> ast.Call:
     return node
 
 
-def _literal(text: str, node: ast.expr) -> Any:
+def _literal(text: str, name: str, node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        shown = " ".join(ast.unparse(node).split())
         raise UsageError(
-            f"{text}: {shown} is not a literal; numbers, strings, lists and dicts are, code is not"
+            f"{text}: {name} is not a literal; numbers, strings, lists and dicts are, code is not"
         ) from error

@@ -49,8 +49,7 @@ class _Sheet:
 def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
     """See `statecli.modules.read`."""
     sheet = _sheet(built)
-    for row in sheet.rows if stats_of else ():
-        row.stats = stats_of(row.tensor) if stats_of and not is_lazy(row.tensor) else None
+    _measure_values(sheet, stats_of)
     trial = measure.stand_in(built, sheet.found)
     _judge(sheet, trial)
     if measure.overrides_to(built.module) and built.init_device != "meta" and trial.reason is None:
@@ -60,11 +59,19 @@ def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats]
     return _state(sheet, target)
 
 
-def move(built: Built, target: str, device: str) -> ModelState:
+def _measure_values(sheet: _Sheet, stats_of: Callable[[torch.Tensor], Stats] | None) -> None:
+    for row in sheet.rows if stats_of else ():
+        row.stats = stats_of(row.tensor) if stats_of and not is_lazy(row.tensor) else None
+
+
+def move(
+    built: Built, target: str, device: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
+) -> ModelState:
     """See `statecli.modules.move`."""
     wanted = _device(device)
     sheet = _sheet(built)
     _check_move(sheet, target, wanted)
+    _measure_values(sheet, stats_of)
     trial = measure.stand_in(built, sheet.found)
     _judge(sheet, trial)
     # A failed trial leaves the instance half moved.

@@ -1,0 +1,73 @@
+"""Models built from source text, and live ones read as the command line would."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from statecli.state import ModelState, TensorInfo
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Write a model file into the current directory; the spec that names its class."""
+    monkeypatch.chdir(tmp_path)
+    numbers = itertools.count()
+
+    def write_one(source: str, call: str = "Net", name: str | None = None) -> str:
+        name = name or f"net{next(numbers)}.py"
+        header = "import torch\nfrom torch import nn\n"
+        Path(name).write_text(header + textwrap.dedent(source), "utf-8")
+        return f"{name}:{call}"
+
+    return write_one
+
+
+@pytest.fixture
+def inspect(write: Callable[..., str]) -> Callable[..., ModelState]:
+    """Read the class that a piece of source defines."""
+    from statecli.modules import move, read
+    from statecli.modules.build import build
+    from statecli.modules.spec import parse
+
+    def inspect_one(source: str, call: str = "Net", *, to: str | None = None, **options: object) -> ModelState:
+        target = write(source, call)
+        spec = parse(target)
+        assert spec is not None
+        built = build(spec, **options)
+        return read(built, target) if to is None else move(built, target, to)
+
+    return inspect_one
+
+
+@pytest.fixture
+def read_live() -> Callable[..., ModelState]:
+    """Read what a factory builds, without a file around it."""
+    from statecli.modules import read
+    from statecli.modules.build import Built
+    from statecli.modules.origin import Origins
+    from statecli.modules.spec import Spec
+
+    def read_one(make: Callable[[], object]) -> ModelState:
+        spec = Spec("live:Net", "live", False, "Net")
+        return read(Built(spec, make(), Origins(), "cpu", True, make), "live:Net")
+
+    return read_one
+
+
+@pytest.fixture
+def rows() -> Callable[[ModelState], dict[str, TensorInfo]]:
+    """The rows of a state by name; two rows of one name are a failure."""
+
+    def by_name(state: ModelState) -> dict[str, TensorInfo]:
+        found = {info.fqn: info for info in state.tensors}
+        assert len(found) == len(state.tensors)
+        return found
+
+    return by_name

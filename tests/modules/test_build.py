@@ -1,0 +1,284 @@
+"""Importing and constructing the user's class, and one line about what went wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from statecli.errors import ModelError, UsageError
+from statecli.modules.build import build
+from statecli.modules.spec import parse
+
+
+def make(target: str, **options):
+    """Build what a spec's text names."""
+    spec = parse(target)
+    assert spec is not None
+    return build(spec, **options)
+
+
+def refusal(target: str, **options) -> str:
+    """The one line with which building ends."""
+    with pytest.raises((ModelError, UsageError)) as caught:
+        make(target, **options)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+SIMPLE = """
+class Net(nn.Module):
+    def __init__(self, hidden, act="relu"):
+        super().__init__()
+        self.fc = nn.Linear(hidden, 2)
+        self.act = act
+"""
+
+
+def test_arguments_reach_the_constructor(write):
+    """Positional and keyword arguments are passed as written."""
+    built = make(write(SIMPLE, "Net(3, act='gelu')"))
+    assert (built.module.fc.in_features, built.module.act) == (3, "gelu")
+
+
+def test_missing_argument_says_how_to_pass_it(write):
+    """A required argument left out is named, with the call to write."""
+    assert "Net(hidden=...)" in refusal(write(SIMPLE))
+
+
+def test_unknown_argument_shows_the_signature(write):
+    """A keyword that the class does not take is answered with what it takes."""
+    line = refusal(write(SIMPLE, "Net(hiden=3)"))
+    assert "hiden" in line or "Net(hidden=...)" in line
+    assert "signature" in refusal(write(SIMPLE, "Net(3, akt='x')"))
+
+
+def test_near_attribute_is_suggested(write):
+    """A class name with a typing error is met with the near one."""
+    assert "did you mean Net?" in refusal(write(SIMPLE, "Nett(3)"))
+
+
+def test_far_attribute_lists_the_models(write):
+    """Where no name is near, the model classes of the file are listed."""
+    assert "model classes are Net" in refusal(write(SIMPLE, "Xyzzy"))
+
+
+def test_near_file_is_suggested(write):
+    """A missing file is met with a near one of the same folder."""
+    write(SIMPLE, name="resnet.py")
+    assert "did you mean resnet.py?" in refusal("resnt.py:Net")
+
+
+def test_near_module_is_suggested(write):
+    """A module that does not exist is met with the near one."""
+    write(SIMPLE, name="mymodels.py")
+    assert "did you mean mymodels" in refusal("mymodel:Net")
+
+
+def test_missing_folder_is_said(write):
+    """A path whose folder is missing says so."""
+    assert "no folder nowhere" in refusal("nowhere/net.py:Net")
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        (
+            "class Net(nn.Module):\n    def __init__(self):\n        raise ValueError('bad\\nsize')",
+            "ValueError: bad size",
+        ),
+        ("class Net(nn.Module):\n    def __init__(self):\n        raise SystemExit(3)", "SystemExit: 3"),
+        ("class Net(nn.Module):\n    def __init__(self):\n        nn.Linear(2.5, 'x')", "TypeError"),
+        ("class Net(nn.Module):\n    def __init__(self):\n        self.fc = nn.Linear(1, 1)", "AttributeError"),
+    ],
+)
+def test_a_raising_constructor_gives_its_own_line(write, source, wanted):
+    """Type, message and the user's own line, in one line, for anything a constructor raises."""
+    line = refusal(write(source))
+    assert wanted in line
+    assert "(net0.py:5)" in line
+
+
+def test_a_raising_import_gives_its_own_line(write):
+    """An exception at import is told the same way."""
+    assert "(net0.py:3)" in refusal(write("x = 1 / 0"))
+
+
+def test_a_syntax_error_gives_its_line(write):
+    """A file that is no Python says where."""
+    assert "(net0.py:4)" in refusal(write("x = 1\ny = = 2"))
+
+
+def test_a_helper_that_raises_is_the_deepest_own_line(write):
+    """The line is that of the sibling module that raised, shown relative."""
+    Path("helper_deep.py").write_text("def check(x):\n    raise KeyError(x)\n")
+    source = "from helper_deep import check\nclass Net(nn.Module):\n    def __init__(self):\n        check('k')"
+    assert "(helper_deep.py:2)" in refusal(write(source))
+
+
+def test_keyboard_interrupt_passes(write):
+    """Ctrl-C in a constructor is Ctrl-C."""
+    with pytest.raises(KeyboardInterrupt):
+        make(write("class Net(nn.Module):\n    def __init__(self):\n        raise KeyboardInterrupt"))
+
+
+def test_an_exception_whose_str_raises_is_told(write):
+    """A message that cannot be shown is no reason to crash."""
+    source = """
+    class Odd(Exception):
+        def __str__(self): raise RuntimeError
+    def build():
+        raise Odd()
+    """
+    assert "cannot be shown" in refusal(write(source, "build"))
+
+
+@pytest.mark.parametrize(("value", "named"), [("3", "an int"), ("None", "None"), ("torch", "a Python module")])
+def test_what_is_no_model_is_named(write, value, named):
+    """A factory's result and a plain attribute that are no modules are said to be what they are."""
+    assert f"is {named}," in refusal(write(f"net = {value}", "net"))
+    assert f"gave {named}," in refusal(write(f"def f():\n    return {value}", "f"))
+
+
+def test_an_instance_is_used_as_it_is(write):
+    """`net.py:model` may name a module that is built already; calling it is refused."""
+    assert type(make(write("model = nn.Linear(2, 2)", "model")).module) is torch.nn.Linear
+    assert "without parentheses" in refusal(write("model = nn.Linear(2, 2)", "model()"))
+
+
+def test_nested_attributes_and_factories(write):
+    """Outer.Net and a function are looked up and called."""
+    source = "class Outer:\n    class Net(nn.Linear):\n        pass\n    make = staticmethod(lambda n: nn.Linear(n, n))"
+    assert make(write(source, "Outer.Net(1, 2)")).module.out_features == 2
+    assert make(write(source, "Outer.make(5)")).module.out_features == 5
+
+
+def test_sibling_imports_work_and_are_not_mixed_up(write, tmp_path):
+    """Two files of one name, each with its own sibling of one name, get their own."""
+    for folder, size in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "layers_x.py").write_text(f"SIZE = {size}\n")
+        source = "from torch import nn\nfrom layers_x import SIZE\ndef net():\n    return nn.Linear(SIZE, SIZE)\n"
+        (tmp_path / folder / "net.py").write_text(source)
+    assert make("a/net.py:net").module.in_features == 1
+    assert make("b/net.py:net").module.in_features == 2
+
+
+def test_dotted_modules_come_from_the_current_directory(write):
+    """`pkg.mod:Net` finds a package beside the person who types it."""
+    os.mkdir("pkg_here")
+    Path("pkg_here/__init__.py").write_text("")
+    Path("pkg_here/mod.py").write_text("from torch import nn\nNet = nn.ReLU\n")
+    assert type(make("pkg_here.mod:Net").module) is torch.nn.ReLU
+
+
+def test_sys_path_is_put_back(write):
+    """Building leaves sys.path as it was."""
+    before = list(sys.path)
+    make(write(SIMPLE, "Net(2)"))
+    refusal(write("raise ValueError", "Net"))
+    assert sys.path == before
+
+
+def test_prints_go_to_stderr(write):
+    """print(), os.write(1) and child processes of the user's code never reach stdout."""
+    source = """
+    import os, subprocess, sys
+    print("A")
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            print("B"); os.write(1, b"C\\n"); subprocess.run([sys.executable, "-c", "print('D')"])
+    """
+    target = write(source)
+    code = (
+        "from statecli.modules.build import build; from statecli.modules.spec import parse; "
+        f"build(parse({target!r})); print('result')"
+    )
+    path = str(Path(__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert run.stdout == "result\n", run.stderr
+    assert set("ABCD") <= set(run.stderr)
+
+
+def test_meta_builds_hold_no_memory(write):
+    """--init-device meta builds on meta."""
+    assert make(write(SIMPLE, "Net(1_000_000_000)"), init_device="meta").module.fc.weight.device.type == "meta"
+
+
+def test_a_constructor_that_fails_on_meta_suggests_the_cpu(write):
+    """Where a constructor reads values, meta fails, and the line says what to do."""
+    source = "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        torch.ones(1).item()"
+    assert "--init-device cpu" in refusal(write(source), init_device="meta")
+
+
+def test_unknown_init_device(write):
+    """A device torch does not know is a usage error."""
+    assert "warp" in refusal(write(SIMPLE, "Net(2)"), init_device="warp")
+
+
+def test_the_module_methods_are_put_back(write):
+    """Recording where attributes were assigned leaves nn.Module and torch.Tensor as they were, also after a failure."""
+    before = {n: torch.nn.Module.__dict__[n] for n in ("__setattr__", "register_buffer", "add_module")}
+    fills = torch.Tensor.normal_, torch.nn.init._no_grad_trunc_normal_
+    make(write(SIMPLE, "Net(2)"))
+    refusal(write("class Net(nn.Module):\n    def __init__(self):\n        1 / 0"))
+    assert {n: torch.nn.Module.__dict__[n] for n in before} == before
+    assert (torch.Tensor.normal_, torch.nn.init._no_grad_trunc_normal_) == fills
+    assert "normal_" not in vars(torch.Tensor)
+
+
+def test_values_are_drawn_when_asked_and_seeded(write):
+    """values=True draws the initial values, the same ones each time; without it large parameters are zeros."""
+    target = write(SIMPLE, "Net(100_000)")
+    drawn = make(target, values=True)
+    assert torch.equal(drawn.module.fc.weight, drawn.again().fc.weight)
+    assert drawn.module.fc.weight.std() > 0
+    assert not make(target).module.fc.weight.any()
+
+
+def test_small_parameters_are_always_drawn(write):
+    """User code decides things by small values, so they are what they would be."""
+    target = write(SIMPLE, "Net(8)")
+    assert torch.equal(make(target).module.fc.weight, make(target, values=True).module.fc.weight)
+
+
+def test_a_constructor_that_needs_the_values_gets_them(write):
+    """A constructor that fails on zeros is run again with the values drawn."""
+    source = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(1000, 1000)
+            assert self.fc.weight.std() > 0
+    """
+    assert make(write(source)).module.fc.weight.std() > 0
+
+
+def test_again_gives_another_instance(write):
+    """A second instance is another object; a module-level instance has none."""
+    built = make(write(SIMPLE, "Net(2)"))
+    assert built.again() is not built.module
+    with pytest.raises(ModelError):
+        make(write("model = nn.Linear(2, 2)", "model")).again()
+
+
+def test_missing_torch_is_one_line(write):
+    """Without torch a model class gets one line saying what to install."""
+    target = write(SIMPLE, "Net(2)")
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from statecli.errors import MissingDependency\n"
+        "from statecli.modules.build import build\nfrom statecli.modules.spec import parse\n"
+        f"try: build(parse({target!r}))\nexcept MissingDependency as e: print(e)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert "pip install torch" in run.stdout, run.stderr

@@ -1,0 +1,122 @@
+"""The text of a spec, and what is no spec."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statecli.errors import UsageError
+from statecli.modules.spec import Spec, parse
+
+LITERALS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "module", "is_file", "attribute", "args", "kwargs"),
+    [
+        ("net.py:Net", "net.py", True, "Net", (), {}),
+        ("a b/net.py:Net", "a b/net.py", True, "Net", (), {}),
+        ("/x/net.py:Net(32)", "/x/net.py", True, "Net", (32,), {}),
+        ('p/net.py:Net(hidden=32, act="gelu")', "p/net.py", True, "Net", (), {"hidden": 32, "act": "gelu"}),
+        ("pkg.mod:Net", "pkg.mod", False, "Net", (), {}),
+        ("pkg.mod:factory(1, a=[1,2])", "pkg.mod", False, "factory", (1,), {"a": [1, 2]}),
+        ("pkg.mod:Outer.Net", "pkg.mod", False, "Outer.Net", (), {}),
+        ("net.py:Net(path='s3://a:b')", "net.py", True, "Net", (), {"path": "s3://a:b"}),
+        ("net.py:Net(-1, (2,), x={'a': None})", "net.py", True, "Net", (-1, (2,)), {"x": {"a": None}}),
+        (r"C:\models\net.py:Net", r"C:\models\net.py", True, "Net", (), {}),
+    ],
+)
+def test_specs_are_read(text, module, is_file, attribute, args, kwargs):
+    """Each form the grammar lists gives its parts."""
+    assert parse(text) == Spec(text, module, is_file, attribute, args, kwargs, "(" in text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model.pt",
+        "folder/",
+        "",
+        ":",
+        "net.py",
+        "net.py:",
+        ":Net",
+        "s3://bucket/key",
+        "https://h:80/x",
+        "hf://o/r@v/f",
+        r"C:\models\net.pt",
+        "C:net",
+        "train.ckpt#optimizer",
+        "dir/net:Net",
+        "a-b:Net",
+        "net.py:1Net",
+        "net.py:a-b",
+    ],
+)
+def test_what_is_no_spec_is_none(text):
+    """Paths, URLs, drives and sections are left to others."""
+    assert parse(text) is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "(",
+        "(1",
+        "(a=f())",
+        "(1)(2)",
+        "(__import__('os'))",
+        "(*[1])",
+        "(**{})",
+        "(a=1, a=2)",
+        "(x for x in y)",
+        "(a b)",
+        "(" + "[" * 5000 + ")",
+        "(\0)",
+        "(1).x()",
+        "(a := 1)",
+        "(f'{1}')",
+        "(torch.float16)",
+        "('\\ud800)",
+        "(" + "-" * 100_000 + "1)",
+        "(" + "1+" * 100_000 + "1)",
+    ],
+)
+def test_bad_arguments_are_one_line(arguments):
+    """Arguments that are no literals are a usage error of one line, and nothing of them runs."""
+    with pytest.raises(UsageError) as caught:
+        parse(f"net.py:Net{arguments}")
+    assert "\n" not in str(caught.value)
+
+
+@given(st.lists(LITERALS, max_size=3), st.dictionaries(st.sampled_from("abc"), LITERALS, max_size=3))
+def test_any_literals_come_back(args, kwargs):
+    """Arguments written with repr are read as they were."""
+    written = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
+    spec = parse(f"net.py:Net({written})")
+    assert spec is not None
+    assert (list(spec.args), spec.kwargs) == (args, kwargs)
+
+
+@given(st.text(alphabet="net.py:Net()[]{}=,1'\"*\\ \n", max_size=30))
+def test_any_text_is_a_spec_or_none_or_a_usage_error(text):
+    """No text makes the parser raise anything else."""
+    with contextlib.suppress(UsageError):
+        parse(text)
+
+
+def test_parsing_imports_no_torch():
+    """Reading a spec, and importing the package, leaves torch alone."""
+    code = "import sys, statecli.modules, statecli.modules.build; from statecli.modules.spec import parse; "
+    code += "parse('net.py:Net'); print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
