@@ -6,6 +6,8 @@ torch is never imported here: a live tensor means that it has been.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,42 +20,49 @@ from statecli.values.read import Affine, Strided
 PIECE = 64 << 20
 
 
-def strided_of(tensor: Any) -> Strided:
-    """A view of a strided CPU tensor's own storage, nothing copied.
-
-    Raises `UnreadableError` where there is none: meta, fake and wrapper tensors.
-    """
-    storage = storage_of(tensor)
-    return Strided(
-        memory=storage,
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(tensor.shape),
-        strides=tuple(tensor.stride()),
-        offset=int(tensor.storage_offset()),
-        conjugate=bool(tensor.is_conj()),
-        negative=bool(tensor.is_neg()),
-        affine=_affine(tensor) if tensor.is_quantized else None,
-    )
-
-
-def storage_of(tensor: Any) -> Array:
-    """The whole storage of a CPU tensor as bytes. It stays valid as long as the tensor is not resized."""
-    torch: Any = sys.modules["torch"]
+@contextmanager
+def _asking(tensor: Any) -> Iterator[None]:
+    """Turns whatever a tensor answers with into one reason."""
     try:
-        storage = tensor.untyped_storage()
-        if storage.nbytes() and not storage.data_ptr():
-            raise UnreadableError(f"a {type(tensor).__name__} holds no data of its own")
-        memory: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-    except (RuntimeError, NotImplementedError, TypeError) as why:
-        # Subclasses without storage say so in as many ways as there are of them.
-        raise UnreadableError(f"a {type(tensor).__name__} gives no access to its bytes: {first_line(why)}") from why
-    return memory
+        yield
+    except UnreadableError:
+        raise
+    except Exception as why:  # a subclass answers with code of its own, which may raise anything
+        raise UnreadableError(f"a {type(tensor).__name__} gives no access to its values: {first_line(why)}") from why
 
 
 def first_line(why: Exception) -> str:
     """What an exception says, without the pages that torch adds."""
     line = (str(why).strip().splitlines() or [type(why).__name__])[0]
     return line.split(". ")[0][:200]
+
+
+def strided_of(tensor: Any) -> Strided:
+    """A view of a strided CPU tensor's own storage, nothing copied.
+
+    Raises `UnreadableError` where there is none: fake tensors and wrappers.
+    """
+    with _asking(tensor):
+        return Strided(
+            memory=_storage_of(tensor),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            strides=tuple(tensor.stride()),
+            offset=int(tensor.storage_offset()),
+            conjugate=bool(tensor.is_conj()),
+            negative=bool(tensor.is_neg()),
+            affine=_affine(tensor) if tensor.is_quantized else None,
+        )
+
+
+def _storage_of(tensor: Any) -> Array:
+    """The whole storage of a CPU tensor as bytes. It stays valid as long as the tensor is not resized."""
+    torch: Any = sys.modules["torch"]
+    storage = tensor.untyped_storage()
+    if storage.device.type != "cpu" or (storage.nbytes() and not storage.data_ptr()):
+        raise UnreadableError(f"a {type(tensor).__name__} holds no data of its own")
+    memory: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return memory
 
 
 def _affine(tensor: Any) -> Affine:
@@ -65,13 +74,17 @@ def _affine(tensor: Any) -> Affine:
 
 
 def stored_values(tensor: Any) -> Any:
-    """What a sparse or mkldnn tensor stores, as a strided tensor; any other tensor itself."""
+    """What a sparse or mkldnn tensor stores, as a strided tensor; any other tensor itself. Detached.
+
+    Raises `UnreadableError` where the tensor does not let itself be asked: lazy parameters, wrappers.
+    """
     layout = str(tensor.layout).removeprefix("torch.")
-    if layout == "_mkldnn":
-        return tensor.detach().to_dense()
-    if layout == "sparse_coo":
-        return tensor.detach()._values()
-    return tensor.detach().values() if layout.startswith("sparse_") else tensor.detach()
+    with _asking(tensor):
+        if layout == "_mkldnn":
+            return tensor.detach().to_dense()
+        if layout == "sparse_coo":
+            return tensor.detach()._values()
+        return tensor.detach().values() if layout.startswith("sparse_") else tensor.detach()
 
 
 def distinct_of(tensor: Any) -> tuple[Any, int]:
@@ -83,10 +96,12 @@ def distinct_of(tensor: Any) -> tuple[Any, int]:
     return tensor, times
 
 
-def pieces(tensor: Any) -> Any:
+def pieces(tensor: Any) -> Iterator[Any]:
     """A tensor on any device as CPU tensors of at most `PIECE` bytes each, one after another."""
     if tensor.numel() * tensor.element_size() <= PIECE or not tensor.dim():
-        yield tensor.cpu()
+        with _asking(tensor):
+            there = tensor.cpu()
+        yield there
         return
     axis = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
     half = tensor.shape[axis] // 2

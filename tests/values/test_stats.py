@@ -323,6 +323,21 @@ def test_uncoalesced_is_said(store):
         assert found.max == 2.0
 
 
+class Wrapper(torch.Tensor):
+    """A subclass without a storage of its own, whose code raises what it likes."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise KeyError("not this one") from None
+
+
 # --- what is not read ----------------------------------------------------------------------------------------------
 
 
@@ -387,6 +402,8 @@ def test_a_type_without_numbers_has_a_reason(store):
     [
         (lambda: torch.zeros(3, device="meta"), "meta holds no data"),
         (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "no single values"),
+        (lambda: torch.nn.UninitializedParameter(), "Attempted to use an uninitialized parameter"),
+        (lambda: Wrapper(torch.zeros(3)), "a Wrapper gives no access to its values: 'not this one'"),
     ],
 )
 def test_live_tensors_without_bytes_have_a_reason(make, said):
@@ -400,9 +417,38 @@ def test_a_fake_tensor_has_a_reason():
 
     with FakeTensorMode():
         fake = torch.zeros(3)
-    found = stats_of_tensor(fake)
-    assert found.mean is None
-    assert found.reason
+    assert stats_of_tensor(fake).reason == "a FakeTensor holds no data of its own"
+
+
+def test_an_mkldnn_tensor_is_read_densely():
+    """Its own layout is opaque."""
+    x = torch.randn(4, 5)
+    agree(stats_of_tensor(x.to_mkldnn()), oracle(x))
+
+
+def test_a_tensor_elsewhere_is_copied_in_bounded_pieces(monkeypatch):
+    """Expanded dimensions are not copied; pieces cover everything once."""
+    from statecli.values import live
+
+    monkeypatch.setattr(live, "PIECE", 64)
+    x = torch.randn(7, 3, 5).double()
+    seen = [piece.numel() * 8 for piece in live.pieces(x.transpose(0, 2))]
+    assert sum(seen) == x.numel() * 8
+    assert max(seen) <= 64
+    shrunk, times = live.distinct_of(x[:, :1, :1].expand(7, 3, 5))
+    assert (tuple(shrunk.shape), times) == ((7, 1, 1), 15)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_tensor_on_cuda_is_what_torch_says(monkeypatch, layout):
+    """In pieces, from any layout."""
+    from statecli.values import live
+
+    monkeypatch.setattr(live, "PIECE", 512)
+    tensor = LAYOUTS[layout](sample(torch.float32).cuda())
+    agree(stats_of_tensor(tensor), oracle(tensor.cpu()))
 
 
 def test_parameters_and_their_views_need_no_detach():
