@@ -54,6 +54,7 @@ _HASHED_INT = 2**60
 _HASHED_BYTES = 65_536
 #: Duplicate keys that are kept to be named.
 MAX_DUPLICATES = 100
+STOP = b"."
 
 Value = Any  # what a pickle can build: the classes below, and None, bool, int, float, str, bytes, list, tuple, dict
 
@@ -287,7 +288,7 @@ class Machine:
                     pos = handlers[op](self, pos)
                     stack = self.stack
         except IndexError as error:
-            if pos >= size:
+            if pos >= size and data[pos - 1 : pos] != STOP:
                 raise self.truncated() from error
             raise self.error(pos, "the stack holds too little for this opcode") from error
         except struct.error as error:

@@ -1,0 +1,551 @@
+"""The pickle machine: it builds what pickle builds, runs nothing, and ends every hostile stream with one line."""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from collections import OrderedDict, defaultdict
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from statecli.errors import MalformedError
+from statecli.formats import _pickle
+from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf, TruncatedPickle, load
+
+from .attacks import colliding_ints, deep_key, hash_bomb, number, numbers, pickled, state_dict, tensor, text
+
+PROTOCOLS = range(6)
+
+scalars = (
+    st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats(allow_nan=False) | st.text() | st.binary()
+)
+keys = st.none() | st.booleans() | st.integers(-(2**59), 2**59) | st.text() | st.binary()
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner),
+    max_leaves=25,
+)
+
+
+def root(body: bytes) -> object:
+    """What the machine makes of the pickle of these opcodes."""
+    return load(pickled(body)).root
+
+
+@given(values, st.sampled_from(PROTOCOLS))
+@settings(max_examples=300, deadline=None)
+def test_plain_data_comes_back(value, protocol):
+    """None, numbers, text, bytes, lists, tuples and dicts are what pickle.loads gives, in every protocol."""
+    data = pickle.dumps(value, protocol)
+    made = load(data)
+    assert made.end == len(data)
+    assume(not made.globals)  # protocols 0 to 2 write bytes as a call
+    assert made.root == value
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_shared_and_cyclic_containers_stay_so(protocol):
+    """One list under two names is one list; a list in itself is in itself."""
+    shared: list[object] = [1]
+    cyclic: list[object] = []
+    cyclic.append(cyclic)
+    found = load(pickle.dumps({"a": shared, "b": shared, "c": cyclic}, protocol)).root
+    assert found["a"] is found["b"]
+    assert found["c"][0] is found["c"]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_objects_stay_calls(protocol):
+    """An OrderedDict with attributes is a call of its class, with its items and state beside it."""
+    value = OrderedDict(a=1, b=2)
+    value.note = "x"  # type: ignore[attr-defined]
+    made = load(pickle.dumps(value, protocol)).root
+    assert type(made) is Obj
+    assert made.cls.qualified == "collections.OrderedDict"
+    assert made.state == {"note": "x"}
+    items = made.items if made.items is not None else dict(made.args[0])
+    assert items == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_sets_are_lists_of_their_elements(protocol):
+    """A set is a SetOf, or before protocol 4 a call with a list; never a Python set."""
+    made = load(pickle.dumps({"a", "b"}, protocol)).root
+    elements = made.elems if type(made) is SetOf else made.args[0]
+    assert sorted(elements) == ["a", "b"]
+    frozen = load(pickle.dumps(frozenset("ab"), protocol)).root
+    assert sorted(frozen.elems if type(frozen) is SetOf else frozen.args[0]) == ["a", "b"]
+
+
+class Slots:
+    """Pickles through NEWOBJ_EX."""
+
+    def __init__(self, **kwargs: int) -> None:
+        self.held = kwargs
+
+    def __getnewargs_ex__(self) -> tuple[tuple[int, ...], dict[str, int]]:
+        return (1, 2), {"three": 3}
+
+    def __new__(cls, *args: int, **kwargs: int) -> Slots:
+        return super().__new__(cls)
+
+
+def test_newobj_ex_keeps_both_kinds_of_arguments():
+    """Keyword arguments are in `kwargs`, the __dict__ in `state`."""
+    made = load(pickle.dumps(Slots(x=1), 4)).root
+    assert (made.how, made.args, made.kwargs, made.state) == ("newobj", (1, 2), {"three": 3}, {"held": {"x": 1}})
+
+
+def test_defaultdict_and_list_subclass_keep_what_is_put_into_them():
+    """SETITEMS and APPENDS on the result of a call go into `items` and `elems`."""
+    made = load(pickle.dumps(defaultdict(list, {"a": [1]}), 2)).root
+    assert (made.args[0].qualified, made.items) == ("__builtin__.list", {"a": [1]})
+    assert root(b"cm\nL\n)\x81(" + number(1) + number(2) + b"e").elems == [1, 2]
+
+
+def test_old_opcodes_of_instances():
+    """INST and OBJ, which Python 2 wrote, are calls as well."""
+    inst = root(b"(" + number(7) + b"iold\nClass\n}" + text("k") + number(1) + b"sb")
+    assert (inst.how, inst.cls.qualified, inst.args, inst.state) == ("inst", "old.Class", (7,), {"k": 1})
+    obj = root(b"(cold\nClass\n" + number(7) + b"o")
+    assert (obj.how, obj.cls.qualified, obj.args) == ("obj", "old.Class", (7,))
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b"I01\n", True),
+        (b"I00\n", False),
+        (b"I-12\n", -12),
+        (b"L12L\n", 12),
+        (b"L12\n", 12),
+        (b"F1.5\n", 1.5),
+        (b"G" + struct.pack(">d", 2.5), 2.5),
+        (b"J\xff\xff\xff\xff", -1),
+        (b"M\xff\xff", 65535),
+        (b"\x8a\0", 0),
+        (b"\x8a\1\xff", -1),
+        (b"\x8b\1\0\0\0\x80", -128),
+        (b"S'a\\x62\\n'\n", "ab\n"),
+        (b'S"q"\n', "q"),
+        (b"U\2ab", "ab"),
+        (b"U\1\xff", b"\xff"),
+        (b"T\2\0\0\0ab", "ab"),
+        (b"V\\u00e9x\n", "éx"),
+        (b"X\3\0\0\0\xed\xa0\x80", "\ud800"),
+        (b"\x8c\1a", "a"),
+        (b"\x8d" + struct.pack("<Q", 1) + b"a", "a"),
+        (b"C\1\xff", b"\xff"),
+        (b"B\1\0\0\0\xff", b"\xff"),
+        (b"\x8e" + struct.pack("<Q", 1) + b"\xff", b"\xff"),
+        (b"\x96" + struct.pack("<Q", 1) + b"\xff", b"\xff"),
+        (b"(" + number(1) + b"l", [1]),
+        (b"(" + number(1) + number(2) + b"d", {1: 2}),
+        (b"](" + number(1) + number(2) + b"e", [1, 2]),
+        (b"]" + number(1) + b"a", [1]),
+        (number(1) + number(2) + b"0", 1),
+        (number(1) + b"(" + number(2) + b"1", 1),
+        (number(1) + b"(0", 1),
+        (number(1) + b"2\x86", (1, 1)),
+        (number(5) + b"p7\n0g7\n", 5),
+        (number(5) + b"r\xff\xff\xff\xff0j\xff\xff\xff\xff", 5),
+        (number(5) + b"\x940h\0", 5),
+        (number(5) + b"r\1\0\0\x00\x940h\1", 5),
+        (number(1) + number(2) + number(3) + b"\x87", (1, 2, 3)),
+        (b"\x95" + struct.pack("<Q", 3) + b"K\7", 7),
+    ],
+)
+def test_each_opcode_pushes_what_pickle_pushes(body, value):
+    """Opcode by opcode, all the ways to write a value."""
+    found = root(body)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_memo_entries_may_come_in_any_order_and_be_overwritten():
+    """Pickle numbers memo entries as it likes; MEMOIZE takes the number of entries there are."""
+    body = b"]" + number(1) + b"q\5" + b"a" + number(2) + b"q\0a" + number(3) + b"q\5ah\5ah\0a"
+    assert root(body) == [1, 2, 3, 3, 2]
+
+
+def test_dictionary_keys_that_hash_slowly_are_kept_by_identity():
+    """Tuples, floats, nodes, huge integers and long bytes become Keys, the rest stay themselves."""
+    slow = [numbers(1, 2), b"G" + bytes(8), number(2**60), number(-(2**70)), b"cm\nn\n", b"]"]
+    slow.append(b"B" + struct.pack("<I", 65_537) + bytes(65_537))
+    found = root(b"}(" + b"".join(key + b"N" for key in slow) + b"u")
+    assert [type(key) for key in found] == [Key] * len(slow)
+    quick = [text("a"), b"N", b"\x88", number(2**60 - 1), b"C\1a"]
+    assert list(root(b"}(" + b"".join(key + b"N" for key in quick) + b"u")) == ["a", None, True, 2**60 - 1, b"a"]
+
+
+def test_duplicate_keys_are_told_and_the_last_one_wins():
+    """Within one batch, across batches, and with a bool that equals an int."""
+    body = b"}(" + (text("a") + number(1)) + (text("a") + number(2)) + b"u" + text("a") + number(3) + b"s"
+    made = load(pickled(body + b"(" + number(1) + b"N\x88N" + b"u"))
+    assert made.root == {"a": 3, 1: None}
+    assert made.duplicate_keys == ["a", "a", True]
+
+
+def test_at_most_a_hundred_duplicates_are_kept():
+    """A file of nothing but duplicates does not fill the memory with them."""
+    assert len(load(pickled(b"}(" + (text("a") + b"N") * 1000 + b"u")).duplicate_keys) == 100
+
+
+def test_globals_are_listed_once_with_the_byte_of_their_first_mention():
+    """GLOBAL, STACK_GLOBAL and INST name them; one name is one object."""
+    data = pickled(b"]" + b"cos\nsystem\na" + text("os") + text("system") + b"\x93a" + b"(iposix\nfork\na")
+    made = load(data)
+    assert [(one.qualified, one.position) for one in made.globals] == [
+        ("os.system", 3),
+        ("posix.fork", data.index(b"iposix")),
+    ]
+    assert made.root[0] is made.root[1]
+
+
+def test_persistent_ids_are_listed_in_order():
+    """BINPERSID takes any value, PERSID a line of text."""
+    made = load(pickled(b"]" + numbers(1) + b"QaPline\na"))
+    assert [one.pid for one in made.persistent] == [(1,), "line"]
+    assert made.root == made.persistent
+
+
+def test_module_ids_stand_for_the_class_only_when_asked():
+    """Old whole modules give ("module", class, file, source) where later ones give the class."""
+    data = pickled(b"(" + text("module") + b"cm\nNet\n" + text("f.py") + text("source") + b"tQ")
+    assert type(load(data).root) is Persistent
+    found = load(data, module_ids=True).root
+    assert type(found) is Global
+    assert found.qualified == "m.Net"
+
+
+def test_a_pickle_may_start_and_end_in_the_middle():
+    """`start` is where it begins, `end` the first byte after it."""
+    made = load(memoryview(b"junk" + pickled(number(3)) + b"more"), start=4)
+    assert (made.root, made.end, made.protocol) == (3, 9, 2)
+
+
+RUNNING = {
+    "os.system": b"cos\nsystem\n" + text("touch PWNED") + b"\x85R",
+    "stack global": text("os") + text("system") + b"\x93" + text("touch PWNED") + b"\x85R",
+    "inst": b"(" + text("touch PWNED") + b"ios\nsystem\n",
+    "obj": b"(cos\nsystem\n" + text("touch PWNED") + b"o",
+    "newobj": b"cos\nsystem\n" + text("touch PWNED") + b"\x85\x81",
+    "newobj_ex": b"cos\nsystem\n" + text("touch PWNED") + b"\x85}\x92",
+    "build": b"cbuiltins\nobject\n)\x81}" + text("__setstate__") + b"cos\nsystem\nsb" + text("touch PWNED") + b"b",
+    "getattr": b"cbuiltins\ngetattr\ncos\n__dict__\n" + text("system") + b"\x86R" + text("touch PWNED") + b"\x85R",
+    "a module that does not exist": b"cno_such_module_anywhere\nThing\n)R",
+}
+
+
+@pytest.mark.parametrize("body", RUNNING.values(), ids=RUNNING)
+def test_nothing_is_imported_or_called(body, tmp_path, monkeypatch):
+    """What pickle would run becomes a graph, the file it would write is not there, no module is loaded."""
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    made = load(pickled(body))
+    assert type(made.root) is Obj
+    assert made.globals
+    assert list(tmp_path.iterdir()) == []
+    assert set(sys.modules) == before
+
+
+REFUSED = {
+    "an extension code": (b"\x82\1", "copyreg extension code"),
+    "an extension code of two bytes": (b"\x83\1\0", "copyreg extension code"),
+    "an extension code of four bytes": (b"\x84\1\0\0\0", "copyreg extension code"),
+    "BUILD on a class": (b"cm\nC\nN}" + text("x") + b"Ns\x86b", "BUILD on the class 'm.C'"),
+    "BUILD on an int": (b"K\1}b", "BUILD on an int"),
+    "BUILD on a list": (b"]}b", "BUILD on a list"),
+    "BUILD on a dict": (b"}}b", "BUILD on a dict"),
+    "BUILD on a tuple": (b")}b", "BUILD on a tuple"),
+    "BUILD on a storage": (b"NQ}b", "BUILD on a storage"),
+    "SETITEM on a list": (b"]K\0K\1s", "SETITEM on a list"),
+    "SETITEMS on a class": (b"cm\nC\n(K\0K\1u", "SETITEM on the class 'm.C'"),
+    "SETITEM on a tuple": (b")K\0K\1s", "SETITEM on a tuple"),
+    "SETITEMS without a value": (b"}(K\0u", "a dictionary key without a value"),
+    "DICT without a value": (b"(K\0d", "a dictionary key without a value"),
+    "APPEND on a dict": (b"}K\0a", "APPEND on a dict"),
+    "APPENDS on a string": (text("a") + b"(K\0e", "APPEND on a string"),
+    "APPEND on a set": (b"\x8fK\0a", "APPEND on a set"),
+    "ADDITEMS on a list": (b"](K\0\x90", "ADDITEMS on a list"),
+    "NEWOBJ of an int": (b"K\1)\x81", "a call of an int"),
+    "REDUCE of a string": (text("f") + b")R", "a call of a string"),
+    "REDUCE of a storage": (b"NQ)R", "a call of a storage"),
+    "REDUCE with a list": (b"cm\nf\n]R", "a call with a list for its arguments"),
+    "NEWOBJ_EX with a list": (b"cm\nf\n)]\x92", "a call with a list for its keyword arguments"),
+    "an empty stack": (b"", "the stack holds too little"),
+    "TUPLE2 of one": (b"K\1\x86", "the stack holds too little"),
+    "TUPLE without a mark": (b"K\1t", "the stack holds too little"),
+    "a tuple across a mark": (b"K\1(\x85", "the stack holds too little"),
+    "POP of nothing": (b"0", "the stack holds too little"),
+    "OBJ of nothing": (b"(o", "the stack holds too little"),
+    "a memo entry of nothing": (b"q\0", "the stack holds too little"),
+    "an unset memo entry": (b"h\7", "memo entry 7 is read before it is written"),
+    "an unset memo entry, in text": (b"g7\n", "memo entry 7 is read before it is written"),
+    "a memo entry below zero": (b"K\1p-1\n", "memo entry -1 is negative"),
+    "an unset memo entry below zero": (b"K\1q\0g-1\n", "memo entry -1 is read before it is written"),
+    "an unknown opcode": (b"\xff", "unknown opcode 0xff"),
+    "protocol 9": (b"\x80\x09N", "pickle protocol 9"),
+    "an out-of-band buffer": (b"\x97", "out-of-band buffer"),
+    "a million decimal digits": (b"L" + b"1" * 1_000_000 + b"L\n", "of more than 65536 bytes"),
+    "ten thousand decimal digits": (b"I" + b"1" * 10_000 + b"\n", "absurd integer of 10000 digits"),
+    "an integer of 50 MB": (
+        b"\x8b" + struct.pack("<i", 50_000_000) + bytes(50_000_000),
+        "absurd integer of 50000000 bytes",
+    ),
+    "an integer of negative length": (b"\x8b\xff\xff\xff\xff", "absurd integer of -1 bytes"),
+    "a string of negative length": (b"T\xff\xff\xff\xff", "a string of -1 bytes"),
+    "a number that is a word": (b"Ione\n", "a number that is none"),
+    "a number with an underscore": (b"L1_0L\n", "a number that is none"),
+    "a float that is a word": (b"Fone\n", "a number that is none"),
+    "a string without quotes": (b"Sab\n", "a string without its quotes"),
+    "a string of one quote": (b"S'\n", "a string without its quotes"),
+    "a string with a broken escape": (b"S'\\x1'\n", "a string with a broken escape"),
+    "unicode with a broken escape": (b"V\\u12\n", "a string with a broken escape"),
+    "invalid UTF-8": (b"X\1\0\0\0\xff", "invalid UTF-8 in a string (byte 7)"),
+    "a global that is no UTF-8": (b"c\xff\nx\n", "a global whose name is no string"),
+    "a global named by ints": (b"K\1K\2\x93", "a global whose name is no string"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_nonsense_is_malformed(case):
+    """Each way to misuse an opcode has its line, with the byte."""
+    body, message = case
+    with pytest.raises(MalformedError) as caught:
+        load(pickled(body))
+    line = str(caught.value)
+    assert message in line
+    assert line.startswith("data.pkl: ")
+    assert "\n" not in line
+    assert len(line) < 300
+
+
+LONG = struct.pack("<Q", 2**40)
+TRUNCATED = {
+    "nothing": b"",
+    "no STOP": b"\x80\x02N",
+    "a string that runs past the end": b"X\xff\xff\xff\x7fab",
+    "8-byte length": b"\x8d" + LONG,
+    "bytes of 2**40": b"\x8e" + LONG,
+    "a bytearray of 2**40": b"\x96" + LONG,
+    "a frame of 2**40": b"\x95" + LONG + b"N.",
+    "half a length": b"X\1\0",
+    "half a number": b"J\1\0",
+    "half a long": b"\x8a\4\1",
+    "a line without its end": b"cos\nsyst",
+    "INST without newlines": b"(iabc",
+}
+
+
+@pytest.mark.parametrize("data", TRUNCATED.values(), ids=TRUNCATED)
+def test_bytes_that_end_too_soon_are_truncated(data):
+    """Nothing is allocated for a length the file does not have."""
+    with pytest.raises(TruncatedPickle, match="data.pkl is truncated"):
+        load(data)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_prefix_is_truncated(protocol):
+    """A pickle cut at any byte says so, and is not taken for something else."""
+    data = pickle.dumps({"a": [1, 2.5, "x", (None, True)], "b": Fraction(1, 3), "c": {1: 2**70}}, protocol)
+    for end in range(len(data)):
+        with pytest.raises(TruncatedPickle):
+            load(data[:end])
+
+
+BOMBS = {
+    "a key that takes 2**64 steps to hash": hash_bomb(),
+    "a key nested two million deep": deep_key(2_000_000),
+    "sixty thousand integers of one hash": colliding_ints(60_000),
+    "a memo entry 2**28": pickled(b"Nr\0\0\0\x10"),
+    "a memo entry 2**31 - 2": pickled(b"Nr\xfe\xff\xff\x7f"),
+    "lists nested 300,000 deep": pickled(b"]" * 300_000 + b"a" * 299_999),
+    "dicts nested 300,000 deep": pickled(b"}" + b"N}" * 300_000 + b"s" * 300_000),
+    "calls nested 300,000 deep": pickled(b"cm\nf\n" + b")R" * 300_000),
+    "storages nested 300,000 deep": pickled(b"N" + b"Q" * 300_000),
+    "sets nested 300,000 deep": pickled(b"(" * 9_000 + b"\x91" * 9_000),
+    "keys nested 100,000 deep": pickled(b"}" * 100_000 + b"Ns" * 99_999),
+    "a thousand laughs": pickled(b"]q\0" + b"]h\0ah\0aq\0" * 1000),
+}
+
+
+@pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
+def test_bombs_are_ordinary_graphs(data):
+    """What hangs or crashes pickle and torch.load is read, and freed, in a moment."""
+    begun = time.process_time()
+    load(data)
+    gc.collect()
+    assert time.process_time() - begun < 5
+
+
+BUDGETS = {
+    "opcodes": ("MAX_OPCODES", b"N0", "more than 200000 opcodes"),
+    "memo entries": ("MAX_MEMO", b"N\x940", "more than 200000 memo entries"),
+    "objects": ("MAX_OBJECTS", b"]0", "more than 200000 objects"),
+    "stack": ("MAX_STACK", b"N", "more than 200000 values wait on the stack"),
+    "marks": ("MAX_MARKS", b"(", "more than 200000 open marks"),
+}
+
+
+@pytest.mark.parametrize("case", BUDGETS.values(), ids=BUDGETS)
+def test_each_budget_ends_a_bomb(case, monkeypatch):
+    """A pickle that only grows is stopped at the limit, and one just below it is read."""
+    limit, body, message = case
+    monkeypatch.setattr(_pickle, limit, 200_000)
+    with pytest.raises(MalformedError, match=message):
+        load(pickled(body * 300_000))
+    if limit != "MAX_OPCODES":
+        load(pickled(body * 150_000 + b"N"))
+
+
+def test_the_budgets_leave_room_for_a_hundred_thousand_tensors():
+    """A state_dict takes 32 opcodes, 8 memo entries and 3 objects for each tensor."""
+    assert _pickle.MAX_OPCODES > 32 * 300_000
+    assert _pickle.MAX_MEMO > 8 * 300_000
+    assert _pickle.MAX_OBJECTS > 3 * 300_000
+
+
+def test_the_number_of_globals_is_bounded(monkeypatch):
+    """Names that differ are all kept, so there is an end to them."""
+    monkeypatch.setattr(_pickle, "MAX_GLOBALS", 10)
+    body = b"".join(b"cm\n%d\n0" % n for n in range(_pickle._BURST))
+    with pytest.raises(MalformedError, match="names more than 10 globals"):
+        load(pickled(body))
+
+
+def test_a_bomb_frees_its_memory_in_a_fresh_process():
+    """Two million levels of every container are freed without overflowing the C stack."""
+    code = """
+        from statecli.formats._pickle import load
+        for body in (b")" + b"\\x85" * 2_000_000, b"]" * 300_000 + b"a" * 299_999, b"N" + b"Q" * 300_000,
+                     b"cm\\nf\\n" + b")R" * 300_000, b"cm\\nf\\n" + b")R}b" * 300_000,
+                     b"}" * 300_000 + b"Ns" * 299_999):
+            load(b"\\x80\\x02" + body + b".")
+        print("alive")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("data", [pickled(b"N"), b"\x80\x02\xff"])
+def test_the_collector_is_left_as_it_was(enabled, data):
+    """It is switched off for the parse only, errors included."""
+    was = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        load(data)
+    except MalformedError:
+        pass
+    finally:
+        found = gc.isenabled()
+        (gc.enable if was else gc.disable)()
+    assert found is enabled
+
+
+def test_nodes_print_without_walking():
+    """A node's repr is short, since the graph's can be exponential."""
+    body = state_dict(w=tensor())
+    made = load(body)
+    for node in (made, made.root["w"], made.persistent[0], Key(made.root), SetOf([made.root]), made.globals[0]):
+        assert len(repr(node)) < 60
+
+
+class Stub:
+    """Any class, for the oracle."""
+
+    def __new__(cls, *args: object) -> Stub:
+        made = super().__new__(cls)
+        made.args, made.state, made.set = args, None, {}
+        return made
+
+    def __init__(self, *args: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self.set[key] = value
+
+
+class Oracle(pickle.Unpickler):
+    """Python's unpickler with every class a stub, as the benign reading of a pickle."""
+
+    def find_class(self, module: str, name: str) -> type:
+        return type(name, (Stub,), {"__module__": module})
+
+    def persistent_load(self, pid: object) -> object:
+        return ("pid", pid)
+
+
+def same(ours: object, theirs: object) -> bool:
+    """Whether our graph says what the stubs say. For small graphs without cycles."""
+    if type(ours) is Persistent:
+        return isinstance(theirs, tuple) and theirs[0] == "pid" and same(ours.pid, theirs[1])
+    if type(ours) is Global:
+        return isinstance(theirs, type) and f"{theirs.__module__}.{theirs.__name__}" == ours.qualified
+    if type(ours) is Obj:
+        assert isinstance(theirs, Stub)
+        held = (same(ours.args, theirs.args), same(ours.state, theirs.state), same(ours.items or {}, theirs.set))
+        return same(ours.cls, type(theirs)) and all(held)
+    if type(ours) is SetOf:
+        return isinstance(theirs, (set, frozenset)) and sorted(map(repr, ours.elems)) == sorted(map(repr, theirs))
+    if type(ours) is dict:
+        assert isinstance(theirs, dict)
+        unwrapped = [key.value if type(key) is Key else key for key in ours]
+        return unwrapped == list(theirs) and all(map(same, ours.values(), theirs.values()))
+    if type(ours) in (list, tuple):
+        return type(ours) is type(theirs) and len(ours) == len(theirs) and all(map(same, ours, theirs))
+    return type(ours) is type(theirs) and ours == theirs
+
+
+def torch_objects() -> dict[str, object]:
+    """What people save: a state_dict, a module, a training checkpoint, views, odd dtypes, subclasses, sparse."""
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(net.parameters())
+    sum(p.sum() for p in net.parameters()).backward()
+    optimizer.step()
+    base = torch.arange(12.0)
+    many = {f"layers.{n}.weight": torch.zeros(n % 5, 3, *[1] * (n % 6)) for n in range(80)}
+    return {
+        "state_dict": net.state_dict(),
+        "module": net,
+        "training": {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "lr": 1e-3},
+        "parameters": dict(net.named_parameters()),
+        "views": [base, base[2:], base.view(3, 4).t(), base.expand(2, 12)],
+        "dtypes": [torch.zeros(2, dtype=d) for d in (torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.bool)],
+        "conj": torch.zeros(3, dtype=torch.complex64).conj(),
+        "scalars": {f"step{n}": torch.tensor(float(n)) for n in range(60)},
+        "many": many,
+        "sparse": torch.eye(3).to_sparse(),
+        "meta": torch.empty(10**5, 10**5, device="meta"),
+    }
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_real_pickles_agree_with_pickle_itself(protocol, tmp_path):
+    """What torch.save writes is, read by our machine in both ways, what Python's unpickler with stubs sees."""
+    import zipfile
+
+    import torch
+
+    for name, value in torch_objects().items():
+        torch.save(value, tmp_path / "x.pt", pickle_protocol=protocol)
+        with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+            data = archive.read("x/data.pkl")
+        theirs = Oracle(io.BytesIO(data)).load()
+        for fast in (True, False):
+            assert same(load(data, fast=fast).root, theirs), (name, fast)
