@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from enum import Enum
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -47,16 +47,15 @@ def statecli(
     """See, prove and audit the state of PyTorch models and checkpoints."""
 
 
-# typer reads these annotations at run time, on Python 3.10 too: Optional, not `| None`.
 Globs = Annotated[
-    Optional[list[str]], typer.Option("--include", "-i", metavar="GLOB", help="Only names that match (repeatable).")
+    list[str] | None, typer.Option("--include", "-i", metavar="GLOB", help="Only names that match (repeatable).")
 ]
 NotGlobs = Annotated[
-    Optional[list[str]], typer.Option("--exclude", "-x", metavar="GLOB", help="No names that match (repeatable).")
+    list[str] | None, typer.Option("--exclude", "-x", metavar="GLOB", help="No names that match (repeatable).")
 ]
-Kinds = Annotated[Optional[list[Kind]], typer.Option("--kind", help="Only tensors of this kind (repeatable).")]
+Kinds = Annotated[list[Kind] | None, typer.Option("--kind", help="Only tensors of this kind (repeatable).")]
 Form = Annotated[Output, typer.Option("--output-format", "-f", help="What is written.")]
-To = Annotated[Optional[str], typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, not to stdout.")]
+To = Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, not to stdout.")]
 Colors = Annotated[Color, typer.Option("--color", help="auto: on a terminal, unless NO_COLOR is set.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what makes it exit 1.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also evidence, other names, source lines.")]
@@ -68,13 +67,15 @@ Debug = Annotated[bool, typer.Option("--debug", help="A traceback with every err
 def inspect(
     target: Annotated[str, typer.Argument(help="A checkpoint, its folder, or file.py:Class / pkg.mod:Class(arg=1).")],
     to: Annotated[
-        Optional[str], typer.Option("--to", metavar="DEVICE", help="Move everything there; exit 1 if anything stays.")
+        str | None, typer.Option("--to", metavar="DEVICE", help="Move everything there; exit 1 if anything stays.")
     ] = None,
     cuda: Annotated[bool, typer.Option("--cuda", help="The same as --to cuda.")] = False,
     model: Annotated[
-        Optional[str], typer.Option("--model", metavar="SPEC", help="Group a checkpoint by what this class registers.")
+        str | None, typer.Option("--model", metavar="SPEC", help="Group a checkpoint by what this class registers.")
     ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Read the values: min, max, mean, std, zeros, NaN, Inf.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Read the values: min, max, mean, std, zeros, NaN, Inf.")
+    ] = False,
     all: Annotated[bool, typer.Option("--all", help="Every layer on its own line.")] = False,
     tree: Annotated[bool, typer.Option("--tree", help="Sums by module.")] = False,
     init_device: Annotated[
@@ -144,7 +145,9 @@ def _exit(run: Callable[[], int], debug: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except Exception as error:  # noqa: BLE001  # a bug of ours is told in one line and ends 2
-        code = console.complain(f"internal error: {type(error).__name__}: {error} (please report it, with --debug)", debug)
+        code = console.complain(
+            f"internal error: {type(error).__name__}: {error} (please report it, with --debug)", debug
+        )
     raise SystemExit(code)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
@@ -36,7 +36,7 @@ def out(path: str | None) -> Stream:
     if path is None:
         return Stream(sys.stdout.buffer, sys.stdout.encoding or "utf-8")
     try:
-        return Stream(open(path, "wb"), "utf-8")  # noqa: SIM115  # closed by `publish`
+        return Stream(open(path, "wb"), "utf-8")  # closed by `publish`
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -78,14 +78,22 @@ def complain(message: str, debug: bool) -> int:
 
 @contextmanager
 def progress(*, enabled: bool) -> Iterator[Progress | None]:
-    """A bar on stderr, on a terminal only: a callable that takes bytes done and bytes in all."""
+    """A bar on stderr, on a terminal only, drawn from the moment something is read."""
     if not enabled or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    bar = Progress(BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=Console(stderr=True), transient=True)
-    task = bar.add_task("", total=None)
-    with bar:
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+
+    def start(total: int) -> Callable[[str, int], None]:
+        bar.start()
+        task = bar.add_task("", total=total)
+        return lambda _, done: bar.advance(task, done)
+
+    try:
+        yield start
+    finally:
+        bar.stop()

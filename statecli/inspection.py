@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -12,9 +13,10 @@ from statecli import kinds, modules, target
 from statecli.errors import NothingMatched, UsageError
 from statecli.finding import Finding, Severity
 from statecli.modules.spec import Spec
-from statecli.state import Kind, ModelState, TensorInfo
+from statecli.state import Kind, ModelState, Stats, TensorInfo
 
-Progress = Callable[[int, int], None]
+#: Takes the bytes there will be in all; gives what is called with each tensor's FQN and its bytes.
+Progress = Callable[[int], Callable[[str, int], None]]
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -64,15 +66,19 @@ def _of_module(request: Request, spec: Spec) -> Inspection:
     if request.model is not None:
         raise UsageError(f"--model groups a checkpoint; {request.target} is a class already")
     built = target.model(spec, init_device=request.init_device, values=request.stats)
-    measure = None
-    if request.stats:
-        from statecli.values.stats import stats_of_tensor as measure
+    measure = _stats_of_tensor if request.stats else None
     if request.to is None:
         state = modules.read(built, request.target, stats_of=measure)
     else:
         state = modules.move(built, request.target, request.to, stats_of=measure)
     state = filtered(state, request)
     return Inspection(state, _left_behind(state, request.to) if request.to else (), request.to)
+
+
+def _stats_of_tensor(tensor: Any) -> Stats:
+    from statecli.values.stats import stats_of_tensor
+
+    return stats_of_tensor(tensor)
 
 
 def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
@@ -86,14 +92,15 @@ def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
     if state is not whole:
         left = {tensor.fqn for tensor in state.tensors}
         findings = [f for f in findings if f.fqn is None or f.fqn in left or _matches(f.fqn, request)]
+    size = sum(tensor.nbytes for tensor in state.tensors)
     if request.stats:
         from statecli.values.stats import stats_all
 
-        state = stats_all(state, progress)
+        state = stats_all(state, progress(size) if progress else None)
     if request.to:
         from statecli.values.place import place
 
-        state = place(state, request.to, progress)
+        state = place(state, request.to, progress(size) if progress else None)
         findings.extend(_left_behind(state, request.to))
     return Inspection(state, tuple(findings), request.to)
 

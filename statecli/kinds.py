@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -20,7 +21,7 @@ from statecli.state import Evidence, Kind, ModelState, OptimizerFacts, Optimizer
 #: Last components of names that are buffers wherever they were met: torch's norms and spectral_norm, and the buffers
 #: that transformers, timm, diffusers and vector-quantize-pytorch register as persistent.
 BUFFER_NAMES = re.compile(
-    r"(?:^|\.)(?:running_(?:mean|var|std)|num_batches_tracked|(?:\w+_)?position_ids|token_type_ids|(?:\w+_)?inv_freq"
+    r"^(?:running_(?:mean|var|std)|num_batches_tracked|(?:\w+_)?position_ids|token_type_ids|(?:\w+_)?inv_freq"
     r"|relative_position_index|relative_coords_table|attn_mask|causal_mask|masked_bias|(?:cos|sin)_cached|freqs_cis|freqs_(?:cos|sin)"
     r"|weight_[uv]|alphas_cumprod(?:_prev)?|posterior_(?:variance|log_variance_clipped|mean_coef[12])"
     r"|(?:sqrt_(?:recip_|recipm1_|one_minus_)?|log_one_minus_)alphas_cumprod|betas|cluster_size|embed_avg|codebook_usage"
@@ -55,7 +56,12 @@ def _is_open(tensor: TensorInfo) -> bool:
 
 def is_buffer_by_convention(tensor: TensorInfo) -> bool:
     """Integers and bools are never trained; some names are buffers everywhere. A quantized weight is neither."""
-    return tensor.dtype in INTEGER or BUFFER_NAMES.search(tensor.fqn) is not None
+    return tensor.dtype in INTEGER or _is_buffer_name(tensor.fqn.rpartition(".")[2])
+
+
+@lru_cache(maxsize=1024)
+def _is_buffer_name(last: str) -> bool:
+    return BUFFER_NAMES.match(last) is not None
 
 
 def _trained(state: ModelState, candidates: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
@@ -66,7 +72,9 @@ def _trained(state: ModelState, candidates: list[int], tensors: Sequence[TensorI
     for optimizer in state.optimizers:
         for rows in sections.values():
             found |= trained_by(optimizer, rows, tensors)
-    return found
+    # A copy of the model beside it (EMA) has the same names, and what is trained there is a parameter here.
+    names = {(tensors[n].fqn, tensors[n].shape) for n in found}
+    return found | {n for n in candidates if (tensors[n].fqn, tensors[n].shape) in names}
 
 
 def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
@@ -122,7 +130,7 @@ def _first_names(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[list[i
 
 
 def _same_shapes(claimed: list[Shape], held: list[Shape]) -> bool:
-    known = Counter(shape for shape in claimed if shape is not None)
+    known: Counter[Shape] = Counter(shape for shape in claimed if shape is not None)
     return not known - Counter(held)
 
 

@@ -64,7 +64,7 @@ def _text(path: str, head: bytes, size: int) -> str:
         return "an XML document: the download met an error page"
     if start.startswith((b'{"error', b'{"message', b'{ "error')):
         return "a JSON error message: the download failed"
-    if start.startswith(b"{") or start.startswith(b"["):
+    if start.startswith((b"{", b"[")):
         return "a JSON document; for a sharded checkpoint name a *.index.json or its folder"
     if path.endswith((".onnx",)):
         return "an ONNX model, which statecli does not read"

@@ -9,7 +9,6 @@ Argument orders: torch/_utils.py and torch/_tensor.py of torch 2.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -56,7 +55,9 @@ def mapping(node: Any) -> Mapping[Any, Any] | None:
     if name_of(node.cls) in ("collections.OrderedDict", "collections.defaultdict", "collections.Counter"):
         # Python 2 wrote OrderedDict([[key, value], ...]).
         pairs = node.args[0] if node.args and type(node.args[0]) is list else []
-        return {pair[0]: pair[1] for pair in pairs if type(pair) in (list, tuple) and len(pair) == 2 and _plain(pair[0])}
+        return {
+            pair[0]: pair[1] for pair in pairs if type(pair) in (list, tuple) and len(pair) == 2 and _plain(pair[0])
+        }
     return None
 
 
@@ -67,12 +68,12 @@ def _plain(key: Any) -> bool:
 def sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
     """The elements of a list, tuple, set, deque or list subclass; None for everything else."""
     if type(node) in (list, tuple):
-        return node  # type: ignore[no-any-return]
+        return node
     if type(node) is SetOf:
         return list(node.elems)
     if type(node) is Obj:
         if node.elems is not None:
-            return node.elems  # type: ignore[no-any-return]
+            return node.elems
         if name_of(node.cls) in _WRAPPED_SEQUENCES and node.args and type(node.args[0]) in (list, tuple):
             return node.args[0]  # type: ignore[no-any-return]
     return None
@@ -90,7 +91,10 @@ def attributes(node: Any) -> dict[str, Any]:
         return {}
     if name_of(node.cls) == "torch.fx.graph_module.reduce_graph_module" and node.args:
         return _named(node.args[0])
-    state = node.state
+    return _of_state(node.state)
+
+
+def _of_state(state: Any) -> dict[str, Any]:
     if type(state) is tuple and len(state) == 2:
         return {**_named(state[0]), **_named(state[1])}
     return _named(state)
@@ -145,6 +149,8 @@ class Decoder:
     def __init__(self, storages: Mapping[str, ByteRange]) -> None:
         self.storages = storages
         self.checked: dict[int, tuple[str, str, str, ByteRange | None, int]] = {}
+        # Keyed by the identity of nodes that the pickle's graph keeps alive.
+        self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
         self.done: dict[int, Tensor | None] = {}
         self.builders: dict[int, Callable[[tuple[Any, ...], str], Tensor] | None] = {}
         self.named: dict[str, Callable[[tuple[Any, ...], str], Tensor]] = {
@@ -212,13 +218,10 @@ class Decoder:
     def _strided(self, args: tuple[Any, ...], dtype: str | None, grad: Any, flags: Any, fqn: str) -> Tensor:
         key, stored_dtype, device, where, length = self._storage(args[0], fqn)
         dtype = dtype or stored_dtype
-        shape, strides = _ints(args[2], "shape", fqn), _ints(args[3], "strides", fqn)
+        shape, strides, elements, last = self._geometry(args[2], args[3], fqn)
         offset = args[1]
         if grad is not False and grad is not True:
             raise MalformedError(f"{fqn}: requires_grad is recorded as {_brief(grad)}, not as a bool")
-        elements = _elements(shape, fqn)
-        dense = strides is _EMPTY or strides == contiguous_strides(shape)
-        last = elements - 1 if dense else _last(shape, strides, fqn)
         if type(offset) is not int or offset < 0:
             raise MalformedError(f"{fqn}: its offset into storage {key} is {_brief(offset)}")
         capacity = length * 8 // BITS[dtype] * PACKED.get(dtype, 1)
@@ -228,16 +231,28 @@ class Decoder:
                 f"storage {key} holds {capacity} {dtype}"
             )
         conjugate, negative = _lazy_flags(flags)
-        data = (
-            TensorData(where, dtype, shape, offset, None if dense else strides, conjugate, negative)
-            if where is not None
-            else None
-        )
+        data = TensorData(where, dtype, shape, offset, strides, conjugate, negative) if where is not None else None
         size = nbytes(dtype, elements)
         note = None if size >= length else _partial(elements, capacity, key)
         if elements > capacity:
             note = f"expanded: {elements} elements over {capacity} stored"
-        return Tensor(dtype, shape, elements, size, device, grad, note=note, storage=key, storage_bytes=length, data=data)
+        return Tensor(
+            dtype, shape, elements, size, device, grad, note=note, storage=key, storage_bytes=length, data=data
+        )
+
+    def _geometry(self, size: Any, stride: Any, fqn: str) -> tuple[tuple[int, ...], tuple[int, ...] | None, int, int]:
+        """(shape, strides or None when contiguous, elements, the last element's position), checked once a pair."""
+        known = self.geometries.get((id(size), id(stride)))
+        if known is not None:
+            return known
+        shape, strides = _ints(size, "shape", fqn), _ints(stride, "strides", fqn)
+        elements = _elements(shape, fqn)
+        # No strides at all beside a shape mean contiguous, as torch reads them.
+        dense = not strides or strides == contiguous_strides(shape)
+        last = elements - 1 if dense else _last(shape, strides, fqn)
+        found = (shape, None if dense else strides, elements, last)
+        self.geometries[id(size), id(stride)] = found
+        return found
 
     def _storage(self, node: Any, fqn: str) -> tuple[str, str, str, ByteRange | None, int]:
         """(key, dtype, device, bytes on disk or None on meta, length in bytes) of a persistent id, checked once."""
@@ -283,8 +298,7 @@ class Decoder:
         if builder == self._subclass:
             raise MalformedError(f"{fqn}: a tensor subclass that is rebuilt from itself")
         found = msgspec.structs.replace(builder(args[2], fqn))
-        holder = Obj(None, (), None, args[3], None, None, "reduce")
-        held = attributes(holder)
+        held = _of_state(args[3])
         _marks(found, held)
         cls = name_of(args[1])
         if cls not in ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"):
@@ -478,9 +492,6 @@ def _device(node: Any) -> str | None:
     return None
 
 
-_EMPTY: tuple[int, ...] = ()
-
-
 def _ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
     if type(node) is Obj and name_of(node.cls) == "torch.Size":
         node = node.args[0] if node.args else ()
@@ -493,7 +504,7 @@ def _ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
     for n in node:
         if type(n) is not int or n < 0:
             raise MalformedError(f"{fqn}: its {what} holds {_brief(n)}: impossible")
-    return node or _EMPTY
+    return node
 
 
 def _elements(shape: tuple[int, ...], fqn: str) -> int:
@@ -503,7 +514,6 @@ def _elements(shape: tuple[int, ...], fqn: str) -> int:
     return elements
 
 
-@lru_cache(maxsize=4096)
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of a C-contiguous tensor. A dimension of size 0 counts as 1, as torch does."""
     strides, step = [], 1

@@ -17,7 +17,17 @@ import msgspec
 from statecli.errors import MalformedError
 from statecli.formats._pickle import Global, Obj, Pickle
 from statecli.formats._tensors import Decoder, Tensor, attributes, children, key_path, mapping, name_of, sequence
-from statecli.state import ByteRange, Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, Scalar, TensorInfo
+from statecli.state import (
+    ByteRange,
+    Evidence,
+    Kind,
+    ModelState,
+    Oddity,
+    OptimizerFacts,
+    OptimizerGroup,
+    Scalar,
+    TensorInfo,
+)
 
 #: Containers inside containers that are walked; deeper ones are said to be left out.
 MAX_DEPTH = 200
@@ -34,7 +44,9 @@ MODEL_WORDS = re.compile(
     re.IGNORECASE,
 )
 #: Keys that hold tensors of neither a model nor an optimizer.
-OTHER_WORDS = re.compile(r"(?:^|_)(?:rng|random|seed|scheduler|schedulers|loops|callbacks|scaler|sampler)(?:$|_)", re.IGNORECASE)
+OTHER_WORDS = re.compile(
+    r"(?:^|_)(?:rng|random|seed|scheduler|schedulers|loops|callbacks|scaler|sampler)(?:$|_)", re.IGNORECASE
+)
 
 HOOKS = re.compile(r"^_(?:forward|backward|state_dict|load_state_dict)_.*hooks.*$|^_is_full_backward_hook$")
 
@@ -55,7 +67,8 @@ class Row(msgspec.Struct, gc=False):
     kind: Kind = Kind.PARAMETER
     evidence: Evidence = Evidence.ASSUMED
     persistent: bool | None = None
-    saved: bool | None = None
+    #: An entry of a checkpoint is saved; only a whole module holds what its state_dict would not.
+    saved: bool | None = True
     requires_grad: bool | None = None
     aliases: tuple[str, ...] = ()
     note: str | None = None
@@ -77,17 +90,23 @@ def state_of(
         tensors.extend(reading.infos(section))
     if not tensors:
         raise MalformedError(f"holds no tensor: the pickle is {_describe(pickle.root)}")
+    metadata = scalars(pickle.root, _without_settings(pickle.root, sections), reading)
     held = {tensor.section for tensor in tensors}
     return ModelState(
         target=target,
         format=format,
         tensors=tuple(tensors),
         sections=tuple(section.path for section in sections if section.path in held),
-        metadata=scalars(pickle.root, {id(s.node) for s in sections if s.role != "optimizer" and s.node is not pickle.root}),
+        metadata=metadata,
         oddities=tuple(reading.oddities),
         globals=tuple((found.qualified, found.position) for found in pickle.globals),
         optimizers=tuple(optimizer_facts(s, reading.decoder) for s in sections if s.role == "optimizer"),
     )
+
+
+def _without_settings(root: Any, sections: list[Section]) -> set[int]:
+    """The containers whose scalars are no settings: models, but not the checkpoint around them."""
+    return {id(section.node) for section in sections if section.role != "optimizer" and section.node is not root}
 
 
 def _describe(node: Any) -> str:
@@ -192,7 +211,12 @@ def is_module(node: Any) -> bool:
 
 def _unwrapped(node: Obj) -> Obj:
     """torch.compile pickles itself as a call on the module it wraps."""
-    while node.state is None and name_of(node.cls).endswith(".OptimizedModule") and node.args and type(node.args[0]) is Obj:
+    while (
+        node.state is None
+        and name_of(node.cls).endswith(".OptimizedModule")
+        and node.args
+        and type(node.args[0]) is Obj
+    ):
         node = node.args[0]
     return node
 
@@ -202,7 +226,11 @@ def is_optimizer(node: Any) -> bool:
     items = mapping(node)
     if items is None:
         items = attributes(node)
-    return "param_groups" in items and mapping(items.get("state")) is not None and sequence(items["param_groups"]) is not None
+    return (
+        "param_groups" in items
+        and mapping(items.get("state")) is not None
+        and sequence(items["param_groups"]) is not None
+    )
 
 
 class _Reading:
@@ -268,7 +296,11 @@ class _Reading:
 
     def _found(self, section: Section) -> Iterator[Row]:
         if section.role == "module":
-            return module_rows(_unwrapped(section.node), self, prefix="_orig_mod." if _unwrapped(section.node) is not section.node else "")
+            return module_rows(
+                _unwrapped(section.node),
+                self,
+                prefix="_orig_mod." if _unwrapped(section.node) is not section.node else "",
+            )
         if section.role == "optimizer":
             return self._optimizer_rows(section.node)
         if mapping(section.node) is not None:
@@ -353,6 +385,7 @@ def _info(row: Row, section: str) -> TensorInfo:
         note=note,
         storage=tensor.storage,
         storage_bytes=tensor.storage_bytes,
+        storage_offset=tensor.data.offset if tensor.data else 0,
         data=tensor.data,
         parts=tensor.parts,
     )
@@ -511,24 +544,37 @@ def _text(value: Any) -> str:
     return value if type(value) is str else ""
 
 
-def scalars(root: Any, skip: set[int]) -> dict[str, Scalar]:
-    """Numbers and words beside the tensors (epoch, step, lr), by dotted path; the models' own containers left out."""
+def scalars(root: Any, skip: set[int], reading: _Reading) -> dict[str, Scalar]:
+    """Numbers and words beside the tensors (epoch, step, lr), by dotted path; the models' own containers left out.
+
+    Lists of more than 64 entries are data, not settings, and are passed over.
+    """
     found: dict[str, Scalar] = {}
     seen: set[int] = set(skip)
     stack: list[tuple[str, Any, int]] = [("", root, 0)]
-    while stack and len(found) < MAX_METADATA:
+    while stack:
         path, node, depth = stack.pop()
-        if path and (type(node) in (str, int, float, bool) or node is None):
-            found[path] = _json_scalar(node)
-        if type(node) in _LEAVES or id(node) in seen or depth > 6:
+        if id(node) in seen:
             continue
         seen.add(id(node))
-        if mapping(node) is None and type(node) not in (list, tuple):
-            continue
-        if type(node) in (list, tuple) and len(node) > 64:
-            continue
-        stack.extend(reversed([(_dotted(path, key), child, depth + 1) for key, child in _entries(node)]))
+        below = []
+        for key, child in _entries(node):
+            if type(child) in _SCALARS:
+                if len(found) == MAX_METADATA:
+                    reading.odd("metadata-cut", f"holds more than {MAX_METADATA} settings; the first of them are kept")
+                    return found
+                found[_dotted(path, key)] = _json_scalar(child)
+            elif depth < MAX_SECTION_DEPTH and _is_settings(child):
+                below.append((_dotted(path, key), child, depth + 1))
+        stack.extend(reversed(below))
     return found
+
+
+_SCALARS = frozenset([str, int, float, bool, type(None)])
+
+
+def _is_settings(node: Any) -> bool:
+    return mapping(node) is not None or (type(node) in (list, tuple) and len(node) <= 64)
 
 
 def _json_scalar(value: Any) -> Scalar:

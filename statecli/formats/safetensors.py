@@ -127,7 +127,7 @@ def _tensors(header: dict[str, Any], path: str, start: int, size: int) -> list[T
             dtype, shape, elements, note = _packed(name, shape)
         data = TensorData(ByteRange(path, start + begin, end - begin), dtype, shape)
         # The format shares nothing: no two tensors may overlap, so each name is its own storage.
-        tensors.append(TensorInfo(name, dtype, shape, elements, end - begin, note=note, data=data))
+        tensors.append(TensorInfo(name, dtype, shape, elements, end - begin, saved=True, note=note, data=data))
         spans.append((begin, end, name))
     _tile(spans, size - start)
     return tensors

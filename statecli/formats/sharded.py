@@ -78,8 +78,12 @@ def _choose(path: str, names: list[str]) -> tuple[str, list[str]]:
     if len(weights) == 1:
         return weights[0], []
     if not weights:
-        raise UnreadableError("is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it")
-    raise UnreadableError(f"is a folder with {len(weights)} weight files and no index; name one of them: {_some(weights)}")
+        raise UnreadableError(
+            "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it"
+        )
+    raise UnreadableError(
+        f"is a folder with {len(weights)} weight files and no index; name one of them: {_some(weights)}"
+    )
 
 
 def _some(names: list[str]) -> str:
@@ -157,7 +161,12 @@ def _shards_named(index: str) -> list[str]:
 
 def _check_name(folder: str, shard: str) -> None:
     """Refuse any shard that is not a plain file name inside the folder; symbolic links into a cache are followed."""
-    if shard in ("", ".", "..") or shard != os.path.basename(shard) or any(c in shard for c in "\0\\:") or shard[0] == "~":
+    if (
+        shard in ("", ".", "..")
+        or shard != os.path.basename(shard)
+        or any(c in shard for c in "\0\\:")
+        or shard[0] == "~"
+    ):
         raise MalformedError(f"the index points outside its folder: {shard!r}")
     if not os.path.lexists(os.path.join(folder, shard)):
         raise MalformedError(f"shard {shard} is missing: the index names it, the folder does not hold it")

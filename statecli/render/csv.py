@@ -20,7 +20,7 @@ class _Lines:
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
-    table = report.table
+    table = report.table()
     out = csv.writer(_Lines(sink), lineterminator="\n")
     names = [column.name for column in table.columns]
     at = names.index("fqn")

@@ -17,7 +17,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
-    document = report.document
+    document = report.document()
     before = b"{"
     for field, key in zip(document.__struct_fields__, document.__struct_encode_fields__, strict=True):
         value = getattr(document, field)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
-    document = report.document
+    document = report.document()
     lists: list[tuple[str, tuple[msgspec.Struct, ...]]] = []
     head = b'{"type":"target"'
     for field, key in zip(document.__struct_fields__, document.__struct_encode_fields__, strict=True):

@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING
 
 from statecli.render._escape import name, visible
 from statecli.render.plain import finding_line
-from statecli.report import Column, Group, Report
+from statecli.report import Column, Group, Page, Report
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:
-    sink.text(f"### `{_code(report.title)}`\n\n{_text(report.subtitle)}\n")
+    page = report.page()
+    sink.text(f"### `{_code(report.title)}`\n\n{_text(page.subtitle)}\n")
     if not look.quiet:
-        for group in report.groups:
-            _group(group, report.columns, sink)
-        _fixes(report, sink)
+        for group in page.groups:
+            _group(group, page.columns, sink)
+        _fixes(page, sink)
     if report.findings:
-        sink.text("\n**Findings**\n\n" + "".join(f"- {_text(finding_line(f))}\n" for f in report.findings))
+        sink.text("\n**Findings**\n\n" + "".join(f"- {_text(finding_line(f))}\n" for f in page.findings))
     if report.notes and not look.quiet:
         sink.text("\n**Notes**\n\n" + "".join(f"- {_text(note.message)}\n" for note in report.notes))
 
@@ -35,11 +36,11 @@ def _group(group: Group, columns: tuple[Column, ...], sink: Sink) -> None:
         sink.text(f"| {' | '.join(cells)} |\n")
 
 
-def _fixes(report: Report, sink: Sink) -> None:
-    if not report.fixes:
+def _fixes(page: Page, sink: Sink) -> None:
+    if not page.fixes:
         return
     sink.text("\n**Fix**\n\n```python\n")
-    for fix in report.fixes:
+    for fix in page.fixes:
         lines = "\n".join(map(visible, fix.text.splitlines()))
         sink.text(f"# {visible(fix.place)}\n{lines}\n")
     sink.text("```\n")

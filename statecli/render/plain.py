@@ -18,12 +18,13 @@ MAX_PADDING = 100
 
 def write(report: Report, sink: Sink, look: Look) -> None:
     if not look.quiet:
-        for line in aligned(report.table):
+        page = report.page()
+        for line in aligned(report.table()):
             sink.text(line + "\n")
-        sink.text("\n" + "".join(f"{line}\n" for line in report.totals))
+        sink.text("\n" + "".join(f"{line}\n" for line in page.totals))
         for note in report.notes:
             sink.text(f"note[{note.name}]: {visible(note.message)}\n")
-        for fix in report.fixes:
+        for fix in page.fixes:
             for line in fix.text.splitlines():
                 sink.text(f"fix: {visible(fix.place)}: {visible(line)}\n")
     for finding in report.findings:
@@ -37,11 +38,12 @@ def finding_line(finding: Finding) -> str:
 
 def aligned(table: Table) -> Iterator[str]:
     """The header and each row, padded to the widest cell of its column; the last column is not padded."""
-    columns = range(len(table.columns))
-    rows = [tuple(map(name, row)) for row in table.rows]
-    heads = [column.name for column in table.columns]
+    shown = [n for n, column in enumerate(table.columns) if not column.detail]
+    columns = range(len(shown))
+    rows = [tuple(name(row[n]) for n in shown) for row in table.rows]
+    heads = [table.columns[n].name for n in shown]
     widths = [min(MAX_PADDING, max([len(heads[c]), *(len(row[c]) for row in rows)])) for c in columns]
-    right = [column.right for column in table.columns]
+    right = [table.columns[n].right for n in shown]
     form = "  ".join(f"{{:{'>' if right[c] else '<'}{widths[c]}}}" for c in columns)
     yield form.format(*heads).rstrip()
     for row in rows:

@@ -55,15 +55,38 @@ class _Page:
         from rich.cells import cell_len
 
         self.report = report
+        self.page = report.page()
         self.width = max(look.width, 20)
         self.console = _console(look)
         self.cell_len = cell_len
-        rows = [line.cells for group in report.groups for line in group.lines]
-        heads = [column.name for column in report.columns]
-        self.widths = [max(cell_len(visible(row[c])) for row in [heads, *rows]) for c in range(len(heads))]
+        self.shown = list(range(len(self.page.columns)))
+        self.said: list[str] = []
+        self.measure()
+        while self.crowded() and self.hoist():
+            self.measure()
         others = sum(self.widths[1:]) + GAP * len(self.widths[1:])
         self.widths[0] = max(MIN_NAME, min(self.widths[0], self.width - INDENT - others))
-        self.inner = INDENT + self.widths[0] + others
+
+    def measure(self) -> None:
+        rows = [line.cells for group in self.page.groups for line in group.lines]
+        heads = tuple(column.name for column in self.page.columns)
+        cell_len = self.cell_len
+        self.widths = [max(cell_len(visible(row[c])) for row in [heads, *rows]) for c in self.shown]
+
+    def crowded(self) -> bool:
+        return INDENT + sum(self.widths) + GAP * (len(self.widths) - 1) > self.width
+
+    def hoist(self) -> bool:
+        """Say a value that all rows share once, above the table, rather than in a column."""
+        lines = [line for group in self.page.groups for line in group.lines]
+        for c in reversed(self.shown):
+            column = self.page.columns[c]
+            values = {line.cells[c] for line in lines}
+            if column.shared and len(values) == 1:
+                self.said.append(column.shared.format(values.pop()))
+                self.shown.remove(c)
+                return True
+        return False
 
     def text(self) -> str:
         file = self.console.file
@@ -88,11 +111,11 @@ class _Page:
 
     def head(self) -> None:
         self.put((name(self.report.title), "bold"))
-        self.wrapped(self.report.subtitle, "dim", "")
+        self.wrapped(", ".join([self.page.subtitle, *reversed(self.said)]), "dim", "")
 
     def groups(self) -> None:
-        heads = self.cells(tuple(column.name for column in self.report.columns))
-        for number, group in enumerate(self.report.groups):
+        heads = self.cells(tuple(column.name for column in self.page.columns))
+        for number, group in enumerate(self.page.groups):
             self.put(("", ""))
             self.put((visible(group.heading), "bold"), (f"  {visible(group.summary)}", ""))
             if number == 0:
@@ -102,7 +125,8 @@ class _Page:
 
     def cells(self, cells: tuple[str, ...]) -> str:
         shown = []
-        for text, width, column in zip(cells, self.widths, self.report.columns, strict=True):
+        for width, c in zip(self.widths, self.shown, strict=True):
+            text, column = cells[c], self.page.columns[c]
             padding = " " * max(0, width - self.cell_len(text))
             shown.append(padding + text if column.right else text + padding)
         return (" " * GAP).join(shown)
@@ -123,11 +147,11 @@ class _Page:
             self.wrapped(remark, style or "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
 
     def fixes(self) -> None:
-        if not self.report.fixes:
+        if not self.page.fixes:
             return
         self.put(("", ""))
         self.put(("fix", "bold"))
-        for fix in self.report.fixes:
+        for fix in self.page.fixes:
             self.put((" " * INDENT + visible(fix.place), "cyan"))
             for line in fix.text.splitlines():
                 self.put((" " * (INDENT + 2) + visible(line), ""))
@@ -139,8 +163,8 @@ class _Page:
             self.wrapped(note.message, "dim", " " * 6, "note: ")
 
     def findings(self) -> None:
-        if self.report.findings:
+        if self.page.findings:
             self.put(("", ""))
-        for finding in self.report.findings:
+        for finding in self.page.findings:
             style = "bold red" if finding.severity.value == "error" else "yellow"
             self.wrapped(f"{finding.severity.value}[{finding.rule}]: {finding.message}", style, "    ", "")

@@ -1,11 +1,13 @@
 """The second waist: what a command has to say, ready for any output.
 
-A `Report` carries the same content at the three grains that outputs need: a `document` (typed, for JSON), a flat
-`table` (one row a tensor, for plain, CSV, Markdown) and `groups` of rows for people. `failed()` is the only source of
+A `Report` gives the same content at the three grains that outputs need: a `document` (typed, for JSON), a flat
+`table` (one row a tensor, for plain and CSV) and a `page` for people. `failed()` is the only source of
 exit 1. One module a command makes its report: `inspecting.py`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
@@ -14,10 +16,16 @@ from statecli.state import Oddity
 
 
 class Column(msgspec.Struct, frozen=True):
-    """`name` heads the column; `right` aligns numbers; a column may be the one that people's tables elide last."""
+    """`name` heads the column, `right` aligns numbers.
+
+    `shared`, "all {}", is how a narrow table says a value that every row has, instead of showing the column.
+    `detail` marks a column of the flat table that only machines read.
+    """
 
     name: str
     right: bool = False
+    shared: str | None = None
+    detail: bool = False
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -46,19 +54,27 @@ class Fix(msgspec.Struct, frozen=True):
     text: str
 
 
-class Report(msgspec.Struct, frozen=True):
-    title: str
+class Page(msgspec.Struct, frozen=True):
+    """What people see: groups of rows under one set of columns, then what to do about them."""
+
     subtitle: str
-    document: msgspec.Struct
-    table: Table
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
     totals: tuple[str, ...]
+    fixes: tuple[Fix, ...] = ()
+    #: The findings with repeated layers folded; `Report.findings` has each.
+    findings: tuple[Finding, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True):
+    """`document`, `table` and `page` are made when an output asks for them: none asks for all three."""
+
+    title: str
+    document: Callable[[], msgspec.Struct]
+    table: Callable[[], Table]
+    page: Callable[[], Page]
     findings: tuple[Finding, ...] = ()
     notes: tuple[Oddity, ...] = ()
-    fixes: tuple[Fix, ...] = ()
-    #: What is hidden from people's tables, and how to see it.
-    hint: str | None = None
 
     def failed(self) -> bool:
         """Whether the command ends 1."""

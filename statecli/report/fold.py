@@ -7,9 +7,16 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from statecli.finding import Finding, Severity
 from statecli.report import Line
 
-_NUMBER = re.compile(r"(?:(?<=^)|(?<=[.\[]))\d{1,9}(?=[.\]]|$)")
+_NUMBER = re.compile(r"(?:(?<=^)|(?<=[.\[]))\d{1,9}(?=[.\]:]|$)")
+
+#: Findings that are told one by one even when they could be folded.
+FEW_FINDINGS = 8
+
+#: The numbers that vary along each axis -> (position and row of the first of them, how many rows).
+Boxes = dict[tuple[tuple[int, ...], ...], tuple[int, Line, int]]
 
 
 def lines(rows: Sequence[Line]) -> list[Line]:
@@ -26,20 +33,32 @@ def lines(rows: Sequence[Line]) -> list[Line]:
     return [row for _, row in sorted(folded, key=lambda pair: pair[0])]
 
 
+def findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The same findings, those of repeated layers told once; few enough stay as they are."""
+    if len(found) <= FEW_FINDINGS:
+        return tuple(found)
+    folded = lines([Line((one.message, one.rule, one.severity.value)) for one in found])
+    first = {one.message: one for one in reversed(found)}
+    told = []
+    for line in folded:
+        message, rule, severity = line.cells
+        known = first.get(message)
+        told.append(known or Finding(rule, Severity(severity), message, found[0].target))
+    return tuple(told)
+
+
 def _joined(same: list[tuple[int, tuple[int, ...], Line]]) -> Iterable[tuple[int, Line]]:
     if len(same) == 1:
         yield same[0][0], same[0][2]
         return
-    boxes = {tuple((n,) for n in numbers): (position, row, 1) for position, numbers, row in same}
+    boxes: Boxes = {tuple((n,) for n in numbers): (position, row, 1) for position, numbers, row in same}
     for axis in range(len(same[0][1]) - 1, -1, -1):
         boxes = _merge(boxes, axis)
     for box, (position, row, count) in boxes.items():
-        yield position, _renamed(row, box, count) if count > 1 else row
+        yield position, _renamed(row, box) if count > 1 else row
 
 
-def _merge(
-    boxes: dict[tuple[tuple[int, ...], ...], tuple[int, Line, int]], axis: int
-) -> dict[tuple[tuple[int, ...], ...], tuple[int, Line, int]]:
+def _merge(boxes: Boxes, axis: int) -> Boxes:
     """Boxes that agree on every axis but one become one box."""
     lanes: dict[tuple[object, ...], list[tuple[tuple[int, ...], ...]]] = {}
     for box in boxes:
@@ -53,11 +72,10 @@ def _merge(
     return merged
 
 
-def _renamed(row: Line, box: tuple[tuple[int, ...], ...], count: int) -> Line:
+def _renamed(row: Line, box: tuple[tuple[int, ...], ...]) -> Line:
     numbers = iter(box)
     name = _NUMBER.sub(lambda _: span(next(numbers)), row.cells[0])
-    remark = f"×{count}" + (f", {row.remark}" if row.remark else "")
-    return msgspec.structs.replace(row, cells=(name, *row.cells[1:]), remark=remark)
+    return msgspec.structs.replace(row, cells=(name, *row.cells[1:]))
 
 
 def span(numbers: Sequence[int]) -> str:

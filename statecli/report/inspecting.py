@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statecli.inspection import Inspection
-from statecli.report import Column, Fix, Group, Line, Report, Table, View, documents, fold, tree
+from statecli.report import Column, Fix, Group, Line, Page, Report, Table, View, documents, fold, tree
 from statecli.report.documents import Totals
 from statecli.report.text import (
     STATS,
@@ -26,21 +26,28 @@ FOLD_ABOVE = 40
 def of_inspection(found: Inspection, view: View) -> Report:
     """Everything `inspect` has to say."""
     state = found.state
-    summary = documents.totals(state.tensors)
-    with_stats = any(tensor.stats is not None for tensor in state.tensors)
-    fold_rows = not view.unfold and len(state.tensors) > FOLD_ABOVE
-    columns = _columns(state.tensors, found.to is not None, with_stats)
     return Report(
         title=state.target,
-        subtitle=_subtitle(state, summary),
-        document=documents.of_inspection(found, summary),
-        table=_flat(state.tensors, found.to is not None, with_stats),
-        columns=tree.COLUMNS if view.tree else columns,
-        groups=tree.groups(state, view.unfold) if view.tree else _groups(found, columns, view, fold_rows),
-        totals=_totals_lines(summary),
+        document=lambda: documents.of_inspection(found, documents.totals(state.tensors)),
+        table=lambda: _flat(found),
+        page=lambda: _page(found, view),
         findings=found.findings,
         notes=tuple(odd for odd in state.oddities if not _said(odd, found)),
+    )
+
+
+def _page(found: Inspection, view: View) -> Page:
+    state = found.state
+    summary = documents.totals(state.tensors)
+    columns = _columns(found)
+    long = not view.unfold and len(state.tensors) > FOLD_ABOVE
+    return Page(
+        subtitle=_subtitle(state, summary),
+        columns=tree.COLUMNS if view.tree else columns,
+        groups=tree.groups(state, view.unfold) if view.tree else _groups(found, columns, view, long),
+        totals=_totals_lines(summary),
         fixes=_fixes(state.tensors),
+        findings=found.findings if view.unfold else fold.findings(found.findings),
     )
 
 
@@ -53,6 +60,12 @@ def _said(odd: Oddity, found: Inspection) -> bool:
 _FLAT = (
     Column("kind"),
     Column("fqn"),
+    Column("evidence", detail=True),
+    Column("persistent", detail=True),
+    Column("elements", detail=True),
+    Column("layout", detail=True),
+    Column("origin", detail=True),
+    Column("note", detail=True),
     Column("dtype"),
     Column("shape"),
     Column("bytes", right=True),
@@ -63,7 +76,8 @@ _FLAT = (
 )
 
 
-def _flat(tensors: tuple[TensorInfo, ...], moved: bool, with_stats: bool) -> Table:
+def _flat(found: Inspection) -> Table:
+    tensors, moved, with_stats = found.state.tensors, found.to is not None, _has_stats(found)
     sectioned = len({tensor.section for tensor in tensors}) > 1
     columns = (
         *((Column("section"),) if sectioned else ()),
@@ -77,12 +91,18 @@ def _flat(tensors: tuple[TensorInfo, ...], moved: bool, with_stats: bool) -> Tab
             *((t.section or "-",) if sectioned else ()),
             kind_text(t),
             t.fqn,
+            t.evidence.value,
+            flag(t.persistent),
+            str(t.elements),
+            t.layout,
+            place(t.origin) if t.origin else "-",
+            t.note or "-",
             t.dtype,
             shape_text(t.shape),
             str(t.nbytes),
             t.device or "-",
             flag(t.requires_grad),
-            flag(t.saved if t.saved is not None or t.persistent is not False else False),
+            flag(t.saved),
             flag(t.moves),
             *((t.after.device or "-", flag(t.after.followed)) if moved and t.after else ("-", "-") if moved else ()),
             *(stat_cells(t.stats) if with_stats else ()),
@@ -97,7 +117,13 @@ def _subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
     tensors = sum(total.tensors for total in summary.values())
     size = sum(total.bytes for total in summary.values())
     sections = f", sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""
-    return f"{state.format}, {plural(tensors, 'tensor')}, {size_text(size)}{sections}"
+    return f"{state.format}, {plural(tensors, 'tensor')}, {size_text(size)}{sections}{_beside(state)}"
+
+
+def _beside(state: ModelState) -> str:
+    """The scalars at the top of a checkpoint (epoch, step), the first few of them."""
+    top = [f"{key}={value}" for key, value in state.metadata.items() if "." not in key and len(str(value)) <= 40]
+    return f"; {', '.join(top[:6])}" if top else ""
 
 
 _NOUNS = {
@@ -120,14 +146,19 @@ def _totals_lines(summary: dict[str, Totals]) -> tuple[str, ...]:
 # For people: grouped by section and kind.
 
 
-def _columns(tensors: tuple[TensorInfo, ...], moved: bool, with_stats: bool) -> tuple[Column, ...]:
+def _has_stats(found: Inspection) -> bool:
+    return any(tensor.stats is not None for tensor in found.state.tensors)
+
+
+def _columns(found: Inspection) -> tuple[Column, ...]:
     """Columns about which the source says nothing at all are left out."""
-    columns = [Column("name"), Column("dtype"), Column("shape"), Column("size", right=True)]
+    tensors, moved = found.state.tensors, found.to is not None
+    columns = [Column("name"), Column("dtype", shared="all {}"), Column("shape"), Column("size", right=True)]
     if moved or any(tensor.device is not None for tensor in tensors):
-        columns.append(Column("device"))
+        columns.append(Column("device", shared="all on {}" if not moved else None))
     if any(tensor.requires_grad is not None for tensor in tensors):
-        columns.append(Column("grad"))
-    if with_stats:
+        columns.append(Column("grad", shared="requires_grad: {}"))
+    if _has_stats(found):
         columns.extend(Column(name, right=True) for name in STATS)
     return tuple(columns)
 
@@ -153,14 +184,13 @@ def _group(
     fold_rows: bool,
 ) -> Group:
     total = documents.totals(rows)[kind.value]
-    heading = _NOUNS[kind] + ("s" if kind in (Kind.PARAMETER, Kind.BUFFER) else "")
-    if all(row.evidence is Evidence.ASSUMED for row in rows):
-        heading = f"{_NOUNS[kind]}s?"
+    assumed = kind is Kind.PARAMETER and all(row.evidence is Evidence.ASSUMED for row in rows)
+    heading = _NOUNS[kind] + ("s" if kind in (Kind.PARAMETER, Kind.BUFFER) else "") + ("?" if assumed else "")
     if len(state.sections) > 1:
         heading = f"{section or '(top level)'}: {heading}"
     summary = f"{plural(total.tensors, 'tensor')}, {count_text(total.elements)} elements, {size_text(total.bytes)}"
     summary += _evidence_text(rows)
-    lines = [_line(row, columns, view) for row in rows]
+    lines = [_line(row, columns, view, doubt=not assumed) for row in rows]
     return Group(heading, summary, tuple(fold.lines(lines) if fold_rows else lines))
 
 
@@ -178,9 +208,11 @@ def _evidence_text(rows: list[TensorInfo]) -> str:
     return ""
 
 
-def _line(tensor: TensorInfo, columns: tuple[Column, ...], view: View) -> Line:
+def _line(tensor: TensorInfo, columns: tuple[Column, ...], view: View, *, doubt: bool) -> Line:
+    """`doubt`: some of the group are known, so those that are only assumed carry the question mark themselves."""
+    assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
-        "name": tensor.fqn + ("?" if tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER else ""),
+        "name": tensor.fqn + ("?" if doubt and assumed else ""),
         "dtype": tensor.dtype,
         "shape": shape_text(tensor.shape),
         "size": size_text(tensor.nbytes),
