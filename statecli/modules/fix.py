@@ -66,7 +66,7 @@ def _registration(held: Held, name: str, source: _Source | None) -> str | None:
     container = steps[0].held
     if not _is_container(container) or len(steps) < 2 or steps[1].how != "item":
         return None
-    members = list(dict.values(container) if issubclass(type(container), dict) else container)
+    members = _members(container)
     if _all(members, nn.Module):
         return _container("Module", container, name, source)
     if len(steps) > 2 or not _all(members, torch.Tensor):
@@ -78,6 +78,14 @@ def _registration(held: Held, name: str, source: _Source | None) -> str | None:
 
 def _is_container(thing: Any) -> bool:
     return issubclass(type(thing), (list, tuple, dict, collections.deque))
+
+
+def _members(container: Any) -> list[Any]:
+    """What a container holds, past whatever a subclass made of `__iter__`."""
+    if issubclass(type(container), dict):
+        return list(dict.values(container))
+    base = next(base for base in (list, tuple, collections.deque) if issubclass(type(container), base))
+    return list(base.__iter__(container))
 
 
 def _all(members: list[Any], kind: type) -> bool:
@@ -111,7 +119,7 @@ def _container(what: str, container: Any, name: str, source: _Source | None) -> 
 def _loop(container: Any, name: str, source: _Source | None) -> str:
     """One buffer a tensor. The container goes: its entries would be left pointing at the old storage by a move."""
     owner = source.owner if source else "self"
-    complete = source is not None and _is_complete(source.value, len(container))
+    complete = source is not None and _is_complete(source.value, len(_members(container)))
     value = source.text if source and complete else f'{owner}.__dict__.pop("{name}")'
     where, key, pairs = "" if complete else _AT_END, "i", f"enumerate({value})"
     if issubclass(type(container), dict):

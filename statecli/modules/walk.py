@@ -127,6 +127,8 @@ _TRANSPARENT = _ids(
         *(kind for kind in vars(itertools).values() if type(kind) is type),
     ]
 )
+#: Types whose repr is Python's own and short enough for a name.
+_WRITABLE = _ids([str, int, bool, float, bytes, type(None)])
 #: Names in class bodies that abstract classes and namedtuples leave there.
 _MACHINERY = frozenset(["_abc_impl", "_fields", "_field_defaults"])
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"])
@@ -386,10 +388,9 @@ def _contents(thing: Any, kind: type, numbered: bool) -> Iterator[tuple[str, Any
     elif kind is types.BuiltinMethodType:
         # `tensor.add` kept as a callable holds the tensor.
         yield (".__self__", thing.__self__, "attribute")
-    elif kind in (staticmethod, classmethod, types.MethodType):
-        if kind is types.MethodType:
-            yield (".__self__", thing.__self__, "attribute")
-        yield (".__func__", thing.__func__, "attribute")
+    elif kind is types.MethodType:
+        yield ".__self__", thing.__self__, "attribute"
+        yield ".__func__", thing.__func__, "attribute"
         return
     if not issubclass(kind, nn.Module):
         yield from ((f".{name}", held, "attribute") for name, held in list(own_dict(thing).items()))
@@ -417,9 +418,9 @@ def _literal(key: Any) -> str | None:
     """`key` as Python writes it, None where writing it would run code or say nothing."""
     if issubclass(type(key), str):
         return str.__repr__(key)
-    if type(key) in (int, bool, float, bytes, type(None)):
+    if id(type(key)) in _WRITABLE:
         return repr(key)
-    if type(key) is tuple and all(type(part) in (str, int, bool, float, type(None)) for part in key):
+    if type(key) is tuple and all(id(type(part)) in _WRITABLE for part in key):
         return repr(key)
     return None
 

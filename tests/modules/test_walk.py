@@ -1,0 +1,268 @@
+"""What the walk finds, what it calls it, and what it leaves asleep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.modules import walk as walk_module
+from statecli.state import Kind
+
+#: assignment in __init__ -> the names of the unregistered tensors it makes
+HELD = {
+    "self.t = torch.ones(1)": ["t"],
+    "self.t = [torch.ones(1), (torch.ones(2),)]": ["t[0]", "t[1][0]"],
+    "self.c = {'cos': torch.ones(1), 3: torch.ones(1), (1, 'a'): torch.ones(1)}": ["c['cos']", "c[3]", "c[(1, 'a')]"],
+    "self.b = [None, None, nn.Linear(2, 2, bias=False)]": ["b[2].weight"],
+    "self.b = {'x': nn.Linear(2, 2, bias=False)}": ["b['x'].weight"],
+    "self.p = [nn.Parameter(torch.ones(2))]": ["p[0]"],
+    "self.d = collections.deque([torch.ones(1)])": ["d[0]"],
+    "self.s = {torch.ones(1)}": ["s[#0]"],
+    "self.o = Point(torch.ones(1), torch.ones(1))": ["o.x", "o.y"],
+    "self.o = Data(torch.ones(1))": ["o.t"],
+    "self.o = Slotted(); self.o.t = torch.ones(1)": ["o.t"],
+    "self.f = functools.partial(print, torch.ones(1), end=torch.ones(2))": ["f.args[0]", "f.keywords['end']"],
+    "k = torch.ones(1); self.f = lambda: k": ["f.__closure__['k']"],
+    "self.f = lambda x=torch.ones(1): x": ["f.__defaults__[0]"],
+    "def f(*, x=torch.ones(1)): return x\n        self.f = f": ["f.__kwdefaults__['x']"],
+    "self.f = Slotted(); self.f.t = torch.ones(1); self.f = self.f.call": ["f.__self__.t"],
+    "self.f = torch.ones(1).add": ["f.__self__"],
+    "k = torch.ones(1); self.register_forward_hook(lambda *a: k)": ["_forward_hooks[#0].__closure__['k']"],
+    "self.i = iter([torch.ones(1)])": ["i[#0][0]"],
+    "self.i = itertools.cycle([torch.ones(1)])": ["i[#0][#0][0]"],
+    "self.n = torch.distributions.Normal(torch.zeros(1), torch.ones(1))": ["n.loc", "n.scale"],
+    "self.m = types.MappingProxyType({'a': torch.ones(1)})": ["m[#0]['a']"],
+    "self.e = ValueError(); self.e.t = torch.ones(1)": ["e.t"],
+    "self.w = torch.ones(1); self.w.tag = torch.ones(1)": ["w", "w.tag"],
+    "self.l = L([torch.ones(1)]); self.l.more = torch.ones(1)": ["l[0]", "l.more"],
+    "object.__setattr__(self, 'h', torch.ones(1))": ["h"],
+}
+#: assignment -> nothing to report: another name, or a place that no move is expected to reach
+QUIET = [
+    "self.w = nn.Parameter(torch.ones(2)); self.l = [self.w]",
+    "self.w = nn.Parameter(torch.ones(2)); self.v = self.w.data[0]",
+    "self.register_buffer('b', torch.ones(2)); self.v = {'x': self.b[:1]}",
+    "self.lin = nn.Linear(1, 1); self.l = [self.lin]; self.me = [self]",
+    "self.w = nn.Parameter(torch.ones(2)); self.w.sum().backward()",
+    "self.f = uses_global",
+    "self.r = weakref.ref(KEPT)",
+    "self.c = Slotted; self.m = torch",
+    "self.e = Colour.RED",
+    "self.log = logging.getLogger('x'); self.log.t = torch.ones(1)",
+    "self.w = nn.Parameter(torch.ones(2)); self.opt = torch.optim.SGD([self.w], lr=1.0)",
+    "self.w = nn.Parameter(torch.ones(2)); self.g = (self.w * 2).grad_fn",
+    "self.op = torch.ops.aten.add.Tensor",
+]
+HEADER = """
+import collections, dataclasses, enum, functools, itertools, logging, types, weakref
+KEPT = torch.ones(3)
+Point = collections.namedtuple("Point", "x y")
+def uses_global(): return KEPT
+class L(list): pass
+class Colour(enum.Enum):
+    RED = KEPT
+@dataclasses.dataclass
+class Data:
+    t: object
+class Slotted:
+    __slots__ = ("t", "empty")
+    def call(self): pass
+class Net(nn.Module):
+    @property
+    def loud(self): raise RuntimeError("a property ran")
+    def __init__(self):
+        super().__init__()
+        """
+
+
+def unregistered(state) -> list[str]:
+    """The names of the unregistered rows."""
+    return [t.fqn for t in state.tensors if t.kind is Kind.UNREGISTERED]
+
+
+@pytest.mark.parametrize("line", HELD)
+def test_held_tensors_are_found_and_named(inspect, line):
+    """Each way of holding a tensor gives one row, named as Python would reach it, and it stays behind unsaved."""
+    state = inspect(HEADER + line)
+    assert unregistered(state) == HELD[line]
+    assert {(t.saved, t.moves) for t in state.tensors} == {(False, False)}
+
+
+@pytest.mark.parametrize("line", QUIET)
+def test_other_names_and_far_places_are_quiet(inspect, line):
+    """Further names of registered tensors, gradients, globals, classes and the like are no rows."""
+    assert unregistered(inspect(HEADER + line)) == []
+
+
+def test_optimizer_state_is_found(inspect):
+    """The state of an optimizer the model holds is reached, and gets no fix: it has a state_dict of its own."""
+    line = "self.w = nn.Parameter(torch.ones(2)); self.opt = torch.optim.Adam([self.w]); self.w.sum().backward()"
+    state = inspect(HEADER + line + "; self.opt.step()")
+    assert "opt.state[#0]['exp_avg']" in unregistered(state)
+    assert {t.fix for t in state.tensors} == {None}
+
+
+def test_class_attributes_are_marked(inspect, rows):
+    """A tensor of the class body is listed with its line and said to be shared; a shadowed one keeps its own name."""
+    source = "class Net(nn.Module):\n    a = torch.ones(1)\n    b = [torch.ones(2)]\n    c = torch.ones(3)\n"
+    source += "    def __init__(self):\n        super().__init__()\n        self.c = torch.ones(4)\n"
+    found = rows(inspect(source))
+    assert set(found) == {"a", "b[0]", "c", "__class__.c"}
+    assert "class attribute" in found["a"].note
+    assert (found["a"].origin.line, found["b[0]"].origin.line) == (4, 5)
+    assert found["c"].note is None
+
+
+def test_each_tensor_is_one_row(inspect, rows):
+    """A tensor held twice is one row, its second name an alias; another view of it is a row tied to it."""
+    found = rows(inspect(HEADER + "self.a = torch.ones(2); self.b = [self.a]; self.c = self.a[:1]"))
+    assert set(found) == {"a", "c"}
+    assert found["a"].aliases == ("b[0]",)
+    assert found["c"].tied_to == ("a",)
+
+
+TRICKY = """
+import threading
+class Bomb:
+    def boom(self, *a, **k): raise RuntimeError("user code ran")
+    __eq__ = __hash__ = __len__ = __repr__ = __str__ = __bool__ = __iter__ = __getattr__ = boom
+    __getitem__ = __contains__ = __call__ = __fspath__ = __index__ = __float__ = boom
+    prop = property(boom)
+    def __init__(self): self.t = torch.ones(1)
+class Louder(Bomb):
+    def __getattribute__(self, name): raise RuntimeError("user code ran")
+class Dict(dict):
+    def items(self): raise RuntimeError("user code ran")
+    __iter__ = keys = values = __getitem__ = __len__ = __contains__ = items
+class List(list):
+    def __iter__(self): raise RuntimeError("user code ran")
+    __len__ = __getitem__ = __iter__
+class Meta(type):
+    def __eq__(cls, other): raise RuntimeError("user code ran")
+    def __hash__(cls): raise RuntimeError("user code ran")
+    def __instancecheck__(cls, x): raise RuntimeError("user code ran")
+    __subclasscheck__ = __instancecheck__
+class Made(metaclass=Meta):
+    pass
+class Liar:
+    @property
+    def __class__(self): raise RuntimeError("user code ran")
+    @property
+    def __dict__(self): raise RuntimeError("user code ran")
+class Str(str):
+    def __repr__(self): raise RuntimeError("user code ran")
+class Net(nn.Module):
+    def __getattr__(self, name):
+        if name in ("extra", "_parameters_"): raise RuntimeError("user code ran")
+        return super().__getattr__(name)
+    @property
+    def table(self): raise RuntimeError("user code ran")
+    def __init__(self):
+        super().__init__()
+        # past nn.Module.__setattr__, whose isinstance() asks these objects for their class
+        vars(self)["bomb"] = Bomb()
+        vars(self)["louder"] = Louder()
+        vars(self)["dict"] = Dict(a=torch.ones(1))
+        vars(self)["list"] = List([torch.ones(1)])
+        made = vars(self)["made"] = Made(); made.t = torch.ones(1)
+        vars(self)["liar"] = Liar()
+        vars(self)["str"] = {Str("k"): torch.ones(1)}
+        vars(self)["keys"] = {object: torch.ones(1)}
+        self.lock = threading.Lock()
+"""
+
+
+def test_no_user_code_runs_on_the_way(inspect):
+    """Objects whose every method raises are looked through all the same."""
+    names = unregistered(inspect(TRICKY))
+    assert names == ["bomb.t", "louder.t", "dict['a']", "list[0]", "made.t", "str['k']", "keys[#0]"]
+
+
+def test_cycles_end(inspect):
+    """Structures that contain themselves are opened once."""
+    line = "self.a = [torch.ones(1)]; self.a.append(self.a); self.d = {'d': self.a}; self.d['e'] = self.d"
+    assert unregistered(inspect(HEADER + line)) == ["a[0]"]
+
+
+def test_a_module_that_contains_itself_is_an_oddity(inspect):
+    """A registered cycle, over which torch's own state_dict() recurses for ever, is listed once and said."""
+    state = inspect(HEADER + "self.w = nn.Parameter(torch.ones(1)); self.add_module('me', self)")
+    assert [t.fqn for t in state.tensors] == ["w"]
+    assert "module-cycle" in {oddity.name for oddity in state.oddities}
+    assert state.tensors[0].saved is None
+
+
+def test_deep_nesting_is_cut_and_said(inspect):
+    """A list nested 100,000 deep neither recurses nor is passed over in silence."""
+    line = "deep = [torch.ones(1)]\n        for _ in range(100_000): deep = [deep]\n        self.deep = deep"
+    state = inspect(HEADER + line + "; self.near = torch.ones(1)")
+    assert unregistered(state) == ["near"]
+    (oddity,) = [o for o in state.oddities if o.name == "not-searched"]
+    assert "1,000 levels" in oddity.message
+    assert len(oddity.message) < 200
+
+
+def test_too_many_objects_are_cut_and_said(inspect, monkeypatch):
+    """Where a model holds more objects than the limit, the state says that the search ended."""
+    monkeypatch.setattr(walk_module, "MAX_OBJECTS", 1000)
+    state = inspect(HEADER + "self.many = [[] for _ in range(5000)]")
+    assert [o.name for o in state.oddities if o.name == "not-searched"] != []
+
+
+def test_too_many_names_are_an_error(inspect, monkeypatch):
+    """Modules shared thirty levels deep have 2^30 names: one line, not a hang."""
+    from statecli.errors import ModelError
+
+    monkeypatch.setattr(walk_module, "MAX_NAMES", 10_000)
+    line = "m = nn.Linear(1, 1)\n        for _ in range(30): m = nn.Sequential(m, m)\n        self.m = m"
+    with pytest.raises(ModelError, match="more than 10,000 names"):
+        inspect(HEADER + line)
+
+
+def test_large_plain_data_is_fast(inspect):
+    """A vocabulary of 200,000 strings costs one object."""
+    assert unregistered(inspect(HEADER + "self.v = {str(i): i for i in range(200_000)}")) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "layout", "nbytes"),
+    [
+        (lambda: torch.eye(3).to_sparse(), "sparse_coo", 36),
+        (lambda: torch.eye(3).to_sparse_csr(), "sparse_csr", 36),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "strided", 3),
+        (lambda: torch.ones(2, dtype=torch.complex64).conj(), "strided", 16),
+        (lambda: torch.ones(2, dtype=torch.float8_e4m3fn), "strided", 2),
+        (lambda: torch.empty(0), "strided", 0),
+        (lambda: torch.tensor(1.0), "strided", 4),
+        (lambda: torch.ones(2, device="meta"), "strided", 8),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_odd_tensors_as_buffers(read_live, rows, make, layout, nbytes):
+    """Sparse, quantized, conjugate, float8, empty, 0-dim and meta buffers are read, move and are saved."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", make())
+
+    (row,) = read_live(Net).tensors
+    assert (row.layout, row.nbytes, row.moves, row.saved) == (layout, nbytes, True, True)
+    assert row.shape == tuple(make().shape)
+
+
+def test_wrapper_subclasses_are_one_tensor(read_live, rows):
+    """A subclass that wraps another tensor is one row of the outer shape; what it keeps inside is no row."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(TwoTensor(torch.ones(2), torch.ones(2)))
+            self.t = TwoTensor(torch.ones(3), torch.ones(3))
+
+    found = rows(read_live(Net))
+    assert set(found) == {"w", "t"}
+    assert (found["w"].kind, found["t"].kind) == (Kind.PARAMETER, Kind.UNREGISTERED)
+    assert (found["w"].moves, found["t"].moves) == (True, False)
