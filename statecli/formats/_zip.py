@@ -121,7 +121,7 @@ class Archive:
         source = self._source
         tail_at = max(0, source.size - _END.size - _MAX_COMMENT)
         tail = source.read(tail_at, source.size - tail_at)
-        at = tail.rfind(b"PK\5\6", 0, len(tail) - _END.size + 4) + tail_at
+        at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4)) + tail_at
         if at < tail_at:
             raise MalformedError(
                 f"file is truncated: the directory that ends a zip archive is missing; it holds {source.size} bytes"

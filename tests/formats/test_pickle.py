@@ -349,7 +349,7 @@ TRUNCATED = {
 @pytest.mark.parametrize("data", TRUNCATED.values(), ids=TRUNCATED)
 def test_bytes_that_end_too_soon_are_truncated(data):
     """Nothing is allocated for a length the file does not have."""
-    with pytest.raises(TruncatedPickle, match="data.pkl is truncated"):
+    with pytest.raises(TruncatedPickle, match="is truncated: "):
         load(data)
 
 

@@ -1,0 +1,319 @@
+"""Damage of every kind: a reader either refuses in one line or reads what it read before; it never does anything else."""
+
+from __future__ import annotations
+
+import io
+import random
+import zipfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import torch_legacy, torch_zip
+from statecli.formats._pickle import Global, Key, Obj, Persistent, Pickle, SetOf, load
+
+from .attacks import number, pickled, state_dict, tensor, text
+
+#: Mutants of the suite. `python -m tests.formats.test_fuzz N` runs N of another seed.
+MUTANTS = 4000
+SEED = 20260
+
+
+def flat(made: Pickle) -> tuple[list[object], ...]:
+    """A graph as a list without nesting: each node once, references by number. Equal lists are equal graphs."""
+    numbers: dict[int, int] = {}
+    out: list[object] = []
+    todo: list[object] = [made.root, *made.persistent, *made.duplicate_keys]
+    alive = []
+    while todo:
+        node = todo.pop()
+        parts = _parts(node)
+        if parts is None:
+            out.append((type(node).__name__, node))
+            continue
+        # Equal tuples may be one object in one graph and two in the other: nothing can tell them apart.
+        if type(node) is not tuple:
+            if id(node) in numbers:
+                out.append(numbers[id(node)])
+                continue
+            numbers[id(node)] = len(numbers)
+            alive.append(node)
+        out.append((type(node).__name__, len(parts)))
+        todo.extend(reversed(parts))
+        if len(out) > 20_000:
+            break
+    named = [(one.qualified, one.position) for one in made.globals]
+    return out, named, [made.end, made.protocol, len(made.persistent)]
+
+
+def _parts(node: object) -> list[object] | None:
+    if type(node) is Obj:
+        return [node.how, node.cls, node.args, node.kwargs, node.state, node.items, node.elems]
+    if type(node) is dict:
+        return [part for pair in node.items() for part in pair]
+    if type(node) in (list, tuple):
+        return list(node)
+    if type(node) is Global:
+        return [node.qualified]
+    if type(node) is Key:
+        return [node.value]
+    if type(node) is Persistent:
+        return [node.pid]
+    if type(node) is SetOf:
+        return list(node.elems)
+    if type(node) is float:
+        return [repr(node)]
+    return None
+
+
+def outcome(data: bytes, *, fast: bool) -> object:
+    """The flat graph, or the line that refuses it."""
+    try:
+        return flat(load(data, fast=fast))
+    except MalformedError as error:
+        assert "\n" not in str(error)
+        return str(error)
+
+
+def saved_pickle(value: object, protocol: int = 2) -> bytes:
+    """The data.pkl torch.save makes of this."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer, pickle_protocol=protocol)
+    with zipfile.ZipFile(buffer) as archive:
+        return archive.read("archive/data.pkl")
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[bytes]:
+    return corpus_of_torch()
+
+
+def corpus_of_torch() -> list[bytes]:
+    """Pickles whose records take the fast path, and some that nearly do."""
+    import torch
+    from torch import nn
+
+    wide = {f"l{n}.w": torch.zeros([1] * (n % 7), dtype=torch.float16 if n % 3 else torch.float32) for n in range(70)}
+    big = {f"l{n}.w": torch.zeros(300 * (n % 2), 5)[:, n % 3 :] for n in range(60)}
+    net = nn.Sequential(nn.Linear(3, 300), nn.BatchNorm1d(300), nn.LSTM(3, 2, num_layers=3))
+    optimizer = torch.optim.Adam(net.parameters())
+    for one in net.parameters():
+        one.grad = torch.zeros_like(one)
+    optimizer.step()
+    values = [
+        wide,
+        big,
+        net,
+        {"model": net.state_dict(), "optimizer": optimizer.state_dict()},
+        list(net.parameters()) * 20,
+    ]
+    return [saved_pickle(value) for value in values] + [saved_pickle(wide, protocol=4)]
+
+
+def mutant(rng: random.Random, seeds: list[bytes]) -> bytes:
+    """A pickle with a few bytes changed, cut out, put in, or moved from another."""
+    data = bytearray(rng.choice(seeds))
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        at = rng.randrange(len(data))
+        kind = rng.randrange(7)
+        if kind == 0:
+            data[at] = rng.randrange(256)
+        elif kind == 1:
+            data[at] ^= 1 << rng.randrange(8)
+        elif kind == 2:
+            del data[at : at + rng.randrange(1, 9)]
+        elif kind == 3:
+            data[at:at] = bytes(rng.choice(OPCODES) for _ in range(rng.randrange(1, 4)))
+        elif kind == 4:
+            other = rng.choice(seeds)
+            start = rng.randrange(len(other))
+            data[at:at] = other[start : start + rng.randrange(1, 200)]
+        elif kind == 5:
+            data[at] = rng.choice(OPCODES)
+        else:
+            data[at] = (data[at] + rng.choice((1, 255))) % 256
+        data = data or bytearray(b".")
+    return bytes(data)
+
+
+OPCODES = (
+    b"().012BCFGIJKLMNPQRSTUVX]abcdeghijlopqrstu}\x80\x81\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8f\x90\x91\x92\x93\x94\x95"
+)
+
+
+def differential(count: int, seed: int, seeds: list[bytes]) -> tuple[int, int]:
+    """Run `count` mutants through both machines; how many were read, and how many took the fast path in part."""
+    rng = random.Random(seed)
+    read = 0
+    for _ in range(count):
+        data = mutant(rng, seeds)
+        plain, fast = outcome(data, fast=False), outcome(data, fast=True)
+        assert plain == fast, data
+        read += not isinstance(plain, str)
+    return read, count
+
+
+def test_the_fast_path_does_what_the_plain_machine_does(corpus):
+    """Over thousands of mutants of torch's pickles: the same graph, or the same line. Some are still read."""
+    read, count = differential(MUTANTS, SEED, corpus)
+    assert count // 50 < read < count
+
+
+def test_the_fast_path_is_taken(corpus, monkeypatch):
+    """Otherwise the comparison above would compare nothing."""
+    from statecli.formats._pickle import Machine
+
+    taken: list[bool] = []
+    original = Machine.take_record
+    monkeypatch.setattr(Machine, "take_record", lambda self, match: taken.append(original(self, match)) or taken[-1])
+    for data in corpus[:5]:
+        taken.clear()
+        load(data, fast=False)
+        assert not taken
+        load(data)
+        assert sum(taken) > 2
+    taken.clear()
+    assert not isinstance(outcome(NEARLY["exactly"], fast=True), str)
+    assert taken == [True]
+
+
+def record(
+    *, n: int = 1, first: int = 300, get: bytes = b"h\0", shape: bytes = b"K\2K\3\x86", last: int = 306
+) -> bytes:
+    """A record as torch writes it after 300 memo entries, with one thing changed."""
+    puts = [b"r" + (first + step).to_bytes(4, "little") for step in range(6)] + [b"r" + last.to_bytes(4, "little")]
+    fill = b"".join(number(0) + b"r" + entry.to_bytes(4, "little") + b"0" for entry in range(3, 300))
+    start = text("storage") + b"q\0" + b"cm\nn\nq\1" + b"cm\nf\nq\2" + fill
+    pid = b"(" + get + b"h\1" + b"X" + n.to_bytes(4, "little") + b"7" + puts[0] + b"h\0" + b"K\6t" + puts[1] + b"Q"
+    geometry = b"K\0" + shape + puts[2] + shape + puts[3] + b"\x89"
+    return pickled(
+        start + b"h\2(" + pid + geometry + b"h\2)R" + puts[4] + b"t" + puts[5] + b"R" + puts[6] + b"j\x32\1\0\0\x86"
+    )
+
+
+NEARLY = {
+    "exactly": record(),
+    "a key of another length": record(n=2),
+    "a memo entry skipped": record(first=301, last=307),
+    "the last memo entry another": record(last=5),
+    "a memo entry that is not yet there": record(get=b"j\x2c\1\0\0"),
+    "a memo entry of a far place": record(get=b"j\xff\xff\xff\xff"),
+    "one number and TUPLE2": record(shape=b"K\2\x86"),
+    "four numbers": record(shape=b"(K\1K\2K\3K\4t"),
+    "two numbers between MARK and TUPLE": record(shape=b"(K\1K\2t"),
+    "a negative number": record(shape=b"J\xff\xff\xff\xffM\1\0\x86"),
+    "a bool for a number": record(shape=b"\x88K\1\x86"),
+    "calls of a string": record().replace(b"h\2(", b"h\0("),
+    "hooks that are called on a string": record().replace(b"h\2)R", b"h\0)R"),
+    "no function": record().replace(b"h\2(", b"(", 1),
+}
+
+
+@pytest.mark.parametrize("data", NEARLY.values(), ids=NEARLY)
+def test_a_record_that_is_nearly_torchs(data):
+    """Each condition of the fast path, broken by itself."""
+    assert outcome(data, fast=True) == outcome(data, fast=False)
+
+
+def test_opcodes_in_any_order():
+    """Random opcodes are a graph or one line, and the same in both machines."""
+
+    @given(
+        st.lists(st.sampled_from([bytes([op]) for op in OPCODES] + [b"cm\nf\n", b"K\1", b"h\0", b"q\0"]), max_size=60)
+    )
+    @settings(max_examples=400, deadline=None)
+    def run(ops: list[bytes]) -> None:
+        data = pickled(b"".join(ops))
+        assert outcome(data, fast=True) == outcome(data, fast=False)
+
+    run()
+
+
+def listing(reader, path) -> object:
+    """What a reader lists, or the class of its refusal."""
+    try:
+        state = reader.read(str(path))
+    except UnreadableError as error:
+        assert "\n" not in str(error)
+        return type(error)
+    return state.tensors
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A zip and an old stream of the same two tensors."""
+    import torch
+
+    value = {"weight": torch.ones(2, 3), "bias": torch.zeros(2, dtype=torch.bfloat16)}
+    folder = tmp_path_factory.mktemp("small")
+    torch.save(value, folder / "zip.pt")
+    torch.save(value, folder / "old.pt", _use_new_zipfile_serialization=False)
+    return {torch_zip: (folder / "zip.pt").read_bytes(), torch_legacy: (folder / "old.pt").read_bytes()}
+
+
+@pytest.mark.parametrize("reader", [torch_zip, torch_legacy])
+def test_every_prefix_is_refused(reader, small, tmp_path):
+    """A file cut at any byte is never read as less than it was."""
+    data = small[reader]
+    path = tmp_path / "x.pt"
+    for end in range(1, len(data)):
+        path.write_bytes(data[:end])
+        assert issubclass(listing(reader, path), UnreadableError)
+
+
+def names(tensors) -> object:
+    return [(one.fqn, one.dtype, one.shape, one.device) for one in tensors] if isinstance(tensors, tuple) else tensors
+
+
+def test_every_flipped_byte_of_an_archive_is_refused_or_changes_nothing(small, tmp_path):
+    """What is listed is under data.pkl's checksum; the rest is tensor data, padding, or contradicts something."""
+    data = small[torch_zip]
+    path = tmp_path / "x.pt"
+    path.write_bytes(data)
+    wanted = names(listing(torch_zip, path))
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
+        assert names(listing(torch_zip, path)) in (wanted, UnreadableError, MalformedError), at
+
+
+def test_every_flipped_byte_of_a_stream_is_refused_or_listed(small, tmp_path):
+    """The old stream has no checksum: a changed name is a changed name. But nothing else comes out."""
+    data = small[torch_legacy]
+    path = tmp_path / "x.pt"
+    read = 0
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
+        read += isinstance(listing(torch_legacy, path), tuple)
+    assert 0 < read < len(data)
+
+
+@pytest.mark.parametrize("reader", [torch_zip, torch_legacy])
+def test_random_damage_is_refused_or_read(reader, small, tmp_path):
+    """Several bytes at once, blocks cut out, put in and doubled."""
+    rng = random.Random(SEED)
+    path = tmp_path / "x.pt"
+    for _ in range(600):
+        path.write_bytes(mutant(rng, [small[reader]]))
+        listing(reader, path)
+
+
+def test_hostile_graphs_reach_the_reader_of_tensors(tmp_path):
+    """Damaged pickles under a right checksum: the graph's reader refuses or lists, in one line."""
+    from .attacks import build, records
+
+    rng = random.Random(SEED)
+    seeds = [state_dict(w=tensor()), saved_pickle({"a": __import__("torch").ones(3)})]
+    path = tmp_path / "x.pt"
+    for _ in range(600):
+        path.write_bytes(build(records(mutant(rng, seeds))))
+        listing(torch_zip, path)
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(differential(int(sys.argv[1]), int(sys.argv[2]), corpus_of_torch()))  # noqa: T201

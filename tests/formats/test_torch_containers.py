@@ -1,0 +1,523 @@
+"""Both containers of torch.save: what they give to the graph's reader, and the line for each way they can be wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+
+import pytest
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import torch_legacy, torch_zip
+from statecli.formats._pickle import Pickle
+from statecli.formats._source import HEAD, Source, Window
+from statecli.state import ByteRange
+
+from .attacks import Lies, Member, build, changed, legacy, number, pickled, records, state_dict, tensor, text, without
+
+
+@dataclass
+class Contents:
+    """What a container reader hands to `state_of`."""
+
+    pickle: Pickle
+    storages: dict[str, ByteRange]
+    target: str
+    format: str
+    oddities: list[str]
+
+
+@pytest.fixture
+def contents(tmp_path, monkeypatch):
+    """A function that reads bytes with a reader, whose graph is not looked at."""
+
+    def stand_in(pickle, storages, *, target, format, oddities):
+        return Contents(pickle, dict(storages), target, format, [oddity.name for oddity in oddities])
+
+    monkeypatch.setattr(torch_zip, "state_of", stand_in)
+    monkeypatch.setattr(torch_legacy, "state_of", stand_in)
+
+    def read(data: bytes, reader=torch_zip) -> Contents:
+        path = tmp_path / "file"
+        path.write_bytes(data)
+        return reader.read(str(path))
+
+    return read
+
+
+def refused(contents, data, reader=torch_zip) -> str:
+    """The line a reader refuses this with."""
+    with pytest.raises(UnreadableError) as caught:
+        contents(data, reader)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# The source.
+
+
+def test_a_source_reads_by_position(tmp_path):
+    """Size, head and any range are those of the file."""
+    (tmp_path / "x").write_bytes(bytes(range(256)) * 32)
+    with Source(str(tmp_path / "x")) as source:
+        assert (source.size, len(source.head)) == (8192, HEAD)
+        assert source.read(250, 10) == bytes([250, 251, 252, 253, 254, 255, 0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("span", [0, 1, 10, 10_000])
+def test_a_window_reads_what_its_source_reads(tmp_path, span):
+    """Whatever is read ahead, forwards, backwards and at the end."""
+    data = bytes(n * 7 % 256 for n in range(1000))
+    (tmp_path / "x").write_bytes(data)
+    with Source(str(tmp_path / "x")) as source:
+        window = Window(source, span)
+        for at, length in [(0, 5), (3, 30), (999, 1), (500, 100), (501, 3), (0, 1000)]:
+            assert window.read(at, length) == data[at : at + length]
+        with pytest.raises(MalformedError, match="file is truncated: bytes 999 to 1001 are needed, it holds 1000"):
+            window.read(999, 2)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 11), (10, 1), (-1, 2), (0, -1), (2**70, 1)])
+def test_reading_past_the_end_is_malformed(tmp_path, offset, length):
+    """Ranges outside the file are not clipped."""
+    (tmp_path / "x").write_bytes(bytes(10))
+    with Source(str(tmp_path / "x")) as source, pytest.raises(MalformedError, match="file is truncated"):
+        source.read(offset, length)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_malformed(tmp_path):
+    """The size is that of opening; what has gone since is missed, not made up."""
+    (tmp_path / "x").write_bytes(bytes(100))
+    with Source(str(tmp_path / "x")) as source:
+        os.truncate(tmp_path / "x", 50)
+        with pytest.raises(MalformedError, match="it holds 50"):
+            source.read(0, 100)
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda path: None, "cannot be opened: no such file or directory"),
+        (lambda path: path.mkdir(), "is a directory, not a regular file"),
+        (lambda path: os.mkfifo(path), "is a named pipe, not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a character device, not a regular file"),
+        (lambda path: path.symlink_to(path), "cannot be opened: too many levels of symbolic links"),
+        (lambda path: path.symlink_to("gone"), "cannot be opened: no such file or directory"),
+        (lambda path: path.touch(), "is an empty file"),
+    ],
+)
+def test_what_is_no_file_to_read_is_said(tmp_path, make, line):
+    """Each is refused at once; a pipe does not block."""
+    make(tmp_path / "x")
+    with pytest.raises(UnreadableError, match=re.escape(line)):
+        Source(str(tmp_path / "x"))
+
+
+def test_a_name_with_nul_is_said():
+    """The system refuses it before any file system does."""
+    with pytest.raises(UnreadableError, match="NUL"):
+        Source("a\0b")
+
+
+# The zip.
+
+
+def test_the_good_archive(contents):
+    """The graph, the storages with their place and checksum, and no oddity."""
+    data = build(records())
+    made = contents(data)
+    (storage,) = made.storages.values()
+    assert data[storage.offset :][: storage.length] == bytes(range(16))
+    assert storage.crc32 == zlib.crc32(bytes(range(16)))
+    assert (storage.big_endian, made.format, made.oddities) == (False, "torch-zip", [])
+    assert list(made.pickle.root) == ["w"]
+
+
+@pytest.mark.parametrize("name", [".format_version", ".storage_alignment", "byteorder", ".data/serialization_id"])
+def test_records_that_older_torch_did_not_write_may_be_missing(contents, name):
+    """Their absence is normal, and little-endian is the rule."""
+    made = contents(build(without(name)))
+    assert made.oddities == []
+    assert not made.storages["0"].big_endian
+
+
+def test_big_endian(contents):
+    """The byteorder record says it for every storage."""
+    assert contents(build(changed("byteorder", data=b"big"))).storages["0"].big_endian
+
+
+def test_a_checksum_of_zero_is_none_recorded(contents):
+    """But for an empty storage, whose checksum is 0."""
+    made = contents(build([*changed("data/0", crc=0), Member("archive/data/1", b"")]))
+    assert (made.storages["0"].crc32, made.storages["1"].crc32) == (None, 0)
+
+
+def test_an_archive_without_checksums_is_read_and_odd(contents):
+    """torch.save writes it when told to; Python's zipfile refuses it."""
+    made = contents(build(changed("data.pkl", crc=0)))
+    assert made.oddities == ["no-checksums"]
+
+
+def test_the_top_folder_may_have_no_name(contents):
+    """torch accepts /data.pkl."""
+    assert list(contents(build(records(folder=""))).storages) == ["0"]
+
+
+def test_the_order_of_records_is_free(contents):
+    """libtorch writes data.pkl last."""
+    assert list(contents(build(records()[::-1])).storages) == ["0"]
+
+
+def test_a_deflated_data_pkl_is_read(contents):
+    """torch reads it too."""
+    assert list(contents(build(changed("data.pkl", method=8))).pickle.root) == ["w"]
+
+
+ODD = {
+    "suffixed": build(records(), suffix=b"x"),
+    "zip-comment": build(records(), Lies(comment=b"x")),
+    "pickle-trailing": build(records(state_dict(w=tensor()) + b"more")),
+    "case-only-names": build([*records(), Member("archive/DATA.PKL", b"x")]),
+    "format-version": build(changed(".format_version", data=b"2")),
+}
+
+
+@pytest.mark.parametrize(("name", "data"), ODD.items(), ids=ODD)
+def test_odd_archives_are_read_and_told(contents, name, data):
+    """What torch accepts is read, and recorded."""
+    made = contents(data)
+    assert made.oddities == [name]
+    assert list(made.pickle.root) == ["w"]
+
+
+REFUSED = {
+    "no version": (build(without("version")), "holds no version record"),
+    "a version in words": (build(records(version=b"three")), "version record says 'three', which is no version"),
+    "version 0": (build(records(version=b"0")), "version record says '0'"),
+    "version 999": (build(records(version=b"999")), "version record says 999: written by a newer torch"),
+    "a huge version": (build(records(version=b"9" * 5000)), "archive/version has 5,000 bytes: refused"),
+    "byteorder middle": (build(changed("byteorder", data=b"middle")), "byteorder record says 'middle'"),
+    "an unfinished save": (build(without("data.pkl")), "holds no data.pkl: the save did not finish"),
+    "TorchScript": (build([*records(), Member("archive/constants.pkl", b"x")]), "is a TorchScript archive"),
+    "torch.export": (
+        build([Member("m/archive_format", b"pt2"), Member("m/version", b"0")]),
+        "is a torch.export archive",
+    ),
+    "old torch.export": (build([Member("serialized_exported_program.json", b"{}")]), "is a torch.export archive"),
+    "npz": (build([Member("a.npy", b"x"), Member("b.npy", b"x")]), "is a numpy archive (.npz)"),
+    "another zip": (build([Member("word/document.xml", b"<a/>")]), "is a zip archive, but not of torch.save"),
+    "an empty zip": (build([]), "is a zip archive, but not of torch.save"),
+    "a decoy first": (
+        build([Member("decoy/x", b"x"), *records()]),
+        "records outside the archive's folder: its data.pkl",
+    ),
+    "two folders": (build([*records(), Member("other/data/0", b"x")]), "'other/data/0' is not in 'archive/'"),
+    "a record in no folder": (build([*records(), Member("loose", b"x")]), "'loose' is not in 'archive/'"),
+    "a record above": (build([*records(), Member("../evil", b"x")]), "'../evil' is not in 'archive/'"),
+    "no folder at all": (
+        build([Member("data.pkl", b"x"), Member("version", b"3")]),
+        "records outside the archive's folder",
+    ),
+    "a nested folder": (build(records(folder="a/b")), "records outside the archive's folder: its data.pkl"),
+    "a damaged pickle": (build(changed("data.pkl", crc=1)), "archive/data.pkl: checksum wrong"),
+    "a compressed storage": (
+        build(changed("data/0", method=8)),
+        "'archive/data/0' is compressed; re-save it with torch.save",
+    ),
+    "two data.pkl": (build([*records(), Member("archive/data.pkl", b"N.")]), "two records named 'archive/data.pkl'"),
+    "an empty pickle": (build(records(b"")), "data.pkl is truncated"),
+    "a pickle of protocol 9": (build(records(b"\x80\x09N.")), "data.pkl: pickle protocol 9"),
+    "a pickle bomb": (
+        build([Member("a/data.pkl", b"]" * 200_000_000, method=8), *records(folder="a")[1:]]),
+        "inflates to 200,000,000",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_wrong_archives_have_their_line(contents, case):
+    """Each is refused, and named."""
+    data, message = case
+    assert message in refused(contents, data)
+
+
+def test_a_truncated_archive_is_malformed(contents):
+    """Cut at any byte, it is no archive; none of the cuts is taken for another kind of file."""
+    data = build(records())
+    for end in range(4, len(data)):
+        assert "file is truncated: " in refused(contents, data[:end])
+
+
+@pytest.mark.parametrize(
+    ("head", "is_zip"), [(b"PK\3\4", True), (b"PK\5\6", False), (b"PK", False), (b"", False), (b"\x80\2", False)]
+)
+def test_the_zip_is_told_by_its_first_bytes(head, is_zip):
+    """Only what starts with a local header; torch looks no further either."""
+    assert torch_zip.sniff("x.safetensors", head) is is_zip
+
+
+# The old stream.
+
+ONE = state_dict(w=tensor())
+STREAM = legacy(ONE, [("0", 4, bytes(range(16)))])
+
+
+def test_the_good_stream(contents):
+    """The graph, and the storage where its bytes are."""
+    made = contents(STREAM, torch_legacy)
+    (storage,) = made.storages.values()
+    assert STREAM[storage.offset :][: storage.length] == bytes(range(16))
+    assert (storage.crc32, storage.big_endian, made.format, made.oddities) == (None, False, "torch-legacy", [])
+
+
+def test_storages_follow_the_list_and_not_the_object(contents):
+    """The key list is sorted as text, whatever the order of the tensors."""
+    pickle = state_dict(a=tensor("9", 2, (2,)), b=tensor("10", 3, (3,), kind="DoubleStorage"))
+    data = legacy(pickle, [("10", 3, bytes(24)), ("9", 2, b"\1" * 8)])
+    storages = contents(data, torch_legacy).storages
+    assert [(key, data[one.offset :][: one.length]) for key, one in storages.items()] == [
+        ("10", bytes(24)),
+        ("9", b"\1" * 8),
+    ]
+
+
+def test_a_big_endian_stream(contents):
+    """The machine's description says it. The element counts are little-endian all the same."""
+    data = legacy(ONE, [("0", 4, bytes(16))], little=False)
+    assert contents(data, torch_legacy).storages["0"].big_endian
+
+
+def test_bytes_after_the_stream_are_odd(contents):
+    """torch ignores them."""
+    assert contents(STREAM + b"xyz", torch_legacy).oddities == ["suffixed"]
+
+
+def test_a_stream_of_no_storages(contents):
+    """An object without tensors is a stream as well."""
+    made = contents(legacy(pickled(number(1)), []), torch_legacy)
+    assert (made.pickle.root, made.storages, made.oddities) == (1, {}, [])
+
+
+def test_a_pickle_larger_than_the_first_window(contents):
+    """A pickle's length is not recorded: it is found."""
+    many = state_dict(**{f"layer{n}": tensor(str(n), 1, (1,)) for n in range(2000)})
+    made = contents(legacy(many, [(str(n), 1, struct.pack("<f", n)) for n in range(2000)]), torch_legacy)
+    assert len(made.pickle.root) == len(made.storages) == 2000
+
+
+def test_a_pickle_over_the_limit_is_refused(contents, monkeypatch):
+    """The window stops growing."""
+    monkeypatch.setattr(torch_legacy, "MAX_PICKLE", 100_000)
+    data = legacy(pickled(text("x" * 200_000)), [])
+    assert "the object is a pickle of more than 100,000 bytes: refused" in refused(contents, data, torch_legacy)
+
+
+def test_a_view_record_and_an_unused_view_are_read(contents):
+    """The sixth item of an old persistent id is None or a view of the storage."""
+    six = tensor().replace(b"tQ", b"NtQ")
+    assert list(contents(legacy(state_dict(w=six), [("0", 4, bytes(16))]), torch_legacy).storages) == ["0"]
+
+
+def storage_id(*items: bytes) -> bytes:
+    return legacy(pickled(b"(" + b"".join(items) + b"tQ"), [("0", 4, bytes(16))])
+
+
+FLOAT = b"ctorch\nFloatStorage\n"
+REFUSED_STREAMS = {
+    "another magic number": (legacy(ONE, [], magic=7), "its magic number is missing"),
+    "another version": (STREAM.replace(pickled(number(1001)), pickled(number(1002))), "its version is 1002"),
+    "a version that is a list": (STREAM.replace(pickled(number(1001)), pickled(b"]")), "its version is something else"),
+    "no byte order": (STREAM.replace(text("little_endian") + b"\x88", text("little_endian") + b"N"), "little-endian"),
+    "too few elements": (legacy(ONE, [("0", 3, bytes(12))]), "storage '0' has 3 elements, and the pickle says 4"),
+    "negative elements": (legacy(ONE, [("0", -1, b"")]), "storage '0' has -1 elements, and the pickle says 4"),
+    "a storage nobody uses": (
+        legacy(ONE, [("0", 4, bytes(16)), ("1", 1, bytes(4))]),
+        "one that the object does not use",
+    ),
+    "a storage twice": (legacy(ONE, [("0", 4, bytes(16))] * 2), "the list of storages names '0' twice"),
+    "two sizes of one storage": (
+        legacy(state_dict(a=tensor(numel=4), b=tensor(numel=5)), [("0", 4, bytes(16))]),
+        "storage '0' has two descriptions: 4 of float32 and 5 of float32",
+    ),
+    "two types of one storage": (
+        legacy(state_dict(a=tensor(), b=tensor(kind="IntStorage")), [("0", 4, bytes(16))]),
+        "storage '0' has two descriptions: 4 of float32 and 4 of int32",
+    ),
+    "an id in text": (legacy(pickled(b"Pevil\n"), []), "malformed storage record"),
+    "an id of two": (storage_id(text("storage"), FLOAT), "malformed storage record"),
+    "an id of another kind": (
+        storage_id(text("stor"), FLOAT, text("0"), text("cpu"), number(4)),
+        "malformed storage record",
+    ),
+    "a type that is no storage": (
+        storage_id(text("storage"), b"cos\nsystem\n", text("0"), text("cpu"), number(4)),
+        "its type is no storage of torch",
+    ),
+    "a type in words": (
+        storage_id(text("storage"), text("x"), text("0"), text("cpu"), number(4)),
+        "its type is no storage",
+    ),
+    "a numeric key": (storage_id(text("storage"), FLOAT, number(0), text("cpu"), number(4)), "its key is no text"),
+    "a negative size": (
+        storage_id(text("storage"), FLOAT, text("0"), text("cpu"), number(-4)),
+        "its key is no text or its number",
+    ),
+    "a size of True": (
+        storage_id(text("storage"), FLOAT, text("0"), text("cpu"), b"\x88"),
+        "its key is no text or its number",
+    ),
+    "a size of 2**62": (
+        legacy(state_dict(w=tensor(numel=2**62)), [("0", 2**62, bytes(16))]),
+        "file is truncated: storage '0' needs bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_STREAMS.values(), ids=REFUSED_STREAMS)
+def test_wrong_streams_have_their_line(contents, case):
+    """Each is refused, and named."""
+    data, message = case
+    assert message in refused(contents, data, torch_legacy)
+
+
+def test_every_cut_of_a_stream_is_malformed(contents):
+    """Cut at any byte, inside a pickle, between two or in the storages."""
+    for end in range(1, len(STREAM)):
+        assert "truncated" in refused(contents, STREAM[:end], torch_legacy)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_the_stream_is_told_by_its_magic_number_in_any_protocol(protocol):
+    """Protocol 0 writes it in digits, 4 and 5 in a frame."""
+    import pickle
+
+    assert torch_legacy.sniff("x", pickle.dumps(torch_legacy.MAGIC, protocol) + b"more")
+    assert not torch_legacy.sniff("x", pickle.dumps(torch_legacy.MAGIC + 1, protocol) + b"more")
+
+
+# Real files.
+
+
+def saved(path, value, **kwargs) -> str:
+    import torch
+
+    torch.save(value, path, **kwargs)
+    return str(path)
+
+
+def values(torch) -> dict[str, object]:
+    base = torch.arange(10.0)
+    return {
+        "a": torch.randn(3, 4),
+        "half": torch.randn(7).bfloat16(),
+        "view": base[2:5],
+        "base": base,
+        "ids": torch.arange(5),
+        "flag": torch.tensor(True),
+        "c": torch.randn(2, dtype=torch.complex128),
+        "empty": torch.empty(0, 3),
+    }
+
+
+@pytest.mark.parametrize("reader", [torch_zip, torch_legacy])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_storage_of_a_real_file_holds_torchs_bytes(tmp_path, reader, protocol):
+    """The bytes at each tensor's place are those of the tensor that torch loads."""
+    import torch
+
+    from statecli import formats
+
+    path = saved(
+        tmp_path / "net.v2.pt",
+        values(torch),
+        pickle_protocol=protocol,
+        _use_new_zipfile_serialization=reader is torch_zip,
+    )
+    data = (tmp_path / "net.v2.pt").read_bytes()
+    loaded = torch.load(path, weights_only=False)  # weights_only does not know protocols 4 and 5
+    with open(path, "rb") as file:
+        assert reader.sniff(path, file.read(HEAD))
+    state = formats.read(path)
+    assert [one.fqn for one in state.tensors] == list(loaded)
+    for one in state.tensors:
+        tensor = loaded[one.fqn]
+        at = one.data.storage.offset + one.data.offset * tensor.element_size()
+        wanted = tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else bytes([int(tensor)])
+        assert data[at : at + one.nbytes] == wanted
+        stored = data[one.data.storage.offset :][: one.data.storage.length]
+        assert one.data.storage.crc32 in (None, zlib.crc32(stored))
+
+
+@pytest.mark.parametrize("alignment", [64, 4096])
+def test_alignment_and_checksums_as_torch_is_configured(tmp_path, alignment):
+    """Storages are found where torch aligned them, and without checksums."""
+    import torch
+    from torch.utils.serialization import config
+
+    before = config.save.storage_alignment
+    config.save.storage_alignment = alignment
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = saved(tmp_path / "x.pt", {"w": torch.ones(5)})
+    finally:
+        config.save.storage_alignment = before
+        torch.serialization.set_crc32_options(True)
+    pickle, storages, oddities = torch_zip._contents(path)
+    assert storages["0"].offset % alignment == 0
+    assert (storages["0"].crc32, [oddity.name for oddity in oddities]) == (None, ["no-checksums"])
+    assert list(pickle.root) == ["w"]
+
+
+def test_an_archive_over_4_gib_is_read_by_its_zip64_fields(tmp_path):
+    """A sparse file of 5 GiB takes no time and no disk."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        value = {"big": torch.empty(5 * 2**30, dtype=torch.uint8), "small": torch.empty(3)}
+    with torch.serialization.skip_data(materialize_fake_tensors=True):
+        path = saved(tmp_path / "big.pt", value)
+    _, storages, _ = torch_zip._contents(path)
+    assert [one.length for one in storages.values()] == [5 * 2**30, 12]
+    assert storages["1"].offset > 5 * 2**30
+
+
+def test_a_save_that_failed_is_told(tmp_path):
+    """It leaves a zip that ends well and holds no object."""
+    import torch
+
+    with pytest.raises(Exception, match="pickle"):
+        torch.save({"f": lambda: 0}, tmp_path / "x.pt")
+    with pytest.raises(MalformedError, match="the save did not finish"):
+        torch_zip.read(str(tmp_path / "x.pt"))
+
+
+def test_a_torchscript_archive_is_named(tmp_path):
+    """torch.jit.save writes zips too."""
+    import torch
+
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "x.pt")
+    with pytest.raises(UnreadableError, match="TorchScript"):
+        torch_zip.read(str(tmp_path / "x.pt"))
+
+
+def test_an_npz_archive_is_named(tmp_path):
+    """numpy.savez writes zips too."""
+    import numpy
+
+    numpy.savez(tmp_path / "x.npz", a=numpy.ones(3))
+    with pytest.raises(UnreadableError, match=r"numpy archive \(\.npz\)"):
+        torch_zip.read(str(tmp_path / "x.npz"))
+
+
+def test_a_whole_module_of_the_old_stream_names_its_classes(tmp_path):
+    """Its persistent ids for classes are taken for the classes."""
+    import torch
+
+    path = saved(tmp_path / "x.pt", torch.nn.Linear(2, 3), _use_new_zipfile_serialization=False)
+    from statecli import formats
+
+    assert {one.fqn: one.shape for one in formats.read(path).tensors} == {"weight": (3, 2), "bias": (3,)}
