@@ -51,7 +51,7 @@ def mapping(node: Any) -> Mapping[Any, Any] | None:
     if type(node) is not Obj:
         return None
     if node.items is not None:
-        return node.items  # type: ignore[no-any-return]
+        return node.items
     if name_of(node.cls) in ("collections.OrderedDict", "collections.defaultdict", "collections.Counter"):
         # Python 2 wrote OrderedDict([[key, value], ...]).
         pairs = node.args[0] if node.args and type(node.args[0]) is list else []
@@ -68,7 +68,7 @@ def _plain(key: Any) -> bool:
 def sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
     """The elements of a list, tuple, set, deque or list subclass; None for everything else."""
     if type(node) in (list, tuple):
-        return node
+        return node  # type: ignore[no-any-return]
     if type(node) is SetOf:
         return list(node.elems)
     if type(node) is Obj:

@@ -23,7 +23,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor in the JSON of `inspect`. The keys after `origin` are left out where they say nothing."""
+    """One tensor in the JSON of `inspect`. The keys after `layout` are left out where they say nothing."""
 
     fqn: str
     section: str
@@ -40,7 +40,7 @@ class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     saved: bool | None
     moves: bool | None
     origin: Origin | None
-    layout: str = "strided"
+    layout: str
     aliases: tuple[str, ...] = ()
     belongs_to: str | None = None
     note: str | None = None

