@@ -156,11 +156,12 @@ def saved(built: Built, found: Walk) -> Saved:
             entries = dict(built.module.state_dict())
     except ModelError as error:
         return Saved(reason=str(error).removeprefix(f"{built.spec.text}: "))
-    own = {storage(tensor)[0] for _, tensor in names(found)}
+    known = dict(names(found))
+    own = {storage(tensor)[0] for tensor in known.values()}
     holder = nn.Module()
     object.__setattr__(holder, "state", entries)
     tensors = [held.tensor for held in walk(holder).held]
-    direct = {id(value) for value in entries.values()}
+    direct = {id(value) for key, value in entries.items() if key in known}
     keys = {storage(tensor)[0]: tensor for tensor in tensors}
     copies = {
         (str(tensor.dtype), tuple(tensor.shape))

@@ -291,6 +291,7 @@ def _info(sheet: _Sheet, row: _Row, sharing: list[str], number: int) -> TensorIn
         stats=row.stats,
         storage=number,
         storage_bytes=about.storage_bytes,
+        storage_offset=about.storage_offset,
     )
 
 

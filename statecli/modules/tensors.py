@@ -19,7 +19,8 @@ _opaque: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 class Facts:
     """dtype and layout in torch's words without `torch.`; `shape` None for a lazy tensor; sizes in elements, bytes.
 
-    `storage` is the identity of the storage among living tensors, `storage_bytes` its size in bytes.
+    `storage` is the identity of the storage among living tensors, `storage_bytes` its size in bytes;
+    `storage_offset` is where the tensor begins in it, in elements.
     """
 
     dtype: str
@@ -31,6 +32,7 @@ class Facts:
     layout: str
     storage: int | str
     storage_bytes: int | None
+    storage_offset: int
 
 
 def facts(tensor: torch.Tensor) -> Facts:
@@ -50,6 +52,7 @@ def facts(tensor: torch.Tensor) -> Facts:
             layout=str(tensor.layout).removeprefix("torch."),
             storage=key,
             storage_bytes=0 if lazy else size,
+            storage_offset=tensor.storage_offset() if tensor.layout is torch.strided and not lazy else 0,
         )
 
 

@@ -1,0 +1,132 @@
+"""Each fix, pasted into the source it is for, registers the tensor."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from statecli.state import Kind
+
+HEADER = """
+import collections, functools
+class Holder: pass
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        n = 3
+"""
+#: (body of __init__, start of the fix, names registered after it)
+FIXES = [
+    ("self.t = torch.randn(n, n)", 'self.register_buffer("t", torch.randn(n, n))', ["t"]),
+    ("self.t: object = torch.ones(\n            n,\n        )", 'self.register_buffer("t", torch.ones(', ["t"]),
+    ("self.t = torch.ones(n, requires_grad=True)", "self.t = nn.Parameter(torch.ones(", ["t"]),
+    ("self.t = self.u = torch.ones(n)", 'self.register_buffer("t", torch.ones(n))', ["t"]),
+    (
+        "self.b = [nn.Linear(1, 1, bias=False) for _ in range(2)]",
+        "self.b = nn.ModuleList([nn",
+        ["b.0.weight", "b.1.weight"],
+    ),
+    ("self.b = []\n        self.b.append(nn.PReLU())", "self.b = nn.ModuleList()", ["b.0.weight"]),
+    (
+        "self.b = nn.PReLU(), nn.PReLU(2)",
+        "self.b = nn.ModuleList((nn.PReLU(), nn.PReLU(2)))",
+        ["b.0.weight", "b.1.weight"],
+    ),
+    ("self.b = {}\n        self.b['x'] = nn.PReLU()", "self.b = nn.ModuleDict()", ["b.x.weight"]),
+    ("self.b = {'a.b': nn.PReLU(), 3: nn.PReLU()}", "# its keys", ["b.3.weight", "b.a_b.weight"]),
+    ("self.b = collections.deque([nn.PReLU()])", "self.b = nn.ModuleList(", ["b.0.weight"]),
+    ("self.p = [nn.Parameter(torch.ones(n))]", "self.p = nn.ParameterList(", ["p.0"]),
+    ("self.p = {'k': nn.Parameter(torch.ones(n))}", "self.p = nn.ParameterDict(", ["p.k"]),
+    ("self.a = [torch.ones(i) for i in (1, 2)]", "for i, tensor in enumerate([torch", ["a_0", "a_1"]),
+    ("self.a = torch.ones(1), torch.ones(2)", "for i, tensor in enumerate((torch", ["a_0", "a_1"]),
+    ("self.a = []\n        self.a.append(torch.ones(1))", "# at the end of __init__:\nfor i, tensor", ["a_0"]),
+    ("self.a = {'x': torch.ones(1)}", "for key, tensor in {'x': torch.ones(1)}.items()", ["a_x"]),
+    ("self.a = {'x.y': torch.ones(1), 2: torch.ones(1)}", "for key, tensor in {'x.y'", ["a_2", "a_x_y"]),
+    ("vars(self)['t'] = torch.ones(1)", "# at the end of __init__:\nself.register_buffer", ["t"]),
+    ("exec('self.t = torch.ones(1, requires_grad=True)')", "# at the end of __init__:\nself.t = nn.Parameter", ["t"]),
+]
+
+
+def _lines(fix: str, indent: str) -> str:
+    return "".join(f"{indent}{line}\n" for line in fix.splitlines())
+
+
+def _pasted(source: str, row) -> str:
+    """`source` with the fix in place of the assignment, or at the end of __init__ where the fix says so."""
+    indent = " " * 8
+    if row.fix.startswith("# at the end"):
+        return source.rstrip() + "\n" + _lines(row.fix, indent)
+    lines = source.splitlines(keepends=True)
+    statement = next(
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno <= row.origin.line - 2 <= node.end_lineno
+    )
+    lines[statement.lineno - 1 : statement.end_lineno] = [_lines(row.fix, indent)]
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(("body", "start", "names"), FIXES)
+def test_the_fix_registers_it(inspect, body, start, names):
+    """Pasted where it belongs, the fix leaves nothing unregistered, and what it registers follows."""
+    source = f"{HEADER}        {body}\n"
+    row = next(t for t in inspect(source).tensors if t.kind is Kind.UNREGISTERED)
+    assert row.fix.startswith(start)
+    fixed = inspect(_pasted(source, row))
+    assert sorted(t.fqn for t in fixed.tensors) == names
+    assert {t.kind for t in fixed.tensors} <= {Kind.PARAMETER, Kind.BUFFER}
+    assert {t.moves for t in fixed.tensors} == {True}
+    assert {oddity.name for oddity in fixed.oddities} <= {"none-parameter"}
+
+
+def test_the_class_body_moves_into_init(inspect):
+    """A class attribute is to be deleted and registered in __init__, and then it is."""
+    source = "class Net(nn.Module):\n    t = torch.arange(5)\n    def __init__(self):\n        super().__init__()\n"
+    (row,) = inspect(source).tensors
+    comment, line = row.fix.split("\n")
+    assert comment.startswith("# delete t from the class body")
+    fixed = source.replace("    t = torch.arange(5)\n", "") + f"        {line}\n"
+    (row,) = inspect(fixed).tensors
+    assert (row.fqn, row.kind, row.moves) == ("t", Kind.BUFFER, True)
+
+
+def test_a_class_attribute_in_the_way_is_named(inspect):
+    """register_buffer refuses a name the class has; the fix says what to delete first."""
+    source = "class Net(nn.Module):\n    t = None\n    def __init__(self):\n        super().__init__()\n"
+    (row,) = inspect(source + "        self.t = torch.ones(1)\n").tensors
+    assert row.fix.startswith("# delete the class attribute t first")
+
+
+def test_before_super_init_is_said(inspect):
+    """A tensor assigned before super().__init__() can only be registered after it."""
+    source = (
+        "class Net(nn.Module):\n    def __init__(self):\n        self.t = torch.ones(1)\n        super().__init__()\n"
+    )
+    (row,) = inspect(source).tensors
+    assert row.fix.startswith("# after super().__init__():\nself.register_buffer")
+
+
+def test_the_files_own_name_of_torch_nn_is_used(inspect):
+    """A file that imports torch alone gets torch.nn.Parameter, one that renames nn its own name."""
+    source = "import torch.nn as N\nclass Net(N.Module):\n    def __init__(self):\n        super().__init__()\n"
+    (row,) = inspect("nn = None\n" + source + "        self.t = torch.ones(1, requires_grad=True)\n").tensors
+    assert row.fix in ("self.t = nn.Parameter(torch.ones(1, requires_grad=True))",)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("k = torch.ones(1)\n        self.register_forward_hook(lambda *a: k)", 'self.register_buffer("k", k)'),
+        ("self.f = functools.partial(print, torch.ones(1))", "not through the partial"),
+        ("self.h = Holder()\n        self.h.t = torch.ones(1)", "make Holder an nn.Module"),
+        ("self.h = Holder()\n        self.h.net = nn.PReLU()", "make Holder an nn.Module"),
+        ("self.d = torch.distributions.Normal(torch.zeros(1), 1.0)", "build the distribution in forward"),
+        ("self.w = nn.Parameter(torch.ones(1))\n        self.w.tag = torch.ones(1)", "hangs on a tensor"),
+    ],
+)
+def test_what_one_line_cannot_fix_is_said_in_words(inspect, body, said):
+    """Closures, partials, other objects and distributions get a comment that says what to change."""
+    row = next(t for t in inspect(f"{HEADER}        {body}\n").tensors if t.kind is Kind.UNREGISTERED)
+    assert said in row.fix
+    assert all(line.startswith("#") or ast.parse(line) for line in row.fix.splitlines())

@@ -1,0 +1,262 @@
+"""What follows a move, what is saved, and what a move breaks: measured, and compared with what torch then does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.errors import ModelError, UsageError
+from statecli.state import Kind
+
+PLAIN = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+        self.t = torch.ones(3)
+"""
+OVERRIDES_APPLY = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.t = torch.ones(3)
+        self.u = torch.ones(3)
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn)
+        self.t = fn(self.t)
+        return self
+"""
+OVERRIDES_TO = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.t = torch.ones(3)
+    def to(self, *args, **kwargs):
+        self.t = self.t.to(*args, **kwargs)
+        return super().to(*args, **kwargs)
+"""
+ROTARY = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("inv_freq", torch.ones(4), persistent=False)
+        self.original_inv_freq = self.inv_freq
+"""
+TIED_BUFFERS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("a", torch.ones(4))
+        self.register_buffer("b", self.a)
+"""
+CLEARS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cache = torch.ones(3)
+    def _apply(self, fn, recurse=True):
+        self.cache = None
+        return super()._apply(fn)
+"""
+
+
+def test_a_plain_attribute_stays(inspect, rows):
+    """A parameter follows, a plain tensor does not, and the origin is the line that assigned each."""
+    found = rows(inspect(PLAIN))
+    assert (found["w"].moves, found["t"].moves) == (True, False)
+    assert (found["w"].origin.line, found["t"].origin.line) == (7, 8)
+    assert found["t"].origin.file == "net0.py"
+
+
+def test_an_overridden_apply_is_believed_where_it_acts(inspect, rows):
+    """What the class's own `_apply` moves follows, and needs no fix; what it forgets stays."""
+    found = rows(inspect(OVERRIDES_APPLY))
+    assert (found["t"].moves, found["t"].fix) == (True, None)
+    assert (found["u"].moves, found["u"].fix is None) == (False, False)
+
+
+def test_an_overridden_to_is_believed(inspect, rows):
+    """A class that moves its tensor in `.to` moves it."""
+    assert rows(inspect(OVERRIDES_TO))["t"].moves is True
+
+
+def test_a_second_name_of_a_buffer_is_left_pointing_at_the_old_storage(inspect, rows):
+    """The rotary pattern: one buffer, a plain second name, which a move leaves behind."""
+    state = inspect(ROTARY)
+    assert rows(state)["inv_freq"].aliases == ("original_inv_freq",)
+    (oddity,) = state.oddities
+    assert (oddity.name, oddity.fqn) == ("stale-view", "original_inv_freq")
+    assert "inv_freq" in oddity.message
+
+
+def test_a_plain_list_of_parameters_is_not_stale(inspect):
+    """On CUDA a Parameter keeps its identity and swaps its data, so a list of registered ones follows."""
+    source = PLAIN.replace("self.t = torch.ones(3)", "self.l = [self.w]")
+    assert inspect(source).oddities == ()
+    assert inspect(source, to="meta").oddities == ()
+
+
+def test_a_view_of_a_parameter_is_stale(inspect):
+    """A view of a parameter's data, kept as an attribute, is not moved with it."""
+    (oddity,) = inspect(PLAIN.replace("self.t = torch.ones(3)", "self.v = self.w.data[:1]")).oddities
+    assert (oddity.name, oddity.fqn) == ("stale-view", "v")
+
+
+def test_tied_buffers_come_apart(inspect, rows):
+    """Two names of one buffer have a storage each after a move; two names of one parameter have not."""
+    state = inspect(TIED_BUFFERS)
+    assert rows(state)["b"].tied_to == ("a",)
+    assert [(o.name, o.fqn) for o in state.oddities] == [("broken-tie", "b")]
+    tied = TIED_BUFFERS.replace('register_buffer("a", torch.ones(4))', "a = nn.Parameter(torch.ones(4))")
+    assert inspect(tied.replace('register_buffer("b", self.a)', "b = self.a")).oddities == ()
+
+
+def test_what_a_move_clears_cannot_be_told(inspect, rows):
+    """A cache that `_apply` drops neither follows nor stays, and the note says so."""
+    row = rows(inspect(CLEARS))["cache"]
+    assert row.moves is None
+    assert "clears" in row.note
+
+
+def test_a_failing_move_says_why(inspect, rows):
+    """Where `_apply` raises, nothing is claimed: moves is null and the reason stands in an oddity."""
+    source = CLEARS.replace("self.cache = None", "raise RuntimeError('not movable')")
+    state = inspect(source)
+    assert rows(state)["cache"].moves is None
+    (oddity,) = state.oddities
+    assert oddity.name == "not-measured"
+    assert "not movable" in oddity.message
+
+
+def test_a_move_that_needs_values_is_tried_again_with_them(inspect, rows):
+    """An `_apply` that refuses the renewed memory gets clones on a second instance."""
+    source = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", torch.full((500_000,), 7.0))
+        def _apply(self, fn, recurse=True):
+            super()._apply(fn)
+            assert self.b[0] == 7
+            return self
+    """
+    assert rows(inspect(source))["b"].moves is True
+
+
+def test_real_moves_to_meta_show_before_and_after(inspect, rows):
+    """`--to meta` fills `after`: what follows is on meta, what stays is on the cpu."""
+    found = rows(inspect(PLAIN, to="meta"))
+    assert (found["w"].after.device, found["w"].after.followed) == ("meta", True)
+    assert (found["t"].after.device, found["t"].after.followed) == ("cpu", False)
+    assert found["t"].device == "cpu"
+
+
+def test_a_move_to_meta_finds_the_same_oddities(inspect):
+    """Ties and second names are judged as CUDA treats them, not as meta does."""
+    assert [o.name for o in inspect(ROTARY, to="meta").oddities] == ["stale-view"]
+    assert [o.name for o in inspect(TIED_BUFFERS, to="meta").oddities] == ["broken-tie"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_no_cuda_names_meta():
+    """Without CUDA the refusal names the check that works everywhere."""
+    from statecli.modules.table import _device
+
+    with pytest.raises(UsageError, match="--to meta"):
+        _device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "said"),
+    [
+        ("cpu", {}, "--to meta"),
+        ("warp", {}, "no such device"),
+        ("meta", {"init_device": "meta"}, "already"),
+        ("cpu", {"init_device": "meta"}, "built on meta"),
+    ],
+)
+def test_moves_that_prove_nothing_are_refused(inspect, device, options, said):
+    """A move to where everything is, to nowhere, or out of meta is one line."""
+    source = PLAIN.replace("self.t = torch.ones(3)", "pass")
+    with pytest.raises(UsageError, match=said) as caught:
+        inspect(source, to=device, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_exception_in_to_gives_its_line(inspect):
+    """What the model's own `.to` raises is told in one line with the user's line."""
+    source = OVERRIDES_TO.replace("self.t = self.t.to(*args, **kwargs)", "raise OSError('no disk')")
+    with pytest.raises(ModelError, match=r"OSError: no disk \(net0.py:9\)"):
+        inspect(source, to="meta")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize("source", [PLAIN, OVERRIDES_APPLY, OVERRIDES_TO, ROTARY, TIED_BUFFERS])
+def test_cuda_agrees_with_the_stand_in(inspect, source):
+    """A real move to CUDA gives what the stand-in measured."""
+    guess, real = inspect(source), inspect(source, to="cuda")
+    assert [t.moves for t in guess.tensors] == [t.after.followed for t in real.tensors]
+    assert guess.oddities == real.oddities
+
+
+# --- saving ----------------------------------------------------------------------------------------------------
+
+
+SAVES = {
+    "self.register_buffer('t', torch.ones(2))": True,
+    "self.register_buffer('t', torch.ones(2), persistent=False)": False,
+    "self.t = torch.ones(2)": False,
+    "self.t = torch.ones(2); self.get_extra_state = lambda: {'deep': [self.t]}": True,
+    "self.t = torch.ones(2); self.get_extra_state = lambda: self.t.clone()": None,
+    "self.t = torch.ones(2); self.get_extra_state = lambda: torch.ones(9)": False,
+    "self.t = torch.ones(2); self.state_dict = lambda: {'renamed': self.t}": True,
+    "self.register_buffer('t', torch.ones(2)); self.state_dict = lambda: {}": False,
+    "self.t = torch.ones(2); self.state_dict = lambda: 1 / 0": None,
+}
+
+
+@pytest.mark.parametrize("line", SAVES)
+def test_saved_is_what_state_dict_holds(inspect, rows, line):
+    """The real state_dict() decides: by name, by storage, through extra state; a copy in it cannot be told."""
+    source = f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {line}\n"
+    source = source.replace("self.get_extra_state =", "type(self).get_extra_state = lambda self:").replace(
+        "lambda self: lambda:", "lambda self:"
+    )
+    assert rows(inspect(source))["t"].saved is SAVES[line]
+
+
+def test_a_failing_state_dict_says_why(inspect):
+    """Where state_dict() raises, the reason is recorded."""
+    source = PLAIN + "    def state_dict(self, *a, **k): raise KeyError('nope')\n"
+    (oddity,) = inspect(source).oddities
+    assert (oddity.name, "nope" in oddity.message) == ("no-state-dict", True)
+
+
+# --- others' modules ------------------------------------------------------------------------------------------
+
+
+def test_torchmetrics_states_follow(read_live, rows):
+    """A metric's plain attributes follow through its own `_apply` and are not saved."""
+    torchmetrics = pytest.importorskip("torchmetrics")
+    found = rows(read_live(lambda: torchmetrics.classification.BinaryStatScores()))
+    states = [found[name] for name in ("tp", "fp", "tn", "fn")]
+    assert {(t.kind, t.moves, t.saved, t.fix) for t in states} == {(Kind.UNREGISTERED, True, False, None)}
+
+
+def test_old_spectral_norm_is_no_stale_view(read_live):
+    """Its plain `weight` shares the parameter's storage and is set anew before each forward."""
+    assert read_live(lambda: nn.utils.spectral_norm(nn.Linear(3, 3))).oddities == ()
+
+
+def test_stats_are_taken_before_the_values_go(inspect, write):
+    """`stats_of` sees each tensor with its values, before measuring overwrites them."""
+    from statecli.modules import read
+    from statecli.modules.build import build
+    from statecli.modules.spec import parse
+    from statecli.state import Stats
+
+    target = write(PLAIN)
+    state = read(build(parse(target), values=True), target, stats_of=lambda t: Stats(max=t.max().item()))
+    assert [t.stats.max for t in state.tensors] == [1.0, 1.0]

@@ -1,0 +1,167 @@
+"""Every sample model shows its lesson, and its docstring names a command that works."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from statecli.modules import move, read
+from statecli.modules.build import build
+from statecli.modules.spec import parse
+from statecli.state import Kind
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+MODELS = sorted(path for path in SAMPLES.glob("*.py") if path.name != "make_checkpoints.py")
+
+
+def _spec(path: Path) -> str:
+    """The spec in the docstring's command."""
+    found = re.search(r"statecli inspect sample_models/(\S+)", ast.get_docstring(ast.parse(path.read_text())))
+    assert found is not None, path.name
+    return str(SAMPLES / found[1])
+
+
+def of(name: str, to: str | None = None):
+    """Read one sample; its rows by name."""
+    target = _spec(SAMPLES / f"{name}.py")
+    built = build(parse(target))
+    state = move(built, target, to) if to else read(built, target)
+    return {t.fqn: t for t in state.tensors}, state
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_each_sample_says_what_to_try_and_what_it_shows(path):
+    """The docstring has the command, of this very file, and the lesson; the class it names can be read."""
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    assert f"sample_models/{path.name}:" in text
+    assert "Shows:" in text
+    assert of(path.stem)[0]
+
+
+def test_net():
+    """A parameter and a buffer follow; the plain tensor stays, with its line and its fix."""
+    found, _ = of("net", "meta")
+    assert {name: t.kind.value for name, t in found.items()} == {
+        "param": "parameter",
+        "mybuffer1": "buffer",
+        "table": "unregistered",
+    }
+    assert [t.elements for t in found.values()] == [9, 4, 9]
+    assert {name for name, t in found.items() if not t.after.followed} == {"table"}
+    assert found["table"].fix == 'self.register_buffer("table", torch.randn(size, size))'
+
+
+def test_net_fixed():
+    """Nothing is unregistered and everything follows."""
+    found, state = of("net_fixed", "meta")
+    assert all(t.after.followed and t.kind is not Kind.UNREGISTERED for t in found.values())
+    assert state.oddities == ()
+
+
+def test_the_fix_of_net_is_net_fixed():
+    """Pasting the fix that net.py is given makes net_fixed.py."""
+    line = of("net")[0]["table"].fix
+    fixed = (SAMPLES / "net.py").read_text().replace("self.table = torch.randn(size, size)", line)
+    body = re.compile(r"import torch\n.*", re.DOTALL)
+    assert body.search(fixed)[0] == body.search((SAMPLES / "net_fixed.py").read_text())[0]
+
+
+def test_frozen():
+    """A frozen parameter is a parameter, a buffer a buffer, and neither requires grad."""
+    found, _ = of("frozen")
+    assert (found["scale"].kind, found["scale"].requires_grad) == (Kind.PARAMETER, False)
+    assert (found["offset"].kind, found["offset"].requires_grad) == (Kind.BUFFER, False)
+
+
+def test_batchnorm():
+    """Running statistics are persistent buffers, the count an integer."""
+    found, _ = of("batchnorm")
+    buffers = {name for name, t in found.items() if t.kind is Kind.BUFFER and t.persistent and t.saved}
+    assert buffers == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    assert found["norm.num_batches_tracked"].dtype == "int64"
+
+
+def test_positions():
+    """The table moves and is not saved."""
+    row = of("positions", "meta")[0]["positions"]
+    assert (row.persistent, row.saved, row.after.followed) == (False, False, True)
+
+
+def test_anchors():
+    """Three tensors in a list stay behind."""
+    found, _ = of("anchors", "meta")
+    assert [name for name, t in found.items() if not t.after.followed] == ["anchors[0]", "anchors[1]", "anchors[2]"]
+
+
+def test_plain_lists():
+    """Only `out` is registered; each container is given its own kind of list."""
+    found, _ = of("plain_lists")
+    assert {name for name, t in found.items() if t.kind is Kind.PARAMETER} == {"out.weight", "out.bias"}
+    assert "nn.ParameterList(" in found["scales[0]"].fix
+    assert "nn.ModuleList(" in found["blocks[0].weight"].fix
+    assert "nn.ModuleDict(" in found["heads['a'].weight"].fix
+
+
+def test_tied():
+    """Each of the two names the other."""
+    found, _ = of("tied")
+    assert found["embed.weight"].tied_to == ("head.weight",)
+
+
+def test_none_parameter():
+    """The reserved name is an oddity, not a tensor."""
+    found, state = of("none_parameter")
+    assert set(found) == {"weight"}
+    assert [(o.name, o.fqn) for o in state.oddities] == [("none-parameter", "bias")]
+
+
+def test_grad_buffer():
+    """The buffer requires grad."""
+    row = of("grad_buffer")[0]["scale"]
+    assert (row.kind, row.requires_grad) == (Kind.BUFFER, True)
+
+
+# --- the checkpoints ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """What the script writes."""
+    out = tmp_path_factory.mktemp("checkpoints")
+    subprocess.run([sys.executable, str(SAMPLES / "make_checkpoints.py"), str(out)], check=True)
+    return out
+
+
+def _listed() -> dict[str, str]:
+    spec = importlib.util.spec_from_file_location("_make_checkpoints", SAMPLES / "make_checkpoints.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.MODELS
+
+
+def test_every_model_is_written():
+    """The script's list is the folder."""
+    assert sorted(_listed()) == [path.stem for path in MODELS]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in MODELS])
+def test_every_format_holds_the_same_entries(checkpoints, name):
+    """The zip, the old stream, the training checkpoint, the shards and safetensors agree."""
+    folder = checkpoints / name
+    zipped = torch.load(folder / "state_dict.pt", weights_only=True)
+    assert torch.load(folder / "legacy.pt", weights_only=True).keys() == zipped.keys()
+    assert torch.load(folder / "train.ckpt", weights_only=True)["model"].keys() == zipped.keys()
+    bins = [torch.load(path, weights_only=True) for path in sorted((folder / "sharded_bin").glob("*.bin"))]
+    assert [key for part in bins for key in part] == list(zipped)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = set(file.keys()) | (set(file.metadata() or {}) - {"format"})
+    assert names == set(zipped)
+    assert (folder / "sharded" / "model.safetensors.index.json").is_file()
