@@ -239,6 +239,9 @@ def _against(
         origin=known.origin,
     )
     findings = []
+    if known.persistent is False:
+        message = f"{tensor.fqn}: unexpected: to {model.target} it is non-persistent, and a strict load refuses it"
+        findings.append(Finding("unexpected-entry", Severity.ERROR, message, state.target, tensor.fqn))
     if tensor.shape != known.shape and known.shape is not None:
         message = f"{tensor.fqn}: {state.target} holds {_shown(tensor)}, {model.target} registers {_shown(known)}"
         findings.append(Finding("shape-mismatch", Severity.ERROR, message, state.target, tensor.fqn))

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from statecli.errors import MalformedError
+from statecli.formats import _globals
 from statecli.formats._pickle import Global, Obj, Pickle
 from statecli.formats._tensors import Decoder, Tensor, attributes, children, key_path, mapping, name_of, sequence
 from statecli.state import (
@@ -91,6 +92,7 @@ def state_of(
     if not tensors:
         raise MalformedError(f"holds no tensor: the pickle is {_describe(pickle.root)}")
     metadata = scalars(pickle.root, _without_settings(pickle.root, sections), reading)
+    reading.name_globals(pickle)
     held = {tensor.section for tensor in tensors}
     return ModelState(
         target=target,
@@ -244,6 +246,14 @@ class _Reading:
 
     def odd(self, name: str, message: str, fqn: str | None = None) -> None:
         self.oddities.append(Oddity(name, message, fqn))
+
+    def name_globals(self, pickle: Pickle) -> None:
+        """Say which names of the pickle are not torch's own: loading it the usual way would import or call them."""
+        names = _globals.foreign([found.qualified for found in pickle.globals])
+        if names:
+            shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            what = "a name" if len(names) == 1 else f"{len(names)} names"
+            self.odd("foreign-globals", f"torch.load(weights_only=False) would import or call {what} from it: {shown}")
 
     def holds_tensor(self, node: Any) -> bool:
         """Whether any tensor hangs below; answers are kept, since the sections ask about the same nodes again."""

@@ -246,7 +246,7 @@ def _remark(tensor: TensorInfo, view: View) -> str:
         if tensor.after is None:
             parts.append({False: "stays behind", True: "follows", None: "cannot tell if it moves"}[tensor.moves])
     elif tensor.persistent is False:
-        parts.append("not saved (non-persistent)")
+        parts.append("non-persistent, yet in the file" if tensor.saved else "not saved (non-persistent)")
     elif tensor.saved is False:
         parts.append("not saved")
     if tensor.kind is not Kind.UNREGISTERED and tensor.moves is False and tensor.after is None:
