@@ -97,6 +97,16 @@ def element(dtype: str) -> Element | None:
     return None
 
 
+@cache
+def worth_of_codes(dtype: str) -> Array:
+    """What each of the 256 codes of a one-byte type is worth, as float64; a row a code where it packs several."""
+    kind = element(dtype)
+    assert kind is not None and np.dtype(kind.stored).itemsize == 1  # noqa: S101, PT018 - callers choose the type
+    if kind.table is not None:
+        return kind.table.astype(np.float64)
+    return np.arange(256).astype(np.uint8).view(kind.stored).astype(np.float64)
+
+
 def small_float_table(name: str) -> Array:
     """All values of a float of at most eight bits as float32, indexed by its code."""
     exponent_bits, mantissa_bits, bias, special = SMALL_FLOATS[name]
@@ -172,6 +182,11 @@ class Decoder:
         out = self.buffer("gather", dtype, block.size)
         np.copyto(out.reshape(block.shape), block)
         return out
+
+    def count(self, block: Array, counts: Array) -> None:
+        """Adds to `counts` how often each code occurs in a block of one-byte items."""
+        index = self._gather(block.view(np.uint8), np.dtype(np.intp).str)
+        np.add(counts, np.bincount(index, minlength=counts.size), out=counts)
 
     def _look_up(self, block: Array, kind: Element) -> Array:
         assert kind.table is not None  # noqa: S101 - narrows the type

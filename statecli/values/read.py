@@ -13,11 +13,12 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from statecli.errors import MalformedError, UnreadableError
 from statecli.state import ByteRange, Quantizer, TensorData
@@ -36,8 +37,7 @@ DIMENSIONS = 31
 PAGE = 4096
 
 
-@dataclass(frozen=True)
-class Affine:
+class Affine(msgspec.Struct, frozen=True, gc=False):
     """(q - zero_point) * scale: one of each, or one for each index along `axis`. float64 arrays."""
 
     scales: Array
@@ -45,8 +45,7 @@ class Affine:
     axis: int | None = None
 
 
-@dataclass(frozen=True)
-class Strided:
+class Strided(msgspec.Struct, frozen=True, gc=False):
     """A strided view into bytes that are in memory or mapped. Offset and strides count elements, as torch's do.
 
     `before_chunk` is called with the number of bytes about to be touched.
@@ -335,14 +334,29 @@ def _decoded(view: Strided, kind: Element, decoder: Decoder) -> Iterator[Array]:
     if view.dtype in QUANTIZED and kind.values > 1:
         yield from _unpacked(view, kind, decoder)
         return
+    for block in _raw_blocks(view, kind, CHUNK // (kind.items * kind.values)):
+        yield decoder(block, kind)
+
+
+def _raw_blocks(view: Strided, kind: Element, limit: int) -> Iterator[Array]:
+    """The stored items in logical order, at most `limit` elements at a time."""
     items = _items(view, kind)
+    dims = items.ndim - (kind.items > 1)
     # A stride touches more than its elements: up to a page for each.
-    touched = max(items.itemsize, min(PAGE, *items.strides[: items.ndim - (kind.items > 1)]))
-    for index in _blocks(items.shape[: items.ndim - (kind.items > 1)], CHUNK // (kind.items * kind.values)):
+    touched = max(items.itemsize, min(PAGE, *items.strides[:dims]))
+    for index in _blocks(items.shape[:dims], limit):
         block = items[index]
         if view.before_chunk:
             view.before_chunk(block.size * touched)
-        yield decoder(block, kind)
+        yield block
+
+
+def code_counts(view: Strided, decoder: Decoder) -> Array:
+    """How often each of the 256 codes of a one-byte type occurs in the view; packed values are counted by the byte."""
+    kind, counts = Element("u1"), np.zeros(256, np.int64)
+    for block in _raw_blocks(view, kind, CHUNK):
+        decoder.count(block, counts)
+    return counts
 
 
 def _items(view: Strided, kind: Element) -> Array:

@@ -16,9 +16,12 @@ from hypothesis.extra import numpy as hnp
 from statecli.errors import MalformedError, UnreadableError
 from statecli.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
 from statecli.values import read
-from statecli.values.stats import Partial, stats, stats_all, stats_of_tensor
+from statecli.values import stats as module
+from statecli.values.partial import Partial
+from statecli.values.stats import stats, stats_all, stats_of_tensor
 
 REAL = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+REAL += [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 REAL += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.uint16, torch.uint32]
 LAYOUTS = {
     "contiguous": lambda x: x,
@@ -69,6 +72,13 @@ def sample(dtype):
     return (x.abs() if dtype in (torch.uint8, torch.uint16, torch.uint32) else x).to(dtype)
 
 
+@pytest.fixture(params=["decoded", "counted"])
+def way(request, monkeypatch):
+    """Both ways to the same figures, whatever the size of the tensor."""
+    monkeypatch.setattr(module, "WORTH_COUNTING", 0 if request.param == "counted" else 1 << 60)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("chunk", [7, read.CHUNK])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", REAL, ids=str)
@@ -79,6 +89,7 @@ def test_a_stored_tensor_is_what_torch_says(store, monkeypatch, dtype, layout, c
     agree(stats(store(tensor)), oracle(tensor))
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32], ids=str)
 def test_big_endian_is_what_torch_says(store, dtype):
     """Swapped element by element."""
@@ -129,7 +140,7 @@ def test_any_values_at_all(monkeypatch, values, chunk):
 def test_merging_parts_is_the_same_as_one_whole(parts):
     """In any grouping, with empty parts."""
     from statecli.values.elements import Decoder
-    from statecli.values.stats import partial_of
+    from statecli.values.partial import partial_of
 
     made = [partial_of(np.array(part), Decoder()) if part else Partial() for part in parts]
     whole = np.array([value for part in parts for value in part])
@@ -250,6 +261,7 @@ def test_complex_values_are_counted_and_not_ordered(store, dtype):
     assert stats_of_tensor(x) == found
 
 
+@pytest.mark.usefixtures("way")
 def test_float4_counts_values_not_bytes(store):
     """Sixteen codes in eight bytes; two of them zero."""
     codes = torch.arange(16, dtype=torch.uint8)
@@ -261,6 +273,7 @@ def test_float4_counts_values_not_bytes(store):
     assert stats_of_tensor(packed) == found
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32, torch.quint4x2], ids=str)
 def test_quantized_tensors_are_dequantized(store, dtype):
     """From the file and live, up to the float32 in which torch dequantizes."""
@@ -463,8 +476,6 @@ def test_parameters_and_their_views_need_no_detach():
 
 def test_all_tensors_of_a_state_are_filled_and_storages_checked_once(store, monkeypatch):
     """Two views of one storage: one checksum, two statistics, and a call of progress each."""
-    from statecli.values import stats as module
-
     checked, reported = [], []
     monkeypatch.setattr(module, "check_crc", lambda where, what: checked.append(where))
     x = torch.randn(4, 5)

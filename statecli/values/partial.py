@@ -1,0 +1,165 @@
+"""What is known of some of a tensor's values, and how two such pieces of knowledge become one.
+
+Partials merge as Chan, Golub and LeVeque (1979) have it. Mean and standard deviation are carried, not sums and
+squares: neither overflows where the values themselves do not, and data far from zero loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from statecli.state import Stats
+from statecli.values.elements import Array, Decoder
+
+#: Squares of magnitudes outside 1/SAFE ... SAFE could leave the range of float64.
+SAFE = 1e120
+
+
+class Partial(msgspec.Struct, frozen=True, gc=False):
+    """What is known of some of a tensor's elements. `mean` and `deviation` (population) are of the `finite` ones."""
+
+    finite: int = 0
+    mean: float = 0.0
+    deviation: float = 0.0
+    low: float | int | None = None
+    high: float | int | None = None
+    zeros: int = 0
+    nan: int = 0
+    inf: int = 0
+
+    def merge(self, other: Partial) -> Partial:
+        """Both together. Order does not matter but for the last bits."""
+        count = self.finite + other.finite
+        mean, deviation = _joined(self, other, count) if self.finite and other.finite else _only(self, other)
+        return Partial(
+            count,
+            mean,
+            deviation,
+            min((p.low for p in (self, other) if p.low is not None), default=None),
+            max((p.high for p in (self, other) if p.high is not None), default=None),
+            self.zeros + other.zeros,
+            self.nan + other.nan,
+            self.inf + other.inf,
+        )
+
+    def times(self, count: int) -> Partial:
+        """The same elements `count` times over."""
+        return Partial(
+            self.finite * count,
+            self.mean,
+            self.deviation,
+            self.low if count else None,
+            self.high if count else None,
+            self.zeros * count,
+            self.nan * count,
+            self.inf * count,
+        )
+
+    def stats(self, reason: str | None = None) -> Stats:
+        """As the contract has it: nulls where no value is finite, std over n - 1."""
+        if self.low is None or self.high is None:
+            return Stats(zeros=self.zeros, nan=self.nan, inf=self.inf, reason=reason)
+        std = self.deviation * math.sqrt(self.finite / (self.finite - 1)) if self.finite > 1 else None
+        if any(float(value) != value for value in (self.low, self.high)):
+            reason = joined_reasons(reason, f"min and max are rounded: {self.low} and {self.high} exactly")
+        if std is not None and not math.isfinite(std):
+            std, reason = None, joined_reasons(reason, "std is beyond float64")
+        return Stats(
+            min=float(self.low),
+            max=float(self.high),
+            mean=self.mean,
+            std=std,
+            zeros=self.zeros,
+            nan=self.nan,
+            inf=self.inf,
+            reason=reason,
+        )
+
+
+def joined_reasons(reason: str | None, more: str) -> str:
+    """Two reasons in one line, or the second alone."""
+    return f"{reason}; {more}" if reason else more
+
+
+def _only(a: Partial, b: Partial) -> tuple[float, float]:
+    return (a.mean, a.deviation) if a.finite else (b.mean, b.deviation)
+
+
+def _joined(a: Partial, b: Partial, count: int) -> tuple[float, float]:
+    """Mean and deviation of two sets together, halved on the way: a difference of two floats can overflow."""
+    share_a, share_b = a.finite / count, b.finite / count
+    half = b.mean / 2 - a.mean / 2
+    mean = 2 * (a.mean / 2 + half * share_b)
+    between = half * (2 * math.sqrt(share_a * share_b))
+    return mean, math.hypot(a.deviation * math.sqrt(share_a), b.deviation * math.sqrt(share_b), between)
+
+
+# --- one chunk -----------------------------------------------------------------------------------------------------
+
+
+def partial_of(chunk: Array, decoder: Decoder) -> Partial:
+    """The statistics of one flat chunk of real or complex values."""
+    if chunk.dtype.kind == "c":
+        return _complex_counts(chunk)
+    is_zero = np.equal(chunk, 0, out=decoder.buffer("mask", "?", chunk.size))
+    zeros = int(np.count_nonzero(is_zero))
+    low, high = chunk.min(), chunk.max()
+    if chunk.dtype.kind == "f" and not (np.isfinite(low) and np.isfinite(high)):
+        return _partly_finite(chunk, zeros, decoder)
+    return _all_finite(chunk, low.item(), high.item(), zeros, decoder)
+
+
+def _complex_counts(chunk: Array) -> Partial:
+    return Partial(
+        zeros=int(chunk.size - np.count_nonzero(chunk)),
+        nan=int(np.count_nonzero(np.isnan(chunk))),
+        inf=int(np.count_nonzero(np.isinf(chunk))),
+    )
+
+
+def _partly_finite(chunk: Array, zeros: int, decoder: Decoder) -> Partial:
+    mask = np.isfinite(chunk, out=decoder.buffer("mask", "?", chunk.size))
+    count = int(np.count_nonzero(mask))
+    finite = np.compress(mask, chunk, out=decoder.buffer("finite", chunk.dtype.str, count))
+    nan = int(np.count_nonzero(np.isnan(chunk, out=mask)))
+    odd = Partial(nan=nan, inf=chunk.size - count - nan)
+    if not count:
+        return odd
+    return odd.merge(_all_finite(finite, finite.min().item(), finite.max().item(), zeros, decoder))
+
+
+def _all_finite(chunk: Array, low: float | int, high: float | int, zeros: int, decoder: Decoder) -> Partial:
+    if low == high:
+        return Partial(chunk.size, float(low), 0.0, low, high, zeros)
+    work = decoder.buffer("work", "f8", chunk.size)
+    np.copyto(work, chunk)
+    size = float(max(abs(low), abs(high)))
+    # A power of two changes no digit.
+    exponent = 0 if 1 / SAFE < size < SAFE else math.frexp(size)[1]
+    if exponent:
+        np.ldexp(work, -exponent, out=work)
+    mean = float(np.add.reduce(work)) / chunk.size
+    np.subtract(work, mean, out=work)
+    deviation = math.sqrt(float(np.einsum("i,i->", work, work)) / chunk.size)
+    scaled = min(max(mean, math.ldexp(low, -exponent)), math.ldexp(high, -exponent)) if exponent else mean
+    return Partial(chunk.size, math.ldexp(scaled, exponent), math.ldexp(deviation, exponent), low, high, zeros)
+
+
+def partial_of_codes(counts: Array, worth: Array) -> Partial:
+    """The statistics of values of which `counts[i]` are `worth[i]`: float64, a row where a code packs several."""
+    counts, worth = np.repeat(counts, worth.size // counts.size), worth.reshape(-1)
+    met, finite = counts > 0, np.isfinite(worth)
+    nan = int(counts[np.isnan(worth)].sum())
+    zeros, inf = int(counts[worth == 0].sum()), int(counts[~finite].sum()) - nan
+    counts, worth = counts[met & finite], worth[met & finite]
+    if not counts.size:
+        return Partial(nan=nan, inf=inf)
+    count, low, high = int(counts.sum()), float(worth.min()), float(worth.max())
+    mean = min(max(float(np.dot(counts, worth)) / count, low), high)
+    # No type with so few codes comes near the square root of what float64 holds; an absurd scale may: then no std.
+    with np.errstate(over="ignore", invalid="ignore"):
+        deviation = math.sqrt(float(np.dot(counts, np.square(worth - mean))) / count)
+    return Partial(count, mean, deviation, low, high, zeros, nan, inf)
