@@ -252,7 +252,9 @@ def _instance(spec: Spec, found: Any, init_device: str, origins: Origins | None)
             f"{spec.text}: {spec.attribute} is {_a(found)}, not a model class or a function that gives one"
         )
     torch.manual_seed(0)
-    with torch.device(init_device), origins.recording() if origins else nullcontext():
+    # No device mode for the cpu: it would override a default device that the user's own code sets.
+    device = nullcontext() if init_device == "cpu" else torch.device(init_device)
+    with device, origins.recording() if origins else nullcontext():
         made = found(*spec.args, **spec.kwargs)
     if not isinstance(made, nn.Module):
         raise ModelError(f"{spec.text}: {spec.attribute} gave {_a(made)}, not an nn.Module")

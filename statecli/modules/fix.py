@@ -225,6 +225,7 @@ def _parsed(filename: str) -> tuple[str, ast.Module] | None:
         return None
 
 
+@functools.lru_cache(maxsize=256)
 def _read(place: tuple[str, int] | None, name: str) -> _Source | None:
     """The statement at `place` that assigns `name`; None where the line is not a plain assignment of it."""
     parsed = _parsed(place[0]) if place else None

@@ -39,6 +39,8 @@ class Origins:
     def __init__(self, typed: dict[str, str] | None = None) -> None:
         self._typed = typed or {}
         self._lines: dict[int, tuple[weakref.ref[nn.Module], dict[str, tuple[str, int]]]] = {}
+        # Copies made by copy.deepcopy pass no setter: they are answered with the line of their class.
+        self._by_class: dict[tuple[int, str], tuple[str, int]] = {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -79,13 +81,15 @@ class Origins:
             found = (weakref.ref(module), {})
             self._lines[id(module)] = found
         # The last assignment wins: it is the one whose value is there now.
-        found[1][name] = (frame.f_code.co_filename, frame.f_lineno)
+        place = found[1][name] = (frame.f_code.co_filename, frame.f_lineno)
+        if getattr(sys.modules.get(type(module).__module__), "__file__", None) == place[0]:
+            self._by_class[id(type(module)), name] = place
 
     def raw(self, module: nn.Module, name: str) -> tuple[str, int] | None:
         """File as Python knows it and line, or None."""
         found = self._lines.get(id(module))
         if found is None or found[0]() is not module:
-            return None
+            return self._by_class.get((id(type(module)), name))
         return found[1].get(name)
 
     def shown(self, place: tuple[str, int] | None) -> Origin | None:

@@ -11,8 +11,8 @@ from torch import nn
 from statecli.errors import UsageError
 from statecli.modules import fix, measure, origin
 from statecli.modules.build import Built
-from statecli.modules.tensors import Facts, derived_by, facts, is_lazy, kind_of
-from statecli.modules.walk import Held, Registered, Walk, walk
+from statecli.modules.tensors import Facts, derived_by, facts, is_lazy, kind_of, leaves_of
+from statecli.modules.walk import Held, Registered, Walk, is_scripted, walk
 from statecli.state import After, Evidence, Kind, ModelState, Oddity, Origin, Stats, TensorInfo
 
 
@@ -114,6 +114,10 @@ def _odd_places(sheet: _Sheet) -> None:
     for name, why in sheet.found.cut:
         shown = name if len(name) <= 80 else f"{name[:60]}…"
         sheet.oddities.append(Oddity("not-searched", f"{shown} {why}: tensors beyond are not listed", shown))
+    scripted = [prefix.rstrip(".") for prefix, module in sheet.found.modules if is_scripted(module)]
+    if scripted:
+        message = f"{scripted[0] or 'the model'} is a ScriptModule: its plain attributes live in C++ and are not listed"
+        sheet.oddities.append(Oddity("script-module", message, scripted[0] or None))
     for entry in sheet.found.registered:
         if entry.tensor is None and entry.is_parameter:
             sheet.oddities.append(Oddity("none-parameter", f"{entry.fqn} is registered as None", entry.fqn))
@@ -126,8 +130,7 @@ def _add_registered(sheet: _Sheet, entry: Registered) -> None:
     persistent = None if entry.is_parameter else entry.persistent
     kind = kind_of(entry.is_parameter)
     row = _Row(entry.fqn, entry.tensor, facts(entry.tensor), kind, persistent, entry.owner, place)
-    if is_lazy(entry.tensor):
-        row.notes.append("uninitialized (lazy)")
+    _note_no_shape(row)
     sheet.rows.append(row)
 
 
@@ -151,15 +154,22 @@ def _unregistered(sheet: _Sheet, held: Held, about: Facts) -> _Row:
     row = _Row(held.fqn, held.tensor, about, Kind.UNREGISTERED, None, held.owner, _place(sheet, held), held)
     operation = derived_by(held.tensor)
     if operation:
-        row.notes.append(f"derived from registered tensors (grad_fn {operation})")
+        known = {id(entry.tensor) for entry in sheet.found.registered}
+        leaves = leaves_of(held.tensor)
+        whose = "registered" if leaves is not None and all(id(leaf) in known for leaf in leaves) else "other"
+        row.notes.append(f"derived from {whose} tensors (grad_fn {operation})")
     if held.steps[0].how == "class" or any(step.how == "class" for step in held.steps):
         row.notes.append("class attribute, shared by all instances")
     if held.steps[-1].how == "registered":
         what = "parameter" if issubclass(type(held.tensor), nn.Parameter) else "buffer"
         row.notes.append(f"{what} of an unregistered module")
-    if is_lazy(held.tensor):
-        row.notes.append("uninitialized (lazy)")
+    _note_no_shape(row)
     return row
+
+
+def _note_no_shape(row: _Row) -> None:
+    if row.facts.shape is None:
+        row.notes.append("uninitialized (lazy)" if is_lazy(row.tensor) else "nested: its parts differ in shape")
 
 
 def _place(sheet: _Sheet, held: Held) -> tuple[str, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,13 +13,16 @@ from statecli.state import Kind
 
 _Lazy: type = vars(torch.nn.parameter)["UninitializedTensorMixin"]  # torch lists it in no stub
 _opaque_numbers = itertools.count()
+#: Nodes of an autograd graph looked through for what a tensor was computed from.
+_MAX_NODES = 10_000
 _opaque: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 
 
 @dataclass(frozen=True)
 class Facts:
-    """dtype and layout in torch's words without `torch.`; `shape` None for a lazy tensor; sizes in elements, bytes.
+    """dtype and layout in torch's words without `torch.`; sizes in elements and bytes.
 
+    `shape` is None for a lazy or nested tensor.
     `storage` is the identity of the storage among living tensors, `storage_bytes` its size in bytes;
     `storage_offset` is where the tensor begins in it, in elements.
     """
@@ -39,9 +43,9 @@ def facts(tensor: torch.Tensor) -> Facts:
     """All that the table shows of `tensor`; its values are not touched."""
     lazy = is_lazy(tensor)
     with torch._C.DisableTorchFunctionSubclass():
-        shape = None if lazy else tuple(int(size) for size in tensor.shape)
-        elements = 0 if lazy else tensor.numel()
+        shape, elements = (None, 0) if lazy else _extent(tensor)
         key, size = storage(tensor)
+        strided = tensor.layout is torch.strided and shape is not None
         return Facts(
             dtype=str(tensor.dtype).removeprefix("torch."),
             shape=shape,
@@ -49,11 +53,19 @@ def facts(tensor: torch.Tensor) -> Facts:
             nbytes=elements * tensor.element_size(),
             device=str(tensor.device),
             requires_grad=tensor.requires_grad,
-            layout=str(tensor.layout).removeprefix("torch."),
+            layout="nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch."),
             storage=key,
             storage_bytes=0 if lazy else size,
-            storage_offset=tensor.storage_offset() if tensor.layout is torch.strided and not lazy else 0,
+            storage_offset=int(tensor.storage_offset()) if strided else 0,
         )
+
+
+def _extent(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, int]:
+    """Shape and number of elements. A nested tensor has no one shape, only the elements of its parts."""
+    if not tensor.is_nested:
+        return tuple(int(size) for size in tensor.shape), tensor.numel()
+    values = tensor.values()
+    return None, values.numel()
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
@@ -98,6 +110,24 @@ def derived_by(tensor: torch.Tensor) -> str | None:
     if is_lazy(tensor) or tensor.is_leaf or tensor.grad_fn is None:
         return None
     return type(tensor.grad_fn).__name__
+
+
+def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """The leaves that require grad and that a non-leaf was computed from; None where the graph is too large to say."""
+    nodes: list[Any] = [tensor.grad_fn]
+    seen: dict[int, Any] = {}
+    leaves: list[torch.Tensor] = []
+    while nodes:
+        node = nodes.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen[id(node)] = node
+        if len(seen) > _MAX_NODES:
+            return None
+        if type(node).__name__ == "AccumulateGrad":
+            leaves.append(node.variable)
+        nodes += [following for following, _ in node.next_functions]
+    return leaves
 
 
 def kind_of(is_parameter: bool) -> Kind:

@@ -112,6 +112,7 @@ _CLOSED = _ids(
         torch.autograd.function.FunctionCtx,
         torch.fx.Graph,
         torch.fx.Node,
+        torch._C.ScriptMethod,  # holds the Python module that a ScriptModule was made from
         torch._ops.OperatorBase,
         torch._ops.OpOverloadPacket,
         torch._ops._OpNamespace,
@@ -223,11 +224,16 @@ def _dict_getter(kind: type) -> Any:
     return None
 
 
+def is_scripted(module: nn.Module) -> bool:
+    """Whether `module` is a ScriptModule, whose state lives in C++."""
+    return issubclass(type(module), torch.jit.ScriptModule)
+
+
 def _registry(module: nn.Module, name: str) -> list[tuple[str, Any]]:
     registry = own_dict(module).get(name)
     if registry is None:
         # ScriptModules keep theirs in C++ and hand it out through a property of torch's own.
-        registry = getattr(module, name, {}) if issubclass(type(module), torch.jit.ScriptModule) else {}
+        registry = getattr(module, name, {}) if is_scripted(module) else {}
     if issubclass(type(registry), dict):
         return list(dict.items(registry))
     return list(registry.items())

@@ -266,3 +266,64 @@ def test_wrapper_subclasses_are_one_tensor(read_live, rows):
     assert set(found) == {"w", "t"}
     assert (found["w"].kind, found["t"].kind) == (Kind.PARAMETER, Kind.UNREGISTERED)
     assert (found["w"].moves, found["t"].moves) == (True, False)
+
+
+def test_nested_tensors_have_elements_and_no_shape(read_live):
+    """A nested tensor, strided or jagged, shows the elements of its parts and says why it has no shape."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            parts = [torch.ones(2), torch.ones(3)]
+            self.register_buffer("n", torch.nested.nested_tensor(parts))
+            self.register_buffer("j", torch.nested.nested_tensor(parts, layout=torch.jagged))
+
+    state = read_live(Net)
+    assert {(t.shape, t.elements, t.layout, t.moves) for t in state.tensors} == {(None, 5, "nested", True)}
+    assert all("nested" in t.note for t in state.tensors)
+
+
+def test_derived_from_what(inspect, rows):
+    """A derived tensor is said to come from registered tensors only when all it comes from is registered."""
+    line = (
+        "self.w = nn.Parameter(torch.ones(1)); self.d = self.w * 2; self.e = torch.ones(1, requires_grad=True) * self.w"
+    )
+    found = rows(inspect(HEADER + line))
+    assert found["d"].note == "derived from registered tensors (grad_fn MulBackward0)"
+    assert found["e"].note == "derived from other tensors (grad_fn MulBackward0)"
+
+
+def test_a_copied_module_keeps_the_line_of_its_class(inspect, rows):
+    """copy.deepcopy passes no setter; the copy's attributes are answered with the line their class assigns them on."""
+    source = """
+    import copy
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.t = torch.ones(1)
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = Block()
+            self.b = copy.deepcopy(self.a)
+    """
+    found = rows(inspect(source))
+    assert found["b.t"].origin == found["a.t"].origin
+    assert found["b.t"].origin.line == 8
+
+
+def test_scripted_modules_show_what_python_can_reach(read_live):
+    """A ScriptModule's registered tensors are rows; the Python module it was made from is not walked into."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(1, 1)
+            self.t = torch.ones(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x) + self.t
+
+    state = read_live(lambda: torch.jit.script(Net()))
+    assert [t.fqn for t in state.tensors] == ["fc.weight", "fc.bias"]
+    assert [o.name for o in state.oddities] == ["script-module"]
