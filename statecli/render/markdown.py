@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def write(report: Report, sink: Sink, look: Look) -> None:
     page = report.page()
-    sink.text(f"### `{_code(report.title)}`\n\n{_text(page.subtitle)}\n")
+    sink.text(f"### {_code(report.title)}\n\n{_text(page.subtitle)}\n")
     if not look.quiet:
         for group in page.groups:
             _group(group, page.columns, sink)
@@ -48,12 +48,16 @@ def _fixes(page: Page, sink: Sink) -> None:
 
 def _cell(text: str) -> str:
     indent = len(text) - len(text.lstrip(" "))
-    return "&nbsp;" * indent + f"`{_code(text.lstrip(' '))}`" if text.strip() else ""
+    return "&nbsp;" * indent + _code(text.lstrip(" ")) if text.strip() else ""
 
 
 def _code(text: str) -> str:
-    """Inside backticks nothing is markup but the backtick, and in a table the pipe."""
-    return name(text).replace("`", "ˋ").replace("|", "\\|")
+    """A code span: nothing in it is markup but a run of backticks as long as its fence, and in a table the pipe."""
+    shown = name(text).replace("|", "\\|")
+    fence = "`"
+    while fence in shown:
+        fence += "`"
+    return f"{fence}{shown}{fence}" if fence == "`" else f"{fence} {shown} {fence}"
 
 
 def _text(text: str) -> str:

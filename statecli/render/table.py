@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from statecli.render._escape import elided, name, visible
-from statecli.report import Line, Report
+from statecli.report import Line, Page, Report
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 INDENT = 2
 GAP = 2
-#: Of an absurdly narrow terminal, what a name gets at the least.
+#: With less room than this beside the columns, names stand above them.
 MIN_NAME = 16
 MOODS = {"bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
 
@@ -48,45 +48,83 @@ def _console(look: Look) -> Console:
     )
 
 
+class _Layout:
+    """Which columns stand where: all beside the name, or below it in as many rows as the width needs."""
+
+    def __init__(self, page: Page, width: int) -> None:
+        from rich.cells import cell_len
+
+        self.page = page
+        self.width = width
+        self.cell_len = cell_len
+        self.lines = [line for group in page.groups for line in group.lines]
+        self.columns = list(range(1, len(page.columns)))
+        self.said: list[str] = []
+        self.widths = [self._widest(c) for c in range(len(page.columns))]
+        while self._room() < self.widths[0] and self._hoist():
+            pass
+        beside = self._room() >= MIN_NAME
+        self.name = max(0, min(self.widths[0], self._room())) if beside else 0
+        self.rows = [self.columns] if beside else self._split()
+
+    def _widest(self, column: int) -> int:
+        cells = (line.cells[column] for line in self.lines)
+        return max(self.cell_len(visible(text)) for text in (self.page.columns[column].name, *cells))
+
+    def _room(self) -> int:
+        """What is left for the name when every column stands beside it."""
+        return self.width - INDENT - sum(self.widths[c] + GAP for c in self.columns)
+
+    def _hoist(self) -> bool:
+        """Say a value that all rows share once, above the table, rather than in a column."""
+        for c in reversed(self.columns):
+            values = {line.cells[c] for line in self.lines}
+            shared = self.page.columns[c].shared
+            if shared and len(values) == 1:
+                self.said.append(shared.format(values.pop()))
+                self.columns.remove(c)
+                return True
+        return False
+
+    def _split(self) -> list[list[int]]:
+        rows: list[list[int]] = [[]]
+        for c in self.columns:
+            taken = sum(self.widths[other] + GAP for other in rows[-1])
+            if rows[-1] and INDENT * 2 + taken + self.widths[c] > self.width:
+                rows.append([])
+            rows[-1].append(c)
+        return rows
+
+    def laid(self, cells: tuple[str, ...]) -> list[str]:
+        """The lines of one row of the table. A name too long for its column has the first of them to itself."""
+        first, lines = cells[0], []
+        if self.name == 0 or self.cell_len(first) > self.name:
+            lines.append(" " * INDENT + elided(first, self.width - INDENT))
+            first = ""
+        if self.name:
+            start = " " * INDENT + self._padded(first, self.name) + " " * GAP
+            return [*lines, (start + self._row(self.columns, cells)).rstrip()]
+        return [*lines, *((" " * INDENT * 2 + self._row(row, cells)).rstrip() for row in self.rows)]
+
+    def _row(self, columns: list[int], cells: tuple[str, ...]) -> str:
+        return (" " * GAP).join(
+            self._padded(cells[c], self.widths[c], right=self.page.columns[c].right) for c in columns
+        )
+
+    def _padded(self, text: str, width: int, *, right: bool = False) -> str:
+        padding = " " * max(0, width - self.cell_len(text))
+        return padding + text if right else text + padding
+
+
 class _Page:
     """One report on one width."""
 
     def __init__(self, report: Report, look: Look) -> None:
-        from rich.cells import cell_len
-
         self.report = report
         self.page = report.page()
         self.width = max(look.width, 20)
         self.console = _console(look)
-        self.cell_len = cell_len
-        self.shown = list(range(len(self.page.columns)))
-        self.said: list[str] = []
-        self.measure()
-        while self.crowded() and self.hoist():
-            self.measure()
-        others = sum(self.widths[1:]) + GAP * len(self.widths[1:])
-        self.widths[0] = max(MIN_NAME, min(self.widths[0], self.width - INDENT - others))
-
-    def measure(self) -> None:
-        rows = [line.cells for group in self.page.groups for line in group.lines]
-        heads = tuple(column.name for column in self.page.columns)
-        cell_len = self.cell_len
-        self.widths = [max(cell_len(visible(row[c])) for row in [heads, *rows]) for c in self.shown]
-
-    def crowded(self) -> bool:
-        return INDENT + sum(self.widths) + GAP * (len(self.widths) - 1) > self.width
-
-    def hoist(self) -> bool:
-        """Say a value that all rows share once, above the table, rather than in a column."""
-        lines = [line for group in self.page.groups for line in group.lines]
-        for c in reversed(self.shown):
-            column = self.page.columns[c]
-            values = {line.cells[c] for line in lines}
-            if column.shared and len(values) == 1:
-                self.said.append(column.shared.format(values.pop()))
-                self.shown.remove(c)
-                return True
-        return False
+        self.layout = _Layout(self.page, self.width)
 
     def text(self) -> str:
         file = self.console.file
@@ -111,40 +149,43 @@ class _Page:
 
     def head(self) -> None:
         self.put((name(self.report.title), "bold"))
-        self.wrapped(", ".join([self.page.subtitle, *reversed(self.said)]), "dim", "")
+        self.wrapped(", ".join([self.page.subtitle, *reversed(self.layout.said)]), "dim", "")
 
     def groups(self) -> None:
-        heads = self.cells(tuple(column.name for column in self.page.columns))
+        heads = tuple(column.name for column in self.page.columns)
         for number, group in enumerate(self.page.groups):
             self.put(("", ""))
-            self.put((visible(group.heading), "bold"), (f"  {visible(group.summary)}", ""))
-            if number == 0:
-                self.put((" " * INDENT + heads.rstrip(), "dim"))
-            for line in group.lines:
-                self.line(line)
+            self.wrapped_heading(visible(group.heading), visible(group.summary))
+            for line in self.layout.laid(heads) if number == 0 else ():
+                self.put((line, "dim"))
+            for row in group.lines:
+                self.line(row)
 
-    def cells(self, cells: tuple[str, ...]) -> str:
-        shown = []
-        for width, c in zip(self.widths, self.shown, strict=True):
-            text, column = cells[c], self.page.columns[c]
-            padding = " " * max(0, width - self.cell_len(text))
-            shown.append(padding + text if column.right else text + padding)
-        return (" " * GAP).join(shown)
+    def wrapped_heading(self, heading: str, summary: str) -> None:
+        if self.layout.cell_len(heading) + GAP + self.layout.cell_len(summary) <= self.width:
+            self.put((heading, "bold"), (" " * GAP + summary, ""))
+            return
+        self.put((heading, "bold"))
+        self.wrapped(summary, "", " " * INDENT)
 
     def line(self, line: Line) -> None:
         style = MOODS[line.mood]
-        first, *rest = map(visible, line.cells)
-        if self.cell_len(first) > self.widths[0]:
-            self.put((" " * INDENT + elided(first, self.width - INDENT), style))
-            first = ""
-        row = " " * INDENT + self.cells((first, *rest))
+        *above, last = self.layout.laid(tuple(map(visible, line.cells)))
         remark = visible(line.remark)
-        if remark and self.cell_len(row) + GAP + self.cell_len(remark) <= self.width:
-            self.put((row + " " * GAP, style), (remark, style or "dim"))
+        for text in above:
+            self.put((text, style))
+        beside = self.remark_column() if self.layout.name else 0
+        if remark and beside + self.layout.cell_len(remark) <= self.width and beside:
+            gap = " " * (beside - self.layout.cell_len(last))
+            self.put((last + gap, style), (remark, style or "dim"))
             return
-        self.put((row.rstrip(), style))
+        self.put((last, style))
         if remark:
             self.wrapped(remark, style or "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
+
+    def remark_column(self) -> int:
+        widths = [self.layout.widths[c] for c in self.layout.columns]
+        return INDENT + self.layout.name + sum(width + GAP for width in widths) + GAP
 
     def fixes(self) -> None:
         if not self.page.fixes:

@@ -6,11 +6,14 @@ from statecli.inspection import Inspection
 from statecli.report import Column, Fix, Group, Line, Page, Report, Table, View, documents, fold, tree
 from statecli.report.documents import Totals
 from statecli.report.text import (
+    COUNTS,
+    MOMENTS,
     STATS,
     count_text,
     flag,
     kind_text,
     names,
+    number,
     place,
     plural,
     shape_text,
@@ -32,7 +35,7 @@ def of_inspection(found: Inspection, view: View) -> Report:
         table=lambda: _flat(found),
         page=lambda: _page(found, view),
         findings=found.findings,
-        notes=tuple(odd for odd in state.oddities if not _said(odd, found)),
+        notes=_notes(tuple(odd for odd in state.oddities if not _said(odd, found)), view),
     )
 
 
@@ -49,6 +52,28 @@ def _page(found: Inspection, view: View) -> Page:
         fixes=_fixes(state.tensors),
         findings=found.findings if view.unfold else fold.findings(found.findings),
     )
+
+
+#: Notes of one name that are told one by one; a model with bias=False throughout has hundreds of one kind.
+FEW_NOTES = 3
+
+
+def _notes(oddities: tuple[Oddity, ...], view: View) -> tuple[Oddity, ...]:
+    if view.verbose:
+        return oddities
+    told: list[Oddity] = []
+    for name, several in _by_name(oddities).items():
+        told.extend(several[:FEW_NOTES])
+        if len(several) > FEW_NOTES:
+            told.append(Oddity(name, f"and {len(several) - FEW_NOTES} more of this kind (-v tells each)"))
+    return tuple(told)
+
+
+def _by_name(oddities: tuple[Oddity, ...]) -> dict[str, list[Oddity]]:
+    names: dict[str, list[Oddity]] = {}
+    for odd in oddities:
+        names.setdefault(odd.name, []).append(odd)
+    return names
 
 
 def _said(odd: Oddity, found: Inspection) -> bool:
@@ -153,13 +178,16 @@ def _has_stats(found: Inspection) -> bool:
 def _columns(found: Inspection) -> tuple[Column, ...]:
     """Columns about which the source says nothing at all are left out."""
     tensors, moved = found.state.tensors, found.to is not None
-    columns = [Column("name"), Column("dtype", shared="all {}"), Column("shape"), Column("size", right=True)]
+    with_stats = _has_stats(found)
+    columns = [Column("name"), Column("dtype", shared="all {}"), Column("shape")]
+    if not with_stats:
+        columns.append(Column("size", right=True))
     if moved or any(tensor.device is not None for tensor in tensors):
-        columns.append(Column("device", shared="all on {}" if not moved else None))
-    if any(tensor.requires_grad is not None for tensor in tensors):
+        columns.append(Column("device", shared=None if moved else "all on {}"))
+    if any(tensor.requires_grad is not None for tensor in tensors) and not with_stats:
         columns.append(Column("grad", shared="requires_grad: {}"))
-    if _has_stats(found):
-        columns.extend(Column(name, right=True) for name in STATS)
+    if with_stats:
+        columns.extend(Column(name, right=True) for name in MOMENTS)
     return tuple(columns)
 
 
@@ -218,7 +246,7 @@ def _line(tensor: TensorInfo, columns: tuple[Column, ...], view: View, *, doubt:
         "size": size_text(tensor.nbytes),
         "device": _device_text(tensor),
         "grad": {None: "-", True: "yes", False: "no"}[tensor.requires_grad],
-        **dict(zip(STATS, stat_cells(tensor.stats), strict=True)),
+        **{name: number(getattr(tensor.stats, name, None), digits=4) for name in MOMENTS},
     }
     return Line(tuple(cells[column.name] for column in columns), _remark(tensor, view), _mood(tensor))
 
@@ -251,6 +279,10 @@ def _remark(tensor: TensorInfo, view: View) -> str:
         parts.append("not saved")
     if tensor.kind is not Kind.UNREGISTERED and tensor.moves is False and tensor.after is None:
         parts.append("stays behind")
+    if tensor.stats is not None:
+        counts = ((name, getattr(tensor.stats, name)) for name in COUNTS)
+        parts.extend(f"{count:,} {name}" for name, count in counts if count)
+        parts.append(tensor.stats.reason or "")
     if tensor.layout not in ("strided", "numpy"):
         parts.append(tensor.layout)
     if tensor.tied_to:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from statecli.state import Evidence, Origin, Stats, TensorInfo
 
 #: The fields of `Stats` that have a column.
-STATS = ("min", "max", "mean", "std", "zeros", "nan", "inf")
+MOMENTS = ("min", "max", "mean", "std")
+COUNTS = ("zeros", "nan", "inf")
+STATS = MOMENTS + COUNTS
 
 
 def kind_text(tensor: TensorInfo) -> str:
@@ -30,11 +32,11 @@ def stat_cells(stats: Stats | None) -> tuple[str, ...]:
     return tuple(number(getattr(stats, name)) for name in STATS)
 
 
-def number(value: float | int | None) -> str:
-    """Six significant digits."""
+def number(value: float | int | None, digits: int = 6) -> str:
+    """A number of so many significant digits, `-` for none."""
     if value is None:
         return "-"
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
+    return str(value) if isinstance(value, int) else f"{value:.{digits}g}"
 
 
 def size_text(count: int) -> str:

@@ -1,0 +1,37 @@
+"""Facts as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecli.report.text import count_text, shape_text, size_text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1536, "1.54 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1 MB"),
+        (90_900_000, "90.9 MB"),
+        (400_000_000, "400 MB"),
+        (10**15, "1000 TB"),
+    ],
+)
+def test_sizes_are_decimal_with_three_digits(count, text):
+    """Sizes never carry more digits than a person reads."""
+    assert size_text(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0"), (512, "512"), (22_713_216, "22.7 M"), (10**9, "1 G")])
+def test_counts_are_scaled(count, text):
+    """Elements are counted like sizes, without a unit."""
+    assert count_text(count) == text
+
+
+def test_shapes_are_brackets():
+    """A scalar is [] and an unknown shape a question mark."""
+    assert [shape_text(s) for s in ((2, 3), (), None)] == ["[2,3]", "[]", "?"]

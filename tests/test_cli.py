@@ -1,0 +1,439 @@
+"""The command line: codes, streams, options, and every output."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from statecli import __version__
+from statecli.render import Output
+
+NET = "sample_models/net.py:Net"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.safetensors"
+    save_file({"fc.weight": torch.ones(2, 3), "fc.bias": torch.zeros(2)}, path, {"format": "pt"})
+    return path
+
+
+def on_a_terminal(args, columns=80):
+    """(output, exit code) of the command in a pseudo-terminal of that width."""
+    code = "import sys; from statecli.cli import main; main()"
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.environ.update(TERM="xterm", COLUMNS="", NO_COLOR="1")
+        os.environ.pop("COLUMNS")
+        _resize(0, columns)
+        os.execv(sys.executable, [sys.executable, "-c", code, *map(str, args)])
+    out = b""
+    while select.select([fd], [], [], 60)[0]:
+        try:
+            block = os.read(fd, 65536)
+        except OSError:
+            break
+        if not block:
+            break
+        out += block
+    return out.decode().replace("\r\n", "\n"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _resize(fd, columns):
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+
+
+def process(*args, **options):
+    code = "from statecli.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, **options)
+
+
+def test_a_clean_checkpoint_ends_0(statecli, small):
+    """Nothing found, nothing on stderr."""
+    result = statecli("inspect", small)
+    assert (result.code, result.err) == (0, "")
+
+
+def test_what_stays_behind_ends_1(statecli):
+    """--to meta on the sample: the plain attribute stays, and every output says so."""
+    result = statecli("inspect", NET, "--to", "meta")
+    assert result.code == 1
+    assert "left-behind" in result.out
+
+
+def test_the_fixed_twin_ends_0(statecli):
+    """The same model with the buffer registered follows whole."""
+    assert statecli("inspect", "sample_models/net_fixed.py:Net", "--to", "meta").code == 0
+
+
+@pytest.mark.parametrize("output", list(Output))
+def test_every_output_says_why_it_ends_1(statecli, output):
+    """A failure is never silent, whatever the output."""
+    result = statecli("inspect", NET, "--to", "meta", "-f", output.value)
+    assert result.code == 1
+    assert "left-behind" in result.out
+    assert "table" in result.out
+
+
+@pytest.mark.parametrize("output", list(Output))
+def test_quiet_prints_findings_or_nothing(statecli, small, output):
+    """-q of a clean target prints no row for people."""
+    if output in (Output.JSON, Output.JSONL, Output.CSV, Output.MARKDOWN):
+        pytest.skip("documents are whole or they are none")
+    assert statecli("inspect", small, "-q", "-f", output.value).out == ""
+    assert "left-behind" in statecli("inspect", NET, "--to", "meta", "-q", "-f", output.value).out
+
+
+def test_json_is_the_contracts(statecli):
+    """The document's keys, and a row's, as promised."""
+    document = statecli("inspect", NET, "-f", "json").json
+    assert document["schema"] == "statecli.inspect/1"
+    assert document["statecli"] == __version__
+    assert list(document)[:8] == [
+        "schema",
+        "statecli",
+        "target",
+        "format",
+        "sections",
+        "summary",
+        "tensors",
+        "findings",
+    ]
+    row = next(row for row in document["tensors"] if row["fqn"] == "mybuffer1")
+    assert list(row)[:15] == [
+        "fqn",
+        "section",
+        "kind",
+        "evidence",
+        "persistent",
+        "dtype",
+        "shape",
+        "elements",
+        "bytes",
+        "device",
+        "requires_grad",
+        "tied_to",
+        "saved",
+        "moves",
+        "origin",
+    ]
+    assert (row["kind"], row["evidence"], row["persistent"], row["moves"]) == ("buffer", "registered", True, True)
+    assert row["origin"]["file"] == "sample_models/net.py"
+    assert list(document["summary"]) == ["parameter", "buffer", "unregistered", "optimizer"]
+
+
+@pytest.mark.parametrize("options", [(), ("--to", "meta"), ("--stats",)], ids=["plain", "to", "stats"])
+def test_json_fits_its_schema(statecli, options):
+    """What `schema inspect` prints describes what `inspect` writes."""
+    schema = statecli("schema", "inspect").json
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(statecli("inspect", NET, "-f", "json", *options).json, schema)
+
+
+def test_an_unknown_schema_names_those_there_are(statecli):
+    """`schema nope` is a usage error."""
+    result = statecli("schema", "nope")
+    assert (result.code, result.out) == (2, "")
+    assert "inspect" in result.err
+
+
+def test_json_is_the_same_each_time(statecli):
+    """No timestamp, no address, no random value: two runs are equal, with --stats too."""
+    once = statecli("inspect", NET, "-f", "json", "--stats").out
+    assert once == statecli("inspect", NET, "-f", "json", "--stats").out
+    assert os.getcwd() not in once
+
+
+def test_jsonl_has_a_type_on_each_line(statecli):
+    """target, tensors, findings, notes: one object a line."""
+    lines = [json.loads(line) for line in statecli("inspect", NET, "--to", "meta", "-f", "jsonl").out.splitlines()]
+    assert lines[0]["type"] == "target"
+    assert {line["type"] for line in lines[1:]} >= {"tensor", "finding"}
+
+
+def test_csv_has_a_row_a_tensor(statecli, small):
+    """Readable by csv, one header, one row a tensor."""
+    table = list(csv.DictReader(io.StringIO(statecli("inspect", small, "-f", "csv").out)))
+    assert [row["fqn"] for row in table] == ["fc.bias", "fc.weight"]
+    assert table[1]["shape"] == "[2,3]"
+
+
+def test_csv_gives_findings_without_a_tensor_a_row(statecli, tmp_path):
+    """What a class expects and the file lacks has no row of its own: it gets one."""
+    save_file({"weight": torch.ones(3, 3)}, tmp_path / "net.safetensors")
+    out = statecli("inspect", tmp_path / "net.safetensors", "--model", NET, "-f", "csv").out
+    missing = [row for row in csv.DictReader(io.StringIO(out)) if "missing-entry" in row["finding"]]
+    assert missing
+    assert all(row["kind"] == "" for row in missing)
+
+
+def test_markdown_escapes_what_would_be_markup(statecli, tmp_path):
+    """A pipe, a backtick and a star in a name do not break the table."""
+    save_file({"a|b`c*d": torch.ones(1)}, tmp_path / "odd.safetensors")
+    shown = statecli("inspect", tmp_path / "odd.safetensors", "-f", "markdown").out
+    line = next(line for line in shown.splitlines() if "float32" in line)
+    assert line.replace("\\|", "").count("|") == 5
+    assert "`` a\\|b`c*d ``" in line
+
+
+def test_output_goes_to_the_file(statecli, small, tmp_path):
+    """-o writes the whole and leaves stdout empty."""
+    result = statecli("inspect", small, "-f", "json", "-o", tmp_path / "out.json")
+    assert result.out == ""
+    assert json.loads((tmp_path / "out.json").read_text())["format"] == "safetensors"
+
+
+def test_output_that_cannot_be_written_is_one_line(refused, small, tmp_path):
+    """A missing folder is named."""
+    assert refused(small, "-o", tmp_path / "no" / "out.json").endswith("cannot be written: No such file or directory")
+
+
+def test_globs_keep_and_drop(statecli, small):
+    """-i and -x match whole names, and combine."""
+    assert list(statecli("inspect", small, "-i", "*.weight", "-f", "json").rows()) == ["fc.weight"]
+    assert list(statecli("inspect", small, "-i", "fc.*", "-x", "*.weight", "-f", "json").rows()) == ["fc.bias"]
+
+
+def test_a_name_with_brackets_can_be_typed(statecli):
+    """`anchors[0]` is its own glob."""
+    found = statecli("inspect", "sample_models/anchors.py:Head", "-i", "*[[]0]", "-f", "json")
+    name = next(iter(found.rows()))
+    assert list(statecli("inspect", found.json["target"], "-i", name, "-f", "json").rows()) == [name]
+
+
+def test_nothing_matched_is_never_0(refused, small):
+    """A glob that leaves nothing is exit 2, with a hint."""
+    assert "try '*weight*'" in refused(small, "-i", "weight")
+
+
+def test_kind_filters(statecli):
+    """--kind unregistered leaves the lesson alone."""
+    rows = statecli("inspect", NET, "--kind", "unregistered", "-f", "json").rows()
+    assert {row["kind"] for row in rows.values()} == {"unregistered"}
+
+
+def test_a_section_can_be_named(statecli, tmp_path):
+    """train.ckpt#optimizer is that section alone; a wrong one names the near one."""
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    state = {
+        "state": {0: {"momentum_buffer": torch.ones(2)}},
+        "param_groups": optimizer.state_dict()["param_groups"],
+    }
+    torch.save({"model": nn.Linear(2, 2).state_dict(), "optimizer": state}, tmp_path / "train.ckpt")
+    found = statecli("inspect", f"{tmp_path}/train.ckpt#optimizer", "-f", "json")
+    assert {row["section"] for row in found.json["tensors"]} == {"optimizer"}
+    assert "did you mean #model?" in statecli("inspect", f"{tmp_path}/train.ckpt#modle").err
+
+
+def test_cuda_without_cuda_names_the_check_that_works(refused):
+    """--cuda on a machine without one points at --to meta."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    assert "--to meta" in refused(NET, "--cuda")
+    assert "--to meta" in refused(NET, "--to", "cuda:7")
+
+
+def test_cuda_and_another_device_contradict(refused):
+    """--cuda --to meta is refused, not resolved by order."""
+    assert "contradict" in refused(NET, "--cuda", "--to", "meta")
+
+
+def test_urls_are_refused_in_one_line(refused):
+    """A remote target is said to be out of reach, not looked for as a file."""
+    assert "download it first" in refused("s3://bucket/model.safetensors")
+
+
+def test_usage_errors_end_2():
+    """An unknown option is usage, not findings."""
+    found = process("inspect", "--nope", "x")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "Traceback" not in found.stderr
+
+
+def test_a_bug_of_ours_is_told_in_one_line_and_ends_2(statecli, small, monkeypatch):
+    """A crash is never 1 and never a traceback, unless --debug asks."""
+    from statecli import inspection
+
+    monkeypatch.setattr(inspection, "inspect", lambda *_: 1 / 0)
+    result = statecli("inspect", small)
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert "ZeroDivisionError" in result.err
+    assert "Traceback" in statecli("inspect", small, "--debug").err
+
+
+def test_interrupted_ends_130(tmp_path):
+    """Ctrl-C while a constructor runs."""
+    (tmp_path / "slow.py").write_text("import time\nprint('up', flush=True)\ndef make():\n    time.sleep(60)\n")
+    code = "from statecli.cli import main; main()"
+    running = subprocess.Popen(
+        [sys.executable, "-c", code, "inspect", f"{tmp_path}/slow.py:make"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert running.stderr.readline().strip() == b"up"
+    time.sleep(0.2)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_a_closed_pipe_ends_141_quietly(tmp_path):
+    """`| head` ends without a word."""
+    save_file({f"layer.{n}.weight": torch.ones(1) for n in range(20_000)}, tmp_path / "big.safetensors")
+    code = "from statecli.cli import main; main()"
+    running = subprocess.Popen(
+        [sys.executable, "-c", code, "inspect", str(tmp_path / "big.safetensors")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    running.stdout.readline()
+    running.stdout.close()
+    assert running.wait(30) == 141
+    assert running.stderr.read() == b""
+
+
+def test_off_a_terminal_the_table_is_plain(statecli, small):
+    """One tensor a line, no folding, no colour, no cut."""
+    assert statecli("inspect", small, "--color", "never").out == statecli("inspect", small, "-f", "plain").out
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(columns):
+    """Names move to a line of their own rather than being cut, and nothing wraps by itself."""
+    shown, code = on_a_terminal(["inspect", NET, "--to", "meta"], columns)
+    assert code == 1
+    from rich.cells import cell_len
+
+    fix = {line for line in shown.splitlines() if "register_buffer" in line}
+    assert max(cell_len(line) for line in shown.splitlines() if line not in fix) <= columns
+    assert "table" in shown
+
+
+def test_the_table_folds_and_all_unfolds(tmp_path):
+    """Repeated layers are one line on a terminal, each its own with --all."""
+    path = tmp_path / "deep.safetensors"
+    save_file({f"layers.{n}.fc.weight": torch.ones(2) for n in range(50)}, path)
+    assert "layers.{0..49}.fc.weight" in on_a_terminal(["inspect", path])[0]
+    assert "layers.17.fc.weight" in on_a_terminal(["inspect", path, "--all"])[0]
+
+
+def test_the_tree_sums_modules(tmp_path):
+    """--tree: a module's line is the sum of what is below."""
+    path = tmp_path / "tree.safetensors"
+    save_file({"enc.a.w": torch.ones(10), "enc.b.w": torch.ones(5), "dec.w": torch.ones(1)}, path)
+    shown, _ = on_a_terminal(["inspect", path, "--tree"])
+    line = next(line for line in shown.splitlines() if line.strip().startswith("enc"))
+    assert "60 B" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\x1b[31mred", "\\x1b[31mred"),
+        ("two\nlines", "two\\nlines"),
+        ("bidi\u202egpj", "bidi\\u202egpj"),
+        ("c1\x9bx", "c1\\x9bx"),
+        ("[bold]markup[/bold]", "[bold]markup[/bold]"),
+    ],
+)
+@pytest.mark.parametrize("output", list(Output))
+def test_names_are_escaped_in_every_output(statecli, tmp_path, name, shown, output):
+    """No control character of a file reaches a terminal; JSON still parses back to the name."""
+    save_file({name: torch.ones(1)}, tmp_path / "odd.safetensors")
+    out = statecli("inspect", tmp_path / "odd.safetensors", "-f", output.value).out
+    assert not any((ord(char) < 32 and char != "\n") or 127 <= ord(char) < 160 or char == "\u202e" for char in out)
+    if output is Output.JSON:
+        assert json.loads(out)["tensors"][0]["fqn"] == name
+    elif output not in (Output.JSONL, Output.MARKDOWN):
+        assert shown in out
+
+
+def test_a_lone_surrogate_is_escaped_in_json(statecli, tmp_path):
+    """UTF-8 cannot hold it; the JSON escape can."""
+    torch.save({"s\udc80": torch.ones(1)}, tmp_path / "odd.pt")
+    found = statecli("inspect", tmp_path / "odd.pt", "-f", "json")
+    assert found.json["tensors"][0]["fqn"] == "s\udc80"
+    assert statecli("inspect", tmp_path / "odd.pt").out.count("s\\udc80") == 1
+
+
+def test_an_ascii_stdout_gets_escapes(small):
+    """A stream that cannot hold an arrow is no crash."""
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    found = process("inspect", NET, "--to", "meta", "-f", "markdown", env=env)
+    assert found.returncode == 1
+    assert "\\u2192" in found.stdout
+
+
+def test_colour_follows_its_variables(monkeypatch):
+    """--color, then NO_COLOR, then FORCE_COLOR, then the terminal."""
+    from statecli import console
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert console._color("auto", terminal=True)
+    assert not console._color("auto", terminal=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert console._color("auto", terminal=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not console._color("auto", terminal=True)
+    assert console._color("always", terminal=False)
+    assert not console._color("never", terminal=True)
+
+
+def test_stats_are_in_table_and_json(statecli, small):
+    """--stats reads the values: torch's own numbers."""
+    stats = statecli("inspect", small, "--stats", "-f", "json").rows()["fc.weight"]["stats"]
+    assert (stats["min"], stats["max"], stats["mean"], stats["std"]) == (1.0, 1.0, 1.0, 0.0)
+    assert "mean" in statecli("inspect", small, "--stats").out.splitlines()[0]
+
+
+def test_a_checkpoint_can_be_placed(statecli, small):
+    """--to cpu loads each tensor and compares its bytes."""
+    found = statecli("inspect", small, "--to", "cpu", "-f", "json")
+    assert found.code == 0
+    assert {row["after"]["followed"] for row in found.json["tensors"]} == {True}
+    assert found.json["to"] == "cpu"
+
+
+def test_prints_of_user_code_stay_off_stdout(statecli, tmp_path):
+    """A chatty module does not break the JSON."""
+    (tmp_path / "chatty.py").write_text(
+        "from torch import nn\nprint('hello')\nclass Net(nn.Linear):\n"
+        "    def __init__(self):\n        print('building')\n        super().__init__(1, 1)\n"
+    )
+    found = process("inspect", f"{tmp_path}/chatty.py:Net", "-f", "json")
+    assert json.loads(found.stdout)["format"] == "module"
+    assert "hello" in found.stderr
+
+
+def test_version_and_help():
+    """--version is the package's; help lists the commands."""
+    assert process("--version").stdout == f"statecli {__version__}\n"
+    assert "inspect" in process("--help").stdout

@@ -1,0 +1,271 @@
+"""What evidence a checkpoint gives of its kinds, and what it may not be taken to say."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from safetensors.torch import save_file
+from torch import nn
+
+from statecli import formats, kinds
+from statecli.state import Evidence, Kind, OptimizerFacts, OptimizerGroup, TensorInfo
+
+
+class Net(nn.Module):
+    """Parameters and buffers of the same shapes, so that shapes alone decide nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("scale", torch.ones(4))
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("index", torch.zeros(4, dtype=torch.long))
+
+
+def stepped(net, optimizer):
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def classified(tmp_path, thing):
+    path = str(tmp_path / "file.pt")
+    torch.save(thing, path)
+    state = kinds.classified(formats.read(path))
+    return {t.fqn: t for t in state.tensors if t.section in ("model", "state_dict")}
+
+
+def test_a_bare_state_dict_is_assumed_and_conventions_are_named(tmp_path):
+    """BatchNorm's statistics and integers are buffers by convention; the rest is only assumed."""
+    found = classified(tmp_path, Net().state_dict())
+    assert {n for n, row in found.items() if row.kind is Kind.BUFFER} == {
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+        "index",
+    }
+    assert all(row.evidence is Evidence.CONVENTION for row in found.values() if row.kind is Kind.BUFFER)
+    assert all(row.persistent is True for row in found.values() if row.kind is Kind.BUFFER)
+    assert found["scale"].evidence is Evidence.ASSUMED
+    assert found["fc.weight"].evidence is Evidence.ASSUMED
+
+
+def test_param_names_of_the_optimizer_are_exact(tmp_path):
+    """An optimizer built from named_parameters() says what it trains."""
+    net = Net()
+    state = stepped(net, torch.optim.AdamW(net.named_parameters()))
+    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
+    assert trained == {n for n, _ in net.named_parameters()}
+    assert found["scale"].evidence is Evidence.ASSUMED
+
+
+@pytest.mark.parametrize(
+    "optimizer_of",
+    [
+        lambda net: torch.optim.AdamW(net.parameters()),
+        lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9),
+        lambda net: torch.optim.Adagrad(net.parameters()),
+        lambda net: torch.optim.RMSprop(net.parameters()),
+    ],
+    ids=["adamw", "sgd", "adagrad", "rmsprop"],
+)
+def test_moment_shapes_never_make_a_buffer_a_parameter(tmp_path, optimizer_of):
+    """Whatever is said to be trained is a parameter of the live model; what shapes force is found."""
+    net = Net()
+    state = stepped(net, optimizer_of(net))
+    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
+    assert trained <= {n for n, _ in net.named_parameters()}
+    assert {"embed.weight", "fc.weight"} <= trained
+
+
+def test_two_groups_in_model_order_as_trainer_saves_them(tmp_path):
+    """Decay and no decay: each group is a subsequence of the entries by itself."""
+    net = Net()
+    parameters = dict(net.named_parameters())
+    decay = [p for n, p in parameters.items() if p.dim() > 1]
+    rest = [p for n, p in parameters.items() if p.dim() == 1]
+    optimizer = torch.optim.AdamW([{"params": decay}, {"params": rest, "weight_decay": 0.0}])
+    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": stepped(net, optimizer)})
+    trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
+    assert {"embed.weight", "fc.weight"} <= trained <= set(parameters)
+
+
+def test_fsdp_names_are_exact(tmp_path):
+    """Optimizer state keyed by FQN names its parameters."""
+    sd = {"a.weight": torch.ones(2), "a.scale": torch.ones(2)}
+    optimizer = {
+        "state": {"a.weight": {"exp_avg": torch.ones(2)}},
+        "param_groups": [{"lr": 0.1, "params": ["a.weight"]}],
+    }
+    found = classified(tmp_path, {"model": sd, "optimizer": optimizer})
+    assert found["a.weight"].evidence is Evidence.OPTIMIZER
+    assert found["a.scale"].evidence is Evidence.ASSUMED
+
+
+def test_tied_entries_are_trained_together(tmp_path):
+    """parameters() gives a tied tensor once; both of its names are parameters."""
+    net = nn.ModuleDict({"embed": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
+    net["head"].weight = net["embed"].weight
+    state = stepped(net, torch.optim.AdamW(net.parameters()))
+    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    assert {row.evidence for row in found.values()} == {Evidence.OPTIMIZER}
+
+
+def test_an_ema_copy_takes_its_models_evidence(tmp_path):
+    """Equal names in another section are parameters as well."""
+    net = nn.Linear(2, 2)
+    path = str(tmp_path / "train.pt")
+    ema = {key: value.clone() for key, value in net.state_dict().items()}
+    torch.save(
+        {"model": net.state_dict(), "ema": ema, "optimizer": stepped(net, torch.optim.AdamW(net.named_parameters()))},
+        path,
+    )
+    state = kinds.classified(formats.read(path))
+    assert {t.evidence for t in state.tensors if t.section == "ema"} == {Evidence.OPTIMIZER}
+
+
+def test_optimizer_entries_name_their_parameter(tmp_path):
+    """With param_names, `state[0]['exp_avg']` is said to be of `weight`."""
+    net = nn.Linear(2, 2)
+    path = str(tmp_path / "opt.pt")
+    torch.save(stepped(net, torch.optim.AdamW(net.named_parameters())), path)
+    owners = {t.fqn: t.belongs_to for t in kinds.classified(formats.read(path)).tensors}
+    assert owners["state[0]['exp_avg']"] == "weight"
+    assert owners["state[1]['step']"] == "bias"
+
+
+shapes = st.lists(st.sampled_from([(1,), (2,), (3, 3)]), min_size=1, max_size=9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(shapes, st.data())
+def test_what_is_forced_is_true_whatever_was_frozen(held, data):
+    """Drop any entries from the optimizer: none of the dropped ones is ever said to be trained."""
+    trained = [n for n in range(len(held)) if data.draw(st.booleans())]
+    tensors = [TensorInfo(f"t{n}", "float32", shape, 1, 4) for n, shape in enumerate(held)]
+    group = OptimizerGroup(tuple(range(len(trained))), None, tuple(held[n] for n in trained))
+    found = kinds.trained_by(OptimizerFacts("optimizer", (group,)), list(range(len(held))), tensors)
+    assert found <= set(trained)
+    if len(trained) == len(held):
+        assert found == set(trained)
+
+
+def test_a_buffer_name_counts_only_as_the_last_component():
+    """`running_mean` is a buffer, a module of that name holding a weight is not."""
+    assert kinds.is_buffer_by_convention(TensorInfo("bn.running_mean", "float32", (1,), 1, 4))
+    assert not kinds.is_buffer_by_convention(TensorInfo("running_mean.weight", "float32", (1,), 1, 4))
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, hidden=4):
+        super().__init__()
+        self.fc = nn.Linear(hidden, hidden)
+        self.register_buffer("scale", torch.ones(hidden))
+        self.register_buffer("scratch", torch.ones(hidden), persistent=False)
+        self.tied = nn.Linear(hidden, hidden, bias=False)
+        self.tied.weight = self.fc.weight
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "model_of_kinds.py"
+    path.write_text(MODEL)
+    return f"{path}:Net"
+
+
+def entries(hidden=4):
+    return {"fc.weight": torch.ones(hidden, hidden), "fc.bias": torch.ones(hidden), "scale": torch.ones(hidden)}
+
+
+def inspected(statecli, tmp_path, spec, sd):
+    save_file(sd, tmp_path / "net.safetensors")
+    return statecli("inspect", tmp_path / "net.safetensors", "--model", spec, "-f", "json")
+
+
+def rules(result):
+    return [(finding["rule"], finding["fqn"]) for finding in result.json["findings"]]
+
+
+def test_a_class_makes_the_grouping_exact(statecli, tmp_path, spec):
+    """--model: what the class registers, and nothing to find. A tied name that was dropped is not missing."""
+    result = inspected(statecli, tmp_path, spec, entries())
+    assert result.code == 0, result
+    assert {row["evidence"] for row in result.json["tensors"]} == {"registered"}
+    assert result.rows()["scale"]["kind"] == "buffer"
+
+
+def test_what_the_class_lacks_is_unregistered(statecli, tmp_path, spec):
+    """An unexpected entry changes its kind and is a finding."""
+    result = inspected(statecli, tmp_path, spec, {**entries(), "old.weight": torch.ones(1)})
+    assert result.code == 1
+    assert result.rows()["old.weight"]["kind"] == "unregistered"
+    assert rules(result) == [("unexpected-entry", "old.weight")]
+
+
+def test_what_the_file_lacks_is_missing(statecli, tmp_path, spec):
+    """A missing entry is a finding, a non-persistent buffer is not expected at all."""
+    sd = entries()
+    del sd["scale"]
+    result = inspected(statecli, tmp_path, spec, sd)
+    assert result.code == 1
+    assert rules(result) == [("missing-entry", "scale")]
+
+
+def test_another_shape_names_both(statecli, tmp_path, spec):
+    """Shapes of file and class stand in one line."""
+    result = inspected(statecli, tmp_path, spec, {**entries(), "fc.bias": torch.ones(7)})
+    assert rules(result) == [("shape-mismatch", "fc.bias")]
+    assert "[7]" in result.out
+    assert "registers [4]" in result.out
+
+
+def test_a_saved_non_persistent_buffer_is_what_a_strict_load_refuses(statecli, tmp_path, spec):
+    """As load_state_dict says it: unexpected."""
+    result = inspected(statecli, tmp_path, spec, {**entries(), "scratch": torch.ones(4)})
+    assert rules(result) == [("unexpected-entry", "scratch")]
+    assert result.rows()["scratch"]["kind"] == "buffer"
+
+
+def test_a_wrappers_prefix_is_seen_through_and_said(statecli, tmp_path, spec):
+    """`module._orig_mod.` before every name is one finding, not two for each tensor."""
+    wrapped = {f"module._orig_mod.{key}": value for key, value in entries().items()}
+    result = inspected(statecli, tmp_path, spec, wrapped)
+    assert rules(result) == [("wrapper-prefix", None)]
+    assert result.rows()["module._orig_mod.scale"]["kind"] == "buffer"
+
+
+def test_findings_agree_with_load_state_dict(statecli, tmp_path, spec):
+    """Missing and unexpected keys are those torch names, for a file with both."""
+    import importlib.util
+
+    sd = {"fc.weight": torch.ones(4, 4), "extra": torch.ones(1), "scratch": torch.ones(4)}
+    result = inspected(statecli, tmp_path, spec, sd)
+    module_spec = importlib.util.spec_from_file_location("model_of_kinds_oracle", spec.rpartition(":")[0])
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    torchs = module.Net().load_state_dict(sd, strict=False)
+    ours = {rule: {fqn for r, fqn in rules(result) if r == rule} for rule in ("missing-entry", "unexpected-entry")}
+    assert ours["unexpected-entry"] == set(torchs.unexpected_keys)
+    assert ours["missing-entry"] == set(torchs.missing_keys) - {"tied.weight"}
+
+
+def test_a_model_cannot_group_a_class(refused, spec):
+    """--model beside a class is a mistake, said in one line."""
+    assert "is a class already" in refused(spec, "--model", spec)
+
+
+def test_a_model_must_be_a_class(refused, tmp_path):
+    """--model with a file's name says what to write."""
+    save_file(entries(), tmp_path / "net.safetensors")
+    assert "write file.py:Class" in refused(tmp_path / "net.safetensors", "--model", tmp_path / "net.safetensors")
