@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from statecli.errors import MalformedError, UnreadableError
-from statecli.state import ByteRange, TensorData
+from statecli.state import ByteRange, Quantizer, TensorData
 from statecli.values import read
 from statecli.values.read import all_values, check_crc, opened, values
 
@@ -297,3 +297,20 @@ def test_chunks_of_a_huge_outer_dimension_start_at_once(tmp_path):
     with opened(data) as view:
         next(values(view))
     assert time.perf_counter() - start < 0.5
+
+
+def test_packed_values_may_begin_in_the_middle_of_a_byte(store):
+    """An odd offset: the first value is the high half of its byte."""
+    data = store(torch.tensor([0x10, 0x32, 0x54], dtype=torch.uint8)).data
+    scale = Quantizer("torch.per_tensor_affine", 1.0, 0)
+    packed = TensorData(data.storage, "quint4x2", (4,), 1, quantizer=scale)
+    assert all_values(packed).tolist() == [1, 2, 3, 4]
+    with pytest.raises(MalformedError, match="needs 4 bytes"):
+        all_values(TensorData(data.storage, "quint4x2", (6,), 1, quantizer=scale))
+
+
+def test_quantized_values_without_a_scale_are_refused(store):
+    """Their integers would be mistaken for values."""
+    data = store(torch.zeros(4, dtype=torch.uint8)).data
+    with pytest.raises(UnreadableError, match="quint8 without a recorded scale"):
+        all_values(TensorData(data.storage, "quint8", (4,)))

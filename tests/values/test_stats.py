@@ -181,6 +181,14 @@ def test_maxima_of_the_type_do_not_overflow(dtype):
         assert found.reason == "std is beyond float64"
 
 
+def test_chunks_at_opposite_maxima_can_be_merged():
+    """The difference of their means is beyond float64; mean and deviation are not."""
+    top = torch.finfo(torch.float64).max
+    low, high = (Partial(3, value, 0.0, value, value) for value in (-top, top))
+    merged = low.merge(high)
+    assert (merged.mean, merged.deviation) == (0.0, top)
+
+
 def test_a_mean_of_maxima_is_the_maximum():
     """Their sum is beyond float64, their mean is not."""
     top = torch.finfo(torch.float64).max
