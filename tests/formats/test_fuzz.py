@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
 import zipfile
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import torch_legacy, torch_zip
-from statecli.formats._pickle import Global, Key, Obj, Persistent, Pickle, SetOf, load
+from statecli.formats._pickle import Global, Key, Machine, Obj, Persistent, Pickle, SetOf, load
 
 from .attacks import number, pickled, state_dict, tensor, text
 
@@ -176,8 +177,6 @@ def test_the_fast_path_does_what_the_plain_machine_does(corpus):
 
 def test_the_fast_path_is_taken(corpus, monkeypatch):
     """Otherwise the comparison above would compare nothing."""
-    from statecli.formats._pickle import Machine
-
     taken: list[bool] = []
     original = Machine.take_record
     monkeypatch.setattr(Machine, "take_record", lambda self, match: taken.append(original(self, match)) or taken[-1])
@@ -193,26 +192,47 @@ def test_the_fast_path_is_taken(corpus, monkeypatch):
 
 
 def record(
-    *, n: int = 1, first: int = 300, get: bytes = b"h\0", shape: bytes = b"K\2K\3\x86", last: int = 306
+    *,
+    n: int = 1,
+    first: int = 300,
+    get: bytes = b"h\0",
+    location: bytes = b"h\0",
+    hooks: bytes = b"h\2",
+    shape: bytes = b"K\2K\3\x86",
+    last: int = 306,
+    before: bytes = b"",
+    after: bytes = b"",
 ) -> bytes:
     """A record as torch writes it after 300 memo entries, with one thing changed."""
-    puts = [b"r" + (first + step).to_bytes(4, "little") for step in range(6)] + [b"r" + last.to_bytes(4, "little")]
-    fill = b"".join(number(0) + b"r" + entry.to_bytes(4, "little") + b"0" for entry in range(3, 300))
-    start = text("storage") + b"q\0" + b"cm\nn\nq\1" + b"cm\nf\nq\2" + fill
-    pid = b"(" + get + b"h\1" + b"X" + n.to_bytes(4, "little") + b"7" + puts[0] + b"h\0" + b"K\6t" + puts[1] + b"Q"
-    geometry = b"K\0" + shape + puts[2] + shape + puts[3] + b"\x89"
-    return pickled(
-        start + b"h\2(" + pid + geometry + b"h\2)R" + puts[4] + b"t" + puts[5] + b"R" + puts[6] + b"j\x32\1\0\0\x86"
-    )
+    fill = b"".join(number(0) + put(entry) + b"0" for entry in range(3, 300))
+    start = text("storage") + b"q\0" + b"0cm\nn\nq\1" + b"0cm\nf\nq\0020" + fill + before
+    key = b"X" + n.to_bytes(4, "little") + b"7" + put(first)
+    pid = b"(" + get + b"h\1" + key + location + b"K\6t" + put(first + 1) + b"Q"
+    geometry = b"K\0" + shape + put(first + 2) + shape + put(first + 3) + b"\x89"
+    end = hooks + b")R" + put(first + 4) + b"t" + put(first + 5) + b"R" + put(last)
+    return pickled(start + b"h\2(" + pid + geometry + end + after)
+
+
+def put(entry: int) -> bytes:
+    """LONG_BINPUT."""
+    return b"r" + entry.to_bytes(4, "little")
 
 
 NEARLY = {
     "exactly": record(),
     "a key of another length": record(n=2),
-    "a memo entry skipped": record(first=301, last=307),
-    "the last memo entry another": record(last=5),
+    "a memo entry skipped": record(first=301, last=307, after=b"j\x2c\1\0\0\x86"),
+    "the last memo entry another": record(last=5, after=b"h\5\x86"),
     "a memo entry that is not yet there": record(get=b"j\x2c\1\0\0"),
     "a memo entry of a far place": record(get=b"j\xff\xff\xff\xff"),
+    "a location that is not yet there": record(location=b"j\x2c\1\0\0"),
+    "hooks that are not yet there": record(hooks=b"j\x2c\1\0\0"),
+    "hooks that nobody wrote": record(hooks=b"j\xff\xff\0\0"),
+    "a location that nobody wrote": record(location=b"j\xff\xff\0\0"),
+    "an entry of its own before it": record(
+        before=b"N" + put(303) + b"0", after=b"(N\x94N\x94j\x33\1\0\0j\x34\1\0\0t\x86"
+    ),
+    "the entries it wrote": record(after=b"(" + b"".join(b"j" + put(n)[1:] for n in range(300, 307)) + b"t\x86"),
     "one number and TUPLE2": record(shape=b"K\2\x86"),
     "four numbers": record(shape=b"(K\1K\2K\3K\4t"),
     "two numbers between MARK and TUPLE": record(shape=b"(K\1K\2t"),
@@ -228,6 +248,20 @@ NEARLY = {
 def test_a_record_that_is_nearly_torchs(data):
     """Each condition of the fast path, broken by itself."""
     assert outcome(data, fast=True) == outcome(data, fast=False)
+
+
+@pytest.mark.parametrize(
+    "data", [NEARLY["exactly"], record(shape=b")").replace(b")" + put(302), b")").replace(b")" + put(303), b")")]
+)
+def test_a_record_counts_as_its_opcodes_do(data):
+    """A call, an OrderedDict and a storage, whichever way they are made."""
+    counts = []
+    for fast in (True, False):
+        machine = Machine(data, "data.pkl", fast=fast, module_ids=False)
+        with contextlib.suppress(MalformedError):
+            machine.run(0)
+        counts.append(machine.objects)
+    assert counts == [3, 3]
 
 
 def test_opcodes_in_any_order():
