@@ -7,7 +7,6 @@ import re
 #: First bytes -> what the file is, and what to do about it.
 MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "a git-lfs pointer"),
-    (b"# dvc", "a DVC pointer: the weights are elsewhere; run: dvc pull"),
     (b"\x1f\x8b", "a gzip file: unpack it first (gunzip)"),
     (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first (unzstd)"),
     (b"BZh", "a bzip2 file: unpack it first (bunzip2)"),
@@ -26,6 +25,11 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"SQLite format 3\x00", "an SQLite database"),
 )
 
+#: The first member of the tar archives that torch.save wrote before March 2017 is one of these.
+_TORCH_TAR = (b"sys_info\0", b"pickle\0", b"storages\0", b"tensors\0")
+#: An ONNX model begins with its ir_version and its producer's name.
+_ONNX = re.compile(rb"\x08[\x01-\x20]\x12[\x01-\x40][ -~]{2}")
+_DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
 _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 
 
@@ -42,9 +46,15 @@ def name(path: str, head: bytes, size: int) -> str:
     if head[4:8] == b"PTMF":
         return "a TorchScript flatbuffer (.ptl), which only libtorch reads"
     if head[257:262] == b"ustar":
+        if head.startswith(_TORCH_TAR):
+            return "a tar archive of torch.save before 0.2 (2017): load it with an old torch and save it again"
         return "a tar archive: unpack it first (tar -xf)"
-    if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+    if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
         return "a bare pickle, not written by torch.save; statecli does not read it"
+    if path.endswith(".msgpack") and 0x80 <= head[0] <= 0xDF:
+        return "a flax checkpoint (.msgpack), which this version does not read"
+    if path.endswith(".onnx") or _ONNX.match(head):
+        return "an ONNX model, which statecli does not read"
     return _text(path, head, size)
 
 
@@ -66,11 +76,17 @@ def _text(path: str, head: bytes, size: int) -> str:
         return "a JSON error message: the download failed"
     if start.startswith((b"{", b"[")):
         return "a JSON document; for a sharded checkpoint name a *.index.json or its folder"
-    if path.endswith((".onnx",)):
-        return "an ONNX model, which statecli does not read"
+    if _DVC.match(head):
+        return "a DVC pointer: the weights are elsewhere; run: dvc pull"
     if _is_text(head):
-        return "a text file"
+        return f"a text file that begins {_first_line(head)!r}"
     return "of no format that statecli reads"
+
+
+def _first_line(head: bytes) -> str:
+    """The first words, which are often the whole of a failed download ("Entry not found")."""
+    line = head.strip().splitlines()[0].decode("utf-8", "replace")
+    return line if len(line) <= 40 else line[:40] + "…"
 
 
 def _is_text(head: bytes) -> bool:

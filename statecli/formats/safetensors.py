@@ -6,13 +6,13 @@ validator accepts what readers disagree on (one name twice), this reader refuses
 
 from __future__ import annotations
 
-import json
 from math import prod
 from typing import Any
 
 from msgspec.structs import replace
 
 from statecli.errors import MalformedError
+from statecli.formats import _json, _shown
 from statecli.formats._source import Source
 from statecli.state import ByteRange, ModelState, Oddity, TensorData, TensorInfo
 
@@ -20,6 +20,10 @@ NAME = "safetensors"
 
 #: safetensors' own limit.
 MAX_HEADER = 100_000_000
+#: Containers inside one another, the header counted, up to which serde_json, the parser of safetensors, follows.
+MAX_DEPTH = 127
+#: The note of a row that stands for the dropped name of a tied tensor.
+DROPPED = "dropped by save_model, kept under its other name"
 
 #: Name in the header -> (torch's name, bits an element).
 DTYPES: dict[str, tuple[str, int]] = {
@@ -48,18 +52,32 @@ DTYPES: dict[str, tuple[str, int]] = {
 }
 
 
-def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001  # every format has the same signature
-    """Whether the eighth byte starts a JSON object, after a length that is not absurd."""
-    return len(head) > 8 and head[8:].lstrip(b" \n\r\t")[:1] == b"{" and int.from_bytes(head[:8], "little") < 2**40
+def sniff(path: str, head: bytes) -> bool:
+    """Whether the eighth byte starts a JSON object, after a length that is no text.
+
+    Of a file that ends before that byte, nothing but its name tells.
+    """
+    if len(head) <= 8:
+        return path.endswith(".safetensors")
+    if not head[8:].lstrip(b"\xef\xbb\xbf \n\r\t").startswith(b"{"):
+        return False
+    return int.from_bytes(head[:8], "little") < 2**40 or not head[:8].isascii()
 
 
 def read(path: str) -> ModelState:
-    """The header of one file as a `ModelState`: no device, no requires_grad, since the format records neither."""
+    """The header of one file as a `ModelState`: no device, no requires_grad, since the format records neither.
+
+    Raises UnreadableError and MalformedError, without the path. Two names of `__metadata__` that say "this tensor was
+    dropped, it is tied to that one" become rows of their own.
+    """
     with Source(path) as source:
-        header, start = _header(source)
-        oddities: list[Oddity] = []
+        raw, start = _raw_header(source)
+        header, repeats = _json.object_of(raw, "its header")
         metadata = _metadata(header.pop("__metadata__", None))
+        _json.refuse((repeat for repeat in repeats if repeat[0] is not metadata), "its header")
+        del raw
         tensors = _tensors(header, path, start, source.size)
+    oddities = [Oddity("metadata-set-twice", f"__metadata__ sets {_shown.quoted(key)} twice") for _, key in repeats]
     if source.head[8:9] != b"{":
         oddities.append(Oddity("padded-header", "white space before the header's first brace: other readers refuse it"))
     if start % 8:
@@ -67,7 +85,8 @@ def read(path: str) -> ModelState:
     return ModelState(path, NAME, tuple(_with_aliases(metadata, tensors)), metadata=metadata, oddities=tuple(oddities))
 
 
-def _header(source: Source) -> tuple[dict[str, Any], int]:
+def _raw_header(source: Source) -> tuple[bytes, int]:
+    """The header's bytes, and the byte at which the tensors start."""
     if source.size < 8:
         raise MalformedError(f"is truncated: {source.size} bytes, the header's length alone takes 8")
     length = int.from_bytes(source.read(0, 8), "little")
@@ -77,53 +96,31 @@ def _header(source: Source) -> tuple[dict[str, Any], int]:
         raise MalformedError(
             f"is truncated: its header claims {length} bytes, {source.size - 8} follow; copy or download it again"
         )
-    raw = source.read(8, length)
-    try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        raise MalformedError(f"its header is no valid UTF-8 near byte {8 + error.start}") from error
-    except RecursionError as error:
-        raise MalformedError("its header nests too deep to be one of safetensors") from error
-    except ValueError as error:
-        raise MalformedError(f"its header is no valid JSON: {error}") from error
-    if type(header) is not dict:
-        raise MalformedError("its header is no JSON object")
-    return header, 8 + length
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise MalformedError(f"its header names {twice!r} twice: readers disagree on which counts")
-    return found
-
-
-def _no_constant(text: str) -> None:
-    raise MalformedError(f"its header holds {text}, which is no JSON")
+    return source.read(8, length), 8 + length
 
 
 def _metadata(node: Any) -> dict[str, Any]:
     if node is None:
         return {}
-    if type(node) is not dict or any(type(value) is not str for value in node.values()):
-        raise MalformedError("its __metadata__ holds something else than text")
+    if type(node) is not dict:
+        raise MalformedError(f"its __metadata__ is no object but {_shown.value(node)}")
+    for key, value in node.items():
+        if type(value) is not str:
+            raise MalformedError(f"its __metadata__ holds {_shown.value(value)} under {_shown.quoted(key)}, no text")
     return node
 
 
 def _tensors(header: dict[str, Any], path: str, start: int, size: int) -> list[TensorInfo]:
     tensors: list[TensorInfo] = []
     spans: list[tuple[int, int, str]] = []
-    for name, entry in header.items():
-        dtype, bits, shape, begin, end = _entry(name, entry)
+    for name in list(header):
+        # Popped, so that an entry's memory serves the next row: 100,000 of either are 50 MB.
+        dtype, bits, shape, begin, end = _entry(name, header.pop(name))
         elements = prod(shape)
         if elements * bits != (end - begin) * 8:
-            raise MalformedError(
-                f"{name}: {dtype} {list(shape)} takes {-(-elements * bits // 8)} bytes, its offsets hold {end - begin}"
-            )
+            raise _mismatch(name, dtype, shape, elements * bits, end - begin)
         note = None
-        if dtype == "float4_e2m1fn":
+        if bits == 4:
             dtype, shape, elements, note = _packed(name, shape)
         data = TensorData(ByteRange(path, start + begin, end - begin), dtype, shape)
         # The format shares nothing: no two tensors may overlap, so each name is its own storage.
@@ -133,56 +130,92 @@ def _tensors(header: dict[str, Any], path: str, start: int, size: int) -> list[T
     return tensors
 
 
+def _mismatch(name: str, dtype: str, shape: tuple[int, ...], bits: int, held: int) -> MalformedError:
+    takes = f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits"
+    return MalformedError(
+        f"{_shown.name(name)}: {dtype} {_shown.shape(shape)} takes {takes}, its data_offsets hold {held} bytes"
+    )
+
+
 def _packed(name: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], int, str]:
     """safetensors counts 4-bit values, torch counts the bytes that hold two of them; shown as torch does."""
     if not shape or shape[-1] % 2:
-        raise MalformedError(f"{name}: F4 {list(shape)} does not fill whole bytes in its last dimension")
+        raise MalformedError(
+            f"{_shown.name(name)}: F4 {_shown.shape(shape)} does not fill whole bytes in its last dimension"
+        )
     packed = (*shape[:-1], shape[-1] // 2)
-    return "float4_e2m1fn_x2", packed, prod(packed), f"stored as F4 {list(shape)}"
+    return "float4_e2m1fn_x2", packed, prod(packed), f"stored as F4 {_shown.shape(shape)}"
 
 
 def _entry(name: str, entry: Any) -> tuple[str, int, tuple[int, ...], int, int]:
+    """dtype, bits an element, shape, begin and end in bytes from the first tensor's."""
     if type(entry) is not dict:
-        raise MalformedError(f"{name}: its header entry is no object")
+        raise MalformedError(f"{_shown.name(name)}: its header entry is no object but {_shown.value(entry)}")
     try:
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     except KeyError as error:
-        raise MalformedError(f"{name}: its header entry has no {error.args[0]}") from error
+        raise MalformedError(f"{_shown.name(name)}: its header entry has no {error.args[0]}") from error
     known = DTYPES.get(dtype) if type(dtype) is str else None
     if known is None:
-        raise MalformedError(f"{name}: unknown dtype {str(dtype)[:40]!r}: written by a newer safetensors?")
-    if type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
-        raise MalformedError(f"{name}: its shape or its offsets are no list")
-    product = 1
-    for number in (*shape, *offsets):
-        if type(number) is not int or not 0 <= number < 2**63:
-            raise MalformedError(f"{name}: its shape or its offsets hold {str(number)[:40]}")
-    for number in shape:
-        product *= number
-        if product >= 2**64:
-            raise MalformedError(f"{name}: shape {shape[:8]} is impossible: more than 2^64 elements")
+        raise MalformedError(
+            f"{_shown.name(name)}: unknown dtype {_shown.value(dtype)}: written by a newer safetensors?"
+        )
+    _check_dims(name, shape)
+    if type(offsets) is not list or len(offsets) != 2:
+        raise MalformedError(f"{_shown.name(name)}: its data_offsets are no list of two numbers")
+    _check_numbers(name, offsets, "data_offsets")
     if offsets[1] < offsets[0]:
-        raise MalformedError(f"{name}: its offsets run backwards: {offsets[0]} to {offsets[1]}")
+        raise MalformedError(f"{_shown.name(name)}: its data_offsets run backwards: {offsets[0]} to {offsets[1]}")
+    if len(entry) > 3 and _json.deeper(entry, MAX_DEPTH - 1):
+        raise MalformedError(f"{_shown.name(name)}: its header entry nests too deep")
     return known[0], known[1], tuple(shape), offsets[0], offsets[1]
+
+
+def _check_dims(name: str, shape: Any) -> None:
+    if type(shape) is not list:
+        raise MalformedError(f"{_shown.name(name)}: its shape is no list but {_shown.value(shape)}")
+    _check_numbers(name, shape, "shape")
+    product = 1
+    for dim in shape:
+        product *= dim
+        # Also where a later 0 makes it nothing: safetensors multiplies in 64 bits and stops here.
+        if product >= 2**64:
+            raise MalformedError(f"{_shown.name(name)}: shape {_shown.shape(shape)} is impossible: over 2^64 elements")
+
+
+def _check_numbers(name: str, numbers: list[Any], what: str) -> None:
+    for number in numbers:
+        if type(number) is not int or not 0 <= number < 2**63:
+            raise MalformedError(f"{_shown.name(name)}: its {what} holds {_shown.value(number)}, no size or position")
 
 
 def _tile(spans: list[tuple[int, int, str]], size: int) -> None:
     """The bytes after the header belong to exactly one tensor each: no hole, no overlap, nothing behind."""
     spans.sort()
-    at, before = 0, "the header"
+    at, before = 0, None
     for begin, end, name in spans:
-        if begin < at:
-            raise MalformedError(f"{name}: its bytes {begin} to {end} overlap those of {before}, which end at {at}")
-        if begin > at:
-            raise MalformedError(f"{name}: starts at byte {begin}, {before} ends at {at}: a hole that no tensor owns")
+        if begin != at:
+            raise _apart(name, begin, end, at, before)
         at, before = end, name
+    last = "the header" if before is None else _shown.name(before)
     if at > size:
         raise MalformedError(
-            f"{before}: ends at byte {at}, the file holds {size} bytes of tensors: "
-            f"truncated, {at - size} bytes are missing"
+            f"{last}: ends at byte {at}, the file holds {size} bytes of tensors: truncated, "
+            f"{at - size} bytes are missing; copy or download it again"
         )
     if at < size:
-        raise MalformedError(f"{size - at} bytes follow the last tensor ({before}): they belong to none")
+        raise MalformedError(f"{size - at} bytes follow {last}, which ends at byte {at} of {size}: they belong to none")
+
+
+def _apart(name: str, begin: int, end: int, at: int, before: str | None) -> MalformedError:
+    last = "the header" if before is None else _shown.name(before)
+    if begin < at:
+        return MalformedError(
+            f"{_shown.name(name)}: its bytes {begin} to {end} overlap those of {last}, which end at {at}"
+        )
+    return MalformedError(
+        f"{_shown.name(name)}: starts at byte {begin}, {last} ends at {at}: {begin - at} bytes that no tensor owns"
+    )
 
 
 def _with_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[TensorInfo]:
@@ -195,7 +228,6 @@ def _with_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[T
         return tensors
     targets = set(dropped.values())
     tied = {t.fqn: replace(t, storage=t.fqn, storage_bytes=t.nbytes) for t in tensors if t.fqn in targets}
-    note = "dropped by save_model, kept under its other name"
     return [tied.get(t.fqn, t) for t in tensors] + [
-        replace(tied[kept], fqn=name, note=note) for name, kept in dropped.items()
+        replace(tied[kept], fqn=name, note=DROPPED) for name, kept in dropped.items()
     ]

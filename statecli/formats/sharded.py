@@ -1,27 +1,31 @@
 """A checkpoint in several files: an index (`*.index.json`), or the folder that holds one.
 
 Format: `save_pretrained` of transformers: {"metadata": {"total_size"}, "weight_map": {FQN: file name}}. The file names
-come from the index, so they are untrusted: one path component, a regular file inside the folder, or the run stops.
+come from the index, so they are untrusted: one path component each, or the run stops. A shard must be a regular file.
+Where a symbolic link leads is not asked: the Hugging Face cache is made of links into `../../blobs`, an index cannot
+make one, and whoever can put a link into the folder can put the file there. Only headers are read through it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import _json, _shown
 from statecli.formats._source import Source
+from statecli.formats.safetensors import DROPPED
 from statecli.state import ModelState, Oddity, TensorInfo
 
 NAME = "sharded"
 
-MAX_INDEX = 256 * 1024 * 1024
-#: What a model folder calls its weights when there is no index, in the order transformers and diffusers look.
+#: 350,000 tensors at 90 bytes a line; Python's JSON takes up to thirty times the text in memory.
+MAX_INDEX = 32 * 1024 * 1024
+#: What a model folder calls its weights, in the order transformers and diffusers look; each may be an index instead.
 SINGLE = (
     "model.safetensors",
     "diffusion_pytorch_model.safetensors",
@@ -33,8 +37,26 @@ SINGLE = (
 )
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 #: Companions of weights in a training folder that are no weights themselves.
-COMPANIONS = re.compile(r"^(?:optimizer|scheduler|scaler|rng_state.*|training_args|random_states.*|trainer_state)\.")
-_SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)$")
+COMPANIONS = re.compile(
+    r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state)(?:_\w+)?\."
+)
+#: `model.safetensors.index.json`, and with a variant `model.safetensors.index.fp16.json`.
+_INDEX = re.compile(r"\.index(?:\.[\w-]+)?\.json$")
+_SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>(?:\.[\w-]+)+)$")
+
+ReadFile = Callable[[str], ModelState]
+
+
+class Index(NamedTuple):
+    """An index as read: its `folder` as the user wrote it, the FQN -> shard map, the shards in order of first mention.
+
+    `metadata` is what stands beside the map.
+    """
+
+    folder: str
+    weight_map: dict[str, str]
+    shards: list[str]
+    metadata: dict[str, Any]
 
 
 def sniff(path: str, head: bytes) -> bool:
@@ -42,180 +64,248 @@ def sniff(path: str, head: bytes) -> bool:
     if os.path.isdir(path):
         return True
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return start.startswith(b"{") and (path.endswith(".index.json") or b'"weight_map"' in head)
+    return start.startswith(b"{") and (_INDEX.search(path) is not None or b'"weight_map"' in head)
 
 
-def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
-    """The union of all shards. `read_file` reads one of them; its errors already name the shard's path."""
-    if not os.path.isdir(path):
-        return _indexed(path, path, read_file, [])
-    names = sorted(os.listdir(path))
-    index, others = _choose(path, names)
-    oddities = [Oddity("other-weights", f"{name} lies beside what was read, and was not read") for name in others]
-    if index.endswith(".index.json"):
-        return _indexed(os.path.join(path, index), path, read_file, oddities)
-    if match := _SHARD.match(index):
-        return _numbered(path, names, match, read_file, oddities)
-    state = read_file(os.path.join(path, index))
-    return replace(state, target=path, oddities=(*state.oddities, *oddities))
+def read(path: str, read_file: ReadFile) -> ModelState:
+    """The union of all shards. `read_file` reads one of them; its errors already name the shard's path.
+
+    Raises UnreadableError and MalformedError, without the path where they are about the index or the folder.
+    """
+    if os.path.isdir(path):
+        return _folder(path, read_file)
+    return _indexed(_index(path, "the index"), path, read_file)
 
 
-def _choose(path: str, names: list[str]) -> tuple[str, list[str]]:
-    """The index or the weight file that the folder's name stands for, and the weight files left aside."""
-    weights = [n for n in names if n.endswith(WEIGHTS) and not COMPANIONS.match(n)]
-    indexes = [n for n in names if n.endswith(".index.json")]
-    preferred = sorted(indexes, key=lambda n: ("safetensors" not in n, n))
-    candidates = [n for n in SINGLE if n in names]
-    if preferred:
-        kept = set(_shards_named(os.path.join(path, preferred[0])))
-        return preferred[0], [n for n in (*weights, *preferred[1:]) if n not in kept]
-    if candidates:
-        return candidates[0], [n for n in weights if n != candidates[0]]
-    numbered = [n for n in weights if _SHARD.match(n)]
-    stems = {(m["stem"], m["suffix"]) for n in numbered if (m := _SHARD.match(n))}
-    if len(stems) == 1 and len(numbered) == len(weights):
-        return numbered[0], []
-    if len(weights) == 1:
-        return weights[0], []
-    if not weights:
+def _folder(path: str, read_file: ReadFile) -> ModelState:
+    names = _files(path)
+    weights = [name for name in names if name.endswith(WEIGHTS) and not COMPANIONS.match(name)]
+    indexes = [name for name in names if _INDEX.search(name)]
+    chosen = _choose(path, weights, indexes)
+    if chosen in indexes:
+        index = _index(os.path.join(path, chosen), chosen)
+        used, state = index.shards, _indexed(index, path, read_file)
+    elif match := _SHARD.match(chosen):
+        used = _expected(match, names)
+        state = _merged(path, list(_states(path, used, read_file)))
+        state = _noted(state, Oddity("no-index", f"no index: all {len(used)} numbered shards were read"))
+    else:
+        used, state = [], replace(read_file(os.path.join(path, chosen)), target=path)
+    beside = sorted({*weights, *indexes} - {chosen, *used})
+    if beside:
+        state = _noted(state, Oddity("other-weights", f"beside what was read, and not read: {_some(beside)}"))
+    return state
+
+
+def _files(path: str) -> list[str]:
+    """The names of all in the folder that are no folders themselves, sorted."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if not entry.is_dir())
+    except OSError as error:
+        raise UnreadableError(f"cannot be listed: {(error.strerror or 'unknown error').lower()}") from error
+
+
+def _choose(path: str, weights: list[str], indexes: list[str]) -> str:
+    """The index or the weight file that the folder's name stands for."""
+    known = {*weights, *indexes}
+    for name in SINGLE:
+        for candidate in (name, f"{name}.index.json"):
+            if candidate in known:
+                return candidate
+    if indexes:
+        return min(indexes, key=lambda name: ("safetensors" not in name, len(name), name))
+    series = {(m["stem"], m["count"], m["suffix"]) if (m := _SHARD.match(name)) else name for name in weights}
+    if len(series) == 1:
+        return weights[0]
+    if weights:
         raise UnreadableError(
-            "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it"
+            f"is a folder with {len(weights)} weight files and no index; name one of them: {_some(weights)}"
         )
-    raise UnreadableError(
-        f"is a folder with {len(weights)} weight files and no index; name one of them: {_some(weights)}"
-    )
+    raise UnreadableError(_nothing(path))
+
+
+def _nothing(path: str) -> str:
+    """What a folder without weights is instead."""
+    names = sorted(os.listdir(path))
+    if ".metadata" in names or any(name.endswith(".distcp") for name in names):
+        return "is a torch.distributed.checkpoint folder, which this version does not read"
+    if "zero_to_fp32.py" in names:
+        return "is a DeepSpeed checkpoint, which this version does not read as one; name one of its files"
+    inner = [name for name in names[:200] if _holds_weights(os.path.join(path, name))]
+    if inner:
+        return f"is a folder without a checkpoint of its own; folders in it hold some: {_some(inner)}"
+    return "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it"
+
+
+def _holds_weights(path: str) -> bool:
+    try:
+        return any(name.endswith(WEIGHTS) and not COMPANIONS.match(name) for name in os.listdir(path))
+    except OSError:  # No folder, or not ours to list: it is only asked in order to give a hint.
+        return False
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f", and {len(names) - 4} more" if len(names) > 4 else "")
+    more = f", and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(_shown.name(name) for name in names[:4]) + more
 
 
-def _numbered(
-    path: str, names: list[str], first: re.Match[str], read_file: Callable[[str], ModelState], oddities: list[Oddity]
-) -> ModelState:
-    count = int(first["count"])
-    expected = [f"{first['stem']}-{n:05d}-of-{count:05d}{first['suffix']}" for n in range(1, count + 1)]
-    missing = [name for name in expected if name not in names]
+def _expected(match: re.Match[str], names: list[str]) -> list[str]:
+    """All shards of a numbered series, every one of them there."""
+    count, here = match["count"], set(names)
+    expected = [f"{match['stem']}-{n:05d}-of-{count}{match['suffix']}" for n in range(1, int(count) + 1)]
+    missing = [name for name in expected if name not in here]
     if missing:
-        raise MalformedError(f"{missing[0]} is missing: {count - len(missing)} of {count} shards are here")
-    oddities.append(Oddity("no-index", f"no index: all {count} numbered shards were read"))
-    states = [(name, read_file(os.path.join(path, name))) for name in expected]
-    return _merged(path, states, oddities)
+        raise _missing(missing, len(expected), "by their numbers")
+    return expected
 
 
-def _indexed(index: str, target: str, read_file: Callable[[str], ModelState], oddities: list[Oddity]) -> ModelState:
-    document = _document(index)
-    weight_map = _weight_map(document)
-    folder = os.path.dirname(os.path.abspath(index))
-    shards = list(dict.fromkeys(weight_map.values()))
-    for shard in shards:
-        _check_name(folder, shard)
-    shown = os.path.dirname(index)
-    states = [(shard, read_file(os.path.join(shown, shard))) for shard in shards]
-    state = _merged(target, states, oddities)
-    _agree(weight_map, states)
-    return replace(state, oddities=(*state.oddities, *_totals(document, state)), metadata=_metadata(document, state))
+def _missing(missing: list[str], count: int, why: str) -> MalformedError:
+    subject = f"shard {_some(missing)} is" if len(missing) == 1 else f"shards {_some(missing)} are"
+    return MalformedError(f"{subject} missing: {count - len(missing)} of {count} are here, {why}")
 
 
-def _document(index: str) -> dict[str, Any]:
-    where = os.path.basename(index)
-    with Source(index) as source:
-        if source.size > MAX_INDEX:
-            raise MalformedError(f"{where}: {source.size} bytes, too long for an index")
-        raw = source.read(0, source.size)
+def _index(path: str, what: str) -> Index:
+    """The index at `path`, all it names checked; `what` is what messages call it."""
+    document = _document(path, what)
+    weight_map = _weight_map(document, what)
+    metadata = document.get("metadata")
+    index = Index(
+        os.path.dirname(path),
+        weight_map,
+        list(dict.fromkeys(weight_map.values())),
+        metadata if type(metadata) is dict else {},
+    )
+    for shard in index.shards:
+        _check_name(shard, what)
+    missing = [shard for shard in index.shards if not os.path.lexists(os.path.join(index.folder, shard))]
+    if missing:
+        raise _missing(missing, len(index.shards), f"as {what} names them")
+    return index
+
+
+def _document(path: str, what: str) -> dict[str, Any]:
     try:
-        document = json.loads(raw.decode("utf-8"), object_pairs_hook=lambda pairs: _unique(where, pairs))
-    except RecursionError as error:
-        raise MalformedError(f"{where}: nests too deep to be an index") from error
-    except ValueError as error:
-        raise MalformedError(f"{where}: is no valid JSON: {error}") from error
-    if type(document) is not dict:
-        raise MalformedError(f"{where}: is no JSON object")
+        with Source(path) as source:
+            if source.size > MAX_INDEX:
+                raise MalformedError(f"has {source.size} bytes, more than the {MAX_INDEX} that an index may have")
+            raw = source.read(0, source.size)
+    except UnreadableError as error:
+        raise type(error)(f"{what} {error}") from error.__cause__
+    document, repeats = _json.object_of(raw, what)
+    _json.refuse(repeats, what)
     return document
 
 
-def _unique(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise MalformedError(f"{where}: names {key!r} twice")
-        found[key] = value
-    return found
-
-
-def _weight_map(document: dict[str, Any]) -> dict[str, str]:
+def _weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
     weight_map = document.get("weight_map")
-    if type(weight_map) is not dict:
-        raise MalformedError("the index has no weight_map")
+    if type(weight_map) is not dict or not weight_map:
+        raise MalformedError(f"{what} has no weight_map that names a tensor")
     for fqn, shard in weight_map.items():
         if type(shard) is not str:
-            raise MalformedError(f"{fqn}: the index maps it to something else than a file name")
-    if not weight_map:
-        raise MalformedError("the index's weight_map is empty")
+            raise MalformedError(f"{_shown.name(fqn)}: {what} maps it to {_shown.value(shard)}, no file name")
     return weight_map
 
 
-def _shards_named(index: str) -> list[str]:
-    return list(_weight_map(_document(index)).values())
+def _check_name(shard: str, what: str) -> None:
+    """Refuse what is no plain file name on every system: no path, no drive, no URL, no home folder."""
+    if shard in ("", ".", "..") or shard[0] == "~" or any(sign in shard for sign in "/\\:\0"):
+        raise MalformedError(f"{what} points outside its folder: {_shown.quoted(shard)} is no plain file name")
 
 
-def _check_name(folder: str, shard: str) -> None:
-    """Refuse any shard that is not a plain file name inside the folder; symbolic links into a cache are followed."""
-    if (
-        shard in ("", ".", "..")
-        or shard != os.path.basename(shard)
-        or any(c in shard for c in "\0\\:")
-        or shard[0] == "~"
-    ):
-        raise MalformedError(f"the index points outside its folder: {shard!r}")
-    if not os.path.lexists(os.path.join(folder, shard)):
-        raise MalformedError(f"shard {shard} is missing: the index names it, the folder does not hold it")
+def _indexed(index: Index, target: str, read_file: ReadFile) -> ModelState:
+    states = list(_states(index.folder, index.shards, read_file))
+    state = _merged(target, states)
+    odd = (*_disagreements(index.weight_map, states), *_totals(index.metadata, state))
+    beside = {key: value for key, value in index.metadata.items() if type(value) in (str, int, float, bool)}
+    return replace(_noted(state, *odd), metadata={**state.metadata, **beside})
 
 
-def _merged(target: str, states: list[tuple[str, ModelState]], oddities: list[Oddity]) -> ModelState:
+def _states(folder: str, shards: list[str], read_file: ReadFile) -> Iterator[tuple[str, ModelState]]:
+    """Each shard read. Shards hold tensors: a folder or an index among them could name itself, without end."""
+    for shard in shards:
+        path = os.path.join(folder, shard)
+        if os.path.isdir(path):
+            raise MalformedError(f"shard {_shown.name(shard)} is a directory, not a regular file")
+        if _is_index(path):
+            raise MalformedError(f"shard {_shown.name(shard)} is an index itself, not a file of tensors")
+        yield shard, read_file(path)
+
+
+def _is_index(path: str) -> bool:
+    try:
+        with Source(path) as source:
+            return sniff(path, source.head)
+    except UnreadableError:  # `read_file` meets the same and says so with the shard's path.
+        return False
+
+
+def _noted(state: ModelState, *oddities: Oddity) -> ModelState:
+    return replace(state, oddities=(*state.oddities, *oddities))
+
+
+def _merged(target: str, states: list[tuple[str, ModelState]]) -> ModelState:
     owner: dict[tuple[str, str], str] = {}
     tensors: list[TensorInfo] = []
+    oddities: list[Oddity] = []
     for shard, state in states:
         for tensor in state.tensors:
             first = owner.setdefault((tensor.section, tensor.fqn), shard)
             if first != shard:
-                raise MalformedError(f"{tensor.fqn}: is in two shards, {first} and {shard}")
-            # Storage keys count from 0 in each file.
-            storage = f"{shard}:{tensor.storage}" if tensor.storage is not None else None
-            tensors.append(replace(tensor, storage=storage))
+                raise MalformedError(f"{_shown.name(tensor.fqn)}: is in two shards, {first} and {shard}")
+            if tensor.storage is not None:
+                # Storage keys count from 0 in each file.
+                tensor = replace(tensor, storage=f"{shard}:{tensor.storage}")
+            tensors.append(tensor)
         oddities.extend(replace(odd, message=f"{shard}: {odd.message}") for odd in state.oddities)
-    sections = tuple(dict.fromkeys(section for _, state in states for section in state.sections))
-    found = tuple(dict.fromkeys(pair for _, state in states for pair in state.globals))
-    formats = "+".join(dict.fromkeys(state.format for _, state in states))
-    return ModelState(target, f"{NAME} {formats}", tuple(tensors), sections, {}, tuple(oddities), found)
+    return ModelState(
+        target,
+        f"{NAME} {'+'.join(dict.fromkeys(state.format for _, state in states))}",
+        tuple(tensors),
+        tuple(dict.fromkeys(section for _, state in states for section in state.sections)),
+        _common([state for _, state in states]),
+        tuple(oddities),
+        tuple(dict.fromkeys(found for _, state in states for found in state.globals)),
+        tuple(facts for _, state in states for facts in state.optimizers),
+    )
 
 
-def _agree(weight_map: dict[str, str], states: list[tuple[str, ModelState]]) -> None:
-    """The index and the shards name the same tensors in the same files."""
+def _common(states: list[ModelState]) -> dict[str, Any]:
+    """The metadata on which all shards agree; what one says for itself is true of no whole."""
+    first = states[0].metadata
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in state.metadata and state.metadata[key] == value for state in states)
+    }
+
+
+def _disagreements(weight_map: dict[str, str], states: list[tuple[str, ModelState]]) -> list[Oddity]:
+    """Refuse what the index says and the shards deny; note what they hold and it does not name."""
     found = {tensor.fqn: shard for shard, state in states for tensor in state.tensors}
     for fqn, shard in weight_map.items():
         if fqn not in found:
-            raise MalformedError(f"{fqn}: the index says it is in {shard}, it is in no shard")
+            raise MalformedError(f"{_shown.name(fqn)}: the index says it is in {shard}, it is in no shard")
         if found[fqn] != shard:
-            raise MalformedError(f"{fqn}: the index says {shard}, it is in {found[fqn]}")
-    for fqn, shard in found.items():
-        if fqn not in weight_map:
-            raise MalformedError(f"{fqn}: is in {shard}, the index does not name it")
+            raise MalformedError(f"{_shown.name(fqn)}: the index says {shard}, it is in {found[fqn]}")
+    # The dropped name of a tied tensor is a row of ours and no entry of the file.
+    rows = (tensor for _, state in states for tensor in state.tensors if tensor.note != DROPPED)
+    extra = [tensor.fqn for tensor in rows if tensor.fqn not in weight_map]
+    if not extra:
+        return []
+    return [Oddity("not-in-index", f"in the shards, and not named by the index: {_some(extra)}", extra[0])]
 
 
-def _totals(document: dict[str, Any], state: ModelState) -> list[Oddity]:
-    metadata = document.get("metadata")
-    claimed = metadata.get("total_size") if type(metadata) is dict else None
+def _totals(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
+    claimed = metadata.get("total_size")
+    if not isinstance(claimed, (int, float)):
+        return []
     seen: dict[Any, int] = {}
     for n, tensor in enumerate(state.tensors):
-        seen[tensor.storage if tensor.storage is not None else n] = tensor.nbytes
+        key = n if tensor.storage is None else tensor.storage
+        seen[key] = max(tensor.nbytes, seen.get(key, 0))
     total = sum(seen.values())
-    if type(claimed) not in (int, float) or claimed in (total, sum(t.nbytes for t in state.tensors)):
+    if claimed in (total, sum(tensor.nbytes for tensor in state.tensors)):
         return []
-    return [Oddity("index-total", f"the index says {claimed} bytes in all, the tensors take {total}")]
-
-
-def _metadata(document: dict[str, Any], state: ModelState) -> dict[str, Any]:
-    metadata = document.get("metadata")
-    plain = metadata if type(metadata) is dict else {}
-    return {**state.metadata, **{k: v for k, v in plain.items() if type(v) in (str, int, float, bool)}}
+    differ = f"{abs(claimed - total)} {'more' if claimed > total else 'fewer'}"
+    return [Oddity("index-total", f"the index says {claimed} bytes in all, {differ} than the tensors take ({total})")]

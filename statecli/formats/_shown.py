@@ -1,0 +1,41 @@
+"""How one-line messages show what comes from a file: escaped, and cut where it is absurdly long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+#: Characters of a name, dimensions of a shape that a message shows.
+MAX_NAME = 200
+MAX_DIMS = 8
+
+
+def name(text: str) -> str:
+    """The name as it is; with escapes where it holds line breaks or what a terminal acts on, '' where it is empty."""
+    if not text:
+        return "''"
+    text = _cut(text)
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def quoted(text: str) -> str:
+    """The same in quotes, for the middle of a sentence."""
+    return repr(_cut(text))
+
+
+def shape(dims: Sequence[int]) -> str:
+    """`[2, 3]`, and `[1, 1, …] (50 dimensions)` for a shape too long to show."""
+    if len(dims) <= MAX_DIMS:
+        return str(list(dims))
+    return f"[{', '.join(map(str, dims[:MAX_DIMS]))}, …] ({len(dims)} dimensions)"
+
+
+def value(node: object) -> str:
+    """A scalar as JSON's reader gave it, a container by its type alone: it may be of any size."""
+    if isinstance(node, (list, dict)):
+        return f"a {type(node).__name__}"
+    text = repr(node) if not isinstance(node, int) or abs(node) < 10**30 else "an absurd number"
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME // 2]}…{text[-MAX_NAME // 2 :]}"
