@@ -122,3 +122,9 @@ def seconds(found: Median) -> str:
 def with_peak(found: Median) -> str:
     """Wall and CPU time and peak memory for the table."""
     return f"{seconds(found)}, {found.peak / MB:.0f} MB"
+
+
+def faster(peer: Median, ours: Median) -> str:
+    """How the wall times compare, in words."""
+    ratio = peer.wall / ours.wall
+    return f"{ratio:.1f} × faster" if ratio >= 1 else f"{1 / ratio:.1f} × slower"

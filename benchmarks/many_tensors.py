@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from _inputs import safetensors_file, torch_file
-from _measure import MB, Median, Row, alternate, python, statecli, with_peak
+from _measure import MB, Median, Row, alternate, faster, python, statecli, with_peak
 
 COUNTS = (25_000, 50_000, 100_000)
 SECONDS = 2.0
@@ -48,7 +48,7 @@ def _size_row(suffix: str, ours: Median, label: str, peer: Median) -> Row:
         f"100,000 tensors, `.{suffix}`",
         with_peak(ours),
         f"{label}: {with_peak(peer)}",
-        f"{peer.wall / ours.wall:.1f} × faster",
+        faster(peer, ours),
         f"≤ {SECONDS:.0f} s, ≤ {PEAK // MB} MB",
         ours.wall <= SECONDS and ours.peak <= PEAK,
     )
