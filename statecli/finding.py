@@ -8,6 +8,8 @@ import msgspec
 
 
 class Severity(str, Enum):
+    """How bad: a note is told, a warning may be meant, an error is wrong."""
+
     NOTE = "note"
     WARNING = "warning"
     ERROR = "error"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli import kinds, modules, target
-from statecli.errors import NothingMatched, UsageError
+from statecli.errors import MissingDependency, NothingMatched, UsageError
 from statecli.finding import Finding, Severity
 from statecli.modules.spec import Spec
 from statecli.state import Kind, ModelState, Stats, TensorInfo
@@ -76,9 +77,21 @@ def _of_module(request: Request, spec: Spec) -> Inspection:
 
 
 def _stats_of_tensor(tensor: Any) -> Stats:
-    from statecli.values.stats import stats_of_tensor
+    with _numpy():
+        from statecli.values.stats import stats_of_tensor
 
     return stats_of_tensor(tensor)
+
+
+@contextmanager
+def _numpy() -> Iterator[None]:
+    """Around the first import of what reads values."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        raise MissingDependency("reading values needs numpy, which is not installed: pip install numpy") from error
 
 
 def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
@@ -94,11 +107,13 @@ def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
         findings = [f for f in findings if f.fqn is None or f.fqn in left or _matches(f.fqn, request)]
     size = sum(tensor.nbytes for tensor in state.tensors)
     if request.stats:
-        from statecli.values.stats import stats_all
+        with _numpy():
+            from statecli.values.stats import stats_all
 
         state = stats_all(state, progress(size) if progress else None)
     if request.to:
-        from statecli.values.place import place
+        with _numpy():
+            from statecli.values.place import place
 
         state = place(state, request.to, progress(size) if progress else None)
         findings.extend(_left_behind(state, request.to))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 INDENT = 2
 GAP = 2
 #: With less room than this beside the columns, names stand above them.
-MIN_NAME = 16
+MIN_NAME = 12
 MOODS = {"bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
 
 

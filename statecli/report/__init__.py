@@ -29,6 +29,8 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
+    """The flat one: every row has a cell a column."""
+
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -42,6 +44,8 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
+    """Rows that belong together, under a heading and the sum of them."""
+
     heading: str
     summary: str
     lines: tuple[Line, ...]

@@ -79,6 +79,7 @@ def schema(command: str) -> bytes:
 
 
 def of_inspection(found: Inspection, summary: dict[str, Totals]) -> InspectDocument:
+    """The document of one inspection."""
     state = found.state
     return InspectDocument(
         "statecli.inspect/1",

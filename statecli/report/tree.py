@@ -44,6 +44,7 @@ def groups(state: ModelState, unfold: bool) -> tuple[Group, ...]:
 
 
 def grown(tensors: list[TensorInfo]) -> Node:
+    """The tree that the dots of the names make."""
     root = Node()
     for tensor in tensors:
         node = root

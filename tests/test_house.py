@@ -1,0 +1,135 @@
+"""The house stays as drawn: what is in a folder is in its tuple, and imports go one way."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import statecli
+from statecli import cli, formats, render
+from statecli.errors import StateError
+
+PACKAGE = Path(statecli.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def public_modules(folder):
+    return {path.stem for path in (PACKAGE / folder).glob("*.py") if not path.stem.startswith("_")}
+
+
+def test_every_format_in_the_folder_is_listed():
+    """A format that is not in FORMATS would be forgotten in silence."""
+    assert {module.__name__.rpartition(".")[2] for module in formats.FORMATS} == public_modules("formats")
+    assert all(module.NAME and module.sniff and module.read for module in formats.FORMATS)
+
+
+def test_every_output_in_the_folder_is_listed():
+    """An output that is not in OUTPUTS could not be asked for."""
+    assert {output.value for output in render.OUTPUTS} == public_modules("render") == {o.value for o in render.Output}
+
+
+def imports(path):
+    """(module, whether at import time) of each import statement."""
+    tree = ast.parse(path.read_text())
+    inner = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) not in inner) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or "", id(node) not in inner
+
+
+def allowed_top(path):
+    """The heavy packages a module may import at its top: live models need torch, values need numpy."""
+    folder = path.relative_to(PACKAGE).parts[0]
+    return {"modules": {"torch"}, "values": {"numpy", "torch"}}.get(folder, set())
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_heavy_packages_stay_in_their_rooms(path):
+    """torch in modules/ and values/, numpy in values/, rich nowhere at import time."""
+    at_top = {module.partition(".")[0] for module, top in imports(path) if top}
+    typed = _type_checking_only(path)
+    assert (at_top & {"torch", "numpy", "rich"}) - typed <= allowed_top(path)
+
+
+def _type_checking_only(path):
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Import):
+                    names |= {alias.name.partition(".")[0] for alias in inner.names}
+                elif isinstance(inner, ast.ImportFrom):
+                    names.add((inner.module or "").partition(".")[0])
+    return names
+
+
+def test_the_first_waist_imports_nothing_of_ours():
+    """state.py is what everything else stands on."""
+    assert not [module for module, _ in imports(PACKAGE / "state.py") if module.startswith("statecli")]
+
+
+def test_nothing_unpickles_or_evaluates():
+    """No module imports pickle, marshal or zipfile, or calls eval, exec or torch.load."""
+    for path in MODULES:
+        named = {module.partition(".")[0] for module, _ in imports(path)}
+        assert not named & {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "zipfile"}, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("eval", "exec", "torch.load", "torch.jit.load"), f"{path}:{node.lineno}"
+
+
+def test_only_main_catches_our_errors():
+    """StateError is turned into text in one place."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler) and node.type is not None:
+                passed_on = isinstance(node.body[0], ast.Raise) and node.body[0].exc is None
+                caught = "StateError" in ast.unparse(node.type)
+                assert not caught or passed_on or path.name == "cli.py", f"{path}:{node.lineno}"
+
+
+def test_every_error_is_in_the_drawn_tree():
+    """The docstring of errors.py draws each class."""
+    from statecli import errors
+
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, StateError)]
+    assert all(kind.__name__ in errors.__doc__ for kind in kinds)
+    assert len(kinds) >= 6
+
+
+def test_no_function_is_over_sixty_lines():
+    """A function is read in one look."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert node.end_lineno - node.lineno < 60, f"{path}:{node.lineno} {node.name}"
+
+
+def test_everything_public_has_a_docstring():
+    """Modules, classes and functions without an underscore say what they are."""
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        if path.name != "__main__.py":
+            assert ast.get_docstring(tree), path
+        for node in tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                exempt = node.name in ("write", "sniff") or path.name in ("cli.py",)
+                assert exempt or ast.get_docstring(node), f"{path}:{node.lineno} {node.name}"
+
+
+def test_every_option_of_the_contract_is_there():
+    """The shared options exist on inspect."""
+    parameters = inspect.signature(cli.inspect).parameters
+    shared = {"output_format", "output", "include", "exclude", "kind", "quiet", "verbose", "color", "debug"}
+    assert shared | {"no_progress"} <= set(parameters)

@@ -1,0 +1,67 @@
+"""What a start costs: torch, numpy and rich are imported only where they are used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+HEAVY = ("torch", "numpy", "rich", "safetensors", "transformers", "pickle")
+
+CHILD = """
+import json, sys
+before = set(sys.modules)
+{setup}
+try:
+    from statecli.cli import main
+    main()
+except SystemExit as done:
+    code = done.code
+print(json.dumps(sorted((set(sys.modules) - before) & set({heavy!r}))), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def imported(*args, setup="", heavy=HEAVY):
+    """(exit code, which of the heavy modules the command line imported)."""
+    code = CHILD.format(setup=setup, heavy=heavy)
+    found = subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, check=False)
+    return found.returncode, json.loads(found.stderr.splitlines()[-1])
+
+
+@pytest.fixture
+def files(tmp_path):
+    state = {"fc.weight": torch.ones(2, 3)}
+    save_file(state, tmp_path / "a.safetensors")
+    torch.save(state, tmp_path / "a.pt")
+    torch.save(state, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "whole.pt")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "legacy.pt", "whole.pt"])
+@pytest.mark.parametrize("output", ["json", "plain", "csv", "markdown", "jsonl"])
+def test_listing_a_checkpoint_imports_nothing_heavy(files, name, output):
+    """No torch, no numpy, no rich, and none of the libraries whose formats are read."""
+    assert imported("inspect", files / name, "-f", output) == (0, [])
+
+
+def test_stats_import_numpy_and_not_torch(files):
+    """Values of a checkpoint need numpy alone."""
+    assert imported("inspect", files / "a.pt", "--stats", "-f", "json", heavy=("torch", "numpy")) == (0, ["numpy"])
+
+
+def test_help_and_version_import_nothing_heavy():
+    """Asking how it works costs nothing."""
+    assert imported("--version") == (0, [])
+    assert imported("inspect", "--help") == (0, [])
+
+
+def test_the_check_can_fail():
+    """A class needs torch, and the same check sees it."""
+    code, modules = imported("inspect", "sample_models/net.py:Net", "-f", "json", heavy=("torch",))
+    assert (code, modules) == (0, ["torch"])

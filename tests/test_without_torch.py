@@ -1,0 +1,83 @@
+"""Installed without torch: every checkpoint command runs, and a class gets one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+CHILD = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {modules!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+from statecli.cli import main
+main()
+"""
+
+
+def without(modules, *args):
+    code = CHILD.format(modules=modules)
+    return subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def files(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    state = net.state_dict()
+    optimizer = torch.optim.AdamW(net.named_parameters())
+    save_file(state, tmp_path / "a.safetensors")
+    torch.save(state, tmp_path / "a.pt")
+    torch.save(state, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
+    torch.save(net, tmp_path / "whole.pt")
+    torch.save({"model": state, "optimizer": optimizer.state_dict(), "epoch": 1}, tmp_path / "train.pt")
+    (tmp_path / "net.py").write_text("from torch import nn\nclass Net(nn.Linear):\n    pass\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "legacy.pt", "whole.pt", "train.pt"])
+@pytest.mark.parametrize("options", [(), ("--stats",), ("--tree",)], ids=["list", "stats", "tree"])
+def test_checkpoints_are_read_without_torch(files, name, options):
+    """The same exit code and the same document as with torch."""
+    found = without(("torch", "safetensors"), "inspect", files / name, "-f", "json", *options)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert json.loads(found.stdout)["tensors"]
+
+
+@pytest.mark.parametrize("args", [("inspect", "net.py:Net"), ("inspect", "a.pt", "--model", "net.py:Net")], ids=str)
+def test_a_class_without_torch_is_one_line(files, args):
+    """What to install, and exit 2."""
+    args = [str(files / arg) if "." in arg else arg for arg in args]
+    found = without(("torch",), *args)
+    assert found.returncode == 2
+    assert found.stderr.count("\n") == 1
+    assert "pip install torch" in found.stderr
+
+
+def test_placing_without_torch_is_one_line(files):
+    """--to needs torch as well."""
+    found = without(("torch",), "inspect", files / "a.pt", "--to", "cpu")
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1)
+    assert "pip install torch" in found.stderr
+
+
+def test_stats_without_numpy_is_one_line(files):
+    """--stats needs numpy, and says so."""
+    found = without(("numpy",), "inspect", files / "a.pt", "--stats")
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1)
+    assert "pip install numpy" in found.stderr
+
+
+def test_the_check_can_fail(files):
+    """The blocked module really cannot be imported."""
+    code = CHILD.format(modules=("json",))
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "No module named 'json" in found.stderr
