@@ -46,10 +46,11 @@ def _named(path: str) -> ModelState:
     try:
         return _read(path)
     except UnreadableError as error:
-        text = str(error)
-        if text.startswith(path):
+        # A shard's error has been here before, with the shard's path. Its text cannot tell: a folder `model` and
+        # a tensor `model.norm` begin alike.
+        if isinstance(error.__cause__, UnreadableError):
             raise
-        raise type(error)(f"{path}: {text}") from error
+        raise type(error)(f"{path}: {error}") from error
 
 
 def _read(path: str) -> ModelState:

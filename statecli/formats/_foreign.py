@@ -55,7 +55,7 @@ def name(path: str, head: bytes, size: int) -> str:
         return "a flax checkpoint (.msgpack), which this version does not read"
     if path.endswith(".onnx") or _ONNX.match(head):
         return "an ONNX model, which statecli does not read"
-    return _text(path, head, size)
+    return _text(head, size)
 
 
 def _lfs(head: bytes) -> str:
@@ -64,7 +64,7 @@ def _lfs(head: bytes) -> str:
     return f"a git-lfs pointer{elsewhere}: run: git lfs pull"
 
 
-def _text(path: str, head: bytes, size: int) -> str:
+def _text(head: bytes, size: int) -> str:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head.strip(b"\0"):
         return f"{size} zero bytes: an allocation that was never written, or a download that stopped"
