@@ -276,9 +276,9 @@ def test_usage_errors_end_2():
 
 def test_a_bug_of_ours_is_told_in_one_line_and_ends_2(statecli, small, monkeypatch):
     """A crash is never 1 and never a traceback, unless --debug asks."""
-    from statecli import inspection
+    from statecli import cli
 
-    monkeypatch.setattr(inspection, "inspect", lambda *_: 1 / 0)
+    monkeypatch.setattr(cli, "run_inspection", lambda *_: 1 / 0)
     result = statecli("inspect", small)
     assert result.code == 2
     assert result.err.count("\n") == 1
