@@ -101,7 +101,8 @@ def _files(path: str) -> list[str]:
     """The names of all in the folder that are no folders themselves, sorted."""
     try:
         with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if not entry.is_dir())
+            # Not `entry.is_dir()`, which raises for a link to itself.
+            return sorted(entry.name for entry in entries if not os.path.isdir(entry.path))
     except OSError as error:
         raise UnreadableError(f"cannot be listed: {(error.strerror or 'unknown error').lower()}") from error
 

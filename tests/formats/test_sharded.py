@@ -1,0 +1,676 @@
+"""Folders and indexes: what is read of them, what is refused and with which line; transformers and torch as oracles."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file, save_model
+
+from statecli import formats
+from statecli.errors import UnreadableError
+from statecli.formats import sharded
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def indexed(weight_map: object, **metadata: object) -> str:
+    """An index as JSON."""
+    return json.dumps({"metadata": metadata, "weight_map": weight_map})
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Two shards of one tensor each and their index, as save_pretrained writes them."""
+    path = tmp_path / "model"
+    path.mkdir()
+    save_file({"model.a": torch.zeros(2, 3)}, path / ONE, metadata={"format": "pt"})
+    save_file({"model.b": torch.ones(4, dtype=torch.float16)}, path / TWO, metadata={"format": "pt"})
+    (path / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}, total_size=32))
+    return path
+
+
+def names(path: Path | str) -> list[str]:
+    """The FQNs read of a target, in order."""
+    return [tensor.fqn for tensor in formats.read(str(path)).tensors]
+
+
+def oddities(path: Path | str) -> dict[str, str]:
+    """What a target's state says is odd."""
+    return {odd.name: odd.message for odd in formats.read(str(path)).oddities}
+
+
+# What is read.
+
+
+def test_an_index_and_its_folder_are_the_same(folder):
+    """The folder, with and without a slash, and its index give the same tensors under the name the user typed."""
+    states = [formats.read(path) for path in (str(folder), f"{folder}/", str(folder / INDEX))]
+    assert [state.target for state in states] == [str(folder), f"{folder}/", str(folder / INDEX)]
+    for state in states:
+        assert [(t.fqn, t.dtype, t.shape) for t in state.tensors] == [
+            ("model.a", "float32", (2, 3)),
+            ("model.b", "float16", (4,)),
+        ]
+        assert (state.format, state.oddities) == ("sharded safetensors", ())
+        assert state.metadata == {"format": "pt", "total_size": 32}
+        assert [Path(t.data.storage.path) for t in state.tensors] == [folder / ONE, folder / TWO]
+
+
+@pytest.mark.parametrize("target", [".", "./", "../model", INDEX, f"./{INDEX}", f"../model/{INDEX}"])
+def test_relative_targets(target, folder, monkeypatch, inspect):
+    """A relative path is read, and is what the state and the command line call it."""
+    monkeypatch.chdir(folder)
+    assert formats.read(target).target == target
+    code, out, err = inspect(target, "-f", "json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["target"] == target
+    assert [tensor["fqn"] for tensor in json.loads(out)["tensors"]] == ["model.a", "model.b"]
+
+
+def test_values_come_from_the_shards(folder):
+    """Each tensor's bytes lie where its shard holds them."""
+    for tensor in formats.read(str(folder)).tensors:
+        where = tensor.data.storage
+        stored = load_file(where.path)[tensor.fqn].numpy().tobytes()
+        assert Path(where.path).read_bytes()[where.offset : where.offset + where.length] == stored
+
+
+def test_metadata_on_which_shards_disagree_is_left_out(folder):
+    """What one shard says for itself is not said of the whole."""
+    save_file({"model.b": torch.ones(4)}, folder / TWO, metadata={"format": "pt", "rank": "1"})
+    save_file({"model.a": torch.ones(4)}, folder / ONE, metadata={"format": "pt", "rank": "0"})
+    (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}))
+    assert formats.read(str(folder)).metadata == {"format": "pt"}
+
+
+def test_tied_storages_of_different_files_stay_apart(folder):
+    """Storage keys count from 0 in every torch.save file: equal keys in two shards tie nothing, in one they do."""
+    for name in (ONE, TWO, INDEX):
+        (folder / name).unlink()
+    weight = torch.ones(2)
+    torch.save({"a": weight, "b": weight}, folder / "pytorch_model-00001-of-00002.bin")
+    torch.save({"c": torch.ones(2)}, folder / "pytorch_model-00002-of-00002.bin")
+    tied = {tensor.fqn: tensor.tied_to for tensor in formats.read(str(folder)).tensors}
+    assert tied == {"a": ("b",), "b": ("a",), "c": ()}
+
+
+def test_a_dropped_name_needs_no_place_in_the_index(folder):
+    """huggingface_hub notes dropped names of tied tensors in every shard and leaves them out of the index."""
+    for name, key in ((ONE, "model.a"), (TWO, "model.b")):
+        save_file({key: torch.zeros(2)}, folder / name, metadata={"lm_head": "model.a"})
+    (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}, total_size=16))
+    state = formats.read(str(folder))
+    assert {t.fqn: t.tied_to for t in state.tensors} == {
+        "model.a": ("lm_head",),
+        "lm_head": ("model.a",),
+        "model.b": (),
+    }
+    assert state.oddities == ()
+
+
+# Which file of a folder.
+
+CHOICES: dict[str, tuple[tuple[str, ...], str]] = {
+    "one file of any name": (("weights.pt", "config.json"), "weights.pt"),
+    "one variant": (("model.fp16.safetensors",), "model.fp16.safetensors"),
+    "safetensors before bin": (("pytorch_model.bin", "model.safetensors"), "model.safetensors"),
+    "the default before its variant": (("model.fp16.safetensors", "model.safetensors"), "model.safetensors"),
+    "one file before an index": ((INDEX, "model.safetensors"), "model.safetensors"),
+    "a bin file before nothing better": (("pytorch_model.bin", "other.pt"), "pytorch_model.bin"),
+    "an adapter alone": (("adapter_config.json", "adapter_model.safetensors"), "adapter_model.safetensors"),
+    "a model before its adapter": (("adapter_model.safetensors", "model.safetensors"), "model.safetensors"),
+    "a safetensors index before a bin file": ((INDEX, "pytorch_model.bin"), INDEX),
+    "a safetensors index before a bin index": (("pytorch_model.bin.index.json", INDEX), INDEX),
+    "the default index before a variant": (("model.safetensors.index.fp16.json", INDEX), INDEX),
+    "a variant's index": (("model.safetensors.index.fp16.json",), "model.safetensors.index.fp16.json"),
+    "diffusers' index": (
+        ("diffusion_pytorch_model.safetensors.index.json", "pytorch_model.bin"),
+        "diffusion_pytorch_model.safetensors.index.json",
+    ),
+    "a training folder": (
+        ("model.safetensors", "optimizer.pt", "rng_state_0.pth", "scheduler.pt", "training_args.bin", "scaler.pt"),
+        "model.safetensors",
+    ),
+    "a folder named as a file": (("model.safetensors/", "pytorch_model.bin"), "pytorch_model.bin"),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_which_file_of_a_folder(case, tmp_path):
+    """Of several weights in one folder the one is read that transformers would load; the rest is noted."""
+    present, chosen = CHOICES[case]
+    for name in present:
+        if name.endswith("/"):
+            (tmp_path / name).mkdir()
+        elif name.endswith(".json"):
+            save_file({name: torch.zeros(1)}, tmp_path / f"{name}-shard")
+            (tmp_path / name).write_text(indexed({name: f"{name}-shard"}))
+        elif name.endswith(".safetensors"):
+            save_file({name: torch.zeros(1)}, tmp_path / name)
+        else:
+            torch.save({name: torch.zeros(1)}, tmp_path / name)
+    assert names(tmp_path) == [chosen]
+    beside = oddities(tmp_path).get("other-weights", ": ").split(": ")[1].split(", ")
+    companions = ("config", "optimizer", "rng_", "scheduler", "training_args", "scaler")
+    for name in present:
+        passed_over = name != chosen and not name.startswith(companions) and not name.endswith(("/", "config.json"))
+        assert (name in beside) == passed_over, name
+
+
+def test_numbered_shards_without_an_index(folder):
+    """All shards of a complete numbered series are read, and that there was no index is noted."""
+    (folder / INDEX).unlink()
+    assert names(folder) == ["model.a", "model.b"]
+    assert oddities(folder) == {"no-index": "no index: all 2 numbered shards were read"}
+
+
+def test_a_numbered_variant_without_an_index(folder):
+    """`model-00001-of-00002.fp16.safetensors` is a numbered shard too."""
+    (folder / INDEX).unlink()
+    for name in (ONE, TWO):
+        (folder / name).rename(folder / name.replace(".safetensors", ".fp16.safetensors"))
+    assert names(folder) == ["model.a", "model.b"]
+
+
+def test_a_numbered_shard_that_is_missing(folder, line):
+    """Without an index, the numbers say which shard is missing."""
+    (folder / INDEX).unlink()
+    (folder / ONE).unlink()
+    assert line(folder) == f"shard {ONE} is missing: 1 of 2 are here, by their numbers"
+
+
+def test_many_numbered_shards_that_are_missing(folder, line):
+    """A series of 99,999 of which one is there is told in one line."""
+    (folder / INDEX).unlink()
+    (folder / ONE).rename(folder / "model-00001-of-99999.safetensors")
+    (folder / TWO).unlink()
+    missing = ", ".join(f"model-0000{n}-of-99999.safetensors" for n in (2, 3, 4, 5))
+    assert line(folder) == f"shards {missing}, and 99994 more are missing: 1 of 99999 are here, by their numbers"
+
+
+def test_two_series_without_an_index(folder, line):
+    """Two numberings in one folder are two checkpoints: the user must say which."""
+    (folder / INDEX).unlink()
+    shutil.copy(folder / ONE, folder / "model-00001-of-00003.safetensors")
+    assert line(folder) == (
+        "is a folder with 3 weight files and no index; name one of them: "
+        f"{ONE}, model-00001-of-00003.safetensors, {TWO}"
+    )
+
+
+# Folders that hold no checkpoint of their own.
+
+EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
+    "nothing": ((), "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it"),
+    "only companions": (
+        ("optimizer.pt", "training_args.bin", "rng_state.pth"),
+        "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it",
+    ),
+    "a diffusers pipeline": (
+        ("model_index.json", "unet/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors"),
+        "is a folder without a checkpoint of its own; folders in it hold some: unet, vae",
+    ),
+    "a run of the Trainer": (
+        ("checkpoint-10/model.safetensors", "runs/events"),
+        "is a folder without a checkpoint of its own; folders in it hold some: checkpoint-10",
+    ),
+    "torch.distributed.checkpoint": (
+        (".metadata", "__0_0.distcp"),
+        "is a torch.distributed.checkpoint folder, which this version does not read",
+    ),
+    "DeepSpeed": (
+        ("latest", "zero_to_fp32.py", "global_step1/mp_rank_00_model_states.pt"),
+        "is a DeepSpeed checkpoint, which this version does not read as one; name one of its files",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_folders_without_a_checkpoint(case, tmp_path, line):
+    """A folder that has no weights of its own is told for what it is."""
+    present, expected = EMPTY[case]
+    for name in present:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert line(tmp_path) == expected
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
+def test_a_folder_that_may_not_be_listed(folder, line):
+    """No permission is one line."""
+    folder.chmod(0)
+    try:
+        assert line(folder) == "cannot be listed: permission denied"
+    finally:
+        folder.chmod(0o700)
+
+
+def test_a_folder_that_vanishes(folder, monkeypatch):
+    """A folder removed between two looks is one line."""
+    monkeypatch.setattr(os, "scandir", lambda path: (_ for _ in ()).throw(FileNotFoundError(2, "No such file")))
+    with pytest.raises(UnreadableError, match=r"^[^\n]*cannot be listed: no such file$"):
+        formats.read(str(folder))
+
+
+# Indexes that lie.
+
+#: What an index may call a shard, all refused: case -> name.
+OUTSIDE = {
+    "traversal": "../secret.safetensors",
+    "deep traversal": "x/../../secret.safetensors",
+    "subfolder": "x/secret.safetensors",
+    "absolute": "/etc/passwd",
+    "backslash": "..\\secret.safetensors",
+    "drive": "C:secret.safetensors",
+    "nul": "model\0.safetensors",
+    "url": "https://example.com/m.safetensors",
+    "scheme without slashes": "file:m.safetensors",
+    "tilde": "~root",
+    "dot": ".",
+    "dots": "..",
+    "empty": "",
+    "slash": "/",
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_an_index_that_points_outside(case, folder, line):
+    """A shard's name is one path component; anything else is refused, before any shard is opened."""
+    save_file({"model.b": torch.zeros(1)}, folder.parent / "secret.safetensors")
+    (folder / ONE).write_bytes(b"never read")
+    (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": OUTSIDE[case]}))
+    shown = repr(OUTSIDE[case])
+    assert line(folder) == f"{INDEX} points outside its folder: {shown} is no plain file name"
+    assert line(folder / INDEX) == f"the index points outside its folder: {shown} is no plain file name"
+
+
+def wrong(text: str, expected: str) -> tuple[bytes, str]:
+    """An index's text and its line, in which `{}` is what the index is called."""
+    return text.encode("utf-8", "surrogatepass"), expected
+
+
+LIES: dict[str, tuple[bytes, str]] = {
+    "map is a list": wrong(indexed([ONE, TWO]), "{} has no weight_map that names a tensor"),
+    "map is empty": wrong(indexed({}), "{} has no weight_map that names a tensor"),
+    "no map": wrong('{"metadata":{}}', "{} has no weight_map that names a tensor"),
+    "map to a number": wrong(indexed({"model.a": 1}), "model.a: {} maps it to 1, no file name"),
+    "map to null": wrong(indexed({"model.a": None}), "model.a: {} maps it to None, no file name"),
+    "map to a list": wrong(indexed({"model.a": [ONE]}), "model.a: {} maps it to a list, no file name"),
+    "a key twice": wrong(
+        f'{{"weight_map":{{"model.a":"{ONE}","model.a":"{TWO}"}}}}',
+        "{} names 'model.a' twice: readers disagree on which counts",
+    ),
+    "the map twice": wrong(
+        f'{{"weight_map":{{"x":"{ONE}"}},"weight_map":{{"model.a":"{ONE}"}}}}',
+        "{} names 'weight_map' twice: readers disagree on which counts",
+    ),
+    "deep": wrong('{"metadata":' + "[" * 100_000, "{} nests too deep"),
+    "cut": wrong(
+        indexed({"model.a": ONE})[:-1],
+        "{} is no valid JSON: Expecting ',' delimiter: line 1 column 79 (char 78)",
+    ),
+    "byte order mark": wrong(
+        "\ufeff" + indexed({"model.a": ONE}), "{} is no valid JSON: it begins with a byte order mark"
+    ),
+    "no UTF-8": (b'{"weight_map":{"\xff":"m"}}', "{} is no valid UTF-8 near its byte 16"),
+    "half a surrogate pair": wrong(
+        indexed({"model.\ud800": ONE}), "{} holds \\ud800, half a surrogate pair, which is no text"
+    ),
+    "NaN": wrong('{"metadata":{"total_size":NaN}}', "{} is no valid JSON: NaN is no JSON"),
+    "an endless number": wrong('{"metadata":{"total_size":1e999}}', "{} is no valid JSON: 1e999 is out of range"),
+    "missing shard": wrong(
+        indexed({"model.a": ONE, "model.b": "m-9.safetensors"}),
+        "shard m-9.safetensors is missing: 1 of 2 are here, as {} names them",
+    ),
+    "itself": wrong(indexed({"model.a": INDEX}), f"shard {INDEX} is an index itself, not a file of tensors"),
+    "directory": wrong(indexed({"model.a": "1_Pooling"}), "shard 1_Pooling is a directory, not a regular file"),
+    "wrong shard": wrong(indexed({"model.a": TWO, "model.b": ONE}), f"model.a: the index says {TWO}, it is in {ONE}"),
+    "tensor in no shard": wrong(
+        indexed({"model.a": ONE, "model.c": TWO}), f"model.c: the index says it is in {TWO}, it is in no shard"
+    ),
+    "a name with a line break": wrong(
+        indexed({"x\ny": ONE}), f"x\\ny: the index says it is in {ONE}, it is in no shard"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_an_index_that_lies(case, folder, line):
+    """What an index says and cannot be so is one line, which calls the index by what the user did not type of it."""
+    data, expected = LIES[case]
+    (folder / "1_Pooling").mkdir()
+    (folder / INDEX).write_bytes(data)
+    assert line(folder) == expected.replace("{}", INDEX)
+    assert line(folder / INDEX) == expected.replace("{}", "the index")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "not JSON", "<html></html>"])
+def test_an_index_that_is_none(text, folder, line):
+    """An empty file, a list, a text or a web page named as an index is told for what it is."""
+    (folder / INDEX).write_text(text)
+    of_folder, of_index = line(folder), line(folder / INDEX)
+    assert INDEX in of_folder
+    expected = {"": "is an empty file", "[]": "is a JSON document", "not": "is a text file", "<ht": "is an HTML page"}
+    assert of_index.startswith(expected[text[:3]])
+
+
+def test_an_index_too_long(folder, line):
+    """An index of more bytes than any has is not parsed."""
+    with (folder / INDEX).open("r+") as file:
+        file.truncate(sharded.MAX_INDEX + 1)
+    assert line(folder) == f"{INDEX} has 33554433 bytes, more than the 33554432 that an index may have"
+
+
+def test_an_index_that_is_a_pipe(folder, line):
+    """A named pipe in the index's place blocks nobody."""
+    (folder / INDEX).unlink()
+    os.mkfifo(folder / INDEX)
+    assert line(folder) == f"{INDEX} is a named pipe, not a regular file"
+    assert line(folder / INDEX) == "is a named pipe, not a regular file"
+
+
+# Shards that are none.
+
+
+def spoilt(folder: Path, name: str) -> Path:
+    """A shard's path with nothing there."""
+    (folder / name).unlink()
+    return folder / name
+
+
+def test_a_shard_that_is_a_pipe(folder, line):
+    """A named pipe as a shard is named and blocks nobody."""
+    os.mkfifo(spoilt(folder, TWO))
+    assert line(folder) == f"{folder / TWO}: is a named pipe, not a regular file"
+
+
+def test_a_shard_that_is_a_device(folder, line):
+    """A link to an endless device is no regular file."""
+    spoilt(folder, TWO).symlink_to("/dev/zero")
+    assert line(folder) == f"{folder / TWO}: is a character device, not a regular file"
+
+
+def test_a_shard_that_is_an_lfs_pointer(folder, line):
+    """A clone without git lfs says which shard is a pointer, how much is missing, and what to run."""
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 4976698672\n"
+    spoilt(folder, TWO).write_bytes(pointer)
+    assert line(folder) == (
+        f"{folder / TWO}: is a git-lfs pointer (4,976,698,672 bytes are elsewhere): run: git lfs pull"
+    )
+
+
+def test_a_shard_that_is_truncated(folder, line):
+    """A shard cut short is named by its path."""
+    os.truncate(folder / ONE, 70)
+    assert line(folder).startswith(f"{folder / ONE}: is truncated: its header claims ")
+
+
+def test_a_shard_that_is_empty(folder, line):
+    """A shard without a byte is named by its path."""
+    spoilt(folder, ONE).write_bytes(b"")
+    assert line(folder) == f"{folder / ONE}: is an empty file"
+
+
+def test_a_shard_that_leads_nowhere(folder, line):
+    """A dangling link, a cache whose blob was removed, is named by its path."""
+    spoilt(folder, ONE).symlink_to("../../blobs/gone")
+    assert line(folder) == f"{folder / ONE}: cannot be opened: no such file or directory"
+
+
+def test_a_shard_that_leads_to_itself(folder, line):
+    """A link to itself is named by its path."""
+    spoilt(folder, ONE).symlink_to(ONE)
+    assert line(folder) == f"{folder / ONE}: cannot be opened: too many levels of symbolic links"
+
+
+def test_a_shard_that_leads_to_its_folder(folder, line):
+    """A link from a folder to itself, a checkpoint that holds itself, is no shard."""
+    spoilt(folder, TWO).symlink_to(".")
+    assert line(folder) == f"shard {TWO} is a directory, not a regular file"
+
+
+def test_a_weight_file_that_leads_to_its_folder(tmp_path, line):
+    """A folder whose only weight file is a link to the folder holds no checkpoint."""
+    (tmp_path / "model.safetensors").symlink_to(".")
+    assert "is a folder without a checkpoint" in line(tmp_path)
+
+
+def test_links_are_followed(folder, tmp_path):
+    """The files of a Hugging Face cache are links into ../../blobs, the index too."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for n, name in enumerate((ONE, TWO, INDEX)):
+        (folder / name).rename(blobs / str(n))
+        (snapshot / name).symlink_to(f"../../blobs/{n}")
+    assert names(snapshot) == names(snapshot / INDEX) == ["model.a", "model.b"]
+
+
+def test_the_same_tensor_in_two_shards(folder, line):
+    """Which of two is loaded depends on the reader: refused, with both shards."""
+    save_file({"model.a": torch.zeros(2), "model.b": torch.zeros(2)}, folder / TWO)
+    assert line(folder) == f"model.a: is in two shards, {ONE} and {TWO}"
+
+
+def test_a_tensor_called_as_its_folder(folder, line):
+    """The path stands before a message that begins with a tensor of the folder's own name."""
+    target = folder.parent / "plain"
+    folder.rename(target)
+    (target / INDEX).write_text(indexed({"plain.a": ONE}))
+    assert line(target) == f"plain.a: the index says it is in {ONE}, it is in no shard"
+
+
+def test_a_path_that_begins_as_a_message(folder, line, monkeypatch):
+    """The path stands before the message even where the message begins with the very same letters."""
+    monkeypatch.chdir(folder)
+    Path("a").write_bytes(b"\x40" + bytes(7) + b'{"a":{}}' + b" " * 56)
+    assert line("a") == "a: its header entry has no dtype"
+
+
+def test_fifty_thousand_shards_that_are_not_there(folder, line):
+    """An index that names 50,000 missing shards is refused in one short line, at once."""
+    (folder / INDEX).write_text(indexed({f"l.{n}": f"m-{n}.safetensors" for n in range(50_000)}))
+    before = time.process_time()
+    message = line(folder)
+    assert time.process_time() - before < 3
+    assert message == (
+        "shards m-0.safetensors, m-1.safetensors, m-2.safetensors, m-3.safetensors, and 49996 more are missing: "
+        f"0 of 50000 are here, as {INDEX} names them"
+    )
+
+
+# Odd, and readable.
+
+
+def test_a_tensor_that_the_index_does_not_name(folder):
+    """What a shard holds beyond the index is listed and noted: loaders differ in whether they load it."""
+    save_file({"model.b": torch.zeros(4), "model.extra": torch.zeros(1)}, folder / TWO)
+    (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}))
+    assert names(folder) == ["model.a", "model.b", "model.extra"]
+    assert oddities(folder) == {"not-in-index": "in the shards, and not named by the index: model.extra"}
+
+
+@pytest.mark.parametrize(("claimed", "said"), [(40, "8 more"), (30, "2 fewer"), (40.0, "8.0 more")])
+def test_a_total_that_differs(claimed, said, folder, inspect):
+    """A wrong total_size is noted with the difference, and is no error."""
+    (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}, total_size=claimed))
+    expected = f"the index says {claimed} bytes in all, {said} than the tensors take (32)"
+    assert oddities(folder) == {"index-total": expected}
+    code, out, _ = inspect(folder, "-f", "plain")
+    assert code == 0
+    assert expected in out
+
+
+@pytest.mark.parametrize("total", ["32", None, [], True])
+def test_a_total_that_is_no_number(total, folder):
+    """A total_size that cannot be compared is let be."""
+    (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}, total_size=total))
+    assert names(folder) == ["model.a", "model.b"]
+
+
+def test_a_shard_that_the_index_does_not_name(folder):
+    """An orphan beside the shards is noted."""
+    save_file({"z": torch.zeros(1)}, folder / "model-9.safetensors")
+    assert oddities(folder) == {"other-weights": "beside what was read, and not read: model-9.safetensors"}
+
+
+def test_many_other_weights_are_one_note(folder):
+    """A thousand orphans make one short line."""
+    for n in range(1000):
+        (folder / f"x{n:03}.bin").touch()
+    (message,) = oddities(folder).values()
+    assert message.endswith("x000.bin, x001.bin, x002.bin, x003.bin, and 996 more")
+
+
+def test_shards_of_two_formats(folder):
+    """An index over a safetensors and a torch.save shard is read, both formats named."""
+    torch.save({"model.b": torch.ones(4)}, folder / "b.bin")
+    (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": "b.bin"}, total_size=40))
+    state = formats.read(str(folder))
+    assert state.format == "sharded safetensors+torch-zip"
+    assert [tensor.fqn for tensor in state.tensors] == ["model.a", "model.b"]
+
+
+def test_what_is_odd_in_a_shard_is_said_of_it(folder):
+    """A shard's own oddity names the shard."""
+    header = json.dumps({"model.b": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    header += b" " * (len(header) % 8 == 0)
+    (folder / TWO).write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}))
+    assert oddities(folder)["misaligned"].startswith(f"{TWO}: the tensors start at byte ")
+
+
+def test_an_index_under_another_name(folder):
+    """A JSON file with a weight_map is an index, whatever it is called."""
+    (folder / INDEX).rename(folder / "map.json")
+    assert names(folder / "map.json") == ["model.a", "model.b"]
+
+
+@settings(max_examples=150, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.sampled_from([ONE, TWO, INDEX, "..", "x"]),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["weight_map", "metadata", "total_size", "model.a", "model.b"]), inner)
+        ),
+        max_leaves=8,
+    )
+)
+def test_any_index(folder, document):
+    """No JSON in an index's place raises anything but UnreadableError with one line."""
+    (folder / INDEX).write_text(json.dumps({"weight_map": document} if isinstance(document, dict) else document))
+    try:
+        formats.read(str(folder))
+    except UnreadableError as error:
+        assert len(str(error).splitlines()) == 1  # noqa: PT017  # some documents are read
+
+
+# Against transformers and torch.
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A BERT of a few kilobytes, its head tied to its embedding."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=12,
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+def test_save_pretrained_in_shards(model, tmp_path):
+    """What save_pretrained writes in many shards is what safe_open finds in them, with nothing to remark on."""
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 3
+    expected = {}
+    for shard in shards:
+        with safe_open(shard, "pt") as file:
+            expected.update({name: (shard, file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+    state = formats.read(str(tmp_path))
+    assert {t.fqn: (Path(t.data.storage.path), list(t.shape)) for t in state.tensors} == expected
+    assert state.oddities == ()
+    assert set(expected) <= set(model.state_dict())
+
+
+def test_one_file_and_its_shards_hold_the_same(model, tmp_path):
+    """The same model saved whole and in shards gives the same tensors."""
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="4KB")
+    whole, shards = (
+        {(t.fqn, t.dtype, t.shape, t.nbytes) for t in formats.read(str(tmp_path / name)).tensors}
+        for name in ("whole", "shards")
+    )
+    assert whole == shards
+
+
+def test_bin_shards(model, tmp_path):
+    """pytorch_model.bin shards and their index, as transformers 4 wrote them, give what torch.load gives."""
+    state_dict, files = model.state_dict(), ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
+    halves = [dict(list(state_dict.items())[n::2]) for n in (0, 1)]
+    weight_map = {}
+    for name, half in zip(files, halves, strict=True):
+        torch.save(half, tmp_path / name)
+        weight_map.update(dict.fromkeys(half, name))
+    (tmp_path / "pytorch_model.bin.index.json").write_text(indexed(weight_map))
+    state = formats.read(str(tmp_path))
+    assert state.format == "sharded torch-zip"
+    loaded = {}
+    for name in files:
+        loaded.update(torch.load(tmp_path / name, weights_only=True))
+    assert {t.fqn: (f"torch.{t.dtype}", t.shape) for t in state.tensors} == {
+        name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in loaded.items()
+    }
+
+
+def test_save_model_in_a_folder(tmp_path):
+    """A folder of one file by save_model, as huggingface_hub's mixin pushes it, keeps its ties."""
+    layer = torch.nn.Linear(3, 3)
+    model = torch.nn.Sequential(layer, torch.nn.Linear(3, 3))
+    model[1].weight = layer.weight
+    save_model(model, str(tmp_path / "model.safetensors"))
+    tied = {tensor.fqn: tensor.tied_to for tensor in formats.read(str(tmp_path)).tensors}
+    assert tied["0.weight"] == ("1.weight",)
+    assert tied["1.weight"] == ("0.weight",)
+
+
+def test_many_shards_at_once(tmp_path):
+    """36,864 tensors in 128 sparse shards, 300 GB if they were full, take well under the time of a blink."""
+    weight_map = {}
+    for n in range(128):
+        shard = f"model-{n + 1:05d}-of-00128.safetensors"
+        entries = {
+            f"model.layers.{n}.experts.{i}.up_proj.weight": {
+                "dtype": "BF16",
+                "shape": [2048, 512],
+                "data_offsets": [i << 21, (i + 1) << 21],
+            }
+            for i in range(288)
+        }
+        header = json.dumps(entries).encode()
+        with (tmp_path / shard).open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + (288 << 21))
+        weight_map.update(dict.fromkeys(entries, shard))
+    (tmp_path / INDEX).write_text(indexed(weight_map, total_size=128 * 288 << 21))
+    before = time.process_time()
+    state = formats.read(str(tmp_path))
+    assert time.process_time() - before < 1.5
+    assert len(state.tensors) == 36_864
+    assert not [odd for odd in state.oddities if odd.name != "misaligned"]
