@@ -6,6 +6,9 @@ at, `normal_`, `uniform_` and `nn.init.trunc_normal_` do nothing to a large `nn.
 pages, which cost nothing until somebody touches them. Where the allocator handed out used memory, it is zeroed, so
 that nobody computes with garbage. Small parameters, plain tensors and subclasses are drawn as ever: user code decides
 things by them. `--stats` draws everything.
+
+On meta there is nothing to fill, and yet the first `normal_` there imports some 800 modules of torch's Python
+decompositions, 0.8 s: no Parameter on meta is filled at all.
 """
 
 from __future__ import annotations
@@ -49,9 +52,12 @@ def skipping(skipped: Skipped) -> Iterator[None]:
 
 def _method(fill: Callable[..., Any], skipped: Skipped, active: list[bool]) -> Callable[..., Any]:
     def filled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if active[0] and type(self) is nn.Parameter and self.device.type == "cpu" and self.numel() > LARGE:
-            skipped.count += 1
-            return _zeroed(self)
+        if active[0] and type(self) is nn.Parameter:
+            if self.device.type == "meta":
+                return self
+            if self.device.type == "cpu" and self.numel() > LARGE:
+                skipped.count += 1
+                return _zeroed(self)
         return fill(self, *args, **kwargs)
 
     return filled
