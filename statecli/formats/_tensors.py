@@ -278,6 +278,9 @@ class Decoder:
             raise MalformedError(
                 f"{fqn}: storage {key}: the record holds {where.length} bytes, the pickle says {_brief(length)}"
             )
+        if len(pid) > 5 and pid[5] is not None and where is not None:
+            where = _part_of(where, pid[5], BITS[dtype] // 8, fqn)
+            length = where.length
         found = (key, dtype, location, where, length)
         self.checked[id(node.pid)] = found
         return found
@@ -395,6 +398,19 @@ class Decoder:
     def _uninitialized(self, args: tuple[Any, ...], fqn: str) -> Tensor:  # noqa: ARG002  # one signature for all
         note = "uninitialized (lazy): it has no shape before the first forward"
         return Tensor("unknown", None, 0, 0, None, bool(args and args[0] is True), is_parameter=True, note=note)
+
+
+def _part_of(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
+    """The part of a storage that a sixth item of its persistent id names: (view key, offset, size), in elements.
+
+    Files of torch before 0.4 have it, where a storage could be a view of another.
+    """
+    if type(view) is not tuple or len(view) != 3 or any(type(n) is not int or n < 0 for n in view[1:]):
+        raise MalformedError(f"{fqn}: malformed view of a storage")
+    offset, length = view[1] * itemsize, view[2] * itemsize
+    if offset + length > root.length:
+        raise MalformedError(f"{fqn}: a view of bytes {offset} to {offset + length} of a storage of {root.length}")
+    return ByteRange(root.path, root.offset + offset, length, None, root.big_endian)
 
 
 def _marks(found: Tensor, held: Mapping[str, Any]) -> None:

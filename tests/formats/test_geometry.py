@@ -1,0 +1,153 @@
+"""What a pickle claims of a tensor, held against the bytes that the file has."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecli.errors import MalformedError
+from statecli.formats._pickle import load
+from statecli.formats._torch_objects import state_of
+from statecli.state import ByteRange
+
+from .attacks import number, pickled, state_dict, tensor, text
+
+STORAGES = {"0": ByteRange("file.pt", 64, 16)}
+
+
+def read(body, storages=STORAGES):
+    return state_of(load(body), storages, target="file.pt", format="torch-zip", oddities=[])
+
+
+def refusal(**lie):
+    """The one line for a tensor `w` over 16 bytes that lies in these fields."""
+    with pytest.raises(MalformedError) as caught:
+        read(state_dict(w=tensor(**lie)))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_honest_tensor_is_read():
+    """The builder itself makes no lie."""
+    (row,) = read(state_dict(w=tensor())).tensors
+    assert (row.fqn, row.shape, row.data.storage) == ("w", (4,), STORAGES["0"])
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        ({"size": (-1,)}, "w: its shape holds -1: impossible"),
+        (
+            {"size": (2**62, 2**62), "stride": (1, 1)},
+            "w: shape [4611686018427387904, 4611686018427387904] is impossible",
+        ),
+        ({"numel": 400}, "w: storage 0: the record holds 16 bytes, the pickle says 1600"),
+        ({"numel": -1}, "w: storage '0' claims -1 elements"),
+        ({"numel": 2**62}, "w: storage 0: the record holds 16 bytes, the pickle says an integer of 65 bits"),
+        ({"size": (5,)}, "w: shape [5] at offset 0 reaches element 4, storage 0 holds 4 float32"),
+        ({"offset": 1}, "w: shape [4] at offset 1 reaches element 4, storage 0 holds 4 float32"),
+        ({"offset": -1}, "w: its offset into storage 0 is -1"),
+        ({"stride": (2,)}, "w: shape [4] at offset 0 reaches element 6, storage 0 holds 4 float32"),
+        ({"stride": (-1,)}, "w: its strides holds -1: impossible"),
+        ({"stride": (1, 1)}, "w: 1 sizes but 2 strides"),
+        ({"key": "9"}, "w: storage '9' is not in the file"),
+        ({"key": "../../../etc/passwd"}, "w: storage '../../../etc/passwd' is not in the file"),
+        ({"kind": "Nope"}, "w: malformed storage record ('torch.Nope')"),
+        ({"size": (1,) * 1025, "stride": (1,) * 1025}, "w: its shape has 1025 dimensions, more than 1024"),
+    ],
+)
+def test_each_lie_is_named_with_both_numbers(lie, said):
+    """torch.load(mmap=True) accepts several of these and shows the neighbour's bytes."""
+    assert refusal(**lie).startswith(said)
+
+
+def test_no_strides_beside_a_shape_mean_contiguous():
+    """As torch reads it."""
+    (row,) = read(state_dict(w=tensor(size=(2, 2), stride=()))).tensors
+    assert row.data.strides is None
+
+
+def test_a_huge_expansion_is_listed_and_not_walked():
+    """2^40 elements over four stored floats are one line, at once."""
+    (row,) = read(state_dict(w=tensor(size=(2**20, 2**20), stride=(0, 0)))).tensors
+    assert row.note == "expanded: 1099511627776 elements over 4 stored"
+
+
+def test_an_empty_tensor_may_lie_anywhere():
+    """No element, nothing to reach."""
+    (row,) = read(state_dict(w=tensor(size=(0, 3), stride=(3, 1), offset=4))).tensors
+    assert (row.elements, row.nbytes) == (0, 0)
+
+
+def test_requires_grad_must_be_a_bool():
+    """torch raises there, and so is it told here."""
+    body = state_dict(w=tensor()).replace(b"\x89", b"K\x07")
+    with pytest.raises(MalformedError, match="requires_grad is recorded as 7, not as a bool"):
+        read(body)
+
+
+def test_a_key_set_twice_is_told():
+    """The last one counts, as in torch, and nobody is left to find out."""
+    body = pickled(b"}(" + text("w") + tensor() + text("w") + tensor(size=(2,)) + b"u")
+    state = read(body)
+    assert [row.shape for row in state.tensors] == [(2,)]
+    assert [odd.name for odd in state.oddities] == ["key-set-twice"]
+
+
+def test_a_storage_that_is_no_persistent_id():
+    """A tensor over a plain object is malformed, not a crash."""
+    body = pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00(K\x04t(K\x01t\x89NtRs")
+    with pytest.raises(MalformedError, match="w: malformed storage record"):
+        read(body)
+
+
+def test_a_rebuild_call_without_its_arguments():
+    """Too few arguments are counted."""
+    body = pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n)Rs")
+    with pytest.raises(MalformedError, match="its rebuild call has 0 arguments"):
+        read(body)
+
+
+def test_a_view_of_a_storage_in_its_persistent_id():
+    """The sixth item of old files: part of another storage, in elements."""
+    view = b"(" + text("1") + number(1) + number(2) + b"t"
+    pid = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(4) + view + b"tQ"
+    body = pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + pid + b"K\x00(K\x02t(K\x01t\x89NtRs")
+    (row,) = read(body).tensors
+    assert (row.data.storage.offset, row.data.storage.length) == (64 + 4, 8)
+
+
+def test_dicts_that_contain_each_other_are_walked_once():
+    """A cycle is no endless list."""
+    body = pickled(b"}q\x00(" + text("w") + tensor() + text("self") + b"h\x00u")
+    assert [row.fqn for row in read(body).tensors] == ["w"]
+
+
+def test_a_billion_paths_are_one_row():
+    """Shared containers are expanded once: 2^40 paths to one tensor list it once."""
+    doubled = b"]" + tensor() + b"a" + b"".join(b"q%c](h%ch%ce" % (n, n, n) for n in range(1, 41))
+    assert len(read(pickled(b"}" + text("w") + doubled + b"s")).tensors) == 1
+
+
+def test_depth_is_cut_with_a_word():
+    """More than 200 levels are not listed, and that is said."""
+    body = pickled(
+        b"}("
+        + text("w")
+        + tensor()
+        + text("deep")
+        + b"]" * 1
+        + b"".join(b"]" for _ in range(300))
+        + tensor()
+        + b"a" * 301
+        + b"u"
+    )
+    state = read(body)
+    assert [row.fqn for row in state.tensors] == ["w"]
+    assert "too-deep" in [odd.name for odd in state.oddities]
+
+
+def test_long_names_and_objects_never_print_whole():
+    """A message quotes scalars, cut short, and types of everything else."""
+    with pytest.raises(MalformedError) as caught:
+        read(state_dict(w=tensor(key="k" * 10_000)))
+    assert len(str(caught.value)) < 11_000

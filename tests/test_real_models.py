@@ -1,0 +1,148 @@
+"""Checkpoints of real classes, and a real model folder, against the libraries' own loaders."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_model
+
+from statecli import formats, kinds
+from statecli.state import Kind
+
+from .zoo import SMALL, make
+
+NAMES = sorted(SMALL)
+
+
+def rows(path):
+    return {row.fqn: row for row in kinds.classified(formats.read(str(path))).tensors}
+
+
+def agree(row, tensor):
+    assert f"torch.{row.dtype}" == str(tensor.dtype)
+    assert row.shape == tuple(tensor.shape)
+    assert row.nbytes == tensor.numel() * tensor.element_size()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_state_dict_is_what_torch_loads(tmp_path, name, legacy):
+    """Names in order, dtypes, shapes, bytes and ties agree with torch.load(weights_only=True)."""
+    path = tmp_path / "net.pt"
+    torch.save(make(name).state_dict(), path, _use_new_zipfile_serialization=not legacy)
+    loaded, found = torch.load(path, weights_only=True), rows(path)
+    assert list(found) == list(loaded)
+    for fqn, tensor in loaded.items():
+        agree(found[fqn], tensor)
+        same = {n for n, t in loaded.items() if t.untyped_storage()._cdata == tensor.untyped_storage()._cdata}
+        assert set(found[fqn].tied_to) == same - {fqn}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_parameter_is_called_a_buffer(tmp_path, name):
+    """Convention never contradicts the class: what it calls a buffer is one."""
+    module = make(name)
+    path = tmp_path / "net.pt"
+    torch.save(module.state_dict(), path)
+    parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
+    for fqn, row in rows(path).items():
+        assert row.kind is not Kind.BUFFER or fqn not in parameters
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_safetensors_are_what_safe_open_gives(tmp_path, name):
+    """save_model and safe_open: names, dtypes, shapes."""
+    path = tmp_path / "net.safetensors"
+    save_model(make(name), str(path))
+    found = rows(path)
+    with safe_open(path, "pt") as file:
+        kept = set(file.keys())
+        for fqn in kept:
+            agree(found[fqn], file.get_tensor(fqn))
+    dropped = set(found) - kept
+    assert all(found[fqn].tied_to for fqn in dropped)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_pickled_model_is_grouped_as_the_live_one(tmp_path, name):
+    """Parameters, buffers, persistence and requires_grad, from the pickle alone."""
+    module = make(name)
+    next(module.parameters()).requires_grad_(False)
+    path = tmp_path / "whole.pt"
+    torch.save(module, path)
+    found = rows(path)
+    registered = {fqn: row for fqn, row in found.items() if row.kind is not Kind.UNREGISTERED}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    assert {n for n, row in registered.items() if row.kind is Kind.PARAMETER} == set(parameters)
+    assert {n for n, row in registered.items() if row.kind is Kind.BUFFER} == set(buffers)
+    for fqn, tensor in {**parameters, **buffers}.items():
+        agree(found[fqn], tensor)
+        assert found[fqn].requires_grad is tensor.requires_grad
+    assert {n for n, row in registered.items() if row.saved} == set(module.state_dict())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_training_checkpoint_knows_its_parameters(tmp_path, name):
+    """AdamW over named_parameters: all of them, and nothing else, are parameters by the optimizer."""
+    module = make(name)
+    optimizer = torch.optim.AdamW(module.named_parameters())
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    path = tmp_path / "train.pt"
+    torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": 1}, path)
+    found = kinds.classified(formats.read(str(path)))
+    trained = {row.fqn for row in found.tensors if row.section == "model" and row.evidence.value == "optimizer"}
+    assert {n for n, _ in module.named_parameters()} <= trained
+    assert trained <= {n for n, _ in module.named_parameters(remove_duplicate=False)}
+
+
+def test_the_real_folder_is_what_safe_open_gives(statecli, minilm):
+    """A BERT of 22.7 M parameters: names, dtypes and shapes, and no byte of data read."""
+    found = statecli("inspect", minilm, "-f", "json").rows()
+    with safe_open(minilm / "model.safetensors", "pt") as file:
+        assert set(found) == set(file.keys())
+        for fqn in file.keys():  # noqa: SIM118  # safe_open is no mapping
+            piece = file.get_slice(fqn)
+            assert found[fqn]["shape"] == piece.get_shape()
+            assert found[fqn]["dtype"] == {"F32": "float32", "I64": "int64"}[piece.get_dtype()]
+
+
+def test_the_real_folder_against_its_class(statecli, minilm, tmp_path, monkeypatch):
+    """Grouped by BertModel: its position ids are there, and today's class does not expect them."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "of_config.py").write_text(
+        "from transformers import AutoConfig, AutoModel\n\n\ndef make(folder):\n"
+        "    return AutoModel.from_config(AutoConfig.from_pretrained(folder))\n"
+    )
+    found = statecli("inspect", minilm, "--model", f"{tmp_path}/of_config.py:make({str(minilm)!r})", "-f", "json")
+    assert found.code == 1, found
+    assert [(f["rule"], f["fqn"]) for f in found.json["findings"]] == [("unexpected-entry", "embeddings.position_ids")]
+    kinds_found = {row["kind"] for row in found.json["tensors"]}
+    assert kinds_found == {"parameter", "buffer"}
+    assert "transformers" in sys.modules
+
+
+def test_the_real_folder_arrives_on_the_cpu(statecli, minilm):
+    """--to cpu: 90 MB loaded tensor by tensor, every byte compared."""
+    found = statecli("inspect", minilm, "--to", "cpu", "-f", "json")
+    assert found.code == 0
+    assert all(row["after"] == {"device": "cpu", "followed": True} for row in found.json["tensors"])
+
+
+def test_statistics_of_the_real_folder_are_torchs(statecli, minilm):
+    """min, max, mean and std of every tensor, as torch computes them in float64."""
+    found = statecli("inspect", minilm, "--stats", "-f", "json").rows()
+    with safe_open(minilm / "model.safetensors", "pt") as file:
+        for fqn, row in found.items():
+            tensor = file.get_tensor(fqn).double()
+            stats = row["stats"]
+            assert stats["min"] == tensor.min().item()
+            assert stats["max"] == tensor.max().item()
+            assert stats["mean"] == pytest.approx(tensor.mean().item(), rel=1e-9, abs=1e-12)
+            assert stats["std"] == pytest.approx(tensor.std().item(), rel=1e-9)
+            assert stats["zeros"] == int((tensor == 0).sum())
