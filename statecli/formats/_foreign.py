@@ -78,6 +78,8 @@ def _text(head: bytes, size: int) -> str:
         return "a JSON document; for a sharded checkpoint name a *.index.json or its folder"
     if _DVC.match(head):
         return "a DVC pointer: the weights are elsewhere; run: dvc pull"
+    if not head.strip():
+        return f"{size} bytes of white space"
     if _is_text(head):
         return f"a text file that begins {_first_line(head)!r}"
     return "of no format that statecli reads"

@@ -35,6 +35,8 @@ SINGLE = (
     "adapter_model.bin",
     "consolidated.safetensors",
 )
+#: Folders in a folder that are searched for weights, to say where they are.
+MAX_INNER = 200
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 #: Companions of weights in a training folder that are no weights themselves.
 COMPANIONS = re.compile(
@@ -78,10 +80,12 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _folder(path: str, read_file: ReadFile) -> ModelState:
-    names = _files(path)
+    names, folders = _listed(path)
     weights = [name for name in names if name.endswith(WEIGHTS) and not COMPANIONS.match(name)]
     indexes = [name for name in names if _INDEX.search(name)]
-    chosen = _choose(path, weights, indexes)
+    if not weights and not indexes:
+        raise UnreadableError(_instead(path, names, folders))
+    chosen = _choose(weights, indexes)
     if chosen in indexes:
         index = _index(os.path.join(path, chosen), chosen)
         used, state = index.shards, _indexed(index, path, read_file)
@@ -97,17 +101,19 @@ def _folder(path: str, read_file: ReadFile) -> ModelState:
     return state
 
 
-def _files(path: str) -> list[str]:
-    """The names of all in the folder that are no folders themselves, sorted."""
+def _listed(path: str) -> tuple[list[str], list[str]]:
+    """The names of all files in the folder and of all folders, both sorted."""
+    files: list[str] = []
+    folders: list[str] = []
     try:
-        with os.scandir(path) as entries:
-            # Not `entry.is_dir()`, which raises for a link to itself.
-            return sorted(entry.name for entry in entries if not os.path.isdir(entry.path))
+        for name in sorted(os.listdir(path)):
+            (folders if os.path.isdir(os.path.join(path, name)) else files).append(name)
     except OSError as error:
         raise UnreadableError(f"cannot be listed: {(error.strerror or 'unknown error').lower()}") from error
+    return files, folders
 
 
-def _choose(path: str, weights: list[str], indexes: list[str]) -> str:
+def _choose(weights: list[str], indexes: list[str]) -> str:
     """The index or the weight file that the folder's name stands for."""
     known = {*weights, *indexes}
     for name in SINGLE:
@@ -119,21 +125,18 @@ def _choose(path: str, weights: list[str], indexes: list[str]) -> str:
     series = {(m["stem"], m["count"], m["suffix"]) if (m := _SHARD.match(name)) else name for name in weights}
     if len(series) == 1:
         return weights[0]
-    if weights:
-        raise UnreadableError(
-            f"is a folder with {len(weights)} weight files and no index; name one of them: {_some(weights)}"
-        )
-    raise UnreadableError(_nothing(path))
+    raise UnreadableError(
+        f"is a folder with {len(weights)} weight files and no index; name one of them: {_some(weights)}"
+    )
 
 
-def _nothing(path: str) -> str:
+def _instead(path: str, names: list[str], folders: list[str]) -> str:
     """What a folder without weights is instead."""
-    names = sorted(os.listdir(path))
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):
         return "is a torch.distributed.checkpoint folder, which this version does not read"
     if "zero_to_fp32.py" in names:
         return "is a DeepSpeed checkpoint, which this version does not read as one; name one of its files"
-    inner = [name for name in names[:200] if _holds_weights(os.path.join(path, name))]
+    inner = [name for name in folders[:MAX_INNER] if _holds_weights(os.path.join(path, name))]
     if inner:
         return f"is a folder without a checkpoint of its own; folders in it hold some: {_some(inner)}"
     return "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it"
@@ -142,7 +145,7 @@ def _nothing(path: str) -> str:
 def _holds_weights(path: str) -> bool:
     try:
         return any(name.endswith(WEIGHTS) and not COMPANIONS.match(name) for name in os.listdir(path))
-    except OSError:  # No folder, or not ours to list: it is only asked in order to give a hint.
+    except OSError:  # Not ours to list: it is only asked in order to give a hint.
         return False
 
 

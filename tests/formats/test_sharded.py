@@ -257,7 +257,11 @@ def test_a_folder_that_may_not_be_listed(folder, line):
 
 def test_a_folder_that_vanishes(folder, monkeypatch):
     """A folder removed between two looks is one line."""
-    monkeypatch.setattr(os, "scandir", lambda path: (_ for _ in ()).throw(FileNotFoundError(2, "No such file")))
+
+    def gone(path: str) -> list[str]:
+        raise FileNotFoundError(2, "No such file")
+
+    monkeypatch.setattr(os, "listdir", gone)
     with pytest.raises(UnreadableError, match=r"^[^\n]*cannot be listed: no such file$"):
         formats.read(str(folder))
 

@@ -1,0 +1,297 @@
+"""What is no checkpoint is named for what it is; what is one is told by its content, not by its name."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import pickle
+import re
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import numpy
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from statecli import formats
+from statecli.errors import UnreadableError
+from statecli.formats import _foreign
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 435778770\n"
+DVC = b"outs:\n- md5: 0123456789abcdef0123456789abcdef\n  size: 5\n  path: model.pt\n"
+
+
+def tarred(*members: str) -> bytes:
+    """A tar archive of small members."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name in members:
+            info = tarfile.TarInfo(name)
+            info.size = 5
+            archive.addfile(info, io.BytesIO(b"12345"))
+    return out.getvalue()
+
+
+def zipped(*members: str) -> bytes:
+    """A zip archive of small members."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in members:
+            archive.writestr(name, b"12345")
+    return out.getvalue()
+
+
+def npy() -> bytes:
+    """A numpy array's file."""
+    out = io.BytesIO()
+    numpy.save(out, numpy.zeros(3))
+    return out.getvalue()
+
+
+def sqlite() -> bytes:
+    """A database of one table."""
+    with sqlite3.connect(":memory:") as database:
+        database.execute("create table t (x)")
+        return database.serialize() if hasattr(database, "serialize") else b"SQLite format 3\0" + bytes(84)
+
+
+#: case -> (bytes, the line without its path), whatever the file is called.
+FOREIGN: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "is an empty file"),
+    "git-lfs": (LFS, "is a git-lfs pointer (435,778,770 bytes are elsewhere): run: git lfs pull"),
+    "git-lfs without a size": (LFS[:60], "is a git-lfs pointer: run: git lfs pull"),
+    "DVC": (DVC, "is a DVC pointer: the weights are elsewhere; run: dvc pull"),
+    "HTML": (b"<!DOCTYPE html>\n<html>", "is an HTML page: the download met a login or an error page"),
+    "HTML in capitals": (b"\r\n <HTML>", "is an HTML page: the download met a login or an error page"),
+    "XML": (b'<?xml version="1.0"?><Error>', "is an XML document: the download met an error page"),
+    "JSON error": (b'{"error":"Access denied"}', "is a JSON error message: the download failed"),
+    "JSON": (
+        b'{"architectures": ["BertModel"]}',
+        "is a JSON document; for a sharded checkpoint name a *.index.json or its folder",
+    ),
+    "JSON list": (b"[1, 2, 3, 4]", "is a JSON document; for a sharded checkpoint name a *.index.json or its folder"),
+    "text": (b"Entry not found", "is a text file that begins 'Entry not found'"),
+    "long text": ("déjà vu ".encode() * 100, "is a text file that begins 'déjà vu déjà vu déjà vu déjà vu déjà vu …'"),
+    "text cut in a character": (
+        b"x" * 511 + "é".encode() * 20,
+        "is a text file that begins 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…'",
+    ),
+    "C code with a brace for its eighth byte": (b"int f() {\n}\n", "is a text file that begins 'int f() {'"),
+    "gzip": (gzip.compress(b"x" * 99), "is a gzip file: unpack it first (gunzip)"),
+    "bzip2": (bz2.compress(b"x" * 99), "is a bzip2 file: unpack it first (bunzip2)"),
+    "xz": (lzma.compress(b"x" * 99), "is an xz file: unpack it first (unxz)"),
+    "zstd": (b"\x28\xb5\x2f\xfd\x04\x58" + bytes(9), "is a zstd file: unpack it first (unzstd)"),
+    "7z": (b"7z\xbc\xaf\x27\x1c\0\4" + bytes(20), "is a 7z archive: unpack it first"),
+    "RAR": (b"Rar!\x1a\x07\1\0" + bytes(20), "is a RAR archive: unpack it first"),
+    "tar": (tarred("a.txt"), "is a tar archive: unpack it first (tar -xf)"),
+    "torch.save of 2016": (
+        tarred("sys_info", "pickle", "tensors", "storages"),
+        "is a tar archive of torch.save before 0.2 (2017): load it with an old torch and save it again",
+    ),
+    "empty zip": (zipped(), "is an empty zip archive"),
+    "pickle": (pickle.dumps({"a": [1.0]}), "is a bare pickle, not written by torch.save; statecli does not read it"),
+    "pickle of protocol 2": (
+        pickle.dumps({"a": 1}, 2),
+        "is a bare pickle, not written by torch.save; statecli does not read it",
+    ),
+    "GGUF": (b"GGUF\3\0\0\0" + bytes(16), "is a GGUF file, which this version does not read"),
+    "npy": (npy(), "is a numpy array file (.npy), which this version does not read"),
+    "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "is an HDF5 file (Keras?), which statecli does not read"),
+    "TorchScript flatbuffer": (
+        b"\x18\0\0\0PTMF" + bytes(40),
+        "is a TorchScript flatbuffer (.ptl), which only libtorch reads",
+    ),
+    "ONNX": (b"\x08\x08\x12\x07pytorch\x1a\x052.1.0", "is an ONNX model, which statecli does not read"),
+    "PDF": (b"%PDF-1.7\n", "is a PDF document"),
+    "ELF": (b"\x7fELF\2\1\1" + bytes(9), "is a program (ELF)"),
+    "PNG": (b"\x89PNG\r\n\x1a\n" + bytes(9), "is a PNG picture"),
+    "JPEG": (b"\xff\xd8\xff\xe0" + bytes(9), "is a JPEG picture"),
+    "SQLite": (sqlite(), "is an SQLite database"),
+    "zeros": (
+        bytes(5000),
+        "is 5000 zero bytes: an allocation that was never written, or a download that stopped",
+    ),
+    "white space": (b"\n" * 30, "is 30 bytes of white space"),
+    "noise": (b"\xfe\xdc\xba" * 30, "is of no format that statecli reads"),
+}
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".bin", ""])
+@pytest.mark.parametrize("case", FOREIGN)
+def test_what_it_really_is(case, suffix, tmp_path, line):
+    """A file that is no checkpoint is named by its content, under any suffix."""
+    data, expected = FOREIGN[case]
+    path = tmp_path / f"file{suffix}"
+    path.write_bytes(data)
+    assert line(path) == expected
+
+
+#: Where the sign of a kind is when it is not its first byte.
+SIGNS = {"tar": 257, "torch.save of 2016": 257, "TorchScript flatbuffer": 4}
+
+
+@pytest.mark.parametrize("case", sorted(FOREIGN.keys() - {"empty", "zeros", "noise"}))
+def test_every_sign_is_needed(case):
+    """With another byte in the sign's place the same file is called something else."""
+    data, expected = FOREIGN[case]
+    at = SIGNS.get(case, 0)
+    other = data[:at] + b"\xf5" + data[at + 1 :]
+    assert f"is {_foreign.name('file.pt', other, len(other))}" != expected
+
+
+def test_every_magic_number_is_tested():
+    """No line of the table of first bytes is without a case above."""
+    said = [expected for _, expected in FOREIGN.values()]
+    missing = [what for _, what in _foreign.MAGIC if not any(what in expected for expected in said)]
+    assert missing == ["a Windows program"]
+
+
+def test_a_program_of_windows(tmp_path, line):
+    """A program is named, and so is not taken for text."""
+    path = tmp_path / "setup.pt"
+    path.write_bytes(b"MZ\x90\0\3\0\0\0")
+    assert line(path) == "is a Windows program"
+
+
+def test_flax(tmp_path, line):
+    """A msgpack map is known by its suffix, since any first byte over 0x80 could be one."""
+    path = tmp_path / "flax_model.msgpack"
+    path.write_bytes(b"\x81\xa6params\x80")
+    assert line(path) == "is a flax checkpoint (.msgpack), which this version does not read"
+
+
+ARCHIVES = {
+    "TorchScript": ("m/constants.pkl", "m/data.pkl", "m/version"),
+    "torch.export": ("m/archive_format", "m/archive_version", "m/models/model.json"),
+    "npz": ("arr_0.npy", "arr_1.npy"),
+    "plain": ("readme.txt",),
+    "save that did not finish": ("m/version", "m/byteorder", "m/.data/serialization_id"),
+}
+
+
+@pytest.mark.parametrize("case", ARCHIVES)
+def test_other_zip_archives(case, tmp_path, line):
+    """A zip archive that torch.save did not write is one line; which it is, the zip reader's own tests say."""
+    path = tmp_path / "m.pt"
+    path.write_bytes(zipped(*ARCHIVES[case]))
+    assert line(path)
+
+
+# By content.
+
+
+def contents() -> dict[str, bytes]:
+    """A file of every format that is read."""
+    found = {}
+    for name, zipped in (("torch-zip", True), ("torch-legacy", False)):
+        out = io.BytesIO()
+        torch.save({"a": torch.zeros(3)}, out, _use_new_zipfile_serialization=zipped)
+        found[name] = out.getvalue()
+    return {**found, "safetensors": save({"a": torch.zeros(3)})}
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".bin", ".json", ".index.json", "", ".md"])
+@pytest.mark.parametrize("format", ["safetensors", "torch-zip", "torch-legacy"])
+def test_content_decides(format, suffix, tmp_path):
+    """A checkpoint is read under any suffix, also a misleading one."""
+    path = tmp_path / f"file{suffix}"
+    path.write_bytes(contents()[format])
+    state = formats.read(str(path))
+    assert (state.format, [tensor.fqn for tensor in state.tensors]) == (format, ["a"])
+
+
+def test_formats_do_not_overlap(tmp_path):
+    """Of all formats exactly one takes a file for its own."""
+    for name, data in contents().items():
+        takers = [format.NAME for format in formats.FORMATS if format.sniff("file", data[:4096])]
+        assert takers == [name]
+
+
+# What cannot be opened.
+
+
+def test_missing(tmp_path, inspect):
+    """A path that is not there is one line and exit code 2."""
+    code, out, err = inspect(tmp_path / "none.safetensors")
+    assert (code, out) == (2, "")
+    assert str(tmp_path / "none.safetensors") in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/dev/zero", "is a character device, not a regular file"),
+        ("/dev/random", "is a character device, not a regular file"),
+        ("/proc/self/environ", "is an empty file"),
+    ],
+)
+def test_devices(path, expected, line):
+    """Endless and made-up files are not read; /proc says that its files hold nothing."""
+    if not os.path.exists(path):
+        pytest.skip(f"{path} does not exist on this system")
+    assert line(path) == expected
+
+
+def test_a_pipe_blocks_nobody(tmp_path, line):
+    """A named pipe without a writer is refused at once."""
+    os.mkfifo(tmp_path / "fifo.pt")
+    assert line(tmp_path / "fifo.pt") == "is a named pipe, not a regular file"
+
+
+def test_a_link_to_itself(tmp_path, line):
+    """A loop of symbolic links is one line."""
+    (tmp_path / "loop.pt").symlink_to("loop.pt")
+    assert line(tmp_path / "loop.pt") == "cannot be opened: too many levels of symbolic links"
+
+
+def test_a_dangling_link(tmp_path, line):
+    """A link to nothing is one line."""
+    (tmp_path / "gone.pt").symlink_to("elsewhere")
+    assert line(tmp_path / "gone.pt") == "cannot be opened: no such file or directory"
+
+
+def test_a_file_name_that_acts_on_the_terminal(tmp_path, inspect):
+    """What a path would do to a terminal is written out."""
+    path = tmp_path / "\x1b[31mred.pt"
+    path.write_bytes(b"Not Found")
+    code, _, err = inspect(path)
+    assert code == 2
+    assert "\x1b" not in err
+    assert "\\x1b[31mred.pt: is a text file" in err
+
+
+@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=300) | st.text(max_size=99).map(str.encode))
+def test_any_bytes(tmp_path, data):
+    """No content raises anything but UnreadableError, in one line that starts with the path."""
+    path = tmp_path / "any.pt"
+    path.write_bytes(data)
+    with pytest.raises(UnreadableError) as refused:
+        formats.read(str(path))
+    assert re.fullmatch(rf"{re.escape(str(path))}: [^\n]+", str(refused.value))
+
+
+def test_in_a_process_of_its_own(tmp_path):
+    """The whole program: one line on stderr, nothing on stdout, exit code 2; and no torch, no numpy for a listing."""
+    (tmp_path / "page.pt").write_bytes(b"<html>")
+    (tmp_path / "fine.safetensors").write_bytes(save({"a": torch.zeros(3)}))
+    run = [sys.executable, "-X", "importtime", "-m", "statecli", "inspect", "-f", "json"]
+    page = subprocess.run([*run[:1], *run[3:], tmp_path / "page.pt"], capture_output=True, text=True)
+    told = f"statecli: {tmp_path / 'page.pt'}: is an HTML page: the download met a login or an error page\n"
+    assert (page.returncode, page.stdout, page.stderr) == (2, "", told)
+    fine = subprocess.run([*run, tmp_path / "fine.safetensors"], capture_output=True, text=True)
+    assert json.loads(fine.stdout)["tensors"][0]["fqn"] == "a"
+    imported = {line.rsplit("|")[-1].strip().split(".")[0] for line in fine.stderr.splitlines()}
+    assert "statecli" in imported
+    assert not imported & {"torch", "numpy", "safetensors", "rich.table"}

@@ -1,0 +1,108 @@
+"""Which tensors share a storage, against the definition and against torch."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statecli import formats
+from statecli.formats import _ties
+from statecli.state import ModelState, TensorInfo
+
+
+def row(
+    fqn: str, storage: int | str | None, nbytes: int = 4, section: str = "model", note: str | None = None
+) -> TensorInfo:
+    """A tensor of one storage."""
+    return TensorInfo(fqn, "float32", (nbytes // 4,), nbytes // 4, nbytes, section=section, storage=storage, note=note)
+
+
+def tied(*rows: TensorInfo) -> dict[str, tuple[str, ...]]:
+    """What each is tied to."""
+    state = _ties.tied(ModelState("t", "f", rows))
+    return {tensor.fqn: tensor.tied_to for tensor in state.tensors}
+
+
+@given(
+    st.lists(
+        st.tuples(st.none() | st.integers(0, 3) | st.sampled_from(["0", "1"]), st.sampled_from([0, 4])), max_size=12
+    )
+)
+def test_by_definition(spec):
+    """Tied are all others of the same storage, in order, unless either holds no byte or its storage is unknown."""
+    rows = [row(f"t{n}", storage, nbytes) for n, (storage, nbytes) in enumerate(spec)]
+    expected = {
+        a.fqn: tuple(
+            b.fqn
+            for b in rows
+            if b is not a and a.storage is not None and a.storage == b.storage and a.nbytes and b.nbytes
+        )
+        for a in rows
+    }
+    assert tied(*rows) == expected
+
+
+def test_nothing_but_tied_to_changes():
+    """Order, other fields and an untied state are left as they are."""
+    alone = ModelState("t", "f", (row("a", 1), row("b", 2), row("c", None)))
+    assert _ties.tied(alone) is alone
+    rows = (row("a", 1, note="x"), row("b", 2), row("c", 1))
+    found = _ties.tied(ModelState("t", "f", rows)).tensors
+    assert [tensor.fqn for tensor in found] == ["a", "b", "c"]
+    assert [tensor.note for tensor in found] == ["x", None, None]
+    assert found[1] is rows[1]
+
+
+def test_other_sections_are_named():
+    """A tensor of another section is named with it, one of the same section without."""
+    rows = (row("w", 1), row("v", 1), row("w", 1, section="ema"))
+    found = _ties.tied(ModelState("t", "f", rows, ("model", "ema"))).tensors
+    assert [tensor.tied_to for tensor in found] == [("v", "ema#w"), ("w", "ema#w"), ("model#w", "model#v")]
+
+
+@pytest.mark.parametrize("count", [64, 65, 66, 200])
+def test_a_long_list_is_cut(count):
+    """Of more than 64 others, the first 64 are named and the number is said; never the tensor itself."""
+    rows = [row(f"t{n:03}", 0, note="view") for n in range(count)]
+    found = _ties.tied(ModelState("t", "f", tuple(rows))).tensors
+    for tensor in found:
+        others = [other.fqn for other in rows if other.fqn != tensor.fqn]
+        assert list(tensor.tied_to) == others[:64]
+        more = f"view; shares its storage with {count - 1} others, 64 of them named"
+        assert tensor.note == (more if count > 65 else "view")
+
+
+def test_many_views_of_one_storage_take_linear_time():
+    """20,000 views of one flat storage are listed in a second of processor time."""
+    rows = tuple(row(f"layers.{n}.weight", 0) for n in range(20_000))
+    before = time.process_time()
+    found = _ties.tied(ModelState("t", "f", rows)).tensors
+    assert time.process_time() - before < 1
+    assert len(found) == 20_000
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_against_torch(zipped, tmp_path):
+    """Two entries of a loaded checkpoint share a storage if and only if we say they are tied."""
+    flat = torch.arange(12.0)
+    entries = {
+        "whole": flat,
+        "head": flat[:4],
+        "tail": flat[8:].view(2, 2),
+        "turned": flat.view(3, 4).t(),
+        "copy": flat.clone(),
+        "empty": flat[:0],
+        "other": torch.zeros(3),
+    }
+    entries["again"] = entries["other"]
+    torch.save(entries, tmp_path / "views.pt", _use_new_zipfile_serialization=zipped)
+    loaded = torch.load(tmp_path / "views.pt", weights_only=True)
+    listed = {tensor.fqn: set(tensor.tied_to) for tensor in formats.read(str(tmp_path / "views.pt")).tensors}
+    for a, b in itertools.permutations(entries, 2):
+        shared = loaded[a].untyped_storage()._cdata == loaded[b].untyped_storage()._cdata
+        assert (b in listed[a]) == (shared and "empty" not in (a, b)), (a, b)
