@@ -72,7 +72,11 @@ def test_a_whole_pickled_model_is_grouped_as_the_live_one(tmp_path, name):
     module = make(name)
     next(module.parameters()).requires_grad_(False)
     path = tmp_path / "whole.pt"
-    torch.save(module, path)
+    try:
+        torch.save(module, path)
+    except RuntimeError as error:
+        assert "parametrized modules" in str(error)
+        pytest.skip("torch itself cannot pickle a parametrized module")
     found = rows(path)
     registered = {fqn: row for fqn, row in found.items() if row.kind is not Kind.UNREGISTERED}
     parameters = dict(module.named_parameters(remove_duplicate=False))

@@ -124,23 +124,14 @@ def test_dicts_that_contain_each_other_are_walked_once():
 
 def test_a_billion_paths_are_one_row():
     """Shared containers are expanded once: 2^40 paths to one tensor list it once."""
-    doubled = b"]" + tensor() + b"a" + b"".join(b"q%c](h%ch%ce" % (n, n, n) for n in range(1, 41))
+    doubled = b"]" + tensor() + b"a" + b"".join(b"q%c0](h%ch%ce" % (n, n, n) for n in range(1, 41))
     assert len(read(pickled(b"}" + text("w") + doubled + b"s")).tensors) == 1
 
 
 def test_depth_is_cut_with_a_word():
     """More than 200 levels are not listed, and that is said."""
-    body = pickled(
-        b"}("
-        + text("w")
-        + tensor()
-        + text("deep")
-        + b"]" * 1
-        + b"".join(b"]" for _ in range(300))
-        + tensor()
-        + b"a" * 301
-        + b"u"
-    )
+    deep = b"]" * 301 + tensor() + b"a" * 301
+    body = pickled(b"}(" + text("w") + tensor() + text("deep") + deep + b"u")
     state = read(body)
     assert [row.fqn for row in state.tensors] == ["w"]
     assert "too-deep" in [odd.name for odd in state.oddities]
