@@ -75,7 +75,8 @@ def test_a_whole_pickled_model_is_grouped_as_the_live_one(tmp_path, name):
     try:
         torch.save(module, path)
     except RuntimeError as error:
-        assert "parametrized modules" in str(error)
+        if "parametrized modules" not in str(error):
+            raise
         pytest.skip("torch itself cannot pickle a parametrized module")
     found = rows(path)
     registered = {fqn: row for fqn, row in found.items() if row.kind is not Kind.UNREGISTERED}
