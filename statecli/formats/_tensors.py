@@ -22,6 +22,11 @@ from statecli.state import ByteRange, Quantizer, TensorData
 #: torch's own limit is 64 dimensions for most operations; a pickle can claim any number.
 MAX_DIMENSIONS = 1024
 MAX_ELEMENTS = 2**63 - 1
+#: A Parameter of a subclass of a sparse tensor of plain ones is four deep.
+MAX_NESTING = 16
+
+#: Takes a rebuild call's arguments and the FQN.
+Builder = Callable[[tuple[Any, ...], str], "Tensor"]
 
 
 class Tensor(msgspec.Struct, gc=False):
@@ -152,8 +157,9 @@ class Decoder:
         # Keyed by the identity of nodes that the pickle's graph keeps alive.
         self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
         self.done: dict[int, Tensor | None] = {}
-        self.builders: dict[int, Callable[[tuple[Any, ...], str], Tensor] | None] = {}
-        self.named: dict[str, Callable[[tuple[Any, ...], str], Tensor]] = {
+        self.depth = 0
+        self.builders: dict[int, Builder | None] = {}
+        self.named: dict[str, Builder] = {
             "torch._utils._rebuild_tensor": self._plain,
             "torch._utils._rebuild_tensor_v2": self._plain,
             "torch._utils._rebuild_tensor_v3": self._with_dtype,
@@ -178,21 +184,32 @@ class Decoder:
         """The tensor that `node` rebuilds, None where it is no tensor."""
         if type(node) is not Obj:
             return None
-        key = id(node)
-        if key in self.done:
-            return self.done[key]
         builder = self._builder(node.cls)
-        found = builder(node.args, fqn) if builder else _numpy(node)
+        if builder == self._plain and node.state is None:
+            return self._plain(node.args, fqn)
+        if id(node) not in self.done:
+            self.done[id(node)] = self._composed(node, builder, fqn)
+        return self.done[id(node)]
+
+    def _composed(self, node: Obj, builder: Builder | None, fqn: str) -> Tensor | None:
+        """A tensor made of others: a Parameter around its data, sparse parts, a subclass. Decoded once a node."""
+        if self.depth == MAX_NESTING:
+            raise MalformedError(f"{fqn}: is rebuilt from tensors more than {MAX_NESTING} levels deep")
+        self.depth += 1
+        try:
+            found = builder(node.args, fqn) if builder else _numpy(node)
+        finally:
+            self.depth -= 1
         if found is not None and node.state is not None and builder:
+            found = msgspec.structs.replace(found)
             _marks(found, attributes(node))
-        self.done[key] = found
         return found
 
     def is_tensor(self, node: Any) -> bool:
         """Whether `tensor` would find one, without reading or checking anything."""
         return type(node) is Obj and (self._builder(node.cls) is not None or _is_numpy(node))
 
-    def _builder(self, cls: Any) -> Callable[[tuple[Any, ...], str], Tensor] | None:
+    def _builder(self, cls: Any) -> Builder | None:
         key = id(cls)
         if key not in self.builders:
             self.builders[key] = self.named.get(name_of(cls))

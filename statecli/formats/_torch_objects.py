@@ -34,6 +34,8 @@ from statecli.state import (
 MAX_DEPTH = 200
 #: Tensors one file may list.
 MAX_ROWS = 1_000_000
+#: Characters of a container's path: each of its entries repeats it.
+MAX_PREFIX = 10_000
 MAX_METADATA = 1_000
 #: `models.generator.ema` and the like; deeper containers count as one section.
 MAX_SECTION_DEPTH = 8
@@ -256,23 +258,28 @@ class _Reading:
             self.odd("foreign-globals", f"torch.load(weights_only=False) would import or call {what} from it: {shown}")
 
     def holds_tensor(self, node: Any) -> bool:
-        """Whether any tensor hangs below; answers are kept, since the sections ask about the same nodes again."""
+        """Whether any tensor hangs below. Each container is searched once for a file, however often it is shared."""
         if id(node) not in self.known:
-            self.known[id(node)] = self._search(node)
-        return self.known[id(node)]
+            self._search(node)
+        return self.known.get(id(node), False)
 
-    def _search(self, root: Any) -> bool:
-        seen: set[int] = set()
-        stack = [root]
+    def _search(self, root: Any) -> None:
+        above: list[Any] = []
+        stack: list[tuple[Any, bool]] = [(root, False)]
         while stack:
-            node = stack.pop()
-            if type(node) in _LEAVES or id(node) in seen:
+            node, done = stack.pop()
+            if done:
+                above.pop()
                 continue
-            if self.decoder.is_tensor(node):
-                return True
-            seen.add(id(node))
-            stack.extend(child for _, child in children(node))
-        return False
+            if self.known.get(id(node)) or self.decoder.is_tensor(node):
+                self.known.update((id(one), True) for one in (*above, node))
+                return
+            if type(node) in _LEAVES or id(node) in self.known:
+                continue
+            self.known[id(node)] = False
+            above.append(node)
+            stack.append((node, True))
+            stack.extend((child, False) for _, child in children(node) if type(child) not in _LEAVES)
 
     def below(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[tuple[str, Any, Any]]:
         """(path, node, Tensor or module node) of everything below, each container once, in the order of the file."""
@@ -295,6 +302,8 @@ class _Reading:
             if depth == MAX_DEPTH:
                 self.odd("too-deep", f"nests more than {MAX_DEPTH} levels: what is below is not listed", path)
                 continue
+            if len(path) > MAX_PREFIX:
+                raise MalformedError(f"a name of {len(path)} characters, {path[:40]!r}…, holds others: refused")
             stack.extend(reversed([(path + step, child, depth + 1) for step, child in children(node)]))
 
     def infos(self, section: Section) -> Iterator[TensorInfo]:

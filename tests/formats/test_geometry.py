@@ -142,3 +142,30 @@ def test_long_names_and_objects_never_print_whole():
     with pytest.raises(MalformedError) as caught:
         read(state_dict(w=tensor(key="k" * 10_000)))
     assert len(str(caught.value)) < 11_000
+
+
+def test_rebuild_calls_inside_each_other_are_counted():
+    """A hundred thousand Parameters around one tensor are refused, not recursed into."""
+    call = b"ctorch._utils\n_rebuild_parameter\n"
+    deep = b"q\x01" + call + b"q\x020" + tensor() + b"q\x030"
+    body = b"".join(b"h\x02h\x03\x88N\x87Rq\x030" for _ in range(100_000))
+    with pytest.raises(MalformedError, match="w: is rebuilt from tensors more than 16 levels deep"):
+        read(pickled(b"}" + deep[2:] + body + text("w") + b"h\x03s"))
+
+
+def test_shared_parts_are_decoded_once():
+    """Sparse tensors made of one sparse tensor twice, over and over, take no exponential time."""
+    layout = b"ctorch.serialization\n_get_layout\n(" + text("torch.sparse_coo") + b"tRq\x020"
+    rebuild = b"ctorch._utils\n_rebuild_sparse_tensor\nq\x040"
+    start = layout + rebuild + tensor() + b"q\x030"
+    fields = b"(h\x03h\x03(K\x04t\x88t"
+    body = start + b"".join(b"h\x04h\x02" + fields + b"\x86Rq\x030" for _ in range(14))
+    (row,) = read(pickled(b"}" + body + text("w") + b"h\x03s")).tensors
+    assert row.layout == "sparse_coo"
+
+
+def test_a_long_name_over_many_entries_is_refused():
+    """A megabyte of prefix times a thousand entries is no gigabyte of names."""
+    entries = b"(" + b"".join(text(str(n)) + tensor() for n in range(1000)) + b"u"
+    with pytest.raises(MalformedError, match="a name of 1000000 characters"):
+        read(pickled(b"}(" + text("w") + tensor() + text("k" * 1_000_000) + b"}" + entries + b"u"))

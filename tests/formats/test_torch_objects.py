@@ -434,3 +434,11 @@ def test_a_nested_tensor_has_no_one_shape(tmp_path):
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     (row,) = read(tmp_path, {"w": nested}).tensors
     assert (row.shape, row.layout, row.elements) == (None, "nested", 5)
+
+
+def test_a_shared_container_is_searched_once(tmp_path):
+    """Ten thousand entries that share one list of a million numbers take no ten thousand million steps."""
+    big = list(range(300_000))
+    thing = {f"k{n}": [big, big] for n in range(3000)}
+    state = read(tmp_path, {"config": thing, "model": {"fc.weight": torch.ones(1)}})
+    assert [row.fqn for row in state.tensors] == ["fc.weight"]
