@@ -22,6 +22,12 @@ def quoted(text: str) -> str:
     return repr(_cut(text))
 
 
+def names(texts: Sequence[str]) -> str:
+    """The first four names, and how many more there are."""
+    more = f", and {len(texts) - 4} more" if len(texts) > 4 else ""
+    return ", ".join(map(name, texts[:4])) + more
+
+
 def shape(dims: Sequence[int]) -> str:
     """`[2, 3]`, and `[1, 1, …] (50 dimensions)` for a shape too long to show."""
     if len(dims) <= MAX_DIMS:

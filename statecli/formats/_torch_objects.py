@@ -36,6 +36,8 @@ MAX_DEPTH = 200
 MAX_ROWS = 1_000_000
 #: Characters of a container's path: each of its entries repeats it.
 MAX_PREFIX = 10_000
+#: Characters of a settings container's path.
+MAX_SETTING = 1_000
 MAX_METADATA = 1_000
 #: `models.generator.ema` and the like; deeper containers count as one section.
 MAX_SECTION_DEPTH = 8
@@ -577,6 +579,9 @@ def scalars(root: Any, skip: set[int], reading: _Reading) -> dict[str, Scalar]:
             continue
         seen.add(id(node))
         below = []
+        if len(path) > MAX_SETTING:
+            reading.odd("metadata-cut", f"a name of {len(path)} characters holds settings, which are left out")
+            continue
         for key, child in _entries(node):
             if type(child) in _SCALARS:
                 if len(found) == MAX_METADATA:

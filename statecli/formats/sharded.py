@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _json, _shown
+from statecli.formats import _folder, _json, _shown
 from statecli.formats._source import Source
 from statecli.formats.safetensors import DROPPED
 from statecli.state import ModelState, Oddity, TensorInfo
@@ -25,27 +25,6 @@ NAME = "sharded"
 
 #: 350,000 tensors at 90 bytes a line; Python's JSON takes up to thirty times the text in memory.
 MAX_INDEX = 32 * 1024 * 1024
-#: What a model folder calls its weights, in the order transformers and diffusers look; each may be an index instead.
-SINGLE = (
-    "model.safetensors",
-    "diffusion_pytorch_model.safetensors",
-    "adapter_model.safetensors",
-    "pytorch_model.bin",
-    "diffusion_pytorch_model.bin",
-    "adapter_model.bin",
-    "consolidated.safetensors",
-)
-#: Folders in a folder that are searched for weights, to say where they are.
-MAX_INNER = 200
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-#: Companions of weights in a training folder that are no weights themselves.
-COMPANIONS = re.compile(
-    r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state)(?:_\w+)?\."
-)
-#: `model.safetensors.index.json`, and with a variant `model.safetensors.index.fp16.json`.
-_INDEX = re.compile(r"\.index(?:\.[\w-]+)?\.json$")
-_SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>(?:\.[\w-]+)+)$")
-
 ReadFile = Callable[[str], ModelState]
 
 
@@ -66,7 +45,7 @@ def sniff(path: str, head: bytes) -> bool:
     if os.path.isdir(path):
         return True
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return start.startswith(b"{") and (_INDEX.search(path) is not None or b'"weight_map"' in head)
+    return start.startswith(b"{") and (_folder.INDEX.search(path) is not None or b'"weight_map"' in head)
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
@@ -75,83 +54,27 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     Raises UnreadableError and MalformedError, without the path where they are about the index or the folder.
     """
     if os.path.isdir(path):
-        return _folder(path, read_file)
+        return _in_folder(path, read_file)
     return _indexed(_index(path, "the index"), path, read_file)
 
 
-def _folder(path: str, read_file: ReadFile) -> ModelState:
-    names, folders = _listed(path)
-    weights = [name for name in names if name.endswith(WEIGHTS) and not COMPANIONS.match(name)]
-    indexes = [name for name in names if _INDEX.search(name)]
-    if not weights and not indexes:
-        raise UnreadableError(_instead(path, names, folders))
-    chosen = _choose(weights, indexes)
-    if chosen in indexes:
-        index = _index(os.path.join(path, chosen), chosen)
+def _in_folder(path: str, read_file: ReadFile) -> ModelState:
+    choice = _folder.choose(path)
+    where = os.path.join(path, choice.name)
+    used: list[str] = []
+    if _folder.INDEX.search(choice.name):
+        index = _index(where, choice.name)
         used, state = index.shards, _indexed(index, path, read_file)
-    elif match := _SHARD.match(chosen):
-        used = _expected(match, names)
+    elif match := _folder.SERIES.match(choice.name):
+        used = _expected(match, choice.names)
         state = _merged(path, list(_states(path, used, read_file)))
         state = _noted(state, Oddity("no-index", f"no index: all {len(used)} numbered shards were read"))
     else:
-        used, state = [], replace(read_file(os.path.join(path, chosen)), target=path)
-    beside = sorted({*weights, *indexes} - {chosen, *used})
+        state = replace(read_file(where), target=path)
+    beside = sorted(set(choice.others) - set(used))
     if beside:
-        state = _noted(state, Oddity("other-weights", f"beside what was read, and not read: {_some(beside)}"))
+        state = _noted(state, Oddity("other-weights", f"beside what was read, and not read: {_shown.names(beside)}"))
     return state
-
-
-def _listed(path: str) -> tuple[list[str], list[str]]:
-    """The names of all files in the folder and of all folders, both sorted."""
-    files: list[str] = []
-    folders: list[str] = []
-    try:
-        for name in sorted(os.listdir(path)):
-            (folders if os.path.isdir(os.path.join(path, name)) else files).append(name)
-    except OSError as error:
-        raise UnreadableError(f"cannot be listed: {(error.strerror or 'unknown error').lower()}") from error
-    return files, folders
-
-
-def _choose(weights: list[str], indexes: list[str]) -> str:
-    """The index or the weight file that the folder's name stands for."""
-    known = {*weights, *indexes}
-    for name in SINGLE:
-        for candidate in (name, f"{name}.index.json"):
-            if candidate in known:
-                return candidate
-    if indexes:
-        return min(indexes, key=lambda name: ("safetensors" not in name, len(name), name))
-    series = {(m["stem"], m["count"], m["suffix"]) if (m := _SHARD.match(name)) else name for name in weights}
-    if len(series) == 1:
-        return weights[0]
-    raise UnreadableError(
-        f"is a folder with {len(weights)} weight files and no index; name one of them: {_some(weights)}"
-    )
-
-
-def _instead(path: str, names: list[str], folders: list[str]) -> str:
-    """What a folder without weights is instead."""
-    if ".metadata" in names or any(name.endswith(".distcp") for name in names):
-        return "is a torch.distributed.checkpoint folder, which this version does not read"
-    if "zero_to_fp32.py" in names:
-        return "is a DeepSpeed checkpoint, which this version does not read as one; name one of its files"
-    inner = [name for name in folders[:MAX_INNER] if _holds_weights(os.path.join(path, name))]
-    if inner:
-        return f"is a folder without a checkpoint of its own; folders in it hold some: {_some(inner)}"
-    return "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it"
-
-
-def _holds_weights(path: str) -> bool:
-    try:
-        return any(name.endswith(WEIGHTS) and not COMPANIONS.match(name) for name in os.listdir(path))
-    except OSError:  # Not ours to list: it is only asked in order to give a hint.
-        return False
-
-
-def _some(names: list[str]) -> str:
-    more = f", and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(_shown.name(name) for name in names[:4]) + more
 
 
 def _expected(match: re.Match[str], names: list[str]) -> list[str]:
@@ -165,7 +88,7 @@ def _expected(match: re.Match[str], names: list[str]) -> list[str]:
 
 
 def _missing(missing: list[str], count: int, why: str) -> MalformedError:
-    subject = f"shard {_some(missing)} is" if len(missing) == 1 else f"shards {_some(missing)} are"
+    subject = f"shard {_shown.names(missing)} is" if len(missing) == 1 else f"shards {_shown.names(missing)} are"
     return MalformedError(f"{subject} missing: {count - len(missing)} of {count} are here, {why}")
 
 
@@ -297,7 +220,7 @@ def _disagreements(weight_map: dict[str, str], states: list[tuple[str, ModelStat
     extra = [tensor.fqn for tensor in rows if tensor.fqn not in weight_map]
     if not extra:
         return []
-    return [Oddity("not-in-index", f"in the shards, and not named by the index: {_some(extra)}", extra[0])]
+    return [Oddity("not-in-index", f"in the shards, and not named by the index: {_shown.names(extra)}", extra[0])]
 
 
 def _totals(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:

@@ -141,6 +141,11 @@ CHOICES: dict[str, tuple[tuple[str, ...], str]] = {
         ("model.safetensors", "optimizer.pt", "rng_state_0.pth", "scheduler.pt", "training_args.bin", "scaler.pt"),
         "model.safetensors",
     ),
+    "an index of an unknown name before its variant": (
+        ("net.safetensors.index.fp16.json", "net.safetensors.index.json"),
+        "net.safetensors.index.json",
+    ),
+    "a shard of a series of none": (("model-00001-of-00000.safetensors",), "model-00001-of-00000.safetensors"),
     "a folder named as a file": (("model.safetensors/", "pytorch_model.bin"), "pytorch_model.bin"),
 }
 
@@ -513,6 +518,14 @@ def test_a_total_that_differs(claimed, said, folder, inspect):
     code, out, _ = inspect(folder, "-f", "plain")
     assert code == 0
     assert expected in out
+
+
+def test_a_total_counts_each_storage_once(tmp_path):
+    """Views of one storage in a torch.save shard count once, as large as the largest of them."""
+    whole = torch.zeros(10)
+    torch.save({"whole": whole, "view": whole[:2]}, tmp_path / "m.bin")
+    (tmp_path / "pytorch_model.bin.index.json").write_text(indexed({"whole": "m.bin", "view": "m.bin"}, total_size=40))
+    assert oddities(tmp_path) == {}
 
 
 @pytest.mark.parametrize("total", ["32", None, [], True])
