@@ -25,6 +25,9 @@ NAME = "sharded"
 
 #: 350,000 tensors at 90 bytes a line; Python's JSON takes up to thirty times the text in memory.
 MAX_INDEX = 32 * 1024 * 1024
+#: What makes a path, a drive or a URL of a name, and what breaks a line.
+_NO_NAME = re.compile("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
 ReadFile = Callable[[str], ModelState]
 
 
@@ -136,7 +139,7 @@ def _weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
 
 def _check_name(shard: str, what: str) -> None:
     """Refuse what is no plain file name on every system: no path, no drive, no URL, no home folder."""
-    if shard in ("", ".", "..") or shard[0] == "~" or any(sign in shard for sign in "/\\:\0"):
+    if shard in ("", ".", "..") or shard[0] == "~" or _NO_NAME.search(shard):
         raise MalformedError(f"{what} points outside its folder: {_shown.quoted(shard)} is no plain file name")
 
 

@@ -206,10 +206,6 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         packed(A, bytes(8)),
         "its header is no valid JSON: Expecting ',' delimiter: line 1 column 54 (char 53)",
     ),
-    "comma at the end": (
-        packed(A + ",}", bytes(8)),
-        "its header is no valid JSON: Expecting property name enclosed in double quotes: line 1 column 55 (char 54)",
-    ),
     "single quotes": (
         packed("{'a': 1}"),
         "its header is no valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
@@ -322,6 +318,14 @@ def test_both_refuse(case, tmp_path, line):
     path = tmp_path / "file.safetensors"
     path.write_bytes(data)
     assert line(path) == expected
+    assert opened(path) is None
+
+
+def test_a_comma_at_the_end(tmp_path, line):
+    """Python's versions word it differently; it is refused by all."""
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(packed(A + ",}", bytes(8)))
+    assert line(path).startswith("its header is no valid JSON: ")
     assert opened(path) is None
 
 

@@ -1,0 +1,102 @@
+"""A folder: which of its files is the checkpoint that the folder's name stands for."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+from statecli.errors import UnreadableError
+from statecli.formats import _shown
+
+#: What a model folder calls its weights, in the order transformers and diffusers look; each may be an index instead.
+SINGLE = (
+    "model.safetensors",
+    "diffusion_pytorch_model.safetensors",
+    "adapter_model.safetensors",
+    "pytorch_model.bin",
+    "diffusion_pytorch_model.bin",
+    "adapter_model.bin",
+    "consolidated.safetensors",
+)
+#: Folders in a folder that are searched for weights, to say where they are.
+MAX_INNER = 200
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+#: Companions of weights in a training folder that are no weights themselves.
+COMPANIONS = re.compile(
+    r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state)(?:_\w+)?\."
+)
+#: `model.safetensors.index.json`, and with a variant `model.safetensors.index.fp16.json`.
+INDEX = re.compile(r"\.index(?:\.[\w-]+)?\.json$")
+#: One of a numbered series of shards.
+SERIES = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>(?!0{5})\d{5})(?P<suffix>(?:\.[\w-]+)+)$")
+
+
+class Choice(NamedTuple):
+    """The chosen file's name, the other weight files and indexes, and all `names` of files; each without the folder."""
+
+    name: str
+    others: list[str]
+    names: list[str]
+
+
+def choose(path: str) -> Choice:
+    """The weight file or the index in the folder `path`.
+
+    Raises UnreadableError where there is none, or several and nothing tells which; it says what the folder is instead.
+    """
+    names, folders = _listed(path)
+    weights = [name for name in names if name.endswith(WEIGHTS) and not COMPANIONS.match(name)]
+    indexes = [name for name in names if INDEX.search(name)]
+    if not weights and not indexes:
+        raise UnreadableError(_instead(path, names, folders))
+    chosen = _choose(weights, indexes)
+    return Choice(chosen, [name for name in (*weights, *indexes) if name != chosen], names)
+
+
+def _choose(weights: list[str], indexes: list[str]) -> str:
+    """The index or the weight file that the folder's name stands for."""
+    known = {*weights, *indexes}
+    for name in SINGLE:
+        for candidate in (name, f"{name}.index.json"):
+            if candidate in known:
+                return candidate
+    if indexes:
+        return min(indexes, key=lambda name: ("safetensors" not in name, len(name), name))
+    series = {(m["stem"], m["count"], m["suffix"]) if (m := SERIES.match(name)) else name for name in weights}
+    if len(series) == 1:
+        return weights[0]
+    raise UnreadableError(
+        f"is a folder with {len(weights)} weight files and no index; name one of them: {_shown.names(weights)}"
+    )
+
+
+def _listed(path: str) -> tuple[list[str], list[str]]:
+    """The names of all files in the folder and of all folders, both sorted."""
+    files: list[str] = []
+    folders: list[str] = []
+    try:
+        for name in sorted(os.listdir(path)):
+            (folders if os.path.isdir(os.path.join(path, name)) else files).append(name)
+    except OSError as error:
+        raise UnreadableError(f"cannot be listed: {(error.strerror or 'unknown error').lower()}") from error
+    return files, folders
+
+
+def _instead(path: str, names: list[str], folders: list[str]) -> str:
+    """What a folder without weights is instead."""
+    if ".metadata" in names or any(name.endswith(".distcp") for name in names):
+        return "is a torch.distributed.checkpoint folder, which this version does not read"
+    if "zero_to_fp32.py" in names:
+        return "is a DeepSpeed checkpoint, which this version does not read as one; name one of its files"
+    inner = [name for name in folders[:MAX_INNER] if _holds_weights(os.path.join(path, name))]
+    if inner:
+        return f"is a folder without a checkpoint of its own; folders in it hold some: {_shown.names(inner)}"
+    return "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it"
+
+
+def _holds_weights(path: str) -> bool:
+    try:
+        return any(name.endswith(WEIGHTS) and not COMPANIONS.match(name) for name in os.listdir(path))
+    except OSError:  # Not ours to list: it is only asked in order to give a hint.
+        return False
