@@ -15,6 +15,9 @@ from typing import Any
 from statecli.errors import MalformedError
 from statecli.formats import _shown
 
+#: Lists and objects together. 100 MB of safetensors header hold 5 million at most; 100 MB of `[],` hold 33 million and
+#: take 2.5 GB of memory.
+MAX_CONTAINERS = 6_000_000
 #: An escape; group 1 where it is half a surrogate pair without its other half.
 _ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
@@ -28,6 +31,9 @@ def object_of(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
     Raises MalformedError, its message begun with `what`, for anything that is no JSON object.
     """
     repeats: list[Repeat] = []
+    brackets = raw.count(b"[") + raw.count(b"{")
+    if brackets > MAX_CONTAINERS:
+        raise MalformedError(f"{what} holds {brackets} brackets, more than the {MAX_CONTAINERS} of the largest model")
     try:
         text = raw.decode("utf-8")
         del raw

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file, save_model
 
-from statecli import formats
+from statecli import formats, kinds
 from statecli.errors import UnreadableError
 from statecli.formats import safetensors
 from statecli.formats._source import Source
@@ -771,6 +771,15 @@ def test_a_file_replaced_while_it_is_read(tmp_path, monkeypatch):
     assert [(t.fqn, t.dtype) for t in formats.read(str(path)).tensors] == [("old", "float32")]
 
 
+def test_a_header_of_nothing_but_brackets(tmp_path, line):
+    """20 MB that would become half a gigabyte of empty lists are refused before they are parsed."""
+    path = tmp_path / "bomb.safetensors"
+    path.write_bytes(packed(b'{"a":[' + b"[]," * 6_600_000 + b"[]]}"))
+    before = time.process_time()
+    assert line(path) == "its header holds 6600003 brackets, more than the 6000000 of the largest model"
+    assert time.process_time() - before < 1
+
+
 def test_float6_is_listed_and_its_values_are_not(tmp_path, inspect):
     """A dtype that torch lacks is listed; --stats says that its values cannot be read."""
     path = tmp_path / "six.safetensors"
@@ -811,3 +820,20 @@ def test_growth_is_linear(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20_000 * 1_500
+
+
+def test_a_file_that_shrinks_before_its_values_are_read(tmp_path, monkeypatch, inspect):
+    """Truncated between the header and --stats: one line that names the file, not statistics of what is left."""
+    path = tmp_path / "shrinks.safetensors"
+    path.write_bytes(one(entry(shape=(100,), offsets=(0, 400)), bytes(400)))
+    classified = kinds.classified
+
+    def truncating(state: ModelState) -> ModelState:
+        os.truncate(path, 100)
+        return classified(state)
+
+    monkeypatch.setattr(kinds, "classified", truncating)
+    code, out, err = inspect(path, "--stats", "-f", "json")
+    assert (code, out) == (2, "")
+    assert str(path) in err
+    assert len(err.splitlines()) == 1
