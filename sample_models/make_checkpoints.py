@@ -49,18 +49,19 @@ def distinct(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def halves(state: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """`state` as two shards, neither of them empty where there are two entries."""
+    """`state` as two shards, as one where there is a single entry."""
     names = list(state)
     middle = -(-len(names) // 2)
-    return [{name: state[name] for name in part} for part in (names[:middle], names[middle:])]
+    return [{name: state[name] for name in part} for part in (names[:middle], names[middle:]) if part]
 
 
 def write_sharded(folder: Path, stem: str, suffix: str, state: dict[str, torch.Tensor]) -> None:
-    """Two shards and the index that transformers writes beside them."""
-    folder.mkdir()
+    """The shards and the index that transformers writes beside them."""
+    folder.mkdir(exist_ok=True)
     weight_map = {}
-    for number, part in enumerate(halves(state), 1):
-        file = f"{stem}-{number:05}-of-00002.{suffix}"
+    shards = halves(state)
+    for number, part in enumerate(shards, 1):
+        file = f"{stem}-{number:05}-of-{len(shards):05}.{suffix}"
         weight_map |= dict.fromkeys(part, file)
         if suffix == "safetensors":
             save_file(part, folder / file, metadata={"format": "pt"})
@@ -82,7 +83,7 @@ def trained(model: nn.Module) -> torch.optim.Optimizer:
 
 def write(name: str, folder: Path) -> None:
     """Every format of one model."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     model = build(name)
     state = {key: value.detach() for key, value in model.state_dict().items()}
     save_model(model, str(folder / "model.safetensors"))

@@ -55,7 +55,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="A traceback with every err
 
 @app.command()
 def inspect(
-    target: Annotated[str, typer.Argument(help="A checkpoint, its folder, or file.py:Class / pkg.mod:Class(arg=1).")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A checkpoint, its folder, or file.py:Class / pkg.mod:Class(arg=1).")
+    ],
     to: Annotated[
         str | None, typer.Option("--to", metavar="DEVICE", help="Move everything there; exit 1 if anything stays.")
     ] = None,
@@ -109,7 +111,8 @@ def inspect(
 
 @app.command()
 def schema(
-    command: Annotated[str, typer.Argument(help="The command whose JSON is described: inspect.")], debug: Debug = False
+    command: Annotated[str, typer.Argument(metavar="COMMAND", help="The command whose JSON is described: inspect.")],
+    debug: Debug = False,
 ) -> None:
     """Print the JSON Schema of a command's JSON output."""
     cli.leave(lambda: cli.schema(command), debug)

@@ -218,7 +218,14 @@ def _group(
         heading = f"{section or '(top level)'}: {heading}"
     summary = f"{plural(total.tensors, 'tensor')}, {count_text(total.elements)} elements, {size_text(total.bytes)}"
     summary += _evidence_text(rows)
-    lines = [_line(row, columns, view, doubt=not assumed) for row in rows]
+    live = state.format == "module"
+    said = {_status(row, live) for row in rows}
+    shared = said.pop() if len(said) == 1 else None
+    if shared:
+        summary += f": {shared}"
+    lines = [
+        _line(row, columns, "" if shared is not None else _status(row, live), view, doubt=not assumed) for row in rows
+    ]
     return Group(heading, summary, tuple(fold.lines(lines) if fold_rows else lines))
 
 
@@ -236,7 +243,7 @@ def _evidence_text(rows: list[TensorInfo]) -> str:
     return ""
 
 
-def _line(tensor: TensorInfo, columns: tuple[Column, ...], view: View, *, doubt: bool) -> Line:
+def _line(tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: View, *, doubt: bool) -> Line:
     """`doubt`: some of the group are known, so those that are only assumed carry the question mark themselves."""
     assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
@@ -248,7 +255,7 @@ def _line(tensor: TensorInfo, columns: tuple[Column, ...], view: View, *, doubt:
         "grad": {None: "-", True: "yes", False: "no"}[tensor.requires_grad],
         **{name: number(getattr(tensor.stats, name, None), digits=4) for name in MOMENTS},
     }
-    return Line(tuple(cells[column.name] for column in columns), _remark(tensor, view), _mood(tensor))
+    return Line(tuple(cells[column.name] for column in columns), _remark(tensor, status, view), _mood(tensor))
 
 
 def _device_text(tensor: TensorInfo) -> str:
@@ -266,19 +273,28 @@ def _mood(tensor: TensorInfo) -> str:
     return ""
 
 
-def _remark(tensor: TensorInfo, view: View) -> str:
-    """What the columns do not say, most important first."""
+def _status(tensor: TensorInfo, live: bool) -> str:
+    """What becomes of the tensor: whether it is saved and, where a model was there to be measured, whether it moves."""
     parts = []
-    if tensor.kind is Kind.UNREGISTERED and tensor.evidence is Evidence.REGISTERED:
-        parts.append({False: "not saved", True: "saved", None: ""}[tensor.saved])
-        if tensor.after is None:
-            parts.append({False: "stays behind", True: "follows", None: "cannot tell if it moves"}[tensor.moves])
+    if tensor.kind is Kind.UNREGISTERED:
+        if not live:
+            return "unexpected" if tensor.saved else "not in its state_dict"
+        parts.append({False: "not saved", True: "saved", None: "cannot tell if it is saved"}[tensor.saved])
     elif tensor.persistent is False:
         parts.append("non-persistent, yet in the file" if tensor.saved else "not saved (non-persistent)")
     elif tensor.saved is False:
         parts.append("not saved")
-    if tensor.kind is not Kind.UNREGISTERED and tensor.moves is False and tensor.after is None:
-        parts.append("stays behind")
+    if tensor.after is None and live:
+        if tensor.moves is not True:
+            parts.append({False: "stays behind on a move", None: "cannot tell if it moves"}[tensor.moves])
+        elif tensor.kind is Kind.UNREGISTERED:
+            parts.append("follows a move")
+    return ", ".join(parts)
+
+
+def _remark(tensor: TensorInfo, status: str, view: View) -> str:
+    """What the columns do not say, most important first."""
+    parts = [status]
     if tensor.stats is not None:
         counts = ((name, getattr(tensor.stats, name)) for name in COUNTS)
         parts.extend(f"{count:,} {name}" for name, count in counts if count)
