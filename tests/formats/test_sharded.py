@@ -433,6 +433,14 @@ def test_a_shard_that_is_empty(folder, line):
     assert line(folder) == f"{folder / ONE}: is an empty file"
 
 
+@pytest.mark.parametrize("target", ["", INDEX])
+def test_a_shard_is_named_once(target, folder, inspect):
+    """The one path in the line is the shard's, whether its folder or its index was given."""
+    spoilt(folder, ONE).write_bytes(b"")
+    _, _, err = inspect(folder / target)
+    assert err == f"statecli: {folder / ONE}: is an empty file\n"
+
+
 def test_a_shard_that_leads_nowhere(folder, line):
     """A dangling link, a cache whose blob was removed, is named by its path."""
     spoilt(folder, ONE).symlink_to("../../blobs/gone")
