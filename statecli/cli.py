@@ -1,4 +1,4 @@
-"""The command line: parse, call, write, exit. No logic."""
+"""The commands: options in, exit code out. Both parsers, `shortcut` and `arguments`, end here."""
 
 from __future__ import annotations
 
@@ -7,25 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from statecli import console, shortcut
+from statecli import console
 from statecli.errors import StateError
 from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
 from statecli.options import InspectOptions
 from statecli.report import View, documents, inspecting
-
-
-def main() -> None:
-    """The console script. Everyday lines need no Typer; all others go to it."""
-    try:
-        options = shortcut.parse(sys.argv[1:])
-        if options is not None:
-            leave(lambda: inspect(options), options.debug)
-        from statecli.arguments import app
-
-        app()
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
 
 
 def inspect(options: InspectOptions) -> int:

@@ -35,7 +35,7 @@ def statecli(monkeypatch):
     """Run the command line: `statecli("inspect", path, "-f", "json")`."""
 
     def run(*args: str | os.PathLike[str]) -> Result:
-        from statecli.cli import main
+        from statecli.__main__ import main
 
         out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
         with monkeypatch.context() as patch:

@@ -40,7 +40,7 @@ def small(tmp_path):
 
 def on_a_terminal(args, columns=80):
     """(output, exit code) of the command in a pseudo-terminal of that width."""
-    code = "import sys; from statecli.cli import main; main()"
+    code = "import sys; from statecli.__main__ import main; main()"
     pid, fd = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm", COLUMNS="", NO_COLOR="1")
@@ -68,7 +68,7 @@ def _resize(fd, columns):
 
 
 def process(*args, **options):
-    code = "from statecli.cli import main; main()"
+    code = "from statecli.__main__ import main; main()"
     return subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, **options)
 
 
@@ -289,7 +289,7 @@ def test_a_bug_of_ours_is_told_in_one_line_and_ends_2(statecli, small, monkeypat
 def test_interrupted_ends_130(tmp_path):
     """Ctrl-C while a constructor runs."""
     (tmp_path / "slow.py").write_text("import time\nprint('up', flush=True)\ndef make():\n    time.sleep(60)\n")
-    code = "from statecli.cli import main; main()"
+    code = "from statecli.__main__ import main; main()"
     running = subprocess.Popen(
         [sys.executable, "-c", code, "inspect", f"{tmp_path}/slow.py:make"],
         stderr=subprocess.PIPE,
@@ -306,7 +306,7 @@ def test_interrupted_ends_130(tmp_path):
 def test_a_closed_pipe_ends_141_quietly(tmp_path):
     """`| head` ends without a word."""
     save_file({f"layer.{n}.weight": torch.ones(1) for n in range(20_000)}, tmp_path / "big.safetensors")
-    code = "from statecli.cli import main; main()"
+    code = "from statecli.__main__ import main; main()"
     running = subprocess.Popen(
         [sys.executable, "-c", code, "inspect", str(tmp_path / "big.safetensors")],
         stdout=subprocess.PIPE,

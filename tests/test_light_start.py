@@ -17,7 +17,7 @@ import json, sys
 before = set(sys.modules)
 {setup}
 try:
-    from statecli.cli import main
+    from statecli.__main__ import main
     main()
 except SystemExit as done:
     code = done.code

@@ -19,7 +19,7 @@ class Refuse:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Refuse())
-from statecli.cli import main
+from statecli.__main__ import main
 main()
 """
 

@@ -6,14 +6,12 @@ A format has NAME, `sniff(path, head)` and `read(path)`; it is listed in FORMATS
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 
 from statecli.errors import UnreadableError
 from statecli.formats import _foreign, _ties, safetensors, sharded, torch_legacy, torch_zip
+from statecli.formats._pickle import without_gc
 from statecli.formats._source import Source
 from statecli.state import ModelState
 
@@ -26,20 +24,8 @@ def read(path: str) -> ModelState:
 
     Raises `UnreadableError` (with `MalformedError` below it); each message starts with the path.
     """
-    with _without_gc():
+    with without_gc():
         return _ties.tied(_named(path))
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """A reader makes many objects and no cycles; searching them for garbage takes a third of its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _named(path: str) -> ModelState:

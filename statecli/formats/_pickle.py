@@ -152,7 +152,7 @@ def load(
     Raises MalformedError with `what` and the byte where it cannot go on, TruncatedPickle where the bytes end.
     """
     machine = Machine(bytes(data), what, fast=fast, module_ids=module_ids)
-    with _no_garbage_collection():
+    with without_gc():
         machine.run(start)
     return Pickle(
         machine.root,
@@ -165,8 +165,8 @@ def load(
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A parse only allocates: the collector would walk the growing graph again and again, for a third of the time."""
+def without_gc() -> Iterator[None]:
+    """Reading only allocates: the collector would walk the growing graph again and again, for a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
