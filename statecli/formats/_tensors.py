@@ -8,7 +8,7 @@ Argument orders: torch/_utils.py and torch/_tensor.py of torch 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -16,7 +16,8 @@ import msgspec
 
 from statecli.errors import MalformedError
 from statecli.formats._dtypes import BITS, PACKED, STORAGE_DTYPES, nbytes
-from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf
+from statecli.formats._graph import attributes, mapping, name_of, named, of_state, sequence
+from statecli.formats._pickle import Global, Obj, Persistent
 from statecli.state import ByteRange, Quantizer, TensorData
 
 #: torch's own limit is 64 dimensions for most operations; a pickle can claim any number.
@@ -47,101 +48,6 @@ class Tensor(msgspec.Struct, gc=False):
     storage_bytes: int | None = None
     data: TensorData | None = None
     parts: tuple[tuple[str, TensorData], ...] = ()
-
-
-def mapping(node: Any) -> Mapping[Any, Any] | None:
-    """The items of a dict, an OrderedDict or any pickled dict subclass; None for everything else."""
-    if type(node) is dict:
-        return node
-    if type(node) is not Obj:
-        return None
-    if node.items is not None:
-        return node.items
-    if name_of(node.cls) in ("collections.OrderedDict", "collections.defaultdict", "collections.Counter"):
-        # Python 2 wrote OrderedDict([[key, value], ...]).
-        pairs = node.args[0] if node.args and type(node.args[0]) is list else []
-        return {
-            pair[0]: pair[1] for pair in pairs if type(pair) in (list, tuple) and len(pair) == 2 and _plain(pair[0])
-        }
-    return None
-
-
-def _plain(key: Any) -> bool:
-    return type(key) in (str, bool) or key is None
-
-
-def sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
-    """The elements of a list, tuple, set, deque or list subclass; None for everything else."""
-    if type(node) in (list, tuple):
-        return node  # type: ignore[no-any-return]
-    if type(node) is SetOf:
-        return list(node.elems)
-    if type(node) is Obj:
-        if node.elems is not None:
-            return node.elems
-        if name_of(node.cls) in _WRAPPED_SEQUENCES and node.args and type(node.args[0]) in (list, tuple):
-            return node.args[0]  # type: ignore[no-any-return]
-    return None
-
-
-_WRAPPED_SEQUENCES = frozenset(
-    ["torch.Size", "collections.deque"]
-    + [f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "frozenset", "list", "tuple")]
-)
-
-
-def attributes(node: Any) -> dict[str, Any]:
-    """What BUILD gave an object: its `__dict__`, and its slots where the state is the pair (dict, slots)."""
-    if type(node) is not Obj:
-        return {}
-    if name_of(node.cls) == "torch.fx.graph_module.reduce_graph_module" and node.args:
-        return _named(node.args[0])
-    return _of_state(node.state)
-
-
-def _of_state(state: Any) -> dict[str, Any]:
-    if type(state) is tuple and len(state) == 2:
-        return {**_named(state[0]), **_named(state[1])}
-    return _named(state)
-
-
-def _named(node: Any) -> dict[str, Any]:
-    items = mapping(node)
-    return {key: value for key, value in items.items() if type(key) is str} if items else {}
-
-
-def name_of(node: Any) -> str:
-    """`module.name` of a global, "" for anything else."""
-    return node.qualified if type(node) is Global else ""
-
-
-def children(node: Any) -> Iterator[tuple[str, Any]]:
-    """What hangs below a container or an object, with the piece of Python that reaches it (`['k']`, `[0]`, `.a`)."""
-    items = mapping(node)
-    if items is not None:
-        for key, value in items.items():
-            yield key_path(key), value
-    elif (elements := sequence(node)) is not None:
-        for index, value in enumerate(elements):
-            yield f"[{index}]", value
-    if type(node) is Obj:
-        for name, value in attributes(node).items():
-            yield f".{name}", value
-        if items is None and elements is None:
-            for index, value in enumerate(node.args):
-                yield f".__args__[{index}]", value
-            for name, value in (node.kwargs or {}).items():
-                yield f".__kwargs__[{name!r}]", value
-            if node.state is not None and not attributes(node):
-                yield ".__state__", node.state
-
-
-def key_path(key: Any) -> str:
-    """A dict key as Python would write the subscript. Keys that cannot be written stand as their type."""
-    if type(key) is Key:
-        value = key.value
-        return f"[{value!r}]" if type(value) in (float, int) and abs(value) < 2**60 else f"[<{type(value).__name__}>]"
-    return f"[{key!r}]"
 
 
 class Decoder:
@@ -307,7 +213,7 @@ class Decoder:
         inner = self.required(args[0], fqn, "data")
         found = msgspec.structs.replace(inner, is_parameter=True, requires_grad=args[1] is True)
         if len(args) > 3:
-            _marks(found, _named(args[3]))
+            _marks(found, named(args[3]))
         return found
 
     def _subclass(self, args: tuple[Any, ...], fqn: str) -> Tensor:
@@ -318,7 +224,7 @@ class Decoder:
         if builder == self._subclass:
             raise MalformedError(f"{fqn}: a tensor subclass that is rebuilt from itself")
         found = msgspec.structs.replace(builder(args[2], fqn))
-        held = _of_state(args[3])
+        held = of_state(args[3])
         _marks(found, held)
         cls = name_of(args[1])
         if cls not in ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"):
@@ -397,7 +303,7 @@ class Decoder:
         return self._ragged(self.required(args[0], fqn, "values"), "nested")
 
     def _jagged(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        held = _named(args[0]) if args else {}
+        held = named(args[0]) if args else {}
         return self._ragged(self.required(held.get("_values"), fqn, "values"), "jagged")
 
     def _ragged(self, values: Tensor, layout: str) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statecli import cli, formats
+from statecli import __main__, formats
 from statecli.errors import UnreadableError
 
 #: Runs `statecli inspect`; gives the exit code, stdout and stderr.
@@ -23,7 +23,7 @@ def inspect(monkeypatch, capfd) -> Inspect:
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["statecli", "inspect", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
-            cli.main()
+            __main__.main()
         out, err = capfd.readouterr()
         return left.value.code, out, err
 

@@ -1,0 +1,158 @@
+"""Looking at a pickle's inert graph: what is a mapping, a sequence, an object's attributes, a module, an optimizer.
+
+Nothing here calls, compares or prints a node; the repr of a pickled graph can be exponentially long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from statecli.formats._pickle import Global, Key, Obj, SetOf
+
+#: Types with nothing below them.
+LEAVES = frozenset([str, int, float, bool, bytes, type(None), Global])
+
+
+def mapping(node: Any) -> Mapping[Any, Any] | None:
+    """The items of a dict, an OrderedDict or any pickled dict subclass; None for everything else."""
+    if type(node) is dict:
+        return node
+    if type(node) is not Obj:
+        return None
+    if node.items is not None:
+        return node.items
+    if name_of(node.cls) in ("collections.OrderedDict", "collections.defaultdict", "collections.Counter"):
+        # Python 2 wrote OrderedDict([[key, value], ...]).
+        pairs = node.args[0] if node.args and type(node.args[0]) is list else []
+        return {
+            pair[0]: pair[1] for pair in pairs if type(pair) in (list, tuple) and len(pair) == 2 and _plain(pair[0])
+        }
+    return None
+
+
+def _plain(key: Any) -> bool:
+    return type(key) in (str, bool) or key is None
+
+
+def sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
+    """The elements of a list, tuple, set, deque or list subclass; None for everything else."""
+    if type(node) in (list, tuple):
+        return node  # type: ignore[no-any-return]
+    if type(node) is SetOf:
+        return list(node.elems)
+    if type(node) is Obj:
+        if node.elems is not None:
+            return node.elems
+        if name_of(node.cls) in _WRAPPED_SEQUENCES and node.args and type(node.args[0]) in (list, tuple):
+            return node.args[0]  # type: ignore[no-any-return]
+    return None
+
+
+_WRAPPED_SEQUENCES = frozenset(
+    ["torch.Size", "collections.deque"]
+    + [f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "frozenset", "list", "tuple")]
+)
+
+
+def attributes(node: Any) -> dict[str, Any]:
+    """What BUILD gave an object: its `__dict__`, and its slots where the state is the pair (dict, slots)."""
+    if type(node) is not Obj:
+        return {}
+    if name_of(node.cls) == "torch.fx.graph_module.reduce_graph_module" and node.args:
+        return named(node.args[0])
+    return of_state(node.state)
+
+
+def of_state(state: Any) -> dict[str, Any]:
+    """The attributes in the argument of BUILD: a dict, or the pair (dict, slots)."""
+    if type(state) is tuple and len(state) == 2:
+        return {**named(state[0]), **named(state[1])}
+    return named(state)
+
+
+def named(node: Any) -> dict[str, Any]:
+    """The items of a mapping whose keys are text; empty for everything else."""
+    items = mapping(node)
+    return {key: value for key, value in items.items() if type(key) is str} if items else {}
+
+
+def name_of(node: Any) -> str:
+    """`module.name` of a global, "" for anything else."""
+    return node.qualified if type(node) is Global else ""
+
+
+def children(node: Any) -> Iterator[tuple[str, Any]]:
+    """What hangs below a container or an object, with the piece of Python that reaches it (`['k']`, `[0]`, `.a`)."""
+    items = mapping(node)
+    if items is not None:
+        for key, value in items.items():
+            yield key_path(key), value
+    elif (elements := sequence(node)) is not None:
+        for index, value in enumerate(elements):
+            yield f"[{index}]", value
+    if type(node) is Obj:
+        for name, value in attributes(node).items():
+            yield f".{name}", value
+        if items is None and elements is None:
+            for index, value in enumerate(node.args):
+                yield f".__args__[{index}]", value
+            for name, value in (node.kwargs or {}).items():
+                yield f".__kwargs__[{name!r}]", value
+            if node.state is not None and not attributes(node):
+                yield ".__state__", node.state
+
+
+def key_path(key: Any) -> str:
+    """A dict key as Python would write the subscript. Keys that cannot be written stand as their type."""
+    if type(key) is Key:
+        value = key.value
+        return f"[{value!r}]" if type(value) in (float, int) and abs(value) < 2**60 else f"[<{type(value).__name__}>]"
+    return f"[{key!r}]"
+
+
+def entries(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Key and value of a mapping, index and element of a sequence, nothing of all else."""
+    items = mapping(node)
+    if items is not None:
+        yield from items.items()
+    else:
+        yield from enumerate(sequence(node) or ())
+
+
+def dotted(path: str, key: Any) -> str:
+    """A key below a dotted path, as sections and settings are named."""
+    text = str(key) if type(key) in (str, int, bool) or key is None else key_path(key)
+    return f"{path}.{text}" if path else text
+
+
+def is_module(node: Any) -> bool:
+    """Whether the object's pickled `__dict__` is that of an nn.Module."""
+    if type(node) is not Obj:
+        return False
+    held = attributes(unwrapped(node))
+    return mapping(held.get("_parameters")) is not None and mapping(held.get("_modules")) is not None
+
+
+def unwrapped(node: Obj) -> Obj:
+    """torch.compile pickles itself as a call on the module it wraps."""
+    while (
+        node.state is None
+        and name_of(node.cls).endswith(".OptimizedModule")
+        and node.args
+        and type(node.args[0]) is Obj
+    ):
+        node = node.args[0]
+    return node
+
+
+def is_optimizer(node: Any) -> bool:
+    """Whether this is `optimizer.state_dict()`, or an optimizer pickled whole."""
+    items = mapping(node)
+    if items is None:
+        items = attributes(node)
+    return (
+        "param_groups" in items
+        and mapping(items.get("state")) is not None
+        and sequence(items["param_groups"]) is not None
+    )

@@ -1,0 +1,83 @@
+"""One file's reading: its decoder, what was odd, and the walk that finds tensors below a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from statecli.errors import MalformedError
+from statecli.formats._graph import LEAVES, children, is_module
+from statecli.formats._tensors import Decoder, Tensor
+from statecli.state import Evidence, Kind, Oddity
+
+#: Containers inside containers that are walked; deeper ones are said to be left out.
+MAX_DEPTH = 200
+#: Tensors one file may list.
+MAX_ROWS = 1_000_000
+#: Characters of a container's path: each of its entries repeats it.
+MAX_PREFIX = 10_000
+
+
+class Row(msgspec.Struct, gc=False):
+    """A tensor that was found, before it is a `TensorInfo`."""
+
+    fqn: str
+    tensor: Tensor
+    kind: Kind = Kind.PARAMETER
+    evidence: Evidence = Evidence.ASSUMED
+    persistent: bool | None = None
+    #: An entry of a checkpoint is saved; only a whole module holds what its state_dict would not.
+    saved: bool | None = True
+    requires_grad: bool | None = None
+    aliases: tuple[str, ...] = ()
+    note: str | None = None
+
+
+def row_of(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Row:
+    """A row of that kind, unless the tensor itself says better what it is."""
+    if kind is Kind.PARAMETER and tensor.is_parameter:
+        evidence = Evidence.TYPE
+    elif kind is Kind.PARAMETER and tensor.is_buffer:
+        return Row(fqn, tensor, Kind.BUFFER, Evidence.TYPE, tensor.persistent, requires_grad=tensor.requires_grad)
+    # A state_dict is detached: False in it records nothing.
+    grad = tensor.requires_grad if tensor.is_parameter or tensor.requires_grad else None
+    return Row(fqn, tensor, kind, evidence, requires_grad=grad)
+
+
+class Reading:
+    """What all parts of one file's reading share."""
+
+    def __init__(self, decoder: Decoder, oddities: list[Oddity]) -> None:
+        self.decoder = decoder
+        self.oddities = oddities
+
+    def odd(self, name: str, message: str, fqn: str | None = None) -> None:
+        """Record something odd but readable."""
+        self.oddities.append(Oddity(name, message, fqn))
+
+    def below(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[tuple[str, Any, Any]]:
+        """(path, node, Tensor or module node) of everything below, each container once, in the order of the file."""
+        seen = set() if seen is None else seen
+        stack = [(path, node, 0)]
+        while stack:
+            path, node, depth = stack.pop()
+            if type(node) in LEAVES:
+                continue
+            found = self.decoder.tensor(node, path)
+            if found is not None:
+                yield path, node, found
+                continue
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if is_module(node):
+                yield path, node, None
+                continue
+            if depth == MAX_DEPTH:
+                self.odd("too-deep", f"nests more than {MAX_DEPTH} levels: what is below is not listed", path)
+                continue
+            if len(path) > MAX_PREFIX:
+                raise MalformedError(f"a name of {len(path)} characters, {path[:40]!r}…, holds others: refused")
+            stack.extend(reversed([(path + step, child, depth + 1) for step, child in children(node)]))

@@ -1,0 +1,147 @@
+"""A whole pickled nn.Module, grouped by the `__dict__` its pickle carries, without its class.
+
+`_parameters`, `_buffers`, `_non_persistent_buffers_set` and `_modules` say what is registered; whatever else hangs on
+the plain attributes is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from statecli.errors import MalformedError
+from statecli.formats._graph import LEAVES, attributes, mapping, name_of, sequence, unwrapped
+from statecli.formats._pickle import Obj
+from statecli.formats._reading import MAX_DEPTH, MAX_ROWS, Reading, Row, row_of
+from statecli.formats._tensors import Tensor
+from statecli.state import Evidence, Kind
+
+HOOKS = re.compile(r"^_(?:forward|backward|state_dict|load_state_dict)_.*hooks.*$|^_is_full_backward_hook$")
+
+
+def module_rows(root: Obj, reading: Reading, *, prefix: str = "") -> Iterator[Row]:
+    """The rows of a pickled nn.Module, grouped as its own `__dict__` groups them.
+
+    Registered tensors come first, in registration order and under every registered name. A tensor that plain
+    attributes reach is unregistered, unless it shares a registered storage: then it is that row's alias.
+    """
+    walk = _ModuleWalk(reading)
+    walk.registered(root, prefix)
+    walk.plain()
+    yield from walk.finished()
+
+
+class _ModuleWalk:
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.rows: list[Row] = []
+        self.modules: list[tuple[str, Obj, bool]] = []
+        self.seen: set[int] = set()
+        self.storages: dict[Any, Row] = {}
+        self.aliases: dict[int, list[str]] = {}
+
+    def registered(self, root: Obj, prefix: str, *, outside: bool = False) -> None:
+        """Parameters and buffers of a module and its submodules; `outside` for a module nobody registered."""
+        stack: list[tuple[str, Any, frozenset[int]]] = [(prefix, root, frozenset())]
+        while stack:
+            path, node, above = stack.pop()
+            held = attributes(node)
+            if mapping(held.get("_parameters")) is None:
+                self._opaque(path, node)
+                continue
+            self._own(path, held, outside)
+            if id(node) not in self.seen:
+                self.modules.append((path, node, outside))
+            self.seen.add(id(node))
+            if len(above) >= MAX_DEPTH:
+                self.reading.odd("too-deep", f"nests more than {MAX_DEPTH} modules: what is below is not listed", path)
+                continue
+            below = [
+                (f"{path}{name}.", unwrapped(child), above | {id(node)})
+                for name, child in (mapping(held.get("_modules")) or {}).items()
+                if type(child) is Obj and id(unwrapped(child)) not in above and child is not node
+            ]
+            stack.extend(reversed(below))
+            if len(self.rows) > MAX_ROWS:
+                raise MalformedError(f"holds more than {MAX_ROWS} tensors")
+
+    def _own(self, path: str, held: Mapping[str, Any], outside: bool) -> None:
+        kept_out = set(map(_text, sequence(held.get("_non_persistent_buffers_set")) or ()))
+        groups = ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers"))
+        for kind, group in groups:
+            for name, node in (mapping(held.get(group)) or {}).items():
+                fqn = f"{path}{name}"
+                tensor = self.reading.decoder.tensor(node, fqn)
+                if tensor is None:
+                    if node is None and kind is Kind.PARAMETER:
+                        self.reading.odd("none-parameter", f"{fqn} is registered as None", fqn)
+                    continue
+                self.seen.add(id(node))
+                persistent = None if kind is Kind.PARAMETER else name not in kept_out
+                self._add(fqn, tensor, kind, persistent, outside)
+
+    def _add(self, fqn: str, tensor: Tensor, kind: Kind, persistent: bool | None, outside: bool) -> None:
+        note = f"{kind.value} of an unregistered module" if outside else None
+        row = Row(
+            fqn,
+            tensor,
+            Kind.UNREGISTERED if outside else kind,
+            Evidence.REGISTERED,
+            None if outside else persistent,
+            saved=not outside and persistent is not False,
+            requires_grad=tensor.requires_grad,
+            note=note,
+        )
+        self.rows.append(row)
+        if tensor.storage is not None:
+            self.storages.setdefault(tensor.storage, row)
+
+    def _opaque(self, path: str, node: Obj) -> None:
+        """A class with its own `__reduce__` or `__getstate__`: what its tensors are is known to its code alone."""
+        name = name_of(node.cls) or "a class"
+        fqn = path.rstrip(".")
+        self.reading.odd("opaque-class", f"{fqn}: {name} pickles itself: what its tensors are cannot be told", fqn)
+        for where, _, tensor in self.reading.below(node, fqn, seen=self.seen):
+            if tensor is not None:
+                self.rows.append(row_of(where, tensor, Kind.PARAMETER, Evidence.ASSUMED))
+
+    def plain(self) -> None:
+        """Plain attributes of every module, those of modules found in plain containers included."""
+        for path, node, _ in self.modules:  # grows while it is walked
+            for name, value in attributes(node).items():
+                if name in _REGISTRIES or type(value) in LEAVES or HOOKS.match(name):
+                    continue
+                for where, found, tensor in self.reading.below(value, f"{path}{name}", seen=self.seen):
+                    self._reached(where, found, tensor)
+
+    def _reached(self, where: str, node: Any, tensor: Tensor | None) -> None:
+        if tensor is None:
+            self.registered(unwrapped(node), where + ".", outside=True)
+            return
+        owner = self.storages.get(tensor.storage) if tensor.storage is not None else None
+        if id(node) in self.seen and owner is None:
+            return
+        self.seen.add(id(node))
+        if owner is not None:
+            self.aliases.setdefault(id(owner), []).append(where)
+            return
+        note = "parameter in a plain attribute" if tensor.is_parameter else None
+        row = Row(where, tensor, Kind.UNREGISTERED, Evidence.REGISTERED, None, False, tensor.requires_grad, note=note)
+        self.rows.append(row)
+        if tensor.storage is not None:
+            self.storages.setdefault(tensor.storage, row)
+
+    def finished(self) -> Iterator[Row]:
+        for row in self.rows:
+            found = self.aliases.get(id(row))
+            yield msgspec.structs.replace(row, aliases=tuple(found)) if found else row
+
+
+_REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"])
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else ""
