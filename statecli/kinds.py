@@ -202,13 +202,13 @@ _MODEL_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
 
 
 def _prefix(names: list[str], registered: dict[str, TensorInfo]) -> str:
-    """The chain of wrapper prefixes that every name carries and the class's names do not."""
+    """What stands before every name and makes none of them the class's: `module.`, or the attribute of a Trainer."""
     prefix = ""
-    while not any(name[len(prefix) :] in registered for name in names):
-        step = next((w for w in WRAPPERS if names and all(name.startswith(prefix + w) for name in names)), None)
-        if step is None:
+    while names and not any(name[len(prefix) :] in registered for name in names):
+        first, dot, _ = names[0][len(prefix) :].partition(".")
+        if not dot or not all(name.startswith(prefix + first + dot) for name in names):
             return ""
-        prefix += step
+        prefix += first + dot
     return prefix
 
 

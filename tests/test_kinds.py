@@ -245,6 +245,12 @@ def test_a_wrappers_prefix_is_seen_through_and_said(statecli, tmp_path, spec):
     assert result.rows()["module._orig_mod.scale"]["kind"] == "buffer"
 
 
+def test_a_trainers_attribute_is_seen_through(statecli, tmp_path, spec):
+    """Lightning saves `net.` before every name when the model is its attribute `net`."""
+    held = {f"net.{key}": value for key, value in entries().items()}
+    assert rules(inspected(statecli, tmp_path, spec, held)) == [("wrapper-prefix", None)]
+
+
 def test_findings_agree_with_load_state_dict(statecli, tmp_path, spec):
     """Missing and unexpected keys are those torch names, for a file with both."""
     import importlib.util
