@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from statecli import cli, shortcut
-
 
 def main() -> None:
     """Everyday lines need no Typer; all others go to it."""
     try:
+        # Imported here, so that Ctrl-C during the imports ends as it does anywhere else.
+        from statecli import cli, shortcut
+
         options = shortcut.parse(sys.argv[1:])
         if options is not None:
             cli.leave(lambda: cli.inspect(options), options.debug)
-        from statecli.arguments import app
+        from statecli.arguments import run
 
-        app()
+        cli.leave(run, debug=False)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

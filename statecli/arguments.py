@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -116,3 +117,17 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a command's JSON output."""
     cli.leave(lambda: cli.schema(command), debug)
+
+
+def run() -> int:
+    """Parse `sys.argv` and run what it asks for; the exit code of what Typer itself answered (help, a mistake)."""
+    before = sys.stdout
+    try:
+        app()
+    except SystemExit as done:
+        # Typer ends a closed pipe with 1 and puts a wrapper in the place of stdout; it is no finding.
+        if done.code == 1 and sys.stdout is not before:
+            sys.stdout = before
+            raise BrokenPipeError from done
+        return done.code if isinstance(done.code, int) else 0
+    return 0

@@ -13,8 +13,11 @@ from statecli import render
 from statecli.errors import UnreadableError
 from statecli.inspection import Progress
 from statecli.render import Look, Output
-from statecli.render._escape import visible
+from statecli.render._escape import elided, visible
 from statecli.report import Report
+
+#: Characters of an error's one line; names inside can be megabytes long.
+MAX_LINE = 2_000
 
 
 class Stream:
@@ -32,8 +35,10 @@ class Stream:
 
 
 def out(path: str | None) -> Stream:
-    """stdout, or the file that `-o` names, always UTF-8."""
-    if path is None:
+    """stdout (`-` means it too), or the file that `-o` names, always UTF-8."""
+    if path is None or path == "-":
+        if sys.stdout is None:
+            raise UnreadableError("there is no standard output to write to; name a file with -o")
         return Stream(sys.stdout.buffer, sys.stdout.encoding or "utf-8")
     try:
         return Stream(open(path, "wb"), "utf-8")  # closed by `publish`
@@ -43,10 +48,10 @@ def out(path: str | None) -> Stream:
 
 def publish(report: Report, output: Output, path: str | None, color: str, quiet: bool) -> int:
     """Write the report where it belongs; the exit code it asks for."""
-    terminal = path is None and sys.stdout.isatty()
     sink = out(path)
+    terminal = path in (None, "-") and sys.stdout.isatty()
     render.write(report, output, sink, Look(terminal, _width(), _color(color, terminal), quiet))
-    if path is not None:
+    if path not in (None, "-"):
         sink.raw.close()
     return 1 if report.failed() else 0
 
@@ -70,10 +75,22 @@ def complain(message: str, debug: bool) -> int:
     """One line on stderr; the exit code for "could not do it"."""
     if debug:
         traceback.print_exc()
-    line = visible(" ".join(message.splitlines()))
-    sys.stdout.flush()
-    print(f"statecli: {line}", file=sys.stderr)
+    line = visible(elided(" ".join(message.splitlines()), MAX_LINE))
+    if sys.stderr is not None:
+        print(f"statecli: {line}", file=sys.stderr)
     return 2
+
+
+def finish() -> None:
+    """Write out what is buffered, so that a full disk or a closed pipe is met here and not at exit."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def silence() -> None:
+    """Python flushes stdout once more at exit; where nobody is left to write to, that goes nowhere."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

@@ -16,7 +16,7 @@ class Severity(str, Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One problem: the rule's name, one line, the target and the tensor it is about, and what to do."""
+    """One problem: the rule's name, one line, the target, the tensor and its section, and what to do."""
 
     rule: str
     severity: Severity
@@ -24,3 +24,4 @@ class Finding(msgspec.Struct, frozen=True):
     target: str
     fqn: str | None = None
     help: str | None = None
+    section: str | None = None

@@ -149,8 +149,8 @@ def _matches(fqn: str, request: Request) -> bool:
 
 
 def matches_any(fqn: str, globs: Sequence[str]) -> bool:
-    """Whether a glob matches the whole name; a name is also its own glob, so that `anchors[0]` can be typed."""
-    return any(fqn == glob or fnmatchcase(fqn, glob) for glob in globs)
+    """Whether a glob matches the whole name. Brackets may be meant as they stand: names have them."""
+    return any(fnmatchcase(fqn, glob) or fnmatchcase(fqn, glob.replace("[", "[[]")) for glob in globs)
 
 
 def _left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:

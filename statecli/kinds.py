@@ -14,9 +14,10 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
+from statecli.errors import NothingMatched
 from statecli.finding import Finding, Severity
 from statecli.formats._dtypes import INTEGER
-from statecli.state import Evidence, Kind, ModelState, OptimizerFacts, OptimizerGroup, TensorInfo
+from statecli.state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, TensorInfo
 
 #: Last components of names that are buffers wherever they were met: torch's norms and spectral_norm, and the buffers
 #: that transformers, timm, diffusers and vector-quantize-pytorch register as persistent.
@@ -41,6 +42,9 @@ def classified(state: ModelState) -> ModelState:
     if not open_rows:
         return _owners(state, tensors)
     by_convention = {n for n in open_rows if is_buffer_by_convention(tensors[n])}
+    if len(state.optimizers) * len(open_rows) > MAX_COMPARED:
+        many = f"{len(state.optimizers)} optimizers are too many to find out what each of them trains"
+        state = replace(state, oddities=(*state.oddities, Oddity("many-optimizers", many)), optimizers=())
     trained = _trained(state, [n for n in open_rows if n not in by_convention], tensors)
     for n in open_rows:
         if n in trained:
@@ -56,7 +60,13 @@ def _is_open(tensor: TensorInfo) -> bool:
 
 def is_buffer_by_convention(tensor: TensorInfo) -> bool:
     """Integers and bools are never trained; some names are buffers everywhere. A quantized weight is neither."""
-    return tensor.dtype in INTEGER or _is_buffer_name(tensor.fqn.rpartition(".")[2])
+    if tensor.dtype in INTEGER or _is_buffer_name(tensor.fqn.rpartition(".")[2]):
+        return True
+    return _SPECTRAL.search(tensor.fqn) is not None if tensor.fqn.endswith(("._u", "._v")) else False
+
+
+#: The power iteration's vectors of torch.nn.utils.parametrizations.spectral_norm.
+_SPECTRAL = re.compile(r"(?:^|\.)parametrizations\.\w+\.\d+\._[uv]$")
 
 
 @lru_cache(maxsize=1024)
@@ -64,38 +74,54 @@ def _is_buffer_name(last: str) -> bool:
     return BUFFER_NAMES.match(last) is not None
 
 
+#: Optimizers times entries that are compared; beyond this nothing is said by shape.
+MAX_COMPARED = 200_000
+
+
 def _trained(state: ModelState, candidates: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
+    """An optimizer trains one model, and its copies (EMA) with the same names and shapes.
+
+    Where it fits two models that differ, which of them it trains cannot be told, and nothing is said.
+    """
     sections: dict[str, list[int]] = defaultdict(list)
     for n in candidates:
         sections[tensors[n].section].append(n)
     found: set[int] = set()
     for optimizer in state.optimizers:
-        for rows in sections.values():
-            found |= trained_by(optimizer, rows, tensors)
-    # A copy of the model beside it (EMA) has the same names, and what is trained there is a parameter here.
-    names = {(tensors[n].fqn, tensors[n].shape) for n in found}
-    return found | {n for n in candidates if (tensors[n].fqn, tensors[n].shape) in names}
+        fits = [(rows, fit) for rows in sections.values() if (fit := trained_by(optimizer, rows, tensors))]
+        models = {tuple((tensors[n].fqn, tensors[n].shape) for n in rows) for rows, _ in fits}
+        if len(models) == 1:
+            found |= {n for _, fit in fits for n in fit}
+    return found
 
 
 def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
     """Those of `rows` that the optimizer must be training; empty where that cannot be told.
 
-    By name, if it saved names. Else by shape: its ids stand in the order of `parameters()`, so a group is a
-    subsequence of the entries. Where the leftmost and the rightmost way to lay it agree, there is no other way.
+    By name, if it saved names, and all of them are there. Else by shape: its ids stand in the order of
+    `parameters()`, so a group is a subsequence of the entries. Where the leftmost and the rightmost way to lay it
+    agree, there is no other way. Half of the entries at least must be accounted for, and half of the ids must have a
+    shape: an optimizer of something else that is not in the file would fit a few entries of any model.
     """
     names = {name for group in optimizer.groups for name in group.names or _texts(group.params)}
     if names:
-        return {n for n in rows if tensors[n].fqn in names or _unwrapped(tensors[n].fqn) in names}
+        by_name = {n for n in rows if tensors[n].fqn in names or _unwrapped(tensors[n].fqn) in names}
+        held = {tensors[n].fqn for n in by_name} | {_unwrapped(tensors[n].fqn) for n in by_name}
+        return by_name if names <= held else set()
     rows, ties = _first_names(rows, tensors)
     shapes = [shape for group in optimizer.groups for shape in group.shapes]
-    if not shapes:
+    known = [shape for shape in shapes if shape is not None]
+    if not shapes or 2 * len(known) < len(shapes) or 2 * len(shapes) < len(rows):
         return set()
-    if len(shapes) == len(rows) and _same_shapes(shapes, [tensors[n].shape for n in rows]):
+    if len(shapes) == len(rows) and _same_shapes(known, [tensors[n].shape for n in rows]):
         found = set(rows)
     else:
         found = set()
         for group in optimizer.groups:
-            found |= _forced(group, rows, tensors)
+            forced = _forced(group, rows, tensors)
+            if forced is None:
+                return set()
+            found |= forced
     return found | {second for first in found for second in ties.get(first, ())}
 
 
@@ -129,17 +155,17 @@ def _first_names(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[list[i
     return kept, ties
 
 
-def _same_shapes(claimed: list[Shape], held: list[Shape]) -> bool:
-    known: Counter[Shape] = Counter(shape for shape in claimed if shape is not None)
-    return not known - Counter(held)
+def _same_shapes(claimed: Sequence[Shape], held: Sequence[Shape]) -> bool:
+    return not Counter(claimed) - Counter(held)
 
 
-def _forced(group: OptimizerGroup, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
+def _forced(group: OptimizerGroup, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int] | None:
+    """The rows that the group's ids can only be; None where they do not fit at all."""
     shapes = [tensors[n].shape for n in rows]
     leftmost = _embed(group.shapes, shapes)
     rightmost = _embed(group.shapes[::-1], shapes[::-1])
     if leftmost is None or rightmost is None:
-        return set()
+        return None
     mirrored = [len(rows) - 1 - at for at in reversed(rightmost)]
     return {rows[left] for left, right in zip(leftmost, mirrored, strict=True) if left == right}
 
@@ -185,6 +211,8 @@ def by_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Fin
     registered = {t.fqn: t for t in model.tensors if t.kind in (Kind.PARAMETER, Kind.BUFFER)}
     findings: list[Finding] = []
     tensors: list[TensorInfo] = list(state.tensors)
+    if not any(t.kind in _MODEL_KINDS for t in tensors):
+        raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could group")
     for section in dict.fromkeys(t.section for t in tensors if t.kind in _MODEL_KINDS):
         rows = [n for n, t in enumerate(tensors) if t.section == section and t.kind in _MODEL_KINDS]
         prefix = _prefix([tensors[n].fqn for n in rows], registered)
@@ -229,7 +257,7 @@ def _against(
     if known is None:
         found = replace(tensor, kind=Kind.UNREGISTERED, evidence=Evidence.REGISTERED, persistent=None)
         message = f"{tensor.fqn}: unexpected: {model.target} registers no such tensor"
-        return found, [Finding("unexpected-entry", Severity.ERROR, message, state.target, tensor.fqn)]
+        return found, [_finding("unexpected-entry", message, state, tensor.section, tensor.fqn)]
     found = replace(
         tensor,
         kind=known.kind,
@@ -241,11 +269,16 @@ def _against(
     findings = []
     if known.persistent is False:
         message = f"{tensor.fqn}: unexpected: to {model.target} it is non-persistent, and a strict load refuses it"
-        findings.append(Finding("unexpected-entry", Severity.ERROR, message, state.target, tensor.fqn))
+        findings.append(_finding("unexpected-entry", message, state, tensor.section, tensor.fqn))
     if tensor.shape != known.shape and known.shape is not None:
         message = f"{tensor.fqn}: {state.target} holds {_shown(tensor)}, {model.target} registers {_shown(known)}"
-        findings.append(Finding("shape-mismatch", Severity.ERROR, message, state.target, tensor.fqn))
+        findings.append(_finding("shape-mismatch", message, state, tensor.section, tensor.fqn))
     return found, findings
+
+
+def _finding(rule: str, message: str, state: ModelState, section: str, fqn: str) -> Finding:
+    where = f"{section}: " if len(state.sections) > 1 else ""
+    return Finding(rule, Severity.ERROR, where + message, state.target, fqn, section=section)
 
 
 def _shown(tensor: TensorInfo) -> str:
@@ -265,5 +298,5 @@ def _missing(
         message = (
             f"{fqn}: missing: {model.target} registers it ({tensor.kind.value} {_shown(tensor)}), {section} lacks it"
         )
-        found.append(Finding("missing-entry", Severity.ERROR, message, state.target, fqn))
+        found.append(_finding("missing-entry", message, state, section, fqn))
     return found

@@ -45,10 +45,10 @@ def _split(text: str) -> tuple[str, str | None]:
 
 
 def _cut(state: ModelState, section: str) -> ModelState:
-    held = tuple(s for s in state.sections if s == section or s.startswith(section + "."))
+    held = tuple(s for s in state.sections if s == section or (section and s.startswith(section + ".")))
     if not held:
         near = get_close_matches(section, state.sections, n=1)
-        hint = f"did you mean #{near[0]}?" if near else f"it has {', '.join(state.sections) or 'none'}"
+        hint = f"did you mean #{near[0]}?" if near else f"it has {', '.join('#' + s for s in state.sections)}"
         raise UnreadableError(f"{state.target}: has no section {section!r}; {hint}")
     tensors = tuple(tensor for tensor in state.tensors if tensor.section in held)
     return replace(state, sections=held, tensors=tensors)

@@ -437,3 +437,62 @@ def test_version_and_help():
     """--version is the package's; help lists the commands."""
     assert process("--version").stdout == f"statecli {__version__}\n"
     assert "inspect" in process("--help").stdout
+
+
+def test_the_output_is_never_what_is_read(refused, small, tmp_path):
+    """-o of the checkpoint itself would destroy it."""
+    before = small.read_bytes()
+    assert "write elsewhere" in refused(small, "-o", small)
+    assert "write elsewhere" in refused(tmp_path, "-o", small)
+    assert small.read_bytes() == before
+
+
+@pytest.mark.parametrize("line", ["inspect {} >&-", "inspect nope.pt >&- 2>&-", "--help >&-", "inspect {} > /dev/full"])
+def test_without_a_place_to_write_it_ends_2(small, line):
+    """A closed or full stdout is no finding and no traceback."""
+    command = f"{sys.executable} -m statecli {line.format(small)}"
+    found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert found.returncode in (0, 2) if "--help" in line else found.returncode == 2
+    assert "Traceback" not in found.stderr
+
+
+def test_a_megabyte_of_name_is_no_megabyte_of_message(refused, tmp_path):
+    """An error's one line is bounded."""
+    torch.save({"k" * 1_000_000: torch.ones(1), "d": {"w": 1}}, tmp_path / "long.pt")
+    assert len(refused(tmp_path / "long.pt", "-i", "x" * 100_000)) < 3000
+
+
+def test_dash_is_stdout(statecli, small):
+    """-o - writes where no -o writes."""
+    assert statecli("inspect", small, "-o", "-").out == statecli("inspect", small).out
+
+
+def test_colour_can_be_forced_through_a_pipe(statecli, small):
+    """--color always paints the plain output too; without it there is no escape in a pipe."""
+    assert "\x1b[1m" in statecli("inspect", small, "--color", "always").out
+    assert "\x1b" not in statecli("inspect", small).out
+
+
+def test_many_sections_take_no_quadratic_time(statecli, tmp_path):
+    """Five thousand sections are as quick as five thousand tensors."""
+    torch.save({f"model{n}": {"fc.weight": torch.ones(1)} for n in range(5000)}, tmp_path / "sections.pt")
+    start = time.process_time()
+    for options in ((), ("--tree",), ("-f", "markdown")):
+        assert statecli("inspect", tmp_path / "sections.pt", *options).code == 0
+    assert time.process_time() - start < 10
+
+
+def test_a_name_wider_than_the_terminal_is_whole(tmp_path):
+    """It is broken over lines, not cut."""
+    name = ".".join(f"block{n}" for n in range(12))
+    save_file({name: torch.ones(1)}, tmp_path / "long.safetensors")
+    shown, _ = on_a_terminal(["inspect", tmp_path / "long.safetensors"], 40)
+    assert name in "".join(line.strip() for line in shown.splitlines())
+
+
+def test_a_tensor_that_is_a_prefix_of_others_is_in_the_tree(tmp_path):
+    """`fc.weight` beside `fc.weight.absmax`: both are there with their own facts."""
+    save_file({"fc.weight": torch.ones(6), "fc.weight.absmax": torch.ones(1)}, tmp_path / "bnb.safetensors")
+    shown, _ = on_a_terminal(["inspect", tmp_path / "bnb.safetensors", "--tree"])
+    assert "[6]" in shown
+    assert "[1]" in shown

@@ -130,6 +130,56 @@ def test_an_ema_copy_takes_its_models_evidence(tmp_path):
     assert {t.evidence for t in state.tensors if t.section == "ema"} == {Evidence.OPTIMIZER}
 
 
+def test_another_models_optimizer_says_nothing_of_this_one(tmp_path):
+    """A generator's optimizer does not make a parameter of the discriminator's buffer of the same name."""
+    generator = nn.Linear(3, 3)
+    found = {"fc.weight": torch.ones(3, 3), "bias": torch.ones(3), "weight": torch.ones(3, 3), "scale": torch.ones(3)}
+    path = str(tmp_path / "gan.pt")
+    optimizer = stepped(generator, torch.optim.AdamW(generator.named_parameters()))
+    torch.save({"generator": generator.state_dict(), "discriminator": found, "optimizer": optimizer}, path)
+    state = kinds.classified(formats.read(path))
+    assert {t.evidence for t in state.tensors if t.section == "discriminator"} == {Evidence.ASSUMED}
+
+
+def test_an_optimizer_of_something_else_says_nothing(tmp_path):
+    """A second optimizer over a weight that is not in the file fits a buffer of that shape by chance."""
+    net = Net()
+    center = nn.Parameter(torch.ones(4, 4))
+    center.grad = torch.ones(4, 4)
+    second = torch.optim.AdamW([center])
+    second.step()
+    found = classified(tmp_path, {"model": net.state_dict(), "optimizer_center": second.state_dict()})
+    assert Evidence.OPTIMIZER not in {row.evidence for row in found.values()}
+
+
+def test_ids_without_shapes_say_nothing(tmp_path):
+    """SGD without momentum saves numbers alone; that there are as many is no evidence."""
+    sd = {"a.w": torch.ones(2), "b.w": torch.ones(3), "scale": torch.ones(4)}
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1)) for _ in range(3)], 0.1).state_dict()
+    found = classified(tmp_path, {"model": sd, "optimizer": optimizer})
+    assert {row.evidence for row in found.values()} == {Evidence.ASSUMED}
+
+
+def test_a_file_without_a_models_tensors_cannot_be_grouped(refused, tmp_path, spec):
+    """ "Nothing was checked" is never 0."""
+    linear = nn.Linear(2, 2)
+    torch.save(stepped(linear, torch.optim.AdamW(linear.parameters())), tmp_path / "opt.pt")
+    assert "holds no model's tensors" in refused(tmp_path / "opt.pt", "--model", spec)
+
+
+def test_findings_of_several_sections_say_which(statecli, tmp_path, spec):
+    """Two models in one file: each finding names its section, and stands in that section's row."""
+    import csv
+    import io
+
+    bad = {**entries(), "scale": torch.ones(9)}
+    torch.save({"model": entries(), "ema": bad}, tmp_path / "two.pt")
+    found = statecli("inspect", tmp_path / "two.pt", "--model", spec, "-f", "json")
+    assert [(f["rule"], f["section"], f["fqn"]) for f in found.json["findings"]] == [("shape-mismatch", "ema", "scale")]
+    out = statecli("inspect", tmp_path / "two.pt", "--model", spec, "-f", "csv").out
+    assert [row["section"] for row in csv.DictReader(io.StringIO(out)) if row["finding"]] == ["ema"]
+
+
 def test_optimizer_entries_name_their_parameter(tmp_path):
     """With param_names, `state[0]['exp_avg']` is said to be of `weight`."""
     net = nn.Linear(2, 2)

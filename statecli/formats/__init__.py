@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
+from statecli import ties
 from statecli.errors import UnreadableError
-from statecli.formats import _foreign, _ties, safetensors, sharded, torch_legacy, torch_zip
+from statecli.formats import _foreign, safetensors, sharded, torch_legacy, torch_zip
 from statecli.formats._pickle import without_gc
 from statecli.formats._source import Source
 from statecli.state import ModelState
@@ -25,7 +26,7 @@ def read(path: str) -> ModelState:
     Raises `UnreadableError` (with `MalformedError` below it); each message starts with the path.
     """
     with without_gc():
-        return _ties.tied(_named(path))
+        return ties.tied(_named(path))
 
 
 def _named(path: str) -> ModelState:

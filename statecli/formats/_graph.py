@@ -89,8 +89,9 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
         for key, value in items.items():
             yield key_path(key), value
     elif (elements := sequence(node)) is not None:
+        mark = "#" if type(node) is SetOf else ""  # a set has no order that Python could subscript
         for index, value in enumerate(elements):
-            yield f"[{index}]", value
+            yield f"[{mark}{index}]", value
     if type(node) is Obj:
         for name, value in attributes(node).items():
             yield f".{name}", value

@@ -18,6 +18,8 @@ MAX_DEPTH = 200
 MAX_ROWS = 1_000_000
 #: Characters of a container's path: each of its entries repeats it.
 MAX_PREFIX = 10_000
+#: Characters of all names together, and ten times what a million rows of real models take.
+MAX_CHARACTERS = 300_000_000
 
 
 class Row(msgspec.Struct, gc=False):
@@ -52,6 +54,7 @@ class Reading:
     def __init__(self, decoder: Decoder, oddities: list[Oddity]) -> None:
         self.decoder = decoder
         self.oddities = oddities
+        self.characters = 0
 
     def odd(self, name: str, message: str, fqn: str | None = None) -> None:
         """Record something odd but readable."""
@@ -80,4 +83,13 @@ class Reading:
                 continue
             if len(path) > MAX_PREFIX:
                 raise MalformedError(f"a name of {len(path)} characters, {path[:40]!r}…, holds others: refused")
-            stack.extend(reversed([(path + step, child, depth + 1) for step, child in children(node)]))
+            below = [(path + step, child, depth + 1) for step, child in self._affordable(path, children(node))]
+            stack.extend(reversed(below))
+
+    def _affordable(self, path: str, below: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        """Every name repeats the path before it: a megabyte of file can ask for gigabytes of names."""
+        for step, child in below:
+            self.characters += len(path)
+            if self.characters > MAX_CHARACTERS:
+                raise MalformedError(f"its names would take more than {MAX_CHARACTERS} characters, at {path[:40]!r}…")
+            yield step, child

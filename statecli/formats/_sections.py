@@ -84,9 +84,20 @@ def find_sections(root: Any, search: Search) -> list[Section]:
         return [Section("model", root, "module")]
     if is_optimizer(root):
         return [Section("optimizer", root, "optimizer")]
+    if _is_generator_state(root):
+        return [Section("rng", root, "other")]
     if not _descends(root, search):
         return [Section("model", root, "model")]
     return list(_sections("", root, search, 0))
+
+
+#: What the Trainer, Lightning and accelerate name the states of random generators in a file of nothing else.
+_GENERATORS = frozenset(["python", "numpy", "cpu", "cuda", "torch", "mps", "xpu", "npu", "hpu", "random"])
+
+
+def _is_generator_state(root: Any) -> bool:
+    names = [key for key in islice(mapping(root) or (), 32) if type(key) is str]
+    return bool(names) and all(name in _GENERATORS or OTHER_WORDS.search(name) for name in names)
 
 
 def _sections(path: str, node: Any, search: Search, depth: int) -> Iterator[Section]:

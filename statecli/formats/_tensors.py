@@ -156,7 +156,7 @@ class Decoder:
         conjugate, negative = _lazy_flags(flags)
         data = TensorData(where, dtype, shape, offset, strides, conjugate, negative) if where is not None else None
         size = nbytes(dtype, elements)
-        note = None if size >= length else _partial(elements, capacity, key)
+        note = None if size >= length else _partial(elements, capacity)
         if elements > capacity:
             note = f"expanded: {elements} elements over {capacity} stored"
         return Tensor(
@@ -441,7 +441,7 @@ def _ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
     if len(node) > MAX_DIMENSIONS:
         raise MalformedError(f"{fqn}: its {what} has {len(node)} dimensions, more than {MAX_DIMENSIONS}")
     for n in node:
-        if type(n) is not int or n < 0:
+        if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
             raise MalformedError(f"{fqn}: its {what} holds {_brief(n)}: impossible")
     return node
 
@@ -473,8 +473,8 @@ def _lazy_flags(node: Any) -> tuple[bool, bool]:
     return flags.get("conj") is True, flags.get("neg") is True
 
 
-def _partial(elements: int, capacity: int, key: str) -> str | None:
-    return f"view: {elements} of {capacity} elements of storage {key}" if elements < capacity else None
+def _partial(elements: int, capacity: int) -> str | None:
+    return f"view: {elements} of the {capacity} elements of its storage" if elements < capacity else None
 
 
 def _join(*notes: str | None) -> str | None:

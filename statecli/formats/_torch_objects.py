@@ -129,7 +129,7 @@ def _optimizer_rows(node: Any, reading: Reading) -> Iterator[Row]:
             continue
         for path, _, tensor in reading.below(value, key, seen=seen):
             if tensor is not None:
-                yield row_of(path, tensor, Kind.OPTIMIZER, Evidence.REGISTERED)
+                yield row_of(path, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER)
 
 
 def _info(row: Row, section: str) -> TensorInfo:

@@ -41,6 +41,8 @@ class _ModuleWalk:
         self.modules: list[tuple[str, Obj, bool]] = []
         self.seen: set[int] = set()
         self.storages: dict[Any, Row] = {}
+        #: Unregistered tensors by their node: the same object under a second name.
+        self.nodes: dict[int, Row] = {}
         self.aliases: dict[int, list[str]] = {}
 
     def registered(self, root: Obj, prefix: str, *, outside: bool = False) -> None:
@@ -91,7 +93,7 @@ class _ModuleWalk:
             Kind.UNREGISTERED if outside else kind,
             Evidence.REGISTERED,
             None if outside else persistent,
-            saved=not outside and persistent is not False,
+            saved=None if outside else persistent is not False,
             requires_grad=tensor.requires_grad,
             note=note,
         )
@@ -111,28 +113,31 @@ class _ModuleWalk:
     def plain(self) -> None:
         """Plain attributes of every module, those of modules found in plain containers included."""
         for path, node, _ in self.modules:  # grows while it is walked
-            for name, value in attributes(node).items():
+            held = attributes(node)
+            for name, value in held.items():
                 if name in _REGISTRIES or type(value) in LEAVES or HOOKS.match(name):
                     continue
+                derived = _derived_from(name, held)
                 for where, found, tensor in self.reading.below(value, f"{path}{name}", seen=self.seen):
-                    self._reached(where, found, tensor)
+                    self._reached(where, found, tensor, derived)
 
-    def _reached(self, where: str, node: Any, tensor: Tensor | None) -> None:
+    def _reached(self, where: str, node: Any, tensor: Tensor | None, derived: str | None) -> None:
         if tensor is None:
             self.registered(unwrapped(node), where + ".", outside=True)
             return
         owner = self.storages.get(tensor.storage) if tensor.storage is not None else None
-        if id(node) in self.seen and owner is None:
+        same = self.nodes.get(id(node))
+        if same is not None or (owner is not None and _is_within(tensor, owner)):
+            self.aliases.setdefault(id(same or owner), []).append(where)
+            return
+        if id(node) in self.seen:
             return
         self.seen.add(id(node))
-        if owner is not None:
-            self.aliases.setdefault(id(owner), []).append(where)
-            return
-        note = "parameter in a plain attribute" if tensor.is_parameter else None
-        row = Row(where, tensor, Kind.UNREGISTERED, Evidence.REGISTERED, None, False, tensor.requires_grad, note=note)
+        note = derived or ("parameter in a plain attribute" if tensor.is_parameter else None)
+        # What the class's own state_dict() or get_extra_state() would save is in its code, which is not here.
+        row = Row(where, tensor, Kind.UNREGISTERED, Evidence.REGISTERED, None, None, tensor.requires_grad, note=note)
         self.rows.append(row)
-        if tensor.storage is not None:
-            self.storages.setdefault(tensor.storage, row)
+        self.nodes[id(node)] = row
 
     def finished(self) -> Iterator[Row]:
         for row in self.rows:
@@ -141,6 +146,24 @@ class _ModuleWalk:
 
 
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"])
+
+
+def _is_within(tensor: Tensor, owner: Row) -> bool:
+    """Whether a plain attribute sees no more of a registered storage than the registered tensor does."""
+    return tensor.elements <= owner.tensor.elements
+
+
+#: Registered names from which old weight_norm, spectral_norm and pruning compute an attribute before each forward.
+_SOURCES = (("{}_g", "{}_v"), ("{}_orig",))
+
+
+def _derived_from(name: str, held: Mapping[str, Any]) -> str | None:
+    registered = {*(mapping(held.get("_parameters")) or ()), *(mapping(held.get("_buffers")) or ())}
+    for forms in _SOURCES:
+        names = [form.format(name) for form in forms]
+        if registered.issuperset(names):
+            return f"derived from {' and '.join(names)}"
+    return None
 
 
 def _text(value: Any) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from statecli import ties
 from statecli.errors import UsageError
 from statecli.modules import fix, measure, origin
 from statecli.modules.build import Built
@@ -140,7 +141,9 @@ def _add_held(sheet: _Sheet) -> None:
     for held in sheet.found.held:
         known = by_object.get(id(held.tensor))
         about = facts(held.tensor) if known is None else known.facts
-        known = known or by_storage.get(about.storage)
+        shared = by_storage.get(about.storage)
+        if known is None and shared is not None and about.elements <= shared.facts.elements:
+            known = shared
         if known is not None:
             known.aliases.append(held.fqn)
             sheet.aliases[held.fqn] = (known, held)
@@ -268,15 +271,14 @@ def _after(tensor: torch.Tensor | None, wanted: torch.device) -> After:
 
 
 def _state(sheet: _Sheet, target: str) -> ModelState:
-    sharing: dict[int | str, list[str]] = {}
+    numbers: dict[int | str, int] = {}
     for row in sheet.rows:
-        sharing.setdefault(row.facts.storage, []).append(row.fqn)
-    numbers = {key: number for number, key in enumerate(sharing)}
-    rows = [_info(sheet, row, sharing[row.facts.storage], numbers[row.facts.storage]) for row in sheet.rows]
-    return ModelState(target, "module", tuple(rows), oddities=tuple(sheet.oddities))
+        numbers.setdefault(row.facts.storage, len(numbers))
+    rows = [_info(sheet, row, numbers[row.facts.storage]) for row in sheet.rows]
+    return ties.tied(ModelState(target, "module", tuple(rows), oddities=tuple(sheet.oddities)))
 
 
-def _info(sheet: _Sheet, row: _Row, sharing: list[str], number: int) -> TensorInfo:
+def _info(sheet: _Sheet, row: _Row, number: int) -> TensorInfo:
     about = row.facts
     return TensorInfo(
         fqn=row.fqn,
@@ -289,7 +291,6 @@ def _info(sheet: _Sheet, row: _Row, sharing: list[str], number: int) -> TensorIn
         persistent=row.persistent,
         device=about.device,
         requires_grad=about.requires_grad,
-        tied_to=tuple(name for name in sharing if name != row.fqn),
         saved=row.saved,
         moves=row.moves,
         origin=_origin(sheet, row),

@@ -16,6 +16,15 @@ def visible(text: str) -> str:
     return text if text.isascii() and text.isprintable() else _UNSAFE.sub(_written, text)
 
 
+#: Longer remarks, notes and findings are elided in the middle.
+MAX_SENTENCE = 2000
+
+
+def sentence(text: str) -> str:
+    """`visible`, and elided in the middle when a name inside it is absurdly long."""
+    return visible(elided(text, MAX_SENTENCE))
+
+
 def name(text: str) -> str:
     """`visible`, and elided in the middle when absurdly long."""
     return visible(elided(text, MAX_NAME))

@@ -25,12 +25,15 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
     names = [column.name for column in table.columns]
     at = names.index("fqn")
     out.writerow([*names, "finding"])
-    by_fqn: dict[str | None, list[str]] = {}
+    section = names.index("section") if "section" in names else None
+    by_fqn: dict[tuple[str | None, str | None], list[str]] = {}
     for finding in report.findings:
-        by_fqn.setdefault(finding.fqn, []).append(f"{finding.rule}: {finding.message}")
+        where = finding.section if section is not None else None
+        by_fqn.setdefault((where, finding.fqn), []).append(f"{finding.rule}: {finding.message}")
     for row in table.rows:
-        said = by_fqn.pop(row[at], [])
+        where = row[section] if section is not None else None
+        said = by_fqn.pop((where, row[at]), []) + by_fqn.pop((None, row[at]), [])
         out.writerow([*map(visible, row), visible("; ".join(said))])
-    for fqn, said in by_fqn.items():
+    for (_, fqn), said in by_fqn.items():
         rest = [visible(fqn or "") if n == at else "" for n in range(len(names))]
         out.writerow([*rest, visible("; ".join(said))])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from statecli.render._escape import name, visible
+from statecli.render._escape import name, sentence, visible
 from statecli.render.plain import finding_line
 from statecli.report import Column, Group, Page, Report
 
@@ -61,7 +61,7 @@ def _code(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    escaped = visible(text)
+    escaped = sentence(text)
     for char in "\\`*_<>|":
         escaped = escaped.replace(char, "\\" + char)
     return escaped

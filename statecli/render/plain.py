@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from statecli.finding import Finding
-from statecli.render._escape import name, visible
+from statecli.render._escape import name, sentence, visible
+from statecli.render._paint import painted
 from statecli.report import Report, Table
 
 if TYPE_CHECKING:
@@ -19,21 +20,21 @@ MAX_PADDING = 100
 def write(report: Report, sink: Sink, look: Look) -> None:
     if not look.quiet:
         page = report.page()
-        for line in aligned(report.table()):
-            sink.text(line + "\n")
+        for number, line in enumerate(aligned(report.table())):
+            sink.text((painted(line, "bold", look.color) if number == 0 else line) + "\n")
         sink.text("\n" + "".join(f"{line}\n" for line in page.totals))
         for note in report.notes:
-            sink.text(f"note[{note.name}]: {visible(note.message)}\n")
+            sink.text(painted(f"note[{note.name}]: {sentence(note.message)}", "dim", look.color) + "\n")
         for fix in page.fixes:
             for line in fix.text.splitlines():
                 sink.text(f"fix: {visible(fix.place)}: {visible(line)}\n")
     for finding in report.findings:
-        sink.text(finding_line(finding) + "\n")
+        sink.text(painted(finding_line(finding), "bold red", look.color) + "\n")
 
 
 def finding_line(finding: Finding) -> str:
     """`error[left-behind]: table: stays on cpu …`"""
-    return f"{finding.severity.value}[{finding.rule}]: {visible(finding.message)}"
+    return f"{finding.severity.value}[{finding.rule}]: {sentence(finding.message)}"
 
 
 def aligned(table: Table) -> Iterator[str]:

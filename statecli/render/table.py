@@ -6,12 +6,11 @@ import io
 import textwrap
 from typing import TYPE_CHECKING
 
-from statecli.render._escape import elided, name, visible
+from statecli.render._escape import name, sentence, visible
+from statecli.render._paint import painted
 from statecli.report import Line, Page, Report
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from statecli.render import Look, Sink
 
 INDENT = 2
@@ -30,22 +29,6 @@ def write(report: Report, sink: Sink, look: Look) -> None:
         page.notes()
     page.findings()
     sink.text(page.text())
-
-
-def _console(look: Look) -> Console:
-    from rich.console import Console
-
-    return Console(
-        file=io.StringIO(),
-        width=100_000,
-        force_terminal=look.color,
-        no_color=not look.color,
-        color_system="standard" if look.color else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
 
 
 class _Layout:
@@ -69,7 +52,7 @@ class _Layout:
 
     def _widest(self, column: int) -> int:
         cells = (line.cells[column] for line in self.lines)
-        return max(self.cell_len(visible(text)) for text in (self.page.columns[column].name, *cells))
+        return max(self.cell_len(name(text)) for text in (self.page.columns[column].name, *cells))
 
     def _room(self) -> int:
         """What is left for the name when every column stands beside it."""
@@ -97,14 +80,21 @@ class _Layout:
 
     def laid(self, cells: tuple[str, ...]) -> list[str]:
         """The lines of one row of the table. A name too long for its column has the first of them to itself."""
-        first, lines = cells[0], []
+        first = cells[0]
+        lines: list[str] = []
         if self.name == 0 or self.cell_len(first) > self.name:
-            lines.append(" " * INDENT + elided(first, self.width - INDENT))
+            lines.extend(" " * INDENT + part for part in self._broken(first))
             first = ""
         if self.name:
             start = " " * INDENT + self._padded(first, self.name) + " " * GAP
             return [*lines, (start + self._row(self.columns, cells)).rstrip()]
-        return [*lines, *((" " * INDENT * 2 + self._row(row, cells)).rstrip() for row in self.rows)]
+        below = ((" " * INDENT * 2 + self._row(row, cells)).rstrip() for row in self.rows)
+        return [*lines, *(line for line in below if line)]
+
+    def _broken(self, text: str) -> list[str]:
+        """A name that is wider than the terminal, in pieces."""
+        room = self.width - INDENT
+        return [text[at : at + room] for at in range(0, len(text), room)] or [""]
 
     def _row(self, columns: list[int], cells: tuple[str, ...]) -> str:
         return (" " * GAP).join(
@@ -123,22 +113,19 @@ class _Page:
         self.report = report
         self.page = report.page()
         self.width = max(look.width, 20)
-        self.console = _console(look)
+        self.color = look.color
+        self.out = io.StringIO()
         self.layout = _Layout(self.page, self.width)
 
     def text(self) -> str:
-        file = self.console.file
-        assert isinstance(file, io.StringIO)  # noqa: S101  # made so by _console
-        return file.getvalue()
+        return self.out.getvalue()
 
     def put(self, *parts: tuple[str, str]) -> None:
-        from rich.text import Text
-
-        self.console.print(Text.assemble(*parts, overflow="ignore", no_wrap=True), soft_wrap=True)
+        self.out.write("".join(painted(text, style, self.color) for text, style in parts) + "\n")
 
     def wrapped(self, text: str, style: str, indent: str, first: str | None = None) -> None:
         lines = textwrap.wrap(
-            visible(text),
+            sentence(text),
             self.width,
             initial_indent=first if first is not None else indent,
             subsequent_indent=indent,
@@ -155,7 +142,7 @@ class _Page:
         heads = tuple(column.name for column in self.page.columns)
         for number, group in enumerate(self.page.groups):
             self.put(("", ""))
-            self.wrapped_heading(visible(group.heading), visible(group.summary))
+            self.wrapped_heading(name(group.heading), sentence(group.summary))
             for line in self.layout.laid(heads) if number == 0 else ():
                 self.put((line, "dim"))
             for row in group.lines:
@@ -170,8 +157,8 @@ class _Page:
 
     def line(self, line: Line) -> None:
         style = MOODS[line.mood]
-        *above, last = self.layout.laid(tuple(map(visible, line.cells)))
-        remark = visible(line.remark)
+        *above, last = self.layout.laid(tuple(map(name, line.cells)))
+        remark = sentence(line.remark)
         for text in above:
             self.put((text, style))
         beside = self.remark_column() if self.layout.name else 0

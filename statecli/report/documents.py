@@ -109,7 +109,7 @@ def _row(t: TensorInfo) -> TensorRow:
         t.nbytes,
         t.device,
         t.requires_grad,
-        t.tied_to,
+        t.tied_to + t.aliases,
         t.saved,
         t.moves,
         t.origin,
@@ -132,7 +132,7 @@ def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
         count = counts[tensor.kind]
         count[0] += 1
         size = tensor.nbytes
-        if tensor.storage_bytes is not None and size > tensor.storage_bytes:
+        if tensor.layout == "strided" and tensor.storage_bytes is not None and size > tensor.storage_bytes:
             size = tensor.storage_bytes  # expanded: stride 0 repeats what is stored once
         if tensor.tied_to:
             view = (tensor.kind, tensor.storage, tensor.storage_offset, tensor.shape)
@@ -140,7 +140,9 @@ def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
                 continue
             seen.add(view)
             storage = (tensor.kind, tensor.storage)
-            room = (tensor.storage_bytes if tensor.storage_bytes is not None else size) - taken.get(storage, 0)
+            # The parts of a sparse tensor lie in several storages; the one named is that of its values.
+            whole = tensor.storage_bytes if tensor.layout == "strided" and tensor.storage_bytes is not None else size
+            room = whole - taken.get(storage, 0)
             size = max(0, min(size, room))
             taken[storage] = taken.get(storage, 0) + size
         count[1] += tensor.elements

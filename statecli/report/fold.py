@@ -10,7 +10,9 @@ import msgspec
 from statecli.finding import Finding, Severity
 from statecli.report import Line
 
-_NUMBER = re.compile(r"(?:(?<=^)|(?<=[.\[]))\d{1,9}(?=[.\]:]|$)")
+_NUMBER = re.compile(r"(?:(?<=^)|(?<=[.\[]))(?:0|[1-9]\d{0,8})(?=[.\]:]|$)")
+#: The same inside a remark, where a name ends at a comma or a space too.
+_IN_REMARK = re.compile(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
 
 #: Findings that are told one by one even when they could be folded.
 FEW_FINDINGS = 8
@@ -20,17 +22,21 @@ Boxes = dict[tuple[tuple[int, ...], ...], tuple[int, Line, int]]
 
 
 def lines(rows: Sequence[Line]) -> list[Line]:
-    """The same rows, those that differ in nothing but numbers of their names joined, in order of first appearance."""
-    alike: dict[tuple[object, ...], list[tuple[int, tuple[int, ...], Line]]] = {}
+    """The same rows, those that differ in nothing but their layers' numbers joined, in order of first appearance."""
+    alike: dict[tuple[str, tuple[str, ...], str, str], list[tuple[int, tuple[int, ...], Line]]] = {}
     for position, row in enumerate(rows):
-        numbers = tuple(map(int, _NUMBER.findall(row.cells[0])))
-        # A remark may name a layer itself ("= layers.0.weight"), so it is compared without its numbers.
-        key = (_NUMBER.sub("#", row.cells[0]), row.cells[1:], re.sub(r"\d+", "#", row.remark), row.mood)
-        alike.setdefault(key, []).append((position, numbers, row))
+        found = _NUMBER.findall(row.cells[0])
+        key = (_NUMBER.sub("#", row.cells[0]), row.cells[1:], _template(row.remark, found), row.mood)
+        alike.setdefault(key, []).append((position, tuple(map(int, found)), row))
     folded: list[tuple[int, Line]] = []
-    for same in alike.values():
-        folded.extend(_joined(same))
+    for (_, _, template, _), same in alike.items():
+        folded.extend(_joined(same, template))
     return [row for _, row in sorted(folded, key=lambda pair: pair[0])]
+
+
+def _template(remark: str, own: list[str]) -> str:
+    """A remark that names the row's own layer ("= layers.3.b" beside layers.3.a) with that number left open."""
+    return _IN_REMARK.sub(lambda match: f"\0{own.index(match[0])}\0" if match[0] in own else match[0], remark)
 
 
 def findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -47,15 +53,15 @@ def findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(told)
 
 
-def _joined(same: list[tuple[int, tuple[int, ...], Line]]) -> Iterable[tuple[int, Line]]:
-    if len(same) == 1:
-        yield same[0][0], same[0][2]
+def _joined(same: list[tuple[int, tuple[int, ...], Line]], template: str) -> Iterable[tuple[int, Line]]:
+    if len({numbers for _, numbers, _ in same}) < len(same) or len(same) == 1:
+        yield from ((position, row) for position, _, row in same)  # one name twice is two rows
         return
     boxes: Boxes = {tuple((n,) for n in numbers): (position, row, 1) for position, numbers, row in same}
     for axis in range(len(same[0][1]) - 1, -1, -1):
         boxes = _merge(boxes, axis)
     for box, (position, row, count) in boxes.items():
-        yield position, _renamed(row, box) if count > 1 else row
+        yield position, _renamed(row, box, template) if count > 1 else row
 
 
 def _merge(boxes: Boxes, axis: int) -> Boxes:
@@ -72,10 +78,11 @@ def _merge(boxes: Boxes, axis: int) -> Boxes:
     return merged
 
 
-def _renamed(row: Line, box: tuple[tuple[int, ...], ...]) -> Line:
+def _renamed(row: Line, box: tuple[tuple[int, ...], ...], template: str) -> Line:
     numbers = iter(box)
     name = _NUMBER.sub(lambda _: span(next(numbers)), row.cells[0])
-    return msgspec.structs.replace(row, cells=(name, *row.cells[1:]))
+    remark = re.sub("\0(\\d+)\0", lambda match: span(box[int(match[1])]), template)
+    return msgspec.structs.replace(row, cells=(name, *row.cells[1:]), remark=remark)
 
 
 def span(numbers: Sequence[int]) -> str:

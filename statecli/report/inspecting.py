@@ -193,13 +193,15 @@ def _columns(found: Inspection) -> tuple[Column, ...]:
 
 def _groups(found: Inspection, columns: tuple[Column, ...], view: View, fold_rows: bool) -> tuple[Group, ...]:
     state = found.state
-    groups = []
-    for section in dict.fromkeys(tensor.section for tensor in state.tensors):
-        for kind in Kind:
-            rows = [tensor for tensor in state.tensors if tensor.section == section and tensor.kind is kind]
-            if rows:
-                groups.append(_group(section, kind, rows, state, columns, view, fold_rows))
-    return tuple(groups)
+    sections: dict[str, dict[Kind, list[TensorInfo]]] = {}
+    for tensor in state.tensors:
+        sections.setdefault(tensor.section, {}).setdefault(tensor.kind, []).append(tensor)
+    return tuple(
+        _group(section, kind, kinds[kind], state, columns, view, fold_rows)
+        for section, kinds in sections.items()
+        for kind in Kind
+        if kind in kinds
+    )
 
 
 def _group(
@@ -216,7 +218,7 @@ def _group(
     heading = _NOUNS[kind] + ("s" if kind in (Kind.PARAMETER, Kind.BUFFER) else "") + ("?" if assumed else "")
     if len(state.sections) > 1:
         heading = f"{section or '(top level)'}: {heading}"
-    summary = f"{plural(total.tensors, 'tensor')}, {count_text(total.elements)} elements, {size_text(total.bytes)}"
+    summary = f"{plural(total.tensors, 'tensor')}, {_elements(total.elements)}, {size_text(total.bytes)}"
     summary += _evidence_text(rows)
     live = state.format == "module"
     said = {_status(row, live) for row in rows}
@@ -227,6 +229,10 @@ def _group(
         _line(row, columns, "" if shared is not None else _status(row, live), view, doubt=not assumed) for row in rows
     ]
     return Group(heading, summary, tuple(fold.lines(lines) if fold_rows else lines))
+
+
+def _elements(count: int) -> str:
+    return "1 element" if count == 1 else f"{count_text(count)} elements"
 
 
 def _evidence_text(rows: list[TensorInfo]) -> str:
@@ -278,7 +284,7 @@ def _status(tensor: TensorInfo, live: bool) -> str:
     parts = []
     if tensor.kind is Kind.UNREGISTERED:
         if not live:
-            return "unexpected" if tensor.saved else "not in its state_dict"
+            return "unexpected" if tensor.saved else "not saved, unless its class does so itself"
         parts.append({False: "not saved", True: "saved", None: "cannot tell if it is saved"}[tensor.saved])
     elif tensor.persistent is False:
         parts.append("non-persistent, yet in the file" if tensor.saved else "not saved (non-persistent)")

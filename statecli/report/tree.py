@@ -35,10 +35,13 @@ class Node:
 
 def groups(state: ModelState, unfold: bool) -> tuple[Group, ...]:
     """One tree a section."""
+    sections: dict[str, list[TensorInfo]] = {}
+    for tensor in state.tensors:
+        sections.setdefault(tensor.section, []).append(tensor)
     found = []
-    for section in dict.fromkeys(tensor.section for tensor in state.tensors):
-        root = grown([tensor for tensor in state.tensors if tensor.section == section])
-        summary = f"{plural(len(root.tensors), 'tensor')}, {size_text(_bytes(root.tensors))}"
+    for section, tensors in sections.items():
+        root = grown(tensors)
+        summary = f"{plural(len(tensors), 'tensor')}, {size_text(_bytes(tensors))}"
         found.append(Group(section or "(top level)", summary, tuple(_lines(root, 0, unfold))))
     return tuple(found)
 
@@ -63,31 +66,48 @@ def _bytes(tensors: list[TensorInfo]) -> int:
 def _lines(node: Node, depth: int, unfold: bool) -> list[Line]:
     lines: list[Line] = []
     for names, child in _siblings(node, unfold):
-        together = [tensor for name in names for tensor in node.children[name].tensors]
-        name = fold.span([int(n) for n in names]) if len(names) > 1 else names[0]
-        lines.append(_line("  " * depth + name, child, together, len(names)))
-        lines.extend(_lines(child, depth + 1, unfold))
+        same = [node.children[name] for name in names]
+        name = "  " * depth + (fold.span([int(n) for n in names]) if len(names) > 1 else names[0])
+        own = [one.tensor for one in same if one.tensor is not None]
+        if own:
+            lines.append(_tensor_line(name, own))
+        if child.children:
+            held = {id(tensor) for tensor in own}
+            below = [tensor for one in same for tensor in one.tensors if id(tensor) not in held]
+            lines.append(_module_line(name, below, len(names)))
+            lines.extend(_lines(child, depth + 1, unfold))
     return lines
 
 
 def _siblings(node: Node, unfold: bool) -> list[tuple[list[str], Node]]:
     """Children in order, numbered ones of equal shape together."""
+    numbered = {name for name in node.children if _is_number(name)}
     found: dict[object, tuple[list[str], Node]] = {}
     for name, child in node.children.items():
-        numbered = name.isdecimal() and name.isascii() and not unfold
-        key = child.shape() if numbered else name
-        found.setdefault((numbered, key), ([], child))[0].append(name)
+        together = not unfold and name in numbered and len(numbered) > 1
+        key = (True, child.shape()) if together else (False, name)
+        found.setdefault(key, ([], child))[0].append(name)
     return list(found.values())
 
 
-def _line(name: str, node: Node, together: list[TensorInfo], count: int) -> Line:
+def _is_number(name: str) -> bool:
+    return name.isdecimal() and name.isascii() and (name == "0" or name[0] != "0")
+
+
+def _tensor_line(name: str, together: list[TensorInfo]) -> Line:
+    tensor = together[0]
+    elements = sum(total.elements for total in documents.totals(together).values())
+    facts = (kind_text(tensor), tensor.dtype, shape_text(tensor.shape))
+    return Line((name, *facts, count_text(elements), size_text(_bytes(together))), _times(len(together)))
+
+
+def _module_line(name: str, together: list[TensorInfo], count: int) -> Line:
     total = documents.totals(together)
     elements = sum(one.elements for one in total.values())
-    size = size_text(_bytes(together))
-    tensor = node.tensor
-    remark = f"×{count}" if count > 1 else ""
-    if tensor is not None and not node.children:
-        cells = (name, kind_text(tensor), tensor.dtype, shape_text(tensor.shape), count_text(elements), size)
-        return Line(cells, remark)
     kinds = ", ".join(plural(one.tensors, kind) for kind, one in total.items() if one.tensors)
-    return Line((name, "", "", "", count_text(elements), size), ", ".join(filter(None, (remark, kinds))), "strong")
+    remark = ", ".join(filter(None, (_times(count), kinds)))
+    return Line((name, "", "", "", count_text(elements), size_text(_bytes(together))), remark, "strong")
+
+
+def _times(count: int) -> str:
+    return f"×{count}" if count > 1 else ""

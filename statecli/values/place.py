@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from statecli.errors import MissingDependency, UsageError
-from statecli.state import After, ByteRange, ModelState, TensorData, TensorInfo
+from statecli.state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
 from statecli.values.live import first_line
 from statecli.values.read import check_crc, contiguous_strides, mapped
 from statecli.values.stats import storages
@@ -58,7 +58,10 @@ def place(state: ModelState, device: str, progress: Progress | None = None) -> M
         placed.append(_placed(tensor, target, known))
         if progress:
             progress(tensor.fqn, tensor.nbytes)
-    return msgspec.structs.replace(state, tensors=tuple(placed))
+    oddities = state.oddities
+    if target.type == "meta":
+        oddities += (Oddity("not-compared", "meta holds no data: the bytes were read and checksummed, not compared"),)
+    return msgspec.structs.replace(state, tensors=tuple(placed), oddities=oddities)
 
 
 def _check_once(tensor: TensorInfo, checked: set[ByteRange]) -> None:
@@ -102,7 +105,7 @@ def _require_cuda(torch: Any, device: str, wanted: Device) -> None:
     if not count:
         raise UsageError(
             f"--to {device}: torch {torch.__version__} finds no CUDA device here: "
-            "--to meta makes the same check on any machine"
+            "--to cpu compares every byte on any machine, --to meta reads them and checks their checksums"
         )
     if wanted.index is not None and wanted.index >= count:
         raise UsageError(f"--to {device}: this machine has {count} CUDA devices, cuda:0 to cuda:{count - 1}")

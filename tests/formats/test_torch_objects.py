@@ -107,7 +107,7 @@ def test_shared_storage_is_tied(tmp_path):
     found = rows(read(tmp_path, {"a": base, "b": base, "head": base[:4], "own": torch.randn(10)}))
     assert set(found["a"].tied_to) == {"b", "head"}
     assert found["own"].tied_to == ()
-    assert found["head"].note == "view: 4 of 10 elements of storage 0"
+    assert found["head"].note == "view: 4 of the 10 elements of its storage"
 
 
 def test_an_expanded_tensor_says_so(tmp_path):
@@ -239,7 +239,8 @@ def test_a_whole_module_is_grouped_as_torch_groups_it(tmp_path):
         "blocks[0].bias",
         "holder.table",
     }
-    assert all(row.kind is Kind.UNREGISTERED and row.saved is False for row in found.values())
+    # Whether the class saves them by itself is in its code, which is not in the pickle.
+    assert all(row.kind is Kind.UNREGISTERED and row.saved is None for row in found.values())
 
 
 def test_other_names_of_registered_tensors_are_aliases(tmp_path):
@@ -442,3 +443,46 @@ def test_a_shared_container_is_searched_once(tmp_path):
     thing = {f"k{n}": [big, big] for n in range(3000)}
     state = read(tmp_path, {"config": thing, "model": {"fc.weight": torch.ones(1)}})
     assert [row.fqn for row in state.tensors] == ["fc.weight"]
+
+
+class Views(nn.Module):
+    """Slices of one plain tensor, and a buffer that is a view of a larger one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        base, full = torch.randn(10), torch.randn(100)
+        self.a, self.b = base[:5], base[5:]
+        self.register_buffer("buf", full[:10])
+        self.full = full
+        self.again = self.a
+        self.part = self.buf[2:4]
+
+
+def test_slices_of_an_unregistered_tensor_are_rows_of_their_own(tmp_path):
+    """Only what sees no more than the registered tensor is its alias; a second name of the same object is one too."""
+    found = rows(read(tmp_path, Views()))
+    assert set(found) == {"buf", "a", "b", "full"}
+    assert found["a"].tied_to == ("b",)
+    assert found["full"].tied_to == ("buf",)
+    assert found["buf"].aliases == ("part",)
+    assert found["a"].aliases == ("again",)
+
+
+def test_old_weight_norm_is_said_to_be_derived(tmp_path):
+    """`weight` is computed from weight_g and weight_v before each forward."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        module = torch.nn.utils.weight_norm(nn.Linear(2, 2))
+    module.weight = module.weight.detach()
+    assert rows(read(tmp_path, module))["weight"].note == "derived from weight_g and weight_v"
+
+
+def test_states_of_random_generators_are_no_model(tmp_path):
+    """A file like the Trainer's rng_state.pth holds nothing that a model would register."""
+    numpy = pytest.importorskip("numpy")
+    state = read(
+        tmp_path, {"python": (3, (1, 2), None), "numpy": numpy.ones(624, "uint32"), "cpu": torch.get_rng_state()}
+    )
+    assert {row.kind for row in state.tensors} == {Kind.OTHER}

@@ -81,3 +81,34 @@ def test_many_findings_fold_and_few_do_not():
     many = [Finding("left-behind", Severity.ERROR, f"h.{n}.t: stays", "x", f"h.{n}.t") for n in range(70)]
     assert [one.message for one in fold.findings(many)] == ["h.{0..69}.t: stays"]
     assert fold.findings(many[:3]) == tuple(many[:3])
+
+
+def test_numbers_that_are_no_layers_keep_rows_apart():
+    """A count in a remark is a fact of its row, not a layer's number."""
+    rows = [Line((f"l.{n}.w", "x"), f"{n % 3} nan") for n in range(9)]
+    folded = fold.lines(rows)
+    assert {line.remark for line in folded} == {"0 nan", "1 nan", "2 nan"}
+    assert {line.cells[0] for line in folded} == {"l.{0,3,6}.w", "l.{1,4,7}.w", "l.{2,5,8}.w"}
+
+
+def test_a_remark_that_names_the_rows_own_layer_folds_with_it():
+    """`= h.3.b` beside `h.3.a` is the same fact in each layer."""
+    rows = [Line((f"h.{n}.a", "x"), f"= h.{n}.b") for n in range(5)]
+    assert [(line.cells[0], line.remark) for line in fold.lines(rows)] == [("h.{0..4}.a", "= h.{0..4}.b")]
+
+
+def test_a_remark_that_names_one_layer_does_not():
+    """Every layer tied to the first one is not tied to its own."""
+    rows = [Line((f"h.{n}.a", "x"), f"= emb.{n % 2}.w") for n in range(2, 8)]
+    assert {line.remark for line in fold.lines(rows)} == {"= emb.0.w", "= emb.1.w"}
+
+
+def test_leading_zeros_are_names():
+    """`01` and `1` are two layers, and a name is never printed without its zeros."""
+    found = names("l.00.w", "l.01.w", "l.1.w", "l.2.w")
+    assert sorted(found) == ["l.00.w", "l.01.w", "l.{1,2}.w"]
+
+
+def test_one_name_twice_is_two_rows():
+    """Rows that cannot be told apart are both there."""
+    assert names("h.0.w", "h.0.w") == ["h.0.w", "h.0.w"]

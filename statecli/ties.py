@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from statecli.state import ModelState, TensorInfo
 
-#: Names listed in one row's `tied_to`; a flat storage behind thousands of views would make the list quadratic.
+#: Names listed in one row's `tied_to`. A flat storage behind thousands of views would make the lists quadratic: there
+#: each row names the first, and the first the second.
 MAX_LISTED = 64
 
 
@@ -22,17 +23,19 @@ def tied(state: ModelState) -> ModelState:
         return state
     tensors = list(state.tensors)
     for group in shared:
-        names = [(position, tensors[position]) for position in group[: MAX_LISTED + 1]]
+        listed = group if len(group) <= MAX_LISTED + 1 else group[:2]
+        names = [(position, tensors[position]) for position in listed]
         for position in group:
             tensors[position] = _with_names(tensors[position], position, names, len(group) - 1)
     return replace(state, tensors=tuple(tensors))
 
 
 def _with_names(tensor: TensorInfo, own: int, group: list[tuple[int, TensorInfo]], others: int) -> TensorInfo:
-    names = tuple(_seen_from(tensor, other) for position, other in group if position != own)[:MAX_LISTED]
+    names = tuple(_seen_from(tensor, other) for position, other in group if position != own)
     if others <= MAX_LISTED:
         return replace(tensor, tied_to=names)
-    more = f"shares its storage with {others} others, {MAX_LISTED} of them named"
+    names = names[:1]
+    more = f"shares its storage with {others} others"
     return replace(tensor, tied_to=names, note=f"{tensor.note}; {more}" if tensor.note else more)
 
 
