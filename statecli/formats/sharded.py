@@ -77,6 +77,9 @@ def _in_folder(path: str, read_file: ReadFile) -> ModelState:
     beside = sorted(set(choice.others) - set(used))
     if beside:
         state = _noted(state, Oddity("other-weights", f"beside what was read, and not read: {_shown.names(beside)}"))
+    companions = [name for name in choice.names if _folder.COMPANIONS.match(name)]
+    if companions:
+        state = _noted(state, Oddity("companions", f"of the training run, and not read: {_shown.names(companions)}"))
     return state
 
 

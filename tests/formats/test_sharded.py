@@ -702,3 +702,12 @@ def test_many_shards_at_once(tmp_path):
     assert time.process_time() - before < 1.5
     assert len(state.tensors) == 36_864
     assert not [odd for odd in state.oddities if odd.name != "misaligned"]
+
+
+def test_companions_of_a_training_run_are_named(tmp_path):
+    """optimizer.pt and the like are said to lie there and not to be read."""
+    save_file({"w": torch.ones(1)}, tmp_path / "model.safetensors")
+    for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
+        (tmp_path / name).write_bytes(b"x")
+    said = {odd.name: odd.message for odd in formats.read(str(tmp_path)).oddities}
+    assert said == {"companions": "of the training run, and not read: optimizer.pt, rng_state.pth, training_args.bin"}
