@@ -14,7 +14,7 @@ demo: .venv/.demo
 
 test: .venv/.test lint
 	$(BIN)/python -m pytest -n 2
-	$(BIN)/cog --check --check-fail-msg 'run: make docs' README.md docs/*.md
+	$(BIN)/cog -P --check --check-fail-msg 'run: make docs' README.md docs/*.md
 
 lint: .venv/.test
 	$(BIN)/ruff check .
@@ -22,7 +22,7 @@ lint: .venv/.test
 	$(BIN)/mypy
 
 docs: .venv/.test
-	$(BIN)/cog -r README.md docs/*.md
+	$(BIN)/cog -P -r README.md docs/*.md
 
 bench: .venv/.test
 	$(BIN)/python benchmarks/run.py

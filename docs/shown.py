@@ -68,6 +68,6 @@ def formats() -> None:
     """Print the formats with the first sentence of what each module says of itself."""
     from statecli.formats import FORMATS
 
-    print("| format | |\n| --- | --- |")
+    print("| format | what it is |\n| --- | --- |")
     for module in FORMATS:
         print(f"| `{module.NAME}` | {(module.__doc__ or '').splitlines()[0]} |")
