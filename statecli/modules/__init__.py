@@ -24,9 +24,12 @@ def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats]
     `moves` and `saved` are measured, and the measuring overwrites the values of the instance: it is no use afterwards.
     `stats_of` is called with each tensor before that. Raises ModelError.
     """
+    import torch
+
     from statecli.modules import table
 
-    return table.read(built, target, stats_of=stats_of)
+    with torch._C.DisableTorchFunctionSubclass():
+        return table.read(built, target, stats_of=stats_of)
 
 
 def move(
@@ -37,6 +40,9 @@ def move(
     Raises UsageError where the move would prove nothing or the device is not there, ModelError where the model's own
     code fails.
     """
+    import torch
+
     from statecli.modules import table
 
-    return table.move(built, target, device, stats_of=stats_of)
+    with torch._C.DisableTorchFunctionSubclass():
+        return table.move(built, target, device, stats_of=stats_of)

@@ -60,8 +60,13 @@ class Built:
 
     @contextmanager
     def user_code(self, doing: str) -> Iterator[None]:
-        """Run code of the model's: prints to stderr, sys.path as at import, exceptions as one ModelError line."""
-        with _on_path(self.spec), _prints_to_stderr(), _one_line(self.spec, doing):
+        """Run code of the model's: prints to stderr, sys.path as at import, exceptions as one ModelError line.
+
+        Its `__torch_function__` counts again, where the caller has shut it off to look at tensors.
+        """
+        import torch
+
+        with _guarded(self.spec), _one_line(self.spec, doing), torch._C._EnableTorchFunction():
             yield
 
 
@@ -76,7 +81,7 @@ def build(spec: Spec, *, init_device: str = "cpu", values: bool = False) -> Buil
 
     _check_device(torch, init_device)
     origins = Origins(_typed(spec))
-    with _on_path(spec), _prints_to_stderr(), _one_line(spec, "importing it"):
+    with _guarded(spec), _one_line(spec, "importing it"):
         found = _lookup(spec, _import(spec))
     make = functools.partial(_make, spec, found, init_device, values, None)
     module = _make(spec, found, init_device, values, origins)
@@ -228,7 +233,7 @@ def _make(spec: Spec, found: Any, init_device: str, values: bool, origins: Origi
 
     skipped = Skipped()
     doing = "building it on meta" if init_device == "meta" else "building it"
-    with _on_path(spec), _prints_to_stderr(), _one_line(spec, doing, found=found):
+    with _guarded(spec), _one_line(spec, doing, found=found):
         if not values:
             try:
                 with skipping(skipped):
@@ -256,6 +261,9 @@ def _instance(spec: Spec, found: Any, init_device: str, origins: Origins | None)
     device = nullcontext() if init_device == "cpu" else torch.device(init_device)
     with device, origins.recording() if origins else nullcontext():
         made = found(*spec.args, **spec.kwargs)
+    if isinstance(made, types.CoroutineType):
+        made.close()  # one that nobody awaits is warned about when it is freed
+        raise ModelError(f"{spec.text}: {spec.attribute} is async and gave a coroutine, not an nn.Module")
     if not isinstance(made, nn.Module):
         raise ModelError(f"{spec.text}: {spec.attribute} gave {_a(made)}, not an nn.Module")
     return made
@@ -274,9 +282,35 @@ def _a(thing: Any) -> str:
 
 
 @contextmanager
+def _guarded(spec: Spec) -> Iterator[None]:
+    """The user's code may import its siblings and do to the process what it likes: afterwards it is as it was."""
+    with _restored(), _on_path(spec), _prints_to_stderr():
+        yield
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Puts back the current directory, sys.argv and the standard streams."""
+    streams, arguments = (sys.stdin, sys.stdout, sys.stderr), list(sys.argv)
+    try:
+        folder: str | None = os.getcwd()
+    except OSError:  # it has been deleted, and there is no way back to it
+        folder = None
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = streams
+        sys.argv[:] = arguments
+        if folder is not None:
+            with suppress(OSError):
+                os.chdir(folder)
+
+
+@contextmanager
 def _prints_to_stderr() -> Iterator[None]:
     """stdout holds the result and nothing else: print(), os.write(1, …) and C libraries all go to stderr."""
-    with redirect_stdout(sys.stderr):
+    stderr = sys.stderr
+    with redirect_stdout(stderr):
         try:
             sys.__stdout__.flush() if sys.__stdout__ else None
             kept = os.dup(1)
@@ -288,7 +322,7 @@ def _prints_to_stderr() -> Iterator[None]:
             yield
         finally:
             with suppress(OSError, ValueError):
-                sys.stderr.flush()
+                stderr.flush() if stderr else None
             os.dup2(kept, 1)
             os.close(kept)
 
@@ -318,7 +352,9 @@ def _text(error: BaseException) -> str:
         return str(error.msg)
     try:
         text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 a user's own __str__ may do anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 a user's own __str__ may do anything, exit included
         return "(its message cannot be shown)"
     return text if len(text) <= 400 else text[:397] + "…"
 

@@ -201,8 +201,9 @@ class Walk:
 def walk(root: nn.Module) -> Walk:
     """Every tensor of `root`. Raises ModelError where there are too many names to list."""
     found = Walk()
-    _registered(root, found)
-    _Search(found).run()
+    with torch._C.DisableTorchFunctionSubclass():
+        _registered(root, found)
+        _Search(found).run()
     return found
 
 

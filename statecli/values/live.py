@@ -22,9 +22,11 @@ PIECE = 64 << 20
 
 @contextmanager
 def _asking(tensor: Any) -> Iterator[None]:
-    """Turns whatever a tensor answers with into one reason."""
+    """Turns whatever a tensor answers with into one reason; a subclass's own `__torch_function__` is not asked."""
+    torch: Any = sys.modules["torch"]
     try:
-        yield
+        with torch._C.DisableTorchFunctionSubclass():
+            yield
     except UnreadableError:
         raise
     except Exception as why:  # a subclass answers with code of its own, which may raise anything
@@ -78,8 +80,8 @@ def stored_values(tensor: Any) -> Any:
 
     Raises `UnreadableError` where the tensor does not let itself be asked: lazy parameters, wrappers.
     """
-    layout = str(tensor.layout).removeprefix("torch.")
     with _asking(tensor):
+        layout = str(tensor.layout).removeprefix("torch.")
         if layout == "_mkldnn":
             return tensor.detach().to_dense()
         if layout == "sparse_coo":

@@ -1,0 +1,113 @@
+"""What a user's code may do while it is imported, built and looked at, and what the caller must not notice of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from statecli.errors import ModelError
+from statecli.modules.build import build
+from statecli.modules.spec import parse
+
+RAISING = """
+class Raising(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError("asked")
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        made = [torch.ones(n).as_subclass(Raising) for n in (1, 2, 3)]
+        self.t, self.l, self.s = made[0], [made[1]], {made[2]}
+"""
+
+
+@pytest.mark.parametrize("to", [None, "meta"])
+def test_no_torch_function_of_a_subclass_is_asked(inspect, to):
+    """Tensors of a class whose __torch_function__ raises are listed wherever they hang."""
+    state = inspect(RAISING, to=to)
+    assert [(t.fqn, t.shape, t.moves) for t in state.tensors] == [
+        ("t", (1,), False),
+        ("l[0]", (2,), False),
+        ("s[#0]", (3,), False),
+    ]
+
+
+def test_no_torch_function_is_asked_for_values(write):
+    """The statistics of such a tensor are those of its values."""
+    from statecli.modules import read
+    from statecli.values.live import stored_values, strided_of
+
+    target = write(RAISING)
+    sums = []
+    read(build(parse(target)), target, stats_of=lambda t: sums.append(strided_of(stored_values(t)).memory.size))
+    assert sums == [4, 8, 12]
+
+
+def test_the_torch_function_of_the_users_own_move_counts(inspect):
+    """A class that moves through a __torch_function__ of its own is measured with it switched on."""
+    source = """
+    class Seen(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            calls.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+    calls = []
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", torch.ones(2))
+            self.t = torch.ones(1).as_subclass(Seen)
+        def _apply(self, fn, recurse=True):
+            calls.clear()
+            self.t.neg()
+            if calls:
+                self.t = fn(self.t)
+            return super()._apply(fn)
+    """
+    assert [t.moves for t in inspect(source).tensors] == [True, True]
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(0)", "GeneratorExit", "RuntimeError"])
+def test_an_exception_whose_str_ends_the_process_is_told(write, raised):
+    """An exception's __str__ that raises anything at all cannot turn a failure into a success."""
+    source = f"""
+    class Odd(Exception):
+        def __str__(self): raise {raised}
+    def f(): raise Odd
+    """
+    with pytest.raises(ModelError, match=r"Odd: \(its message cannot be shown\)"):
+        build(parse(write(source, "f")))
+
+
+@pytest.mark.parametrize("statement", ["os.chdir('/')", "sys.argv[:] = []", "sys.stdout = sys.stderr = None"])
+def test_the_process_is_put_back(write, statement):
+    """The current directory, sys.argv and the standard streams are after building what they were before it."""
+    before = os.getcwd(), list(sys.argv), sys.stdout, sys.stderr
+    build(parse(write(f"import os, sys\ndef f():\n    {statement}\n    return nn.Linear(1, 1)", "f")))
+    assert (os.getcwd(), list(sys.argv), sys.stdout, sys.stderr) == before
+
+
+def test_a_directory_changed_by_the_users_move_is_put_back(inspect):
+    """Code that runs while a move is tried cannot move the output either."""
+    before = Path.cwd()
+    source = """
+    import os
+    class Net(nn.Linear):
+        def __init__(self): super().__init__(1, 1)
+        def _apply(self, fn, recurse=True):
+            os.chdir("/")
+            return super()._apply(fn)
+    """
+    assert inspect(source).tensors
+    assert Path.cwd() == before != Path("/")
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_async_factory_is_told_and_leaves_no_warning(write):
+    """A coroutine is no model, and the one that was made is closed."""
+    with pytest.raises(ModelError, match="f is async"):
+        build(parse(write("async def f():\n    return nn.Linear(1, 1)", "f")))
