@@ -16,6 +16,7 @@ from statecli.report import View, documents, inspecting
 
 def inspect(options: InspectOptions) -> int:
     """`statecli inspect`; the exit code."""
+    console.keep_stdout()
     request = Request(
         target=options.target,
         to=device(options.to, options.cuda),

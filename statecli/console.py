@@ -20,6 +20,9 @@ from statecli.report import Report
 MAX_LINE = 2_000
 
 
+_kept: Stream | None = None
+
+
 class Stream:
     """A `render.Sink` over a binary file. Text that the encoding cannot hold is written as escapes."""
 
@@ -34,8 +37,29 @@ class Stream:
         self.raw.write(raw)
 
 
+def keep_stdout() -> None:
+    """Keep standard output for the results alone: whatever else the process prints, until it ends, goes to stderr.
+
+    A model's own code may print from a thread, a finalizer or an exit handler, long after it was built. Where
+    `sys.stdout` has been replaced, or is closed, the caller has seen to its output and nothing is changed.
+    """
+    global _kept
+    stdout, stderr = sys.stdout, sys.stderr
+    if _kept is not None or stdout is not sys.__stdout__ or stdout is None or stderr is None:
+        return
+    stdout.flush()
+    try:
+        own = os.dup(stdout.fileno())
+        os.dup2(stderr.fileno(), stdout.fileno())
+    except (OSError, ValueError):  # a stream without a descriptor
+        return
+    _kept = Stream(os.fdopen(own, "wb"), stdout.encoding or "utf-8")
+
+
 def out(path: str | None) -> Stream:
     """stdout (`-` means it too), or the file that `-o` names, always UTF-8."""
+    if (path is None or path == "-") and _kept is not None:
+        return _kept
     if path is None or path == "-":
         if sys.stdout is None:
             raise UnreadableError("there is no standard output to write to; name a file with -o")
@@ -49,16 +73,16 @@ def out(path: str | None) -> Stream:
 def publish(report: Report, output: Output, path: str | None, color: str, quiet: bool) -> int:
     """Write the report where it belongs; the exit code it asks for."""
     sink = out(path)
-    terminal = path in (None, "-") and sys.stdout.isatty()
-    render.write(report, output, sink, Look(terminal, _width(), _color(color, terminal), quiet))
+    terminal = path in (None, "-") and sink.raw.isatty()
+    render.write(report, output, sink, Look(terminal, _width(sink), _color(color, terminal), quiet))
     if path not in (None, "-"):
         sink.raw.close()
     return 1 if report.failed() else 0
 
 
-def _width() -> int:
+def _width(sink: Stream) -> int:
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+        return os.get_terminal_size(sink.raw.fileno()).columns or 80
     except (OSError, ValueError):
         return 80
 
@@ -83,14 +107,17 @@ def complain(message: str, debug: bool) -> int:
 
 def finish() -> None:
     """Write out what is buffered, so that a full disk or a closed pipe is met here and not at exit."""
+    if _kept is not None:
+        _kept.raw.flush()
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def silence() -> None:
     """Python flushes stdout once more at exit; where nobody is left to write to, that goes nowhere."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raw: IO[str] | IO[bytes] | None = sys.stdout if _kept is None else _kept.raw
+    if raw is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), raw.fileno())
 
 
 @contextmanager

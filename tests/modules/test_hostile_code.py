@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -111,3 +113,60 @@ def test_an_async_factory_is_told_and_leaves_no_warning(write):
     """A coroutine is no model, and the one that was made is closed."""
     with pytest.raises(ModelError, match="f is async"):
         build(parse(write("async def f():\n    return nn.Linear(1, 1)", "f")))
+
+
+def _run(*args):
+    path = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-m", "statecli", *args]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+LOUD = """
+import atexit, os, threading, time
+atexit.register(lambda: print("BYE"))
+def chatter():
+    for _ in range(3000):
+        os.write(1, b"TICK"); print("TOCK"); time.sleep(0.0003)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(1, 1)
+        threading.Thread(target=chatter, daemon=True).start()
+    def __del__(self): print("DEL")
+"""
+
+
+def test_only_the_result_is_on_stdout_until_the_process_ends(write):
+    """What a model's thread, finalizer and exit handler print goes to stderr, and stdout is one JSON document."""
+    run = _run("inspect", write(LOUD), "-f", "json")
+    assert [t["fqn"] for t in json.loads(run.stdout)["tensors"]] == ["fc.weight", "fc.bias"]
+    assert all(word in run.stderr for word in ("BYE", "DEL", "TICK", "TOCK"))
+    assert run.returncode == 0
+
+
+def test_the_output_file_is_where_it_was_asked_for(write):
+    """A constructor that changes the directory does not move the file that -o names."""
+    run = _run(
+        "inspect", write("import os\ndef f():\n    os.chdir('/')\n    return nn.Linear(1, 1)", "f"), "-o", "r.txt"
+    )
+    assert (run.returncode, run.stdout) == (0, "")
+    assert "weight" in Path("r.txt").read_text("utf-8")
+
+
+def test_a_reader_that_goes_away_is_told_by_the_code_alone(write):
+    """With standard output kept apart, a closed pipe still ends 141 without a word."""
+    target = write("def f():\n    return nn.Sequential(*(nn.Linear(1, 1) for _ in range(3000)))", "f")
+    reading, writing = os.pipe()
+    os.close(reading)
+    path = str(Path(__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, "-m", "statecli", "inspect", target, "-f", "json"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    os.close(writing)
+    assert (run.returncode, run.stderr) == (141, "")
