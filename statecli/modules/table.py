@@ -99,6 +99,8 @@ def _sheet(built: Built) -> _Sheet:
     for entry in found.registered:
         _add_registered(sheet, entry)
     _add_held(sheet)
+    if not sheet.rows and not sheet.found.packed:
+        sheet.oddities.append(Oddity("no-tensors", "the model holds no tensor: there is nothing to inspect"))
     saved = measure.saved(built, found)
     if saved.reason is not None:
         sheet.oddities.append(Oddity("no-state-dict", f"cannot tell what is saved: {saved.reason}"))
@@ -119,6 +121,9 @@ def _odd_places(sheet: _Sheet) -> None:
     if scripted:
         message = f"{scripted[0] or 'the model'} is a ScriptModule: its plain attributes live in C++ and are not listed"
         sheet.oddities.append(Oddity("script-module", message, scripted[0] or None))
+    for name in sheet.found.packed:
+        message = f"{name} holds weights in C++ that cannot be seen; they are not listed"
+        sheet.oddities.append(Oddity("packed-params", message, name))
     for entry in sheet.found.registered:
         if entry.tensor is None and entry.is_parameter:
             sheet.oddities.append(Oddity("none-parameter", f"{entry.fqn} is registered as None", entry.fqn))
@@ -252,6 +257,9 @@ def _device(text: str) -> torch.device:
 
 
 def _check_move(sheet: _Sheet, target: str, wanted: torch.device) -> None:
+    if not sheet.rows:
+        why = " that can be seen: its weights are packed in C++" if sheet.found.packed else ""
+        raise UsageError(f"{target}: the model holds no tensor{why}, so there is nothing to move")
     devices = {row.facts.device for row in sheet.rows}
     if devices == {str(wanted)}:
         raise UsageError(

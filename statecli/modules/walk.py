@@ -16,6 +16,7 @@ import functools
 import gc
 import itertools
 import logging
+import operator
 import sys
 import threading
 import types
@@ -124,7 +125,8 @@ _TRANSPARENT = _ids(
     [
         *map(type, (iter([]), iter(()), iter({}), iter({}.values()), iter({}.items()), iter(set()), reversed([]))),
         *map(type, (reversed({}), iter(collections.deque()), {}.keys(), {}.values(), {}.items())),
-        *(types.MappingProxyType, types.CellType, zip, map, filter, enumerate, reversed),
+        *(types.MappingProxyType, types.CellType, zip, map, filter, enumerate, reversed, slice),
+        *(type(functools.lru_cache(len)), operator.methodcaller, staticmethod, classmethod),
         *(kind for kind in vars(itertools).values() if type(kind) is type),
     ]
 )
@@ -189,13 +191,17 @@ class Held:
 
 @dataclass
 class Walk:
-    """All that one walk found. `cut` names places that were too deep or too many to open."""
+    """All that one walk found. `cut` names places that were too deep or too many to open.
+
+    `packed` names objects that hold weights in C++, out of Python's sight: a quantized layer's packed parameters.
+    """
 
     registered: list[Registered] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     modules: list[tuple[str, nn.Module]] = field(default_factory=list)
     cut: list[tuple[str, str]] = field(default_factory=list)
     cycles: list[str] = field(default_factory=list)
+    packed: list[str] = field(default_factory=list)
 
 
 def walk(root: nn.Module) -> Walk:
@@ -220,7 +226,8 @@ def own_dict(thing: Any) -> dict[str, Any]:
 def _dict_getter(kind: type) -> Any:
     for base in _mro_of(kind):
         getter = _dict_of(base).get("__dict__")
-        if type(getter) is types.GetSetDescriptorType:
+        # types.SimpleNamespace declares its own as a member; no Python class can.
+        if type(getter) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             return getter
     return None
 
@@ -322,6 +329,8 @@ class _Search:
         if id(thing) in self._seen:
             return
         self._seen[id(thing)] = thing
+        if type(thing) is torch.ScriptObject:
+            self._found.packed.append(step.name())
         if step.depth > MAX_DEPTH:
             if len(self._found.cut) < 10:
                 self._found.cut.append((step.name(), f"nests more than {MAX_DEPTH:,} levels"))
@@ -381,6 +390,7 @@ def _contents(thing: Any, kind: type, numbered: bool) -> Iterator[tuple[str, Any
         yield from _of_module(thing)
     elif issubclass(kind, dict):
         yield from _of_dict(thing, numbered)
+        yield from _factory(thing)
     elif issubclass(kind, (list, tuple, collections.deque)):
         yield from _of_sequence(thing, kind)
     elif issubclass(kind, (set, frozenset)):
@@ -399,6 +409,10 @@ def _contents(thing: Any, kind: type, numbered: bool) -> Iterator[tuple[str, Any
         yield ".__self__", thing.__self__, "attribute"
         yield ".__func__", thing.__func__, "attribute"
         return
+    elif issubclass(kind, BaseException):
+        yield ".args", BaseException.__dict__["args"].__get__(thing), "attribute"
+    elif _is_object_array(kind):
+        yield from _of_array(thing)
     if not issubclass(kind, nn.Module):
         yield from ((f".{name}", held, "attribute") for name, held in list(own_dict(thing).items()))
     yield from _of_slots(thing, kind)
@@ -419,6 +433,25 @@ def _of_dict(mapping: dict[Any, Any], numbered: bool) -> Iterator[tuple[str, Any
         yield f"[{literal or f'#{i}'}]", held, "item"
         if literal is None:
             yield f".keys()[#{i}]", key, "key"
+
+
+def _factory(mapping: Any) -> Iterator[tuple[str, Any, str]]:
+    if issubclass(type(mapping), collections.defaultdict):
+        member = collections.defaultdict.__dict__["default_factory"]
+        yield ".default_factory", member.__get__(mapping), "attribute"
+
+
+@_by_type
+def _is_object_array(kind: type) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and issubclass(kind, numpy.ndarray)
+
+
+def _of_array(array: Any) -> Iterator[tuple[str, Any, str]]:
+    """What an array of Python objects holds, as nested lists; arrays of numbers hold nothing."""
+    kind = sys.modules["numpy"].ndarray
+    if kind.__dict__["dtype"].__get__(array).hasobject:
+        yield ".tolist()", kind.tolist(array), "item"
 
 
 def _literal(key: Any) -> str | None:
@@ -507,8 +540,15 @@ def _class_attributes(thing: Any, kind: type, classes: dict[int, type]) -> Itera
             continue
         classes[id(base)] = base
         for name, held in list(_dict_of(base).items()):
-            if not name.startswith("__") and name not in _MACHINERY and not _is_descriptor(type(held)):
+            if name.startswith("__") and not _is_code(held):
+                continue
+            if name not in _MACHINERY and (_is_code(held) or not _is_descriptor(type(held))):
                 yield (f".__class__.{name}" if _shadowed(thing, name) else f".{name}"), held, "class"
+
+
+def _is_code(held: Any) -> bool:
+    """A function of the class body, which may hold tensors in its defaults, its closure or a partial below it."""
+    return type(held) in (types.FunctionType, staticmethod, classmethod)
 
 
 def _shadowed(thing: Any, name: str) -> bool:

@@ -1,0 +1,109 @@
+"""Tensors in places where nobody looks, and models in which there is nothing to see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.errors import UsageError
+from statecli.state import Kind
+
+HEADER = """
+import collections, functools, operator, types
+import numpy as np
+T = torch.ones(3)
+cached = functools.lru_cache(lambda n: T)
+cached(1)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+"""
+
+
+PLACES = [
+    ("types.SimpleNamespace(t=torch.ones(3))", "x.t"),
+    ("collections.defaultdict(functools.partial(print, torch.ones(3)))", "x.default_factory.args[0]"),
+    ("ValueError(torch.ones(3), 'why')", "x.args[0]"),
+    ("slice(0, torch.ones(3), 1)", "x[#1]"),
+    ("staticmethod(functools.partial(print, torch.ones(3)))", "x[#0].args[0]"),
+    ("operator.methodcaller('add', torch.ones(3))", None),
+    ("cached", None),
+]
+
+
+@pytest.mark.parametrize(("value", "name"), PLACES)
+def test_it_is_found(inspect, value, name):
+    """A tensor held by an object of the standard library is a row, and it stays behind."""
+    state = inspect(f"{HEADER}        self.x = {value}\n")
+    (row,) = state.tensors
+    assert (row.kind, row.shape, row.moves) == (Kind.UNREGISTERED, (3,), False)
+    assert row.fqn == name or name is None
+
+
+def test_an_array_of_objects_is_opened(inspect):
+    """numpy arrays of Python objects hold tensors too; arrays of numbers are left alone."""
+    body = (
+        "        self.x = np.empty(2, dtype=object)\n        self.x[1] = torch.ones(3)\n        self.y = np.ones(5)\n"
+    )
+    (row,) = inspect(HEADER + body).tensors
+    assert (row.fqn, row.moves) == ("x.tolist()[1]", False)
+
+
+CODE = """
+class Net(nn.Module):
+    def forward(self, x, scale=torch.ones(3), *, shift=torch.ones(4)):
+        return x * scale + shift
+    made = staticmethod(__import__("functools").partial(print, torch.ones(5)))
+    @classmethod
+    def other(cls, y=torch.ones(6)): pass
+"""
+
+
+def test_the_functions_of_the_class_are_looked_into(inspect):
+    """Defaults of the class's own methods, and what its static methods hold, are tensors of the model."""
+    state = inspect(CODE)
+    assert sorted(t.shape for t in state.tensors) == [(3,), (4,), (5,), (6,)]
+    assert {t.moves for t in state.tensors} == {False}
+    assert "forward.__defaults__[0]" in [t.fqn for t in state.tensors]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_packed_weights_are_said_to_be_there(read_live):
+    """A quantized layer keeps its weights in C++: no rows, but never silence."""
+    quantized = torch.ao.nn.quantized
+    (oddity,) = [o for o in read_live(lambda: quantized.Linear(3, 4)).oddities if o.name == "packed-params"]
+    assert "weights in C++ that cannot be seen" in oddity.message
+    assert oddity.fqn == "_packed_params._packed_params"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_dynamically_quantized_layer_is_named(read_live):
+    """Linear and LSTM layers of quantize_dynamic are each told."""
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("this torch quantizes nothing")
+
+    def make():
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 4), nn.LSTM(4, 5)))
+
+    names = [o.fqn for o in read_live(make).oddities if o.name == "packed-params"]
+    assert any(name.startswith("0.") for name in names)
+    assert any(name.startswith("1.") for name in names)
+
+
+EMPTY = "class Net(nn.Module): pass\n"
+
+
+def test_an_empty_model_is_said_to_be_empty(inspect):
+    """A model without a tensor is no error to look at, and not silent either."""
+    state = inspect(EMPTY)
+    assert state.tensors == ()
+    assert [o.name for o in state.oddities] == ["no-tensors"]
+
+
+def test_moving_nothing_is_refused(inspect):
+    """--to has nothing to prove where there is no tensor."""
+    with pytest.raises(UsageError, match="holds no tensor, so there is nothing to move"):
+        inspect(EMPTY, to="meta")
+    with pytest.raises(UsageError, match=r"packed in C\+\+"):
+        inspect("def f(): return torch.ao.nn.quantized.Linear(3, 4)", "f", to="meta")
