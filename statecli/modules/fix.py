@@ -11,6 +11,7 @@ import ast
 import collections
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from statecli.modules.tensors import storage
 from statecli.modules.walk import Held, Step
 
 _AT_END = "# at the end of __init__:\n"
+#: Types of keys that `str` writes without running the user's code.
+_PLAIN_KEYS = frozenset(id(kind) for kind in (str, int, float, bool, bytes, type(None)))
 _BEFORE = "# after super().__init__():\n"
 
 
@@ -29,7 +33,8 @@ class _Source:
     """An assignment as it stands in the file.
 
     `owner` is what the target hangs on (`self`), `nn` how the file writes torch.nn; `early` when the statement comes
-    before `super().__init__()`.
+    before `super().__init__()`. `targets` are all that it assigns at once (`self.x = y = …`), the one in question
+    first; `unpacked` when it assigns several values to several names.
     """
 
     owner: str
@@ -37,10 +42,22 @@ class _Source:
     text: str
     nn: str
     early: bool = False
+    targets: tuple[str, ...] = ()
+    unpacked: bool = False
 
 
-def suggest(held: Held, place: tuple[str, int] | None) -> str | None:
-    """What to write instead, or None where nothing needs registering (an optimizer's state)."""
+def suggest(
+    held: Held,
+    place: tuple[str, int] | None,
+    *,
+    repeated: bool = False,
+    others: Sequence[tuple[str, torch.Tensor]] = (),
+) -> str | None:
+    """What to write instead, or None where nothing needs registering (an optimizer's state).
+
+    `repeated`: the constructor assigns the attribute more than once, so that no one statement can be replaced.
+    `others` are further names of the same memory, which a move would part from what is registered.
+    """
     first = held.steps[0]
     if any(issubclass(type(step.held), torch.optim.Optimizer) for step in held.steps):
         return None
@@ -50,30 +67,93 @@ def suggest(held: Held, place: tuple[str, int] | None) -> str | None:
         return _captured(held)
     if first.how == "class":
         return _in_class(held, name, source)
-    text = _registration(held, name, source)
+    at_end = source is not None and (repeated or source.unpacked)
+    text = _registration(held, name, None if at_end else source, others)
     if text is None:
         return _elsewhere(held)
+    if at_end and source and source.owner != "self":
+        text = re.sub(r"\bself\b", source.owner, text.replace(_AT_END, "# after its last assignment:\n"))
     if _in_the_way(held, name):
         text = f"# delete the class attribute {name} first: it is in the way\n{text}"
     return _BEFORE + text if source and source.early and not text.startswith("#") else text
 
 
-def _registration(held: Held, name: str, source: _Source | None) -> str | None:
+def _registration(
+    held: Held, name: str, source: _Source | None, others: Sequence[tuple[str, torch.Tensor]] = ()
+) -> str | None:
     """The fix for what hangs on the attribute itself or in one container on it; None for anything further away."""
     steps = held.steps
     if len(steps) == 1 and steps[0].how == "attribute":
-        return _plain(held.tensor, name, source)
+        return _once(name, others) if _would_part(held.tensor, source, others) else _plain(held.tensor, name, source)
     container = steps[0].held
     if not _is_container(container) or len(steps) < 2 or steps[1].how != "item":
         return None
+    if any(issubclass(type(step.held), nn.Module) for step in steps):
+        return _of_modules(container, name, source)
     members = _members(container)
-    if _all(members, nn.Module):
-        return _container("Module", container, name, source)
     if len(steps) > 2 or not _all(members, torch.Tensor):
         return None
-    if any(tensor.requires_grad for tensor in members):
-        return _container("Parameter", container, name, source)
-    return _loop(container, name, source)
+    return _of_tensors(container, name, source, others)
+
+
+def _would_part(tensor: torch.Tensor, source: _Source | None, others: Sequence[tuple[str, torch.Tensor]]) -> bool:
+    """Whether registering `tensor` leaves its further names behind. A new nn.Parameter is one object for all names
+    given to it later, and keeps them together."""
+    if not others:
+        return False
+    fresh = source is not None and isinstance(source.value, ast.Call)
+    return not (tensor.requires_grad and fresh and all(other is tensor for _, other in others))
+
+
+def _once(name: str, others: Sequence[tuple[str, torch.Tensor]]) -> str:
+    shown = ", ".join(other for other, _ in others[:3]) + (", …" if len(others) > 3 else "")
+    return (
+        f"# register it once, as {name}, and wherever {shown} is read, read that instead:\n"
+        "# a move gives what is registered new memory, and further names stay in the old"
+    )
+
+
+def _of_tensors(container: Any, name: str, source: _Source | None, others: Sequence[tuple[str, torch.Tensor]]) -> str:
+    members = _members(container)
+    parameters = [issubclass(type(member), nn.Parameter) or member.requires_grad for member in members]
+    if any(parameters) and not all(parameters):
+        return "# put what is learned into an nn.ParameterList, and register the others with self.register_buffer"
+    twice = len({storage(member)[0] for member in members}) < len(members)
+    if (others or twice) and not _all(members, nn.Parameter):
+        return _once(f"an attribute for each tensor of {name}", others or [("a second entry", members[0])])
+    return _container("Parameter", container, name, source) if any(parameters) else _loop(container, name, source)
+
+
+def _of_modules(container: Any, name: str, source: _Source | None) -> str | None:
+    """For a container with modules in it: directly, in pairs with their names, or one container further down."""
+    members = [member for member in _members(container) if member is not None]
+    if _all(members, nn.Module):
+        return _container("Module", container, name, source)
+    is_dict = issubclass(type(container), dict)
+    if not is_dict and all(_is_named(member) for member in members):
+        keys = [member[0] for member in members]
+        if len(set(keys)) == len(keys) and not any(_is_bad_key(key, nn.ModuleDict) for key in keys):
+            return f"# and iterate over its items()\n{_assigned('ModuleDict', name, source, '{}')}"
+    nested = [issubclass(type(m), (list, tuple)) and _all(_members(m), nn.Module) for m in members]
+    if nested and all(nested) and len(members) == len(_members(container)):
+        part = f"{source.nn if source else 'nn'}.ModuleList(part)"
+        if not is_dict:
+            return _assigned("ModuleList", name, source, f"{part} for part in {{}}", container)
+        if not any(_is_bad_key(key, nn.ModuleDict) for key in dict.keys(container)):
+            inner = f"{{{{key: {part} for key, part in ({{}}).items()}}}}"
+            return _assigned("ModuleDict", name, source, inner, container)
+    return f"# keep the modules of {name} in an nn.ModuleList or nn.ModuleDict, apart from whatever else is in it"
+
+
+def _is_named(member: Any) -> bool:
+    return type(member) is tuple and len(member) == 2 and type(member[0]) is str and _all([member[1]], nn.Module)
+
+
+def _assigned(kind: str, name: str, source: _Source | None, value: str, container: Any = None) -> str:
+    """`self.name = nn.kind(value)`, `{}` in `value` standing for what is assigned now."""
+    if source is None or (container is not None and not _is_complete(source.value, len(_members(container)))):
+        return f"{_AT_END}self.{name} = {source.nn if source else 'nn'}.{kind}({value.format(f'self.{name}')})"
+    return f"{' = '.join(source.targets)} = {source.nn}.{kind}({value.format(source.text)})"
 
 
 def _is_container(thing: Any) -> bool:
@@ -93,27 +173,55 @@ def _all(members: list[Any], kind: type) -> bool:
 
 
 def _plain(tensor: torch.Tensor, name: str, source: _Source | None) -> str:
-    owner = source.owner if source else "self"
-    if tensor.requires_grad:
-        if source is None:
-            return f'{_AT_END}self.{name} = nn.Parameter(self.__dict__.pop("{name}"))'
-        return f"{owner}.{name} = {source.nn}.Parameter({source.text})"
+    if source is None and tensor.requires_grad:
+        return f'{_AT_END}self.{name} = nn.Parameter(self.__dict__.pop("{name}"))'
     if source is None:
         return f'{_AT_END}self.register_buffer("{name}", self.__dict__.pop("{name}"))'
-    return f'{owner}.register_buffer("{name}", {source.text})'
+    if tensor.requires_grad:
+        return f"{' = '.join(source.targets)} = {source.nn}.Parameter({source.text})"
+    also = "".join(f"\n{target} = {source.targets[0]}" for target in source.targets[1:])
+    return f'{source.owner}.register_buffer("{name}", {source.text}){also}'
 
 
 def _container(what: str, container: Any, name: str, source: _Source | None) -> str:
     """nn.ModuleList and its like take the place of the container; append and item assignment go on working."""
-    is_dict = issubclass(type(container), dict)
-    new = f"{source.nn if source else 'nn'}.{what}{'Dict' if is_dict else 'List'}"
-    value = source.text if source else f"self.{name}"
-    value = "" if value in ("[]", "list()", "{}", "dict()") else value
-    target = f"{source.owner if source else 'self'}.{name}"
-    if is_dict and any(type(key) is not str or "." in key for key in dict.keys(container)):
-        keys = "# its keys become strings without dots\n"
-        return f'{keys}{target} = {new}({{str(k).replace(".", "_"): v for k, v in ({value}).items()}})'
-    return f"{'' if source else _AT_END}{target} = {new}({value})"
+    if issubclass(type(container), dict):
+        return _dictionary(f"{what}Dict", container, name, source)
+    if source and source.text in ("[]", "list()"):
+        return f"{' = '.join(source.targets)} = {source.nn}.{what}List()"
+    return _assigned(f"{what}List", name, source, "{}")
+
+
+def _dictionary(kind: str, container: Any, name: str, source: _Source | None) -> str:
+    """nn.ModuleDict or nn.ParameterDict, with other keys where it would not take these."""
+    keys = list(dict.keys(container))
+    taker: type = getattr(nn, kind)
+    if not any(_is_bad_key(key, taker) for key in keys):
+        if source and source.text in ("{}", "dict()"):
+            return f"{' = '.join(source.targets)} = {source.nn}.{kind}()"
+        return _assigned(kind, name, source, "{}")
+    if any(id(type(key)) not in _PLAIN_KEYS for key in keys):
+        return f"# make it an nn.{kind}, under keys that are strings without dots"
+    comment = "# its keys become strings without dots"
+    for suffix in ("", "_"):
+        new = [str(key).replace(".", "_") + suffix for key in keys]
+        if len(set(new)) == len(keys) and not any(_is_bad_key(key, taker) for key in new):
+            key = f"str(k).replace('.', '_') + {suffix!r}" if suffix else "str(k).replace('.', '_')"
+            inner = f"{{{{{key}: v for k, v in ({{}}).items()}}}}"
+            return _headed(comment, _assigned(kind, name, source, inner, container))
+        comment = f"# its keys become strings without dots that end in _: nn.{kind} has attributes of such names"
+    return f"# make it an nn.{kind}, under keys that are strings without dots and no attributes of nn.{kind}"
+
+
+def _headed(comment: str, text: str) -> str:
+    """`comment` above `text`, below the line that says where it goes."""
+    at_end = text.startswith(_AT_END)
+    return f"{_AT_END if at_end else ''}{comment}\n{text.removeprefix(_AT_END)}"
+
+
+def _is_bad_key(key: Any, taker: type) -> bool:
+    """Whether nn.ModuleDict or nn.ParameterDict refuses the key."""
+    return type(key) is not str or not key or "." in key or hasattr(taker(), key)
 
 
 def _loop(container: Any, name: str, source: _Source | None) -> str:
@@ -124,7 +232,12 @@ def _loop(container: Any, name: str, source: _Source | None) -> str:
     where, key, pairs = "" if complete else _AT_END, "i", f"enumerate({value})"
     if issubclass(type(container), dict):
         pairs = f"{value}.items()" if not complete or value.endswith((")", "}")) else f"({value}).items()"
-        plain = all(type(key) is str and key.isidentifier() for key in dict.keys(container))
+        keys = list(dict.keys(container))
+        plain = all(type(key) is str and key.isidentifier() for key in keys)
+        if any(id(type(key)) not in _PLAIN_KEYS for key in keys) or (
+            not plain and len({str(key).replace(".", "_") for key in keys}) < len(keys)
+        ):
+            return "# register each with self.register_buffer, under a name of its own"
         key = "key" if plain else "str(key).replace('.', '_')"
     return (
         f"{where}for {'i' if key == 'i' else 'key'}, tensor in {pairs}:\n"
@@ -151,7 +264,9 @@ def _in_class(held: Held, name: str, source: _Source | None) -> str | None:
     if issubclass(type(held.steps[0].held), nn.Module):
         return f"{where}self.{name} = {source.text}"
     text = _registration(held, name, source)
-    return None if text is None else where + text.removeprefix(_AT_END)
+    if text is None or text.startswith(_AT_END):
+        return f"{where}# register it there with self.register_buffer"
+    return where + text
 
 
 def _attribute_like(step: Step) -> bool:
@@ -237,7 +352,13 @@ def _read(place: tuple[str, int] | None, name: str) -> _Source | None:
             found = _target(node, name)
             if found is not None:
                 owner, value = found
-                return _Source(owner, value, _text(text, value), _torch_nn(tree), _is_early(tree, node))
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                written = [ast.unparse(target) for target in targets]
+                own = f"{owner}.{name}"
+                others = [one for one in written if one != (own if own in written else name)]
+                unpacked = any(isinstance(target, (ast.Tuple, ast.List)) for target in targets)
+                early = _is_early(tree, node)
+                return _Source(owner, value, _text(text, value), _torch_nn(tree), early, (own, *others), unpacked)
     return None
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from statecli.modules.walk import own_dict
 from statecli.state import Origin
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -41,6 +42,7 @@ class Origins:
         self._lines: dict[int, tuple[weakref.ref[nn.Module], dict[str, tuple[str, int]]]] = {}
         # Copies made by copy.deepcopy pass no setter: they are answered with the line of their class.
         self._by_class: dict[tuple[int, str], tuple[str, int]] = {}
+        self._repeated: set[tuple[int, str]] = set()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -55,13 +57,18 @@ class Origins:
                 setattr(nn.Module, name, method)
 
     def _wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        note = self._note
+        note, sets = self._note, method.__name__ == "__setattr__"
+
+        repeated = self._repeated
 
         # `name` may come by keyword (register_buffer(name="x", ...)), so nothing is bound here but self.
         def wrapper(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            result = method(self, *args, **kwargs)
             name = args[0] if args else kwargs.get("name")
+            before = sets and type(name) is str and name in own_dict(self)
+            result = method(self, *args, **kwargs)
             if type(name) is str:
+                if before:
+                    repeated.add((id(self), name))
                 note(self, name, sys._getframe(1))
             return result
 
@@ -91,6 +98,10 @@ class Origins:
         if found is None or found[0]() is not module:
             return self._by_class.get((id(type(module)), name))
         return found[1].get(name)
+
+    def repeated(self, module: nn.Module, name: str) -> bool:
+        """Whether the constructor assigned the plain attribute `name` more than once."""
+        return (id(module), name) in self._repeated
 
     def shown(self, place: tuple[str, int] | None) -> Origin | None:
         """`place` with its file as a person may see it: never an absolute path they did not type."""

@@ -45,6 +45,14 @@ class _Sheet:
     #: alias -> the row it is a further name of, and the module that keeps it.
     aliases: dict[str, tuple[_Row, Held]] = field(default_factory=dict)
     oddities: list[Oddity] = field(default_factory=list)
+    _by_storage: dict[int | str, list[_Row]] = field(default_factory=dict)
+
+    def sharing(self, row: _Row) -> list[_Row]:
+        """The other rows that lie in the storage of `row`."""
+        if not self._by_storage:
+            for one in self.rows:
+                self._by_storage.setdefault(one.facts.storage, []).append(one)
+        return [other for other in self._by_storage[row.facts.storage] if other is not row]
 
 
 def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
@@ -305,7 +313,7 @@ def _info(sheet: _Sheet, row: _Row, number: int) -> TensorInfo:
         layout=about.layout,
         aliases=tuple(row.aliases),
         note="; ".join(row.notes) or None,
-        fix=_fix(row),
+        fix=_fix(sheet, row),
         after=row.after,
         stats=row.stats,
         storage=number,
@@ -318,7 +326,11 @@ def _origin(sheet: _Sheet, row: _Row) -> Origin | None:
     return sheet.built.origins.shown(row.place)
 
 
-def _fix(row: _Row) -> str | None:
+def _fix(sheet: _Sheet, row: _Row) -> str | None:
     if row.held is None or row.moves or derived_by(row.tensor):
         return None
-    return fix.suggest(row.held, row.place)
+    name = row.held.steps[0].label.rpartition(".")[2]
+    others = [(alias, sheet.aliases[alias][1].tensor) for alias in row.aliases]
+    others += [(other.fqn, other.tensor) for other in sheet.sharing(row)]
+    repeated = sheet.built.origins.repeated(row.held.owner, name)
+    return fix.suggest(row.held, row.place, repeated=repeated, others=others)

@@ -21,7 +21,20 @@ FIXES = [
     ("self.t = torch.randn(n, n)", 'self.register_buffer("t", torch.randn(n, n))', ["t"]),
     ("self.t: object = torch.ones(\n            n,\n        )", 'self.register_buffer("t", torch.ones(', ["t"]),
     ("self.t = torch.ones(n, requires_grad=True)", "self.t = nn.Parameter(torch.ones(", ["t"]),
-    ("self.t = self.u = torch.ones(n)", 'self.register_buffer("t", torch.ones(n))', ["t"]),
+    ("self.t = u = torch.ones(n)\n        u.add_(1)", 'self.register_buffer("t", torch.ones(n))', ["t"]),
+    ("self.t = self.u = torch.ones(n, requires_grad=True)", "self.t = self.u = nn.Parameter(", ["t", "u"]),
+    ("self.t, m = torch.ones(n), 2\n        m += 1", "# at the end of __init__:\nself.register_buffer", ["t"]),
+    ("self.t = None\n        self.t = torch.ones(n)", "# at the end of __init__:\nself.register_buffer", ["t"]),
+    ("self.t = torch.ones(n)\n        self.t = self.t + 1", "# at the end of __init__:\nself.register", ["t"]),
+    ("for _ in range(2): self.t = torch.ones(n)", "# at the end of __init__:\nself.register_buffer", ["t"]),
+    ("self.b = {}\n        self.b[3] = nn.PReLU()", "# at the end of __init__:\n# its keys", ["b.3.weight"]),
+    ("self.b = {'type': nn.PReLU(), 'keys': nn.PReLU()}", "# its keys", ["b.keys_.weight", "b.type_.weight"]),
+    ("self.p = {'type': nn.Parameter(torch.ones(n))}", "# its keys", ["p.type_"]),
+    ("self.b = [[nn.PReLU()], [nn.PReLU()]]", "self.b = nn.ModuleList(nn.", ["b.0.0.weight", "b.1.0.weight"]),
+    ("self.b = []\n        self.b.append((nn.PReLU(),))", "# at the end of __init__:\nself.b", ["b.0.0.weight"]),
+    ("self.b = {'x': [nn.PReLU()]}", "self.b = nn.ModuleDict({key: ", ["b.x.0.weight"]),
+    ("self.b = [('a', nn.PReLU())]", "# and iterate over its items()\nself.b = nn.ModuleDict(", ["b.a.weight"]),
+    ("self.b = [nn.PReLU(), None]", "self.b = nn.ModuleList([nn.PReLU(), None])", ["b.0.weight"]),
     (
         "self.b = [nn.Linear(1, 1, bias=False) for _ in range(2)]",
         "self.b = nn.ModuleList([nn",
@@ -122,6 +135,14 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
         ("self.h = Holder()\n        self.h.t = torch.ones(1)", "make Holder an nn.Module"),
         ("self.h = Holder()\n        self.h.net = nn.PReLU()", "make Holder an nn.Module"),
         ("self.d = torch.distributions.Normal(torch.zeros(1), 1.0)", "build the distribution in forward"),
+        ("self.ps = [nn.Parameter(torch.ones(2)), torch.arange(3)]", "register the others"),
+        ("self.x = self.y = torch.ones(3)", "wherever y is read"),
+        ("self.a = torch.ones(3)\n        self.b = self.a\n        self.c = self.a[1:]", "wherever b, c is read"),
+        ("self.a = [torch.ones(3)] * 2", "wherever a[1] is read"),
+        ("self.a = [torch.ones(3, requires_grad=True)] * 2", "wherever a[1] is read"),
+        ("self.a = [torch.ones(3)]\n        self.b = self.a[0]", "is read"),
+        ("self.b = [nn.PReLU(), 'relu']", "# keep the modules of b in an nn.ModuleList"),
+        ("self.b = {1: nn.PReLU(), '1': nn.PReLU()}", "under keys that are strings"),
         ("self.w = nn.Parameter(torch.ones(1))\n        self.w.tag = torch.ones(1)", "hangs on a tensor"),
     ],
 )
@@ -130,3 +151,12 @@ def test_what_one_line_cannot_fix_is_said_in_words(inspect, body, said):
     row = next(t for t in inspect(f"{HEADER}        {body}\n").tensors if t.kind is Kind.UNREGISTERED)
     assert said in row.fix
     assert all(line.startswith("#") or ast.parse(line) for line in row.fix.splitlines())
+
+
+def test_a_parent_that_assigns_it_first_is_minded(inspect):
+    """Where parent and child both assign the attribute, the fix goes to the end, where the name can be taken over."""
+    source = HEADER + "        self.t = None\nclass Child(Net):\n    def __init__(self):\n        super().__init__()\n"
+    source += "        self.t = torch.ones(2)\n"
+    (row,) = inspect(source, "Child").tensors
+    (fixed,) = inspect(_pasted(source, row), "Child").tensors
+    assert (fixed.fqn, fixed.kind, fixed.moves) == ("t", Kind.BUFFER, True)
