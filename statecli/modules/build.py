@@ -6,6 +6,7 @@ ModelError with the line of its own that failed. torch is imported when `build` 
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import importlib
@@ -15,6 +16,7 @@ import io
 import itertools
 import os
 import pkgutil
+import re
 import sys
 import traceback
 import types
@@ -136,6 +138,9 @@ def _import_file(spec: Spec) -> types.ModuleType:
         what = "it is a folder" if os.path.isdir(path) else f"no such file{_near_files(path)}"
         raise ModelError(f"{spec.module}: {what}")
     folder, stem = os.path.split(path[: -len(".py")])
+    level = _relative_level(path)
+    if level:
+        return _import_in_package(spec, path, level)
     _forget_siblings_of_others(folder)
     # A name of its own: two files called net.py can be open at once, and neither shadows an installed package.
     name = f"_statecli_{next(_numbers)}_{stem}"
@@ -155,10 +160,47 @@ def _import_file(spec: Spec) -> types.ModuleType:
     return module
 
 
+def _relative_level(path: str) -> int:
+    """How many dots the file's relative imports have at most; 0 where it has none."""
+    try:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read())
+    except (OSError, ValueError, SyntaxError):
+        return 0  # importing it says what is wrong with it
+    return max((node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)), default=0)
+
+
+def _import_in_package(spec: Spec, path: str, level: int) -> types.ModuleType:
+    """A file that imports from its own package is imported as the package's module, from its topmost folder down."""
+    top, names = os.path.dirname(path), [os.path.basename(path)[: -len(".py")]]
+    while len(names) <= level or os.path.isfile(os.path.join(top, "__init__.py")):
+        top, folder = os.path.split(top)
+        if not folder:
+            raise ModelError(f"{spec.module}: its relative imports lead above every folder")
+        names.insert(0, folder)
+    dotted = ".".join(names)
+    package = os.path.join(top, names[0])
+    _forget_siblings_of_others(package)
+    before = set(sys.modules)
+    sys.path.insert(0, top)
+    try:
+        module = importlib.import_module(dotted)
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(top)
+        _siblings.setdefault(package, set()).update(_from_folder(package, set(sys.modules) - before))
+    if os.path.abspath(module.__file__ or "") != path:
+        raise ModelError(
+            f"{spec.module}: it imports from its package {names[0]}, and another one is loaded by that name"
+        )
+    return module
+
+
 def _from_folder(folder: str, names: set[str]) -> Iterator[str]:
     for name in names:
-        origin = getattr(sys.modules.get(name), "__file__", None)
-        if isinstance(origin, str) and os.path.abspath(origin).startswith(folder + os.sep):
+        module = sys.modules.get(name)
+        origin = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+        if isinstance(origin, str) and (os.path.abspath(origin) + os.sep).startswith(folder + os.sep):
             yield name
 
 
@@ -356,7 +398,19 @@ def _text(error: BaseException) -> str:
         raise
     except BaseException:  # noqa: BLE001 a user's own __str__ may do anything, exit included
         return "(its message cannot be shown)"
+    text = _shortened(text)
     return text if len(text) <= 400 else text[:397] + "…"
+
+
+def _shortened(text: str) -> str:
+    """`text` with each absolute path below the current directory or sys.path cut to what is below it."""
+    entries = sorted({os.path.abspath(entry) for entry in sys.path if entry}, key=len, reverse=True)
+    with suppress(OSError):
+        entries.insert(0, os.getcwd())
+    for entry in entries:
+        if entry.strip(os.sep):
+            text = re.sub(r"(?<![\w./\\-])" + re.escape(entry + os.sep), "", text)
+    return text
 
 
 def _place(spec: Spec, error: BaseException) -> str:

@@ -109,9 +109,13 @@ def _to_meta(module: nn.Module) -> None:
 
 
 def overrides_to(module: nn.Module) -> bool:
-    """Whether the class has a `.to` or `.cuda` of its own, which then decides what moves."""
-    kind = type(module)
-    return kind.to is not nn.Module.to or kind.cuda is not nn.Module.cuda
+    """Whether the class has a `.to` of its own, which then decides what moves."""
+    return type(module).to is not nn.Module.to
+
+
+def overrides_cuda_alone(module: nn.Module) -> bool:
+    """Whether the class has a `.cuda` of its own and torch's `.to`, which does not call it."""
+    return type(module).cuda is not nn.Module.cuda and not overrides_to(module)
 
 
 def by_own_to(built: Built, found: Walk) -> Trial | None:

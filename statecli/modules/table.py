@@ -61,11 +61,23 @@ def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats]
     _measure_values(sheet, stats_of)
     trial = measure.stand_in(built, sheet.found)
     _judge(sheet, trial)
-    if measure.overrides_to(built.module) and built.init_device != "meta" and trial.reason is None:
-        own = measure.by_own_to(built, sheet.found)
-        if own is not None:
-            _judge_rows(sheet, own)
+    if measure.overrides_to(built.module) and trial.reason is None:
+        _judge_by_own_to(sheet)
     return _state(sheet, target)
+
+
+def _judge_by_own_to(sheet: _Sheet) -> None:
+    """The class's own `.to` decides; where it cannot be tried, what the stand-in left behind may move all the same."""
+    on_meta = sheet.built.init_device == "meta"
+    own = None if on_meta else measure.by_own_to(sheet.built, sheet.found)
+    if own is not None:
+        _judge_rows(sheet, own)
+        return
+    why = "nothing can be seen of it on meta; build it on the cpu" if on_meta else "it fails when moving to meta"
+    for row in sheet.rows:
+        if row.moves is False:
+            row.moves = None
+            row.notes.append(f"cannot tell whether the class's own .to moves it: {why}")
 
 
 def _measure_values(sheet: _Sheet, stats_of: Callable[[torch.Tensor], Stats] | None) -> None:
@@ -125,6 +137,9 @@ def _odd_places(sheet: _Sheet) -> None:
     for name, why in sheet.found.cut:
         shown = name if len(name) <= 80 else f"{name[:60]}…"
         sheet.oddities.append(Oddity("not-searched", f"{shown} {why}: tensors beyond are not listed", shown))
+    if measure.overrides_cuda_alone(sheet.built.module):
+        message = f"{type(sheet.built.module).__name__}.cuda is its own and is not tried: what moves is what .to moves"
+        sheet.oddities.append(Oddity("own-cuda", message))
     scripted = [prefix.rstrip(".") for prefix, module in sheet.found.modules if is_scripted(module)]
     if scripted:
         message = f"{scripted[0] or 'the model'} is a ScriptModule: its plain attributes live in C++ and are not listed"
@@ -327,7 +342,7 @@ def _origin(sheet: _Sheet, row: _Row) -> Origin | None:
 
 
 def _fix(sheet: _Sheet, row: _Row) -> str | None:
-    if row.held is None or row.moves or derived_by(row.tensor):
+    if row.held is None or row.moves is not False or derived_by(row.tensor):
         return None
     name = row.held.steps[0].label.rpartition(".")[2]
     others = [(alias, sheet.aliases[alias][1].tensor) for alias in row.aliases]

@@ -282,3 +282,27 @@ def test_missing_torch_is_one_line(write):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert "pip install torch" in run.stdout, run.stderr
+
+
+@pytest.mark.parametrize("init", [True, False])
+def test_a_file_that_imports_relatively_is_its_packages_module(write, init, tmp_path):
+    """`pkg/net.py:net` with `from .layers import L` works, __init__.py or not, and two packages are not mixed up."""
+    for outer, size in (("one", 1), ("two", 2)):
+        folder = tmp_path / outer / f"pkg_rel_{init}" / "sub"
+        folder.mkdir(parents=True)
+        (folder.parent / "layers.py").write_text(f"SIZE = {size}\n")
+        if init:
+            (folder / "__init__.py").write_text("")
+            (folder.parent / "__init__.py").write_text("")
+        source = "from torch import nn\nfrom ..layers import SIZE\ndef net():\n    return nn.Linear(SIZE, SIZE)\n"
+        (folder / "net.py").write_text(source)
+    for outer, size in (("one", 1), ("two", 2)):
+        assert make(f"{outer}/pkg_rel_{init}/sub/net.py:net").module.in_features == size
+
+
+def test_messages_show_no_absolute_path(write, tmp_path):
+    """The path that Python puts into an ImportError is shown from the current directory on."""
+    Path("helper_short.py").write_text("")
+    line = refusal(write("from helper_short import missing"))
+    assert str(tmp_path) not in line
+    assert "(helper_short.py)" in line

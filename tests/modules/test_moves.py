@@ -260,3 +260,37 @@ def test_stats_are_taken_before_the_values_go(inspect, write):
     target = write(PLAIN)
     state = read(build(parse(target), values=True), target, stats_of=lambda t: Stats(max=t.max().item()))
     assert [t.stats.max for t in state.tensors] == [1.0, 1.0]
+
+
+OWN_TO = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.t = torch.ones(3)
+    def to(self, *a, **k):
+        super().to(*a, **k); self.t = self.t.to(*a, **k); return self
+"""
+
+
+def test_an_overridden_to_cannot_be_judged_on_meta(inspect):
+    """Built on meta, nothing can be seen of a class's own .to: no verdict, no fix, and a note why."""
+    (row,) = inspect(OWN_TO, init_device="meta").tensors
+    assert (row.moves, row.fix) == (None, None)
+    assert "own .to" in row.note
+    (row,) = inspect(OWN_TO).tensors
+    assert (row.moves, row.fix) == (True, None)
+
+
+def test_an_overridden_to_that_fails_leaves_it_open(inspect):
+    """A class's own .to that cannot go to meta may still move the tensor elsewhere."""
+    (row,) = inspect(OWN_TO.replace("super().to(*a, **k);", "assert a[0] != 'meta';")).tensors
+    assert (row.moves, row.fix) == (None, None)
+
+
+@pytest.mark.parametrize("to", [None, "meta"])
+def test_an_overridden_cuda_is_said_not_to_be_tried(inspect, to):
+    """What is measured is .to, and a class with a .cuda of its own is told so."""
+    state = inspect(OWN_TO.replace("def to(", "def cuda(").replace("super().to", "super().cuda"), to=to)
+    (oddity,) = state.oddities
+    assert (oddity.name, "what .to moves" in oddity.message) == ("own-cuda", True)
+    assert inspect(OWN_TO).oddities == ()
