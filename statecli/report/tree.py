@@ -8,8 +8,7 @@ from statecli.state import ModelState, TensorInfo
 
 COLUMNS = (
     Column("module"),
-    Column("kind"),
-    Column("dtype"),
+    Column("holds"),
     Column("shape"),
     Column("elements", right=True),
     Column("size", right=True),
@@ -74,7 +73,7 @@ def _lines(node: Node, depth: int, unfold: bool) -> list[Line]:
         if child.children:
             held = {id(tensor) for tensor in own}
             below = [tensor for one in same for tensor in one.tensors if id(tensor) not in held]
-            lines.append(_module_line(name, below, len(names)))
+            lines.append(_module_line(name, below))
             lines.extend(_lines(child, depth + 1, unfold))
     return lines
 
@@ -97,17 +96,16 @@ def _is_number(name: str) -> bool:
 def _tensor_line(name: str, together: list[TensorInfo]) -> Line:
     tensor = together[0]
     elements = sum(total.elements for total in documents.totals(together).values())
-    facts = (kind_text(tensor), tensor.dtype, shape_text(tensor.shape))
-    return Line((name, *facts, count_text(elements), size_text(_bytes(together))), _times(len(together)))
+    holds = f"{kind_text(tensor)} {tensor.dtype}"
+    return Line((name, holds, shape_text(tensor.shape), count_text(elements), size_text(_bytes(together))))
 
 
-def _module_line(name: str, together: list[TensorInfo], count: int) -> Line:
+def _module_line(name: str, together: list[TensorInfo]) -> Line:
     total = documents.totals(together)
     elements = sum(one.elements for one in total.values())
-    kinds = ", ".join(plural(one.tensors, kind) for kind, one in total.items() if one.tensors)
-    remark = ", ".join(filter(None, (_times(count), kinds)))
-    return Line((name, "", "", "", count_text(elements), size_text(_bytes(together))), remark, "strong")
+    holds = ", ".join(_counted(one.tensors, kind) for kind, one in total.items() if one.tensors)
+    return Line((name, holds, "", count_text(elements), size_text(_bytes(together))), mood="strong")
 
 
-def _times(count: int) -> str:
-    return f"×{count}" if count > 1 else ""
+def _counted(count: int, kind: str) -> str:
+    return plural(count, kind) if kind in ("parameter", "buffer") else f"{count:,} {kind}"
