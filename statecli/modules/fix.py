@@ -113,6 +113,14 @@ def _once(name: str, others: Sequence[tuple[str, torch.Tensor]]) -> str:
     )
 
 
+def part_of(fqn: str) -> str:
+    """For a tensor that lies in the memory of another one, `fqn`: registered by itself it would come apart from it."""
+    return (
+        f"# it lies in the memory of {fqn}: take it from there wherever it is read,\n"
+        "# or register a clone() of it if the two may come apart"
+    )
+
+
 def _of_tensors(container: Any, name: str, source: _Source | None, others: Sequence[tuple[str, torch.Tensor]]) -> str:
     members = _members(container)
     parameters = [issubclass(type(member), nn.Parameter) or member.requires_grad for member in members]

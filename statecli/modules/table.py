@@ -345,7 +345,11 @@ def _fix(sheet: _Sheet, row: _Row) -> str | None:
     if row.held is None or row.moves is not False or derived_by(row.tensor):
         return None
     name = row.held.steps[0].label.rpartition(".")[2]
+    sharing = sheet.sharing(row)
+    largest = max([row, *sharing], key=lambda one: one.facts.elements)
+    if largest is not row:
+        return fix.part_of(largest.fqn)
     others = [(alias, sheet.aliases[alias][1].tensor) for alias in row.aliases]
-    others += [(other.fqn, other.tensor) for other in sheet.sharing(row)]
+    others += [(other.fqn, other.tensor) for other in sharing]
     repeated = sheet.built.origins.repeated(row.held.owner, name)
     return fix.suggest(row.held, row.place, repeated=repeated, others=others)

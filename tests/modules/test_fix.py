@@ -153,6 +153,14 @@ def test_what_one_line_cannot_fix_is_said_in_words(inspect, body, said):
     assert all(line.startswith("#") or ast.parse(line) for line in row.fix.splitlines())
 
 
+def test_a_view_is_told_from_what_it_lies_in(inspect, rows):
+    """Of two tensors in one memory the larger is to be registered, and the view to be taken from it."""
+    found = rows(inspect(f"{HEADER}        self.a = torch.ones(3)\n        self.v = self.a[1:]\n"))
+    assert "wherever v is read" in found["a"].fix
+    assert "lies in the memory of a" in found["v"].fix
+    assert all(line.startswith("#") for row in found.values() for line in row.fix.splitlines())
+
+
 def test_a_parent_that_assigns_it_first_is_minded(inspect):
     """Where parent and child both assign the attribute, the fix goes to the end, where the name can be taken over."""
     source = HEADER + "        self.t = None\nclass Child(Net):\n    def __init__(self):\n        super().__init__()\n"
