@@ -496,3 +496,9 @@ def test_a_tensor_that_is_a_prefix_of_others_is_in_the_tree(tmp_path):
     shown, _ = on_a_terminal(["inspect", tmp_path / "bnb.safetensors", "--tree"])
     assert "[6]" in shown
     assert "[1]" in shown
+
+
+def test_the_tree_goes_through_a_pipe(statecli, small):
+    """--tree is not silently dropped where there is no terminal."""
+    out = statecli("inspect", small, "--tree").out
+    assert [line.split()[0] for line in out.splitlines()[:5]] == ["module", "model", "fc", "bias", "weight"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from statecli.finding import Finding
 from statecli.render._escape import name, sentence, visible
 from statecli.render._paint import painted
-from statecli.report import Report, Table
+from statecli.report import Page, Report, Table
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -20,7 +20,8 @@ MAX_PADDING = 100
 def write(report: Report, sink: Sink, look: Look) -> None:
     if not look.quiet:
         page = report.page()
-        for number, line in enumerate(aligned(report.table())):
+        table = _outline(page) if report.outline else report.table()
+        for number, line in enumerate(aligned(table)):
             sink.text((painted(line, "bold", look.color) if number == 0 else line) + "\n")
         sink.text("\n" + "".join(f"{line}\n" for line in page.totals))
         for note in report.notes:
@@ -35,6 +36,16 @@ def write(report: Report, sink: Sink, look: Look) -> None:
 def finding_line(finding: Finding) -> str:
     """`error[left-behind]: table: stays on cpu …`"""
     return f"{finding.severity.value}[{finding.rule}]: {sentence(finding.message)}"
+
+
+def _outline(page: Page) -> Table:
+    """The page's rows as one table, each group under a row of its own."""
+    rows: list[tuple[str, ...]] = []
+    empty = ("",) * (len(page.columns) - 2)
+    for group in page.groups:
+        rows.append((group.heading, group.summary, *empty))
+        rows.extend(("  " + line.cells[0], *line.cells[1:]) for line in group.lines)
+    return Table(page.columns, tuple(rows))
 
 
 def aligned(table: Table) -> Iterator[str]:

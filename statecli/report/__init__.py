@@ -79,6 +79,8 @@ class Report(msgspec.Struct, frozen=True):
     page: Callable[[], Page]
     findings: tuple[Finding, ...] = ()
     notes: tuple[Oddity, ...] = ()
+    #: The page is an outline (`--tree`), and plain text shows it too rather than the flat table.
+    outline: bool = False
 
     def failed(self) -> bool:
         """Whether the command ends 1."""

@@ -35,6 +35,7 @@ def of_inspection(found: Inspection, view: View) -> Report:
         table=lambda: _flat(found),
         page=lambda: _page(found, view),
         findings=found.findings,
+        outline=view.tree,
         notes=_notes(tuple(odd for odd in state.oddities if not _said(odd, found)), view),
     )
 
