@@ -313,8 +313,11 @@ class _Search:
     def _drain(self) -> None:
         while self._queue:
             step = self._queue.popleft()
-            for following in _open(step, self._classes):
-                self._meet(following)
+            following = list(_open(step, self._classes))
+            for one in following:
+                self._meet(one)
+            if _is_unknown(type(step.held)) and len(self._found.cut) < 10 and _leads_on(step.held, following):
+                self._found.cut.append((step.name(), f"is a {type(step.held).__name__}, which is not opened"))
             if len(self._seen) > MAX_OBJECTS:
                 self._found.cut.append((step.name(), f"more than {MAX_OBJECTS:,} objects hang on the model"))
                 return
@@ -347,6 +350,24 @@ class _Search:
         if (id(tensor), held.fqn) not in self._names:
             self._names.add((id(tensor), held.fqn))
             self._found.held.append(held)
+
+
+#: Types whose contents `_contents` knows how to list.
+_KNOWN = (
+    *(nn.Module, torch.Tensor, dict, list, tuple, collections.deque, set, frozenset, functools.partial, BaseException),
+    *(types.FunctionType, types.BuiltinMethodType, types.MethodType),
+)
+
+
+@_by_type
+def _is_unknown(kind: type) -> bool:
+    return id(kind) not in _TRANSPARENT and not issubclass(kind, _KNOWN)
+
+
+def _leads_on(thing: Any, following: list[Step]) -> bool:
+    """Whether the garbage collector sees a tensor in `thing` that was not found there."""
+    known = {id(step.held) for step in following}
+    return any(issubclass(type(held), torch.Tensor) and id(held) not in known for held in gc.get_referents(thing))
 
 
 @_by_type

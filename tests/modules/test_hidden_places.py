@@ -107,3 +107,11 @@ def test_moving_nothing_is_refused(inspect):
         inspect(EMPTY, to="meta")
     with pytest.raises(UsageError, match=r"packed in C\+\+"):
         inspect("def f(): return torch.ao.nn.quantized.Linear(3, 4)", "f", to="meta")
+
+
+def test_an_object_that_cannot_be_opened_is_named(inspect):
+    """A tensor inside an object of C code that nobody can list is no row, but the place is told."""
+    state = inspect(HEADER + "        self.v = __import__('contextvars').ContextVar('v', default=torch.ones(3))\n")
+    (oddity,) = [o for o in state.oddities if o.name == "not-searched"]
+    assert (oddity.fqn, "ContextVar" in oddity.message) == ("v", True)
+    assert state.tensors == ()
