@@ -49,7 +49,7 @@ def _page(found: Inspection, view: View) -> Page:
         subtitle=_subtitle(state, summary),
         columns=tree.COLUMNS if view.tree else columns,
         groups=tree.groups(state, view.unfold) if view.tree else _groups(found, columns, view, long),
-        totals=_totals_lines(summary),
+        totals=_totals_lines(state, summary),
         fixes=_fixes(state.tensors),
         findings=found.findings if view.unfold else fold.findings(found.findings),
     )
@@ -161,12 +161,15 @@ _NOUNS = {
 }
 
 
-def _totals_lines(summary: dict[str, Totals]) -> tuple[str, ...]:
-    return tuple(
-        f"{kind:<12} {plural(total.tensors, 'tensor')}, {plural(total.elements, 'element')}, {total.bytes:,} bytes"
-        for kind, total in summary.items()
-        if total.tensors
-    )
+def _totals_lines(state: ModelState, summary: dict[str, Totals]) -> tuple[str, ...]:
+    assumed = sum(t.evidence is Evidence.ASSUMED for t in state.tensors)
+    lines = []
+    for kind, total in summary.items():
+        if total.tensors:
+            doubt = f" ({assumed:,} of them assumed)" if kind == Kind.PARAMETER.value and assumed else ""
+            counts = f"{plural(total.tensors, 'tensor')}{doubt}, {plural(total.elements, 'element')}"
+            lines.append(f"{kind:<12} {counts}, {total.bytes:,} bytes")
+    return tuple(lines)
 
 
 # For people: grouped by section and kind.
