@@ -80,6 +80,9 @@ def stored_values(tensor: Any) -> Any:
 
     Raises `UnreadableError` where the tensor does not let itself be asked: lazy parameters, wrappers.
     """
+    torch: Any = sys.modules["torch"]
+    if torch.nn.parameter.is_lazy(tensor):
+        raise UnreadableError("Attempted to use an uninitialized parameter: it has no values before the first forward")
     with _asking(tensor):
         layout = str(tensor.layout).removeprefix("torch.")
         if layout == "_mkldnn":
