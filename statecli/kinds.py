@@ -79,7 +79,7 @@ MAX_COMPARED = 200_000
 
 
 def _trained(state: ModelState, candidates: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """An optimizer trains one model, and its copies (EMA) with the same names and shapes.
+    """An optimizer trains one model, and its copies (EMA, AveragedModel's `module.`) with the same names and shapes.
 
     Where it fits two models that differ, which of them it trains cannot be told, and nothing is said.
     """
@@ -89,7 +89,7 @@ def _trained(state: ModelState, candidates: list[int], tensors: Sequence[TensorI
     found: set[int] = set()
     for optimizer in state.optimizers:
         fits = [(rows, fit) for rows in sections.values() if (fit := trained_by(optimizer, rows, tensors))]
-        models = {tuple((tensors[n].fqn, tensors[n].shape) for n in rows) for rows, _ in fits}
+        models = {tuple((_unwrapped(tensors[n].fqn), tensors[n].shape) for n in rows) for rows, _ in fits}
         if len(models) == 1:
             found |= {n for _, fit in fits for n in fit}
     return found

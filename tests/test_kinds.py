@@ -130,6 +130,18 @@ def test_an_ema_copy_takes_its_models_evidence(tmp_path):
     assert {t.evidence for t in state.tensors if t.section == "ema"} == {Evidence.OPTIMIZER}
 
 
+def test_an_averaged_model_is_a_copy_too(tmp_path):
+    """AveragedModel wraps every name in `module.`: the evidence of the model itself is not lost by it."""
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    averaged = torch.optim.swa_utils.AveragedModel(net)
+    optimizer = stepped(net, torch.optim.AdamW(net.parameters()))
+    path = str(tmp_path / "swa.pt")
+    torch.save({"model": net.state_dict(), "swa": averaged.state_dict(), "optimizer": optimizer}, path)
+    state = kinds.classified(formats.read(path))
+    found = {t.evidence for t in state.tensors if t.section in ("model", "swa") and t.dtype == "float32"}
+    assert found == {Evidence.OPTIMIZER}
+
+
 def test_another_models_optimizer_says_nothing_of_this_one(tmp_path):
     """A generator's optimizer does not make a parameter of the discriminator's buffer of the same name."""
     generator = nn.Linear(3, 3)
