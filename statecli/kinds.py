@@ -90,9 +90,14 @@ def _trained(state: ModelState, candidates: list[int], tensors: Sequence[TensorI
     for optimizer in state.optimizers:
         fits = [(rows, fit) for rows in sections.values() if (fit := trained_by(optimizer, rows, tensors))]
         models = {tuple((_unwrapped(tensors[n].fqn), tensors[n].shape) for n in rows) for rows, _ in fits}
-        if len(models) == 1:
+        originals = [rows for rows, _ in fits if not _COPY.search(tensors[rows[0]].section)]
+        if len(models) == 1 and len(originals) <= 1:
             found |= {n for _, fit in fits for n in fit}
     return found
+
+
+#: Sections that are named as a copy of the model beside them. Two networks may well have the same names and shapes.
+_COPY = re.compile(r"(?:^|[_.])(?:ema|swa|averaged?|avg|shadow|polyak)(?:$|[_.\d])", re.IGNORECASE)
 
 
 def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:

@@ -142,6 +142,16 @@ def test_an_averaged_model_is_a_copy_too(tmp_path):
     assert found == {Evidence.OPTIMIZER}
 
 
+def test_a_twin_is_no_copy(tmp_path):
+    """Two networks of the same names and shapes: which of them the optimizer trains cannot be told."""
+    net, twin = nn.Linear(2, 2), nn.Linear(2, 2)
+    path = str(tmp_path / "twins.pt")
+    optimizer = stepped(net, torch.optim.AdamW(net.named_parameters()))
+    torch.save({"net_a": net.state_dict(), "net_b": twin.state_dict(), "opt_a": optimizer}, path)
+    state = kinds.classified(formats.read(path))
+    assert {t.evidence for t in state.tensors if t.kind is Kind.PARAMETER} == {Evidence.ASSUMED}
+
+
 def test_another_models_optimizer_says_nothing_of_this_one(tmp_path):
     """A generator's optimizer does not make a parameter of the discriminator's buffer of the same name."""
     generator = nn.Linear(3, 3)
