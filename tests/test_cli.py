@@ -502,3 +502,9 @@ def test_the_tree_goes_through_a_pipe(statecli, small):
     """--tree is not silently dropped where there is no terminal."""
     out = statecli("inspect", small, "--tree").out
     assert [line.split()[0] for line in out.splitlines()[:5]] == ["module", "model", "fc", "bias", "weight"]
+
+
+def test_a_class_of_torch_has_no_line_of_the_users(statecli):
+    """Nobody's own source assigned its parameters, and ours did not either."""
+    rows = statecli("inspect", "torch.nn:LSTM(2,3)", "-f", "json").rows()
+    assert {str(row["origin"]) for row in rows.values()} == {"None"}

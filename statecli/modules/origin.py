@@ -25,6 +25,7 @@ from statecli.modules.walk import own_dict
 from statecli.state import Origin
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: Wrappers that torch puts around its own functions and that are nobody's line.
 _WRAPPERS = ("typing_extensions.py", f"{os.sep}contextlib.py", f"{os.sep}functools.py")
@@ -105,8 +106,8 @@ class Origins:
 
     def shown(self, place: tuple[str, int] | None) -> Origin | None:
         """`place` with its file as a person may see it: never an absolute path they did not type."""
-        if place is None or place[0].startswith("<"):
-            return None
+        if place is None or place[0].startswith(("<", _PACKAGE)):
+            return None  # a class of torch itself is called by our own line, which assigned nothing of the user's
         return Origin(display(place[0], self._typed), place[1])
 
 
