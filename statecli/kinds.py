@@ -81,19 +81,26 @@ MAX_COMPARED = 200_000
 def _trained(state: ModelState, candidates: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
     """An optimizer trains one model, and its copies (EMA, AveragedModel's `module.`) with the same names and shapes.
 
-    Where it fits two models that differ, which of them it trains cannot be told, and nothing is said.
+    Where it fits two models, which of them it trains cannot be told, and nothing is said.
     """
     sections: dict[str, list[int]] = defaultdict(list)
     for n in candidates:
         sections[tensors[n].section].append(n)
+    copies = [rows for section, rows in sections.items() if _COPY.search(section)]
+    originals = [rows for section, rows in sections.items() if not _COPY.search(section)]
     found: set[int] = set()
     for optimizer in state.optimizers:
-        fits = [(rows, fit) for rows in sections.values() if (fit := trained_by(optimizer, rows, tensors))]
-        models = {tuple((_unwrapped(tensors[n].fqn), tensors[n].shape) for n in rows) for rows, _ in fits}
-        originals = [rows for rows, _ in fits if not _COPY.search(tensors[rows[0]].section)]
-        if len(models) == 1 and len(originals) <= 1:
-            found |= {n for _, fit in fits for n in fit}
+        fits = [fit for rows in originals if (fit := trained_by(optimizer, rows, tensors))]
+        fits = fits or [fit for rows in copies if (fit := trained_by(optimizer, rows, tensors))][:1]
+        if len(fits) == 1:
+            trained = {_entry(tensors[n]) for n in fits[0]}
+            twins = [n for rows in copies if trained <= {_entry(tensors[n]) for n in rows} for n in rows]
+            found |= fits[0] | {n for n in twins if _entry(tensors[n]) in trained}
     return found
+
+
+def _entry(tensor: TensorInfo) -> tuple[str, Shape]:
+    return _unwrapped(tensor.fqn), tensor.shape
 
 
 #: Sections that are named as a copy of the model beside them. Two networks may well have the same names and shapes.
@@ -106,7 +113,8 @@ def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Ten
     By name, if it saved names, and all of them are there. Else by shape: its ids stand in the order of
     `parameters()`, so a group is a subsequence of the entries. Where the leftmost and the rightmost way to lay it
     agree, there is no other way. Half of the entries at least must be accounted for, and half of the ids must have a
-    shape: an optimizer of something else that is not in the file would fit a few entries of any model.
+    shape: an optimizer of something else that is not in the file would fit a few entries of any model. A group that
+    comes after another and fits only before it is no evidence: it may be of a loss that learns, not of this model.
     """
     names = {name for group in optimizer.groups for name in group.names or _texts(group.params)}
     if names:
@@ -118,15 +126,16 @@ def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Ten
     known = [shape for shape in shapes if shape is not None]
     if not shapes or 2 * len(known) < len(shapes) or 2 * len(shapes) < len(rows):
         return set()
-    if len(shapes) == len(rows) and _same_shapes(known, [tensors[n].shape for n in rows]):
+    laid = [_laid(group, [tensors[n].shape for n in rows]) for group in optimizer.groups if group.shapes]
+    fits = [ways for ways in laid if ways is not None]
+    if len(fits) < len(laid):
+        return set()
+    in_order = [ways for n, ways in enumerate(fits) if not any(ways[1][-1] < before[0][0] for before in fits[:n])]
+    if len(shapes) == len(rows) and in_order == fits and _same_shapes(known, [tensors[n].shape for n in rows]):
         found = set(rows)
     else:
-        found = set()
-        for group in optimizer.groups:
-            forced = _forced(group, rows, tensors)
-            if forced is None:
-                return set()
-            found |= forced
+        pairs = (pair for left, right in in_order for pair in zip(left, right, strict=True))
+        found = {rows[left] for left, right in pairs if left == right}
     return found | {second for first in found for second in ties.get(first, ())}
 
 
@@ -164,15 +173,13 @@ def _same_shapes(claimed: Sequence[Shape], held: Sequence[Shape]) -> bool:
     return not Counter(claimed) - Counter(held)
 
 
-def _forced(group: OptimizerGroup, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int] | None:
-    """The rows that the group's ids can only be; None where they do not fit at all."""
-    shapes = [tensors[n].shape for n in rows]
+def _laid(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[int], list[int]] | None:
+    """The leftmost and the rightmost places that the group's ids can take; None where they do not fit at all."""
     leftmost = _embed(group.shapes, shapes)
     rightmost = _embed(group.shapes[::-1], shapes[::-1])
     if leftmost is None or rightmost is None:
         return None
-    mirrored = [len(rows) - 1 - at for at in reversed(rightmost)]
-    return {rows[left] for left, right in zip(leftmost, mirrored, strict=True) if left == right}
+    return leftmost, [len(shapes) - 1 - at for at in reversed(rightmost)]
 
 
 def _embed(wanted: Sequence[Shape], held: Sequence[Shape]) -> list[int] | None:
@@ -215,6 +222,7 @@ def by_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Fin
     """
     registered = {t.fqn: t for t in model.tensors if t.kind in (Kind.PARAMETER, Kind.BUFFER)}
     findings: list[Finding] = []
+    left_out: list[Oddity] = []
     tensors: list[TensorInfo] = list(state.tensors)
     if not any(t.kind in _MODEL_KINDS for t in tensors):
         raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could group")
@@ -227,8 +235,11 @@ def by_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Fin
             tensors[n], problems = _against(tensors[n], registered.get(tensors[n].fqn[len(prefix) :]), state, model)
             findings.extend(problems)
         held = {tensors[n].fqn[len(prefix) :] for n in rows}
-        findings.extend(_missing(held, registered, state, model, section))
-    return replace(state, tensors=tuple(tensors)), findings
+        left_out += _left_out(held, registered, section) if not _keeps_ties(tensors) else ()
+        dropped = {odd.fqn for odd in left_out}
+        missing = {fqn: t for fqn, t in registered.items() if fqn not in held and fqn not in dropped}
+        findings.extend(_missing(missing, held, state, model, section))
+    return replace(state, tensors=tuple(tensors), oddities=(*state.oddities, *left_out)), findings
 
 
 _MODEL_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
@@ -290,18 +301,35 @@ def _shown(tensor: TensorInfo) -> str:
     return str(list(tensor.shape)) if tensor.shape is not None else "no shape"
 
 
-def _missing(
-    held: set[str], registered: dict[str, TensorInfo], state: ModelState, model: ModelState, section: str
-) -> list[Finding]:
+def _keeps_ties(tensors: list[TensorInfo]) -> bool:
+    """A pickle records which tensors share memory, and their devices; safetensors neither."""
+    return any(tensor.device is not None for tensor in tensors)
+
+
+def _is_expected(tensor: TensorInfo) -> bool:
+    return tensor.persistent is not False and tensor.saved is not False
+
+
+def _left_out(held: set[str], registered: dict[str, TensorInfo], section: str) -> list[Oddity]:
+    """Further names of tied tensors: safetensors' save_model and save_pretrained drop them on purpose."""
     found = []
     for fqn, tensor in registered.items():
-        if fqn in held or tensor.persistent is False or tensor.saved is False:
-            continue
         tied = next((other for other in tensor.tied_to if other in held), None)
-        if tied:
-            continue  # save_pretrained and save_model drop the second name of a tied tensor on purpose
-        message = (
-            f"{fqn}: missing: {model.target} registers it ({tensor.kind.value} {_shown(tensor)}), {section} lacks it"
-        )
+        if fqn not in held and _is_expected(tensor) and tied:
+            message = f"{section} leaves {fqn} out, which is tied to {tied}: a strict load_state_dict calls it missing"
+            found.append(Oddity("tied-entry-left-out", message, fqn))
+    return found
+
+
+def _missing(
+    missing: dict[str, TensorInfo], held: set[str], state: ModelState, model: ModelState, section: str
+) -> list[Finding]:
+    found = []
+    for fqn, tensor in missing.items():
+        if not _is_expected(tensor):
+            continue
+        tied = next((f", tied to {other}, which is there" for other in tensor.tied_to if other in held), "")
+        what = f"{model.target} registers it ({tensor.kind.value} {_shown(tensor)}{tied})"
+        message = f"{fqn}: missing: {what}, {section} lacks it"
         found.append(_finding("missing-entry", message, state, section, fqn))
     return found

@@ -130,6 +130,18 @@ def test_an_ema_copy_takes_its_models_evidence(tmp_path):
     assert {t.evidence for t in state.tensors if t.section == "ema"} == {Evidence.OPTIMIZER}
 
 
+def test_a_tied_name_is_trained_in_the_copy_as_well(tmp_path):
+    """An EMA copy clones each entry, so that its ties are gone; the model's evidence holds for it by name."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+    net[1].weight = net[0].weight
+    state = stepped(net, torch.optim.Adam(net.parameters()))
+    ema = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    path = str(tmp_path / "ema.pt")
+    torch.save({"model": net.state_dict(), "ema": ema, "optimizer": state}, path)
+    rows = [t for t in kinds.classified(formats.read(path)).tensors if t.section in ("model", "ema")]
+    assert [t.evidence for t in rows] == [Evidence.OPTIMIZER] * 6
+
+
 def test_an_averaged_model_is_a_copy_too(tmp_path):
     """AveragedModel wraps every name in `module.`: the evidence of the model itself is not lost by it."""
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
@@ -174,6 +186,33 @@ def test_an_optimizer_of_something_else_says_nothing(tmp_path):
     assert Evidence.OPTIMIZER not in {row.evidence for row in found.values()}
 
 
+def test_a_criterion_that_learns_too_makes_no_parameter_of_a_buffer(tmp_path):
+    """A loss with weights of its own, in the same optimizer, may have the shape of one of the model's buffers."""
+    net, criterion = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(3, 3, bias=False)
+    net.register_buffer("table", torch.ones(3, 3))
+    groups = [{"params": list(net.parameters())}, {"params": list(criterion.parameters()), "lr": 0.1}]
+    for parameter in (*net.parameters(), *criterion.parameters()):
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.Adam(groups)
+    optimizer.step()
+    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
+    assert found["table"].evidence is Evidence.ASSUMED
+    assert found["0.weight"].evidence is Evidence.OPTIMIZER
+
+
+def test_groups_that_split_by_weight_decay_are_told(tmp_path):
+    """Biases apart from weights, as everybody does it: the groups interleave, and all are trained."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 5), nn.Linear(5, 2))
+    net.register_buffer("table", torch.ones(3, 3))
+    flat = [p for p in net.parameters() if p.ndim < 2]
+    groups = [{"params": [p for p in net.parameters() if p.ndim > 1]}, {"params": flat, "weight_decay": 0.0}]
+    found = classified(
+        tmp_path, {"model": net.state_dict(), "optimizer": stepped(net, torch.optim.AdamW(groups, weight_decay=0.1))}
+    )
+    trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
+    assert trained == {n for n, _ in net.named_parameters()}
+
+
 def test_ids_without_shapes_say_nothing(tmp_path):
     """SGD without momentum saves numbers alone; that there are as many is no evidence."""
     sd = {"a.w": torch.ones(2), "b.w": torch.ones(3), "scale": torch.ones(4)}
@@ -194,8 +233,9 @@ def test_findings_of_several_sections_say_which(statecli, tmp_path, spec):
     import csv
     import io
 
-    bad = {**entries(), "scale": torch.ones(9)}
-    torch.save({"model": entries(), "ema": bad}, tmp_path / "two.pt")
+    good = {**entries(), "tied.weight": torch.ones(4, 4)}
+    bad = {**good, "scale": torch.ones(9)}
+    torch.save({"model": good, "ema": bad}, tmp_path / "two.pt")
     found = statecli("inspect", tmp_path / "two.pt", "--model", spec, "-f", "json")
     assert [(f["rule"], f["section"], f["fqn"]) for f in found.json["findings"]] == [("shape-mismatch", "ema", "scale")]
     out = statecli("inspect", tmp_path / "two.pt", "--model", spec, "-f", "csv").out
@@ -270,9 +310,10 @@ def rules(result):
 
 
 def test_a_class_makes_the_grouping_exact(statecli, tmp_path, spec):
-    """--model: what the class registers, and nothing to find. A tied name that was dropped is not missing."""
+    """--model: what the class registers, and nothing to find. A tied name that safetensors dropped is told."""
     result = inspected(statecli, tmp_path, spec, entries())
     assert result.code == 0, result
+    assert "leaves tied.weight out, which is tied to fc.weight" in result.json["notes"][0]["message"]
     assert {row["evidence"] for row in result.json["tensors"]} == {"registered"}
     assert result.rows()["scale"]["kind"] == "buffer"
 
@@ -292,6 +333,15 @@ def test_what_the_file_lacks_is_missing(statecli, tmp_path, spec):
     result = inspected(statecli, tmp_path, spec, sd)
     assert result.code == 1
     assert rules(result) == [("missing-entry", "scale")]
+
+
+def test_a_tied_entry_that_a_pickle_lacks_is_missing(statecli, tmp_path, spec):
+    """torch.save keeps both names of a tied tensor; without one of them load_state_dict fails, and so do we."""
+    torch.save(entries(), tmp_path / "net.pt")
+    result = statecli("inspect", tmp_path / "net.pt", "--model", spec, "-f", "json")
+    assert result.code == 1
+    assert rules(result) == [("missing-entry", "tied.weight")]
+    assert "tied to fc.weight, which is there" in result.json["findings"][0]["message"]
 
 
 def test_another_shape_names_both(statecli, tmp_path, spec):

@@ -61,6 +61,11 @@ def suggest(
     first = held.steps[0]
     if any(issubclass(type(step.held), torch.optim.Optimizer) for step in held.steps):
         return None
+    if first.how == "hidden":
+        return (
+            f"# one name for two things: give {held.fqn} another name, and register that,\n"
+            "# or delete it if what is registered is meant"
+        )
     name = first.label.rpartition(".")[2]
     source = _read(place, name)
     if any(step.how in ("closure", "default") for step in held.steps):

@@ -134,10 +134,11 @@ def by_own_to(built: Built, found: Walk) -> Trial | None:
 class Saved:
     """The names and storages in the model's own `state_dict()`; `reason` is set where that raises.
 
+    `keys` gives the storage of another tensor of the model where that is what the name holds, else None.
     `copies` are (dtype, shape) of tensors in it that are copies: whose they are cannot be told.
     """
 
-    keys: frozenset[str] = frozenset()
+    keys: dict[str, int | str | None] = field(default_factory=dict)
     storages: frozenset[int | str] = frozenset()
     copies: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
     reason: str | None = None
@@ -146,7 +147,7 @@ class Saved:
         """Whether `tensor` is saved; None where it cannot be told."""
         if self.reason is not None:
             return None
-        if name in self.keys or key in self.storages:
+        if self.keys.get(name, key) in (None, key) and name in self.keys or key in self.storages:
             return True
         if is_lazy(tensor):
             return False
@@ -166,13 +167,19 @@ def saved(built: Built, found: Walk) -> Saved:
     object.__setattr__(holder, "state", entries)
     tensors = [held.tensor for held in walk(holder).held]
     direct = {id(value) for key, value in entries.items() if key in known}
-    keys = {storage(tensor)[0]: tensor for tensor in tensors}
+    keys = {str(key): _whose(value, own) for key, value in entries.items()}
     copies = {
         (str(tensor.dtype), tuple(tensor.shape))
         for tensor in tensors
         if not is_lazy(tensor) and id(tensor) not in direct and storage(tensor)[0] not in own
     }
-    return Saved(frozenset(map(str, entries)), frozenset(keys), frozenset(copies))
+    return Saved(keys, frozenset(storage(tensor)[0] for tensor in tensors), frozenset(copies))
+
+
+def _whose(value: Any, own: set[int | str]) -> int | str | None:
+    """The storage of `value` if a tensor of the model lies there; None for a copy and for anything else."""
+    key = storage(value)[0] if issubclass(type(value), torch.Tensor) else None
+    return key if key in own else None
 
 
 @contextmanager

@@ -191,6 +191,8 @@ def _unregistered(sheet: _Sheet, held: Held, about: Facts) -> _Row:
         row.notes.append(f"derived from {whose} tensors (grad_fn {operation})")
     if held.steps[0].how == "class" or any(step.how == "class" for step in held.steps):
         row.notes.append("class attribute, shared by all instances")
+    if held.steps[0].how == "hidden":
+        row.notes.append("hides what is registered under that name: Python reads this one")
     if held.steps[-1].how == "registered":
         what = "parameter" if issubclass(type(held.tensor), nn.Parameter) else "buffer"
         row.notes.append(f"{what} of an unregistered module")
@@ -205,6 +207,8 @@ def _note_no_shape(row: _Row) -> None:
 
 def _place(sheet: _Sheet, held: Held) -> tuple[str, int] | None:
     first = held.steps[0]
+    if first.how == "hidden":
+        return None  # the line noted for that name is the registered one's
     name = first.label.rpartition(".")[2]
     if first.how != "class":
         return sheet.built.origins.raw(held.owner, name)

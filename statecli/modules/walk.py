@@ -145,7 +145,8 @@ class Step:
     label: str
     held: Any
     depth: int = 0
-    #: How the holder holds it: attribute, item, key, closure, default, argument, class, part, registered.
+    #: How the holder holds it: attribute, hidden, item, key, closure, default, argument, class, part, registered.
+    #: A hidden attribute has the name of something registered: Python reads it, state_dict and moves do not.
     how: str = "attribute"
 
     def name(self) -> str:
@@ -202,6 +203,15 @@ class Walk:
     cut: list[tuple[str, str]] = field(default_factory=list)
     cycles: list[str] = field(default_factory=list)
     packed: list[str] = field(default_factory=list)
+    _tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def name_for(self, fqn: str, tensor: torch.Tensor) -> str:
+        """`fqn`, or where another tensor has it already (`__dict__` and the registries take any key) one apart."""
+        number, name = 1, fqn
+        while self._tensors.setdefault(name, tensor) is not tensor:
+            number += 1
+            name = f"{fqn} ({number})"
+        return name
 
 
 def walk(root: nn.Module) -> Walk:
@@ -269,9 +279,11 @@ def _own_tensors(prefix: str, module: nn.Module, found: Walk) -> int:
     parameters = _registry(module, "_parameters")
     buffers = _registry(module, "_buffers")
     for name, tensor in parameters:
-        found.registered.append(Registered(prefix + name, tensor, True, True, module, name))
+        fqn = prefix + name if tensor is None else found.name_for(prefix + name, tensor)
+        found.registered.append(Registered(fqn, tensor, True, True, module, name))
     for name, tensor in buffers:
-        found.registered.append(Registered(prefix + name, tensor, False, name not in transient, module, name))
+        fqn = prefix + name if tensor is None else found.name_for(prefix + name, tensor)
+        found.registered.append(Registered(fqn, tensor, False, name not in transient, module, name))
     return len(parameters) + len(buffers)
 
 
@@ -346,10 +358,11 @@ class _Search:
         chain = step.chain()
         start = max(i for i, link in enumerate(chain) if id(link.held) in self._owners)
         owner, rank = self._owners[id(chain[start].held)]
-        held = Held(step.name(), tensor, owner, rank, tuple(chain[start + 1 :]))
-        if (id(tensor), held.fqn) not in self._names:
-            self._names.add((id(tensor), held.fqn))
-            self._found.held.append(held)
+        name = step.name()
+        if (id(tensor), name) not in self._names:
+            self._names.add((id(tensor), name))
+            fqn = self._found.name_for(name, tensor)
+            self._found.held.append(Held(fqn, tensor, owner, rank, tuple(chain[start + 1 :])))
 
 
 #: Types whose contents `_contents` knows how to list.
@@ -440,11 +453,16 @@ def _contents(thing: Any, kind: type, numbered: bool) -> Iterator[tuple[str, Any
 
 
 def _of_module(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
+    registered = set()
     for registry in ("_parameters", "_buffers", "_modules"):
         for name, held in _registry(module, registry):
+            if held is not None:
+                registered.add(name)
             yield f".{name}", held, "registered"
     for name, held in list(own_dict(module).items()):
-        if name not in _REGISTRIES:
+        if name in registered:
+            yield f".__dict__[{name!r}]", held, "hidden"
+        elif name not in _REGISTRIES:
             yield f".{name}", held, "attribute"
 
 
