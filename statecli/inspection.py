@@ -138,7 +138,8 @@ def filtered(state: ModelState, request: Request) -> ModelState:
 def _nothing(request: Request, count: int) -> str:
     asked = [f"-i {g!r}" for g in request.include] + [f"-x {g!r}" for g in request.exclude]
     asked += [f"--kind {kind.value}" for kind in request.kind]
-    hint = "; a glob matches the whole name: try " + repr(f"*{request.include[0]}*") if request.include else ""
+    wider = [f"*{glob.strip('*')}*" for glob in request.include[:1] if glob != f"*{glob.strip('*')}*"]
+    hint = f"; a glob matches the whole name: try {wider[0]!r}" if wider else ""
     return f"none of its {count} tensors matches {' '.join(asked)}{hint}"
 
 
@@ -159,7 +160,7 @@ def _left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
     ]
     names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
     broken = [
-        Finding(odd.name, Severity.ERROR, odd.message, state.target, odd.fqn)
+        Finding(odd.name, Severity.ERROR, odd.message, state.target, odd.fqn, section="model")
         for odd in state.oddities
         if odd.name in MOVE_RULES and (odd.fqn is None or odd.fqn in names)
     ]
@@ -172,10 +173,10 @@ def _stayed(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
         message = (
             f"{tensor.fqn}: cannot tell whether it follows to {to}: {tensor.note or 'it was not found after the move'}"
         )
-        return Finding("cannot-tell", Severity.WARNING, message, state.target, tensor.fqn)
+        return Finding("cannot-tell", Severity.WARNING, message, state.target, tensor.fqn, None, tensor.section)
     if state.format != "module":
         message = f"{tensor.fqn}: the bytes that arrived on {to} are not those of the file"
-        return Finding("bytes-differ", Severity.ERROR, message, state.target, tensor.fqn)
+        return Finding("bytes-differ", Severity.ERROR, message, state.target, tensor.fqn, None, tensor.section)
     where = tensor.after.device if tensor.after else tensor.device
     message = f"{tensor.fqn}: stays on {where} when the model moves to {to}"
-    return Finding("left-behind", Severity.ERROR, message, state.target, tensor.fqn, tensor.fix)
+    return Finding("left-behind", Severity.ERROR, message, state.target, tensor.fqn, tensor.fix, tensor.section)

@@ -116,8 +116,9 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     """One tensor under one name.
 
     `shape` is in elements, None for a lazy parameter that has none yet; `nbytes` is `elements` times the element
-    size, in bytes, whatever the storage behind it holds. `storage` identifies the storage within one state: two
-    tensors with the same `storage` are tied. None where the source does not say.
+    size, in bytes, whatever the storage behind it holds; of a sparse tensor, its indices and values. `storage`
+    identifies the storage within one state: two tensors with the same `storage` are tied. None where the source does
+    not say.
     """
 
     fqn: str

@@ -228,6 +228,8 @@ def test_a_name_with_brackets_can_be_typed(statecli):
 def test_nothing_matched_is_never_0(refused, small):
     """A glob that leaves nothing is exit 2, with a hint."""
     assert "try '*weight*'" in refused(small, "-i", "weight")
+    assert "try '*zzz*'" in refused(small, "-i", "zzz*")
+    assert "try" not in refused(small, "-i", "*zzz*")
 
 
 def test_kind_filters(statecli):
@@ -508,3 +510,32 @@ def test_a_class_of_torch_has_no_line_of_the_users(statecli):
     """Nobody's own source assigned its parameters, and ours did not either."""
     rows = statecli("inspect", "torch.nn:LSTM(2,3)", "-f", "json").rows()
     assert {str(row["origin"]) for row in rows.values()} == {"None"}
+
+
+def test_two_tensors_of_one_line_have_a_fix_each(statecli, tmp_path):
+    """`self.a, self.b = …` needs two fixes, and each says whose it is."""
+    source = "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n"
+    source += "        super().__init__()\n        self.a, self.b = torch.ones(2), torch.ones(3)\n"
+    (tmp_path / "pair.py").write_text(source)
+    out = statecli("inspect", tmp_path / "pair.py:Net").out
+    assert "pair.py:6: a: self.register_buffer" in out
+    assert "pair.py:6: b: self.register_buffer" in out
+
+
+def test_findings_of_a_class_name_their_section(statecli):
+    """A class is the section `model`, in its tensors and in what is found against them."""
+    found = statecli("inspect", NET, "--to", "meta", "-f", "json").json
+    assert (
+        {finding["section"] for finding in found["findings"]} == {"model"} == {t["section"] for t in found["tensors"]}
+    )
+
+
+def test_a_device_of_any_length_is_refused(refused, tmp_path):
+    """Every row repeats the device: 5,000 characters of it would make a small file a large document."""
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(2)}, tmp_path / "long.pt", _use_new_zipfile_serialization=False)
+    raw = (tmp_path / "long.pt").read_bytes()
+    short, long = b"X\x03\x00\x00\x00cpu", b"X\x88\x13\x00\x00" + b"d" * 5000
+    assert raw.count(short) == 1
+    (tmp_path / "long.pt").write_bytes(raw.replace(short, long))
+    assert "its device has a name of 5,000 characters" in refused(tmp_path / "long.pt")

@@ -23,6 +23,8 @@ from statecli.state import ByteRange, Quantizer, TensorData
 #: torch's own limit is 64 dimensions for most operations; a pickle can claim any number.
 MAX_DIMENSIONS = 1024
 MAX_ELEMENTS = 2**63 - 1
+#: Characters of a device's name (`privateuseone:127`). Every row repeats it.
+MAX_DEVICE = 64
 #: A Parameter of a subclass of a sparse tensor of plain ones is four deep.
 MAX_NESTING = 16
 
@@ -191,6 +193,7 @@ class Decoder:
         dtype = STORAGE_DTYPES.get(cls.name) if type(cls) is Global else None
         if dtype is None or type(key) is not str or type(location) is not str:
             raise MalformedError(f"{fqn}: malformed storage record ({_brief(name_of(cls) or cls)})")
+        _plausible(location, fqn)
         if type(numel) is not int or numel < 0:
             raise MalformedError(f"{fqn}: storage {key!r} claims {_brief(numel)} elements")
         length = numel * BITS[dtype] // 8
@@ -240,7 +243,7 @@ class Decoder:
     def _wrapper(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _at_least(args, 8, fqn)
         shape = _ints(args[2], "shape", fqn)
-        return _without_bytes(_dtype(args[1], fqn), shape, fqn, device=_device(args[6]), grad=args[7] is True)
+        return _without_bytes(_dtype(args[1], fqn), shape, fqn, device=_device(args[6], fqn), grad=args[7] is True)
 
     def _meta(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _at_least(args, 4, fqn)
@@ -315,7 +318,7 @@ class Decoder:
         _at_least(args, 4, fqn)
         found = self.required(args[0], fqn, "data")
         return msgspec.structs.replace(
-            found, dtype=_dtype(args[1], fqn), device=_device(args[2]), requires_grad=args[3] is True, note=None
+            found, dtype=_dtype(args[1], fqn), device=_device(args[2], fqn), requires_grad=args[3] is True, note=None
         )
 
     def _uninitialized(self, args: tuple[Any, ...], fqn: str) -> Tensor:  # noqa: ARG002  # one signature for all
@@ -421,14 +424,20 @@ def _dtype(node: Any, fqn: str) -> str:
     return dtype
 
 
-def _device(node: Any) -> str | None:
+def _device(node: Any, fqn: str) -> str | None:
     """A device as text: written as such, or as torch.device("cuda", 0)."""
     if type(node) is str:
-        return node
+        return _plausible(node, fqn)
     if type(node) is Obj and name_of(node.cls) == "torch.device" and node.args and type(node.args[0]) is str:
         index = node.args[1] if len(node.args) > 1 else None
-        return f"{node.args[0]}:{index}" if type(index) is int else node.args[0]
+        return _plausible(f"{node.args[0]}:{index}" if type(index) is int else node.args[0], fqn)
     return None
+
+
+def _plausible(device: str, fqn: str) -> str:
+    if len(device) > MAX_DEVICE:
+        raise MalformedError(f"{fqn}: its device has a name of {len(device):,} characters")
+    return device
 
 
 def _ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:

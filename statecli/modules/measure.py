@@ -147,7 +147,7 @@ class Saved:
         """Whether `tensor` is saved; None where it cannot be told."""
         if self.reason is not None:
             return None
-        if self.keys.get(name, key) in (None, key) and name in self.keys or key in self.storages:
+        if key in self.storages or (name in self.keys and self.keys[name] in (None, key)):
             return True
         if is_lazy(tensor):
             return False

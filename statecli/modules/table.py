@@ -105,6 +105,8 @@ def move(
     for row in sheet.rows:
         row.after = _after(now.get(row.fqn), wanted)
         if row.after.followed is not None:
+            if row.moves is not None and row.moves is not row.after.followed:
+                row.notes.append(_treated_apart(row.moves, wanted))
             row.moves = row.after.followed
     return _state(sheet, target)
 
@@ -289,9 +291,8 @@ def _check_move(sheet: _Sheet, target: str, wanted: torch.device) -> None:
         raise UsageError(f"{target}: the model holds no tensor{why}, so there is nothing to move")
     devices = {row.facts.device for row in sheet.rows}
     if devices == {str(wanted)}:
-        raise UsageError(
-            f"{target}: everything is on {wanted} already, so moving it there proves nothing; use --to meta"
-        )
+        instead = "leave --init-device out" if wanted.type == "meta" else "use --to meta"
+        raise UsageError(f"{target}: everything is on {wanted} already, so moving it there proves nothing; {instead}")
     if "meta" in devices and wanted.type != "meta":
         raise UsageError(f"{target}: it was built on meta and holds no values to move to {wanted}; build it on the cpu")
 
@@ -300,6 +301,12 @@ def _after(tensor: torch.Tensor | None, wanted: torch.device) -> After:
     if tensor is None:
         return After(None, None)
     return After(str(tensor.device), tensor.device == wanted)
+
+
+def _treated_apart(moves: bool, wanted: torch.device) -> str:
+    """The stand-in moves within one device; a class may treat the device itself apart (`if not t.is_meta`)."""
+    other = "follows to new memory" if moves else "stays in its memory"
+    return f"{other} on the device it is on: its class treats {wanted.type} apart"
 
 
 # --- the state ----------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def facts(tensor: torch.Tensor) -> Facts:
             dtype=str(tensor.dtype).removeprefix("torch."),
             shape=shape,
             elements=elements,
-            nbytes=elements * tensor.element_size(),
+            nbytes=elements * tensor.element_size() if lazy or strided else _stored(tensor, elements),
             device=str(tensor.device),
             requires_grad=tensor.requires_grad,
             layout="nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch."),
@@ -58,6 +58,14 @@ def facts(tensor: torch.Tensor) -> Facts:
             storage_bytes=0 if lazy else size,
             storage_offset=int(tensor.storage_offset()) if strided else 0,
         )
+
+
+def _stored(tensor: torch.Tensor, elements: int) -> int:
+    """Bytes of what a sparse tensor keeps, indices and values, as it would be in a file."""
+    try:
+        return sum(part.numel() * part.element_size() for part in _parts(tensor))
+    except (RuntimeError, NotImplementedError):
+        return elements * tensor.element_size()
 
 
 def _extent(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, int]:
@@ -83,9 +91,19 @@ def storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:
         try:
             parts = _parts(tensor)
             stores = [part.untyped_storage() for part in parts]
-            return stores[0]._cdata, sum(store.nbytes() for store in stores)
+            return _address(stores[0]), sum(store.nbytes() for store in stores)
         except (RuntimeError, NotImplementedError):
             return _number(tensor), None
+
+
+def _address(store: torch.UntypedStorage) -> int:
+    """Where the memory is, since what numpy hands back (torch.from_numpy) is a storage of its own around the same
+    memory; the storage itself where there is none: empty, on meta, in a wrapper subclass."""
+    try:
+        address = store.data_ptr() if store.nbytes() else 0
+    except RuntimeError:
+        address = 0
+    return address or int(store._cdata)
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from msgspec.structs import replace
+
 from statecli.inspection import Inspection
 from statecli.report import Column, Fix, Group, Line, Page, Report, Table, View, documents, fold, tree
 from statecli.report.documents import Totals
@@ -336,6 +340,12 @@ def _more(tensor: TensorInfo) -> list[str]:
 
 
 def _fixes(tensors: tuple[TensorInfo, ...]) -> tuple[Fix, ...]:
-    """Each fix once: the layers of a stack are mended by the same line of source."""
-    fixes = (Fix(place(t.origin) if t.origin else t.fqn, t.fix) for t in tensors if t.fix)
-    return tuple(dict.fromkeys(fixes))
+    """Each fix once: the layers of a stack are mended by the same line of source. One line may also need several."""
+    fixes: dict[Fix, str] = {}
+    for t in tensors:
+        if t.fix:
+            fixes.setdefault(Fix(place(t.origin) if t.origin else t.fqn, t.fix), t.fqn)
+    times = Counter(fix.place for fix in fixes)
+    return tuple(
+        replace(fix, place=f"{fix.place}: {fqn}") if times[fix.place] > 1 else fix for fix, fqn in fixes.items()
+    )

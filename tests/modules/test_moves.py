@@ -112,6 +112,53 @@ def test_tied_buffers_come_apart(inspect, rows):
     assert inspect(tied.replace('register_buffer("b", self.a)', "b = self.a")).oddities == ()
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'self.register_buffer("b", torch.ones(2)); self.__dict__["b"] = torch.zeros(5)',
+        'self.b = torch.zeros(5); self._buffers["b"] = torch.ones(2)',
+        'self.register_parameter("b", nn.Parameter(torch.ones(2))); object.__setattr__(self, "b", torch.zeros(5))',
+    ],
+)
+@pytest.mark.parametrize("to", [None, "meta"])
+def test_what_hides_a_registered_name_is_told_apart(inspect, rows, lines, to):
+    """Python reads the hidden attribute, state_dict and moves take the registered tensor: two rows, two truths."""
+    found = rows(inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}", to=to))
+    registered, hiding = found["b"], found["__dict__['b']"]
+    assert (registered.shape, registered.saved, registered.moves) == ((2,), True, True)
+    assert (hiding.shape, hiding.saved, hiding.moves, hiding.kind) == ((5,), False, False, Kind.UNREGISTERED)
+    assert "hides what is registered" in hiding.note
+    assert "give __dict__['b'] another name" in hiding.fix
+    assert to is None or (registered.after.followed, hiding.after.followed) == (True, False)
+
+
+def test_a_buffer_under_a_parameters_name(inspect, rows):
+    """state_dict() holds the buffer, so the parameter is not saved; both move."""
+    found = rows(inspect(PLAIN + '        self._buffers["w"] = torch.ones(7)\n'))
+    assert (found["w"].kind, found["w"].saved, found["w"].moves) == (Kind.PARAMETER, False, True)
+    assert (found["w (2)"].shape, found["w (2)"].saved, found["w (2)"].moves) == ((7,), True, True)
+
+
+def test_memory_that_numpy_handed_back_is_the_same_memory(inspect):
+    """torch.from_numpy makes a new storage around the parameter's own memory; a move parts the two."""
+    state = inspect(PLAIN.replace("self.t = torch.ones(3)", "self.t = torch.from_numpy(self.w.detach().numpy())"))
+    assert [t.fqn for t in state.tensors] == ["w"]
+    assert state.tensors[0].aliases == ("t",)
+    assert ("stale-view", "t") in [(odd.name, odd.fqn) for odd in state.oddities]
+
+
+def test_a_class_that_treats_meta_apart_is_said_to(inspect, rows):
+    """The stand-in and the real move may differ; the real one is shown and the difference said."""
+    source = PLAIN + (
+        "    def _apply(self, fn, recurse=True):\n"
+        "        return self if fn(torch.zeros(1)).is_meta else super()._apply(fn, recurse)\n"
+    )
+    assert rows(inspect(source))["w"].moves is True
+    moved = rows(inspect(source, to="meta"))["w"]
+    assert (moved.moves, moved.after.followed) == (False, False)
+    assert "its class treats meta apart" in moved.note
+
+
 def test_what_a_move_clears_cannot_be_told(inspect, rows):
     """A cache that `_apply` drops neither follows nor stays, and the note says so."""
     row = rows(inspect(CLEARS))["cache"]
@@ -172,7 +219,7 @@ def test_no_cuda_names_meta():
     [
         ("cpu", {}, "--to meta"),
         ("warp", {}, "no such device"),
-        ("meta", {"init_device": "meta"}, "already"),
+        ("meta", {"init_device": "meta"}, "leave --init-device out"),
         ("cpu", {"init_device": "meta"}, "built on meta"),
     ],
 )

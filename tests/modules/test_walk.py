@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from statecli import formats
 from statecli.modules import walk as walk_module
 from statecli.state import Kind
 
@@ -228,8 +229,8 @@ def test_large_plain_data_is_fast(inspect):
 @pytest.mark.parametrize(
     ("make", "layout", "nbytes"),
     [
-        (lambda: torch.eye(3).to_sparse(), "sparse_coo", 36),
-        (lambda: torch.eye(3).to_sparse_csr(), "sparse_csr", 36),
+        (lambda: torch.eye(3).to_sparse(), "sparse_coo", 60),
+        (lambda: torch.eye(3).to_sparse_csr(), "sparse_csr", 68),
         (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "strided", 3),
         (lambda: torch.ones(2, dtype=torch.complex64).conj(), "strided", 16),
         (lambda: torch.ones(2, dtype=torch.float8_e4m3fn), "strided", 2),
@@ -250,6 +251,20 @@ def test_odd_tensors_as_buffers(read_live, rows, make, layout, nbytes):
     (row,) = read_live(Net).tensors
     assert (row.layout, row.nbytes, row.moves, row.saved) == (layout, nbytes, True, True)
     assert row.shape == tuple(make().shape)
+
+
+def test_a_sparse_tensor_is_as_large_here_as_in_a_file(read_live, tmp_path):
+    """Indices and values, not the dense shape; the same module saved and read back has the same bytes."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("coo", torch.eye(3).to_sparse())
+            self.register_buffer("csr", torch.eye(3).to_sparse_csr())
+
+    torch.save(Net().state_dict(), tmp_path / "sparse.pt")
+    saved = formats.read(str(tmp_path / "sparse.pt")).tensors
+    assert [(t.fqn, t.nbytes) for t in read_live(Net).tensors] == [(t.fqn, t.nbytes) for t in saved]
 
 
 def test_wrapper_subclasses_are_one_tensor(read_live, rows):
