@@ -155,8 +155,11 @@ def matches_any(fqn: str, globs: Sequence[str]) -> bool:
 
 
 def _left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
+    recomputed = {odd.fqn for odd in state.oddities if odd.name == "recomputed"}
     stayed = [
-        _stayed(tensor, state, to) for tensor in state.tensors if tensor.after and tensor.after.followed is not True
+        _stayed(tensor, state, to)
+        for tensor in state.tensors
+        if tensor.after and tensor.after.followed is not True and tensor.fqn not in recomputed
     ]
     names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
     broken = [

@@ -24,7 +24,7 @@ from statecli.state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, O
 BUFFER_NAMES = re.compile(
     r"^(?:running_(?:mean|var|std)|num_batches_tracked|(?:\w+_)?position_ids|token_type_ids|(?:\w+_)?inv_freq"
     r"|relative_position_index|relative_coords_table|attn_mask|causal_mask|masked_bias|(?:cos|sin)_cached|freqs_cis|freqs_(?:cos|sin)"
-    r"|weight_[uv]|alphas_cumprod(?:_prev)?|posterior_(?:variance|log_variance_clipped|mean_coef[12])"
+    r"|alphas_cumprod(?:_prev)?|posterior_(?:variance|log_variance_clipped|mean_coef[12])"
     r"|(?:sqrt_(?:recip_|recipm1_|one_minus_)?|log_one_minus_)alphas_cumprod|betas|cluster_size|embed_avg|codebook_usage"
     r"|positional_encoding_gaussian_matrix|mel_filters|pe)$"
 )
@@ -41,11 +41,12 @@ def classified(state: ModelState) -> ModelState:
     open_rows = [n for n, tensor in enumerate(tensors) if _is_open(tensor)]
     if not open_rows:
         return _owners(state, tensors)
-    by_convention = {n for n in open_rows if is_buffer_by_convention(tensors[n])}
+    names = {(tensor.section, tensor.fqn) for tensor in tensors if tensor.fqn.endswith("weight_orig")}
+    by_convention = {n for n in open_rows if is_buffer_by_convention(tensors[n]) or _is_spectral(tensors[n], names)}
     if len(state.optimizers) * len(open_rows) > MAX_COMPARED:
         many = f"{len(state.optimizers)} optimizers are too many to find out what each of them trains"
         state = replace(state, oddities=(*state.oddities, Oddity("many-optimizers", many)), optimizers=())
-    trained = _trained(state, [n for n in open_rows if n not in by_convention], tensors)
+    trained = _trained(state, open_rows, by_convention, tensors)
     for n in open_rows:
         if n in trained:
             tensors[n] = replace(tensors[n], kind=Kind.PARAMETER, evidence=Evidence.OPTIMIZER)
@@ -65,6 +66,12 @@ def is_buffer_by_convention(tensor: TensorInfo) -> bool:
     return _SPECTRAL.search(tensor.fqn) is not None if tensor.fqn.endswith(("._u", "._v")) else False
 
 
+def _is_spectral(tensor: TensorInfo, names: set[tuple[str, str]]) -> bool:
+    """The vectors of the old spectral_norm, beside `weight_orig`. weight_norm's `weight_v`, beside `weight_g`, learns."""
+    stem = tensor.fqn[:-2]
+    return tensor.fqn.endswith(("weight_u", "weight_v")) and (tensor.section, f"{stem}_orig") in names
+
+
 #: The power iteration's vectors of torch.nn.utils.parametrizations.spectral_norm.
 _SPECTRAL = re.compile(r"(?:^|\.)parametrizations\.\w+\.\d+\._[uv]$")
 
@@ -78,25 +85,41 @@ def _is_buffer_name(last: str) -> bool:
 MAX_COMPARED = 200_000
 
 
-def _trained(state: ModelState, candidates: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
+def _trained(
+    state: ModelState, candidates: list[int], by_convention: set[int], tensors: Sequence[TensorInfo]
+) -> set[int]:
     """An optimizer trains one model, and its copies (EMA, AveragedModel's `module.`) with the same names and shapes.
 
-    Where it fits two models, which of them it trains cannot be told, and nothing is said.
+    Where it fits two models, which of them it trains cannot be told, and nothing is said. Conventions are weaker
+    evidence than the optimizer: where it does not fit without what only looks like a buffer, it is tried with that.
     """
     sections: dict[str, list[int]] = defaultdict(list)
     for n in candidates:
-        sections[tensors[n].section].append(n)
+        if tensors[n].dtype not in INTEGER:
+            sections[tensors[n].section].append(n)
     copies = [rows for section, rows in sections.items() if _COPY.search(section)]
     originals = [rows for section, rows in sections.items() if not _COPY.search(section)]
     found: set[int] = set()
     for optimizer in state.optimizers:
-        fits = [fit for rows in originals if (fit := trained_by(optimizer, rows, tensors))]
-        fits = fits or [fit for rows in copies if (fit := trained_by(optimizer, rows, tensors))][:1]
+        fits = [fit for rows in originals if (fit := _fit(optimizer, rows, by_convention, tensors))]
+        fits = fits or [fit for rows in copies if (fit := _fit(optimizer, rows, by_convention, tensors))][:1]
         if len(fits) == 1:
             trained = {_entry(tensors[n]) for n in fits[0]}
             twins = [n for rows in copies if trained <= {_entry(tensors[n]) for n in rows} for n in rows]
             found |= fits[0] | {n for n in twins if _entry(tensors[n]) in trained}
     return found
+
+
+def _fit(
+    optimizer: OptimizerFacts, rows: list[int], by_convention: set[int], tensors: Sequence[TensorInfo]
+) -> set[int]:
+    without = [n for n in rows if n not in by_convention]
+    learnable = [n for n in rows if not _STATISTICS.search(tensors[n].fqn)]
+    return trained_by(optimizer, without, tensors) or trained_by(optimizer, learnable, tensors)
+
+
+#: What a norm collects. Other names of buffers may well be a parameter's in somebody's class.
+_STATISTICS = re.compile(r"(?:^|\.)running_(?:mean|var|std)$")
 
 
 def _entry(tensor: TensorInfo) -> tuple[str, Shape]:
@@ -113,8 +136,8 @@ def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Ten
     By name, if it saved names, and all of them are there. Else by shape: its ids stand in the order of
     `parameters()`, so a group is a subsequence of the entries. Where the leftmost and the rightmost way to lay it
     agree, there is no other way. Half of the entries at least must be accounted for, and half of the ids must have a
-    shape: an optimizer of something else that is not in the file would fit a few entries of any model. A group that
-    comes after another and fits only before it is no evidence: it may be of a loss that learns, not of this model.
+    shape, more than one of them: an optimizer of something else that is not in the file would fit a few entries of any
+    model. A group that comes after another and fits only before it is no evidence: it may be of a loss that learns.
     """
     names = {name for group in optimizer.groups for name in group.names or _texts(group.params)}
     if names:
@@ -124,7 +147,8 @@ def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Ten
     rows, ties = _first_names(rows, tensors)
     shapes = [shape for group in optimizer.groups for shape in group.shapes]
     known = [shape for shape in shapes if shape is not None]
-    if not shapes or 2 * len(known) < len(shapes) or 2 * len(shapes) < len(rows):
+    few = len(shapes) < len(rows) and (2 * len(shapes) < len(rows) or len(known) < 2)
+    if not shapes or 2 * len(known) < len(shapes) or few:
         return set()
     laid = [_laid(group, [tensors[n].shape for n in rows]) for group in optimizer.groups if group.shapes]
     fits = [ways for ways in laid if ways is not None]

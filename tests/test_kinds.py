@@ -397,3 +397,35 @@ def test_a_model_must_be_a_class(refused, tmp_path):
     """--model with a file's name says what to write."""
     save_file(entries(), tmp_path / "net.safetensors")
     assert "write file.py:Class" in refused(tmp_path / "net.safetensors", "--model", tmp_path / "net.safetensors")
+
+
+def test_weight_norms_direction_is_no_buffer(tmp_path):
+    """`weight_v` beside `weight_g` learns; beside `weight_orig` it is the old spectral_norm's vector."""
+    found = classified(tmp_path, {"weight_g": torch.ones(2, 1), "weight_v": torch.ones(2, 2)})
+    assert {row.kind for row in found.values()} == {Kind.PARAMETER}
+    spectral = {"weight_orig": torch.ones(2, 2), "weight_u": torch.ones(2), "weight_v": torch.ones(2)}
+    found = classified(tmp_path, spectral)
+    assert [row.kind for row in found.values()] == [Kind.PARAMETER, Kind.BUFFER, Kind.BUFFER]
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("name", ["pe", "betas", "cluster_size", "freqs_cis"])
+def test_the_optimizer_is_stronger_than_a_name(tmp_path, name, named):
+    """A parameter that has the name of many a buffer is one where the optimizer trains it."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    net.register_parameter(name, nn.Parameter(torch.ones(3, 4)))
+    state = stepped(net, torch.optim.Adam(net.named_parameters() if named else net.parameters()))
+    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
+    assert trained == {n for n, _ in net.named_parameters()}
+
+
+def test_one_shape_alone_is_no_evidence(tmp_path):
+    """An optimizer with a single id that fits one of two entries may well train something else of that shape."""
+    centers = nn.Parameter(torch.ones(3, 4))
+    centers.grad = torch.ones_like(centers)
+    optimizer = torch.optim.Adam([centers])
+    optimizer.step()
+    model = {"cent": torch.ones(3, 4), "0.weight": torch.ones(4, 4)}
+    found = classified(tmp_path, {"model": model, "optimizer": optimizer.state_dict()})
+    assert {row.evidence for row in found.values()} == {Evidence.ASSUMED}

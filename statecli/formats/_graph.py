@@ -86,8 +86,8 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
     """What hangs below a container or an object, with the piece of Python that reaches it (`['k']`, `[0]`, `.a`)."""
     items = mapping(node)
     if items is not None:
-        for key, value in items.items():
-            yield key_path(key), value
+        for index, (key, value) in enumerate(items.items()):
+            yield key_path(key) or f"[#{index}]", value
     elif (elements := sequence(node)) is not None:
         mark = "#" if type(node) is SetOf else ""  # a set has no order that Python could subscript
         for index, value in enumerate(elements):
@@ -105,11 +105,18 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def key_path(key: Any) -> str:
-    """A dict key as Python would write the subscript. Keys that cannot be written stand as their type."""
-    if type(key) is Key:
-        value = key.value
-        return f"[{value!r}]" if type(value) in (float, int) and abs(value) < 2**60 else f"[<{type(value).__name__}>]"
-    return f"[{key!r}]"
+    """A dict key as Python would write the subscript; "" where it cannot be written."""
+    if type(key) is not Key:
+        return f"[{key!r}]"
+    value = key.value
+    parts = value if type(value) is tuple and len(value) <= 8 else (value,)
+    return f"[{value!r}]" if all(map(_is_short, parts)) else ""
+
+
+def _is_short(value: Any) -> bool:
+    if type(value) in (float, int):
+        return not abs(value) >= 2**60
+    return value is None or type(value) is bool or (type(value) is str and len(value) <= 200)
 
 
 def entries(node: Any) -> Iterator[tuple[Any, Any]]:
@@ -123,7 +130,8 @@ def entries(node: Any) -> Iterator[tuple[Any, Any]]:
 
 def dotted(path: str, key: Any) -> str:
     """A key below a dotted path, as sections and settings are named."""
-    text = str(key) if type(key) in (str, int, bool) or key is None else key_path(key)
+    plain = type(key) in (str, int, bool) or key is None
+    text = str(key) if plain else key_path(key) or f"[<{type(key.value).__name__}>]"
     return f"{path}.{text}" if path else text
 
 

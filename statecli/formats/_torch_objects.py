@@ -98,7 +98,8 @@ def _state_rows(node: Any, reading: Reading, kind: Kind, evidence: Evidence) -> 
     if items is None:
         named = ((step.removeprefix("."), child) for step, child in children(node))
     else:
-        named = ((key if type(key) is str else key_path(key), child) for key, child in items.items())
+        numbered = enumerate(items.items())
+        named = ((key if type(key) is str else key_path(key) or f"[#{i}]", child) for i, (key, child) in numbered)
     tensor_of = reading.decoder.tensor
     seen = {id(node)}
     for path, child in named:

@@ -263,7 +263,8 @@ def _near_attributes(found: Any, name: str) -> str:
     if near:
         return near
     models = [n for n in public if isinstance(v := vars(found).get(n), type) and issubclass(v, nn.Module)]
-    return f"; its model classes are {', '.join(models[:8])}" if models else "; it defines no model class"
+    more = f" and {len(models) - 8} more" if len(models) > 8 else ""
+    return f"; its model classes are {', '.join(models[:8])}{more}" if models else "; it defines no model class"
 
 
 # --- building -----------------------------------------------------------------------------------------------

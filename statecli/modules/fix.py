@@ -317,11 +317,13 @@ def _elsewhere(held: Held) -> str:
     else:
         attribute = held.steps[-1].label.lstrip(".")
         return (
-            f"# make {_kind(holder)} an nn.Module that registers it, in its own __init__:\n"
-            f"{_buffer_or_parameter(held.tensor, attribute, attribute)}"
+            f"# make {_kind(holder)} an nn.Module; in its own __init__, instead of self.{attribute} = value:\n"
+            f"{_buffer_or_parameter(held.tensor, attribute, 'value')}"
         )
     path = "".join(step.label for step in held.steps).lstrip(".")
-    return comment + _buffer_or_parameter(held.tensor, name, f"self.{path}" if "#" not in path else name)
+    if "#" in path:  # no Python reaches it by that name
+        return comment.removesuffix("\n") + f": register it there, as {name} for one"
+    return comment + _buffer_or_parameter(held.tensor, name, f"self.{path}")
 
 
 def _holder(held: Held) -> Any:

@@ -42,6 +42,10 @@ class Trial:
         tensor, key = self.after[name]
         return key != self.before[name] if self.identity else tensor.device.type == "meta"
 
+    def parted(self, one: str, other: str) -> bool:
+        """Whether two names lie in different storages after the move."""
+        return one in self.after and other in self.after and self.after[one][1] != self.after[other][1]
+
 
 def names(found: Walk) -> Iterator[tuple[str, torch.Tensor]]:
     """Every (name, tensor) of a walk, registered ones first."""
@@ -135,21 +139,28 @@ class Saved:
     """The names and storages in the model's own `state_dict()`; `reason` is set where that raises.
 
     `keys` gives the storage of another tensor of the model where that is what the name holds, else None.
+    `renamed` are the storages held under keys that are no tensor's name: what a state_dict hook made of them.
     `copies` are (dtype, shape) of tensors in it that are copies: whose they are cannot be told.
     """
 
     keys: dict[str, int | str | None] = field(default_factory=dict)
     storages: frozenset[int | str] = frozenset()
+    renamed: frozenset[int | str] = frozenset()
     copies: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
     reason: str | None = None
 
     def holds(self, name: str, tensor: torch.Tensor, key: int | str) -> bool | None:
-        """Whether `tensor` is saved; None where it cannot be told."""
+        """Whether `tensor` is saved; None where it cannot be told.
+
+        What is registered is saved under its own `name`, what is not ("") under any.
+        """
         if self.reason is not None:
             return None
-        if key in self.storages or (name in self.keys and self.keys[name] in (None, key)):
+        if name in self.keys and self.keys[name] in (None, key):
             return True
-        if is_lazy(tensor):
+        if key in self.storages:
+            return not name or key in self.renamed
+        if is_lazy(tensor) or tensor.is_nested:
             return False
         return None if (str(tensor.dtype), tuple(tensor.shape)) in self.copies else False
 
@@ -171,9 +182,10 @@ def saved(built: Built, found: Walk) -> Saved:
     copies = {
         (str(tensor.dtype), tuple(tensor.shape))
         for tensor in tensors
-        if not is_lazy(tensor) and id(tensor) not in direct and storage(tensor)[0] not in own
+        if not (is_lazy(tensor) or tensor.is_nested) and id(tensor) not in direct and storage(tensor)[0] not in own
     }
-    return Saved(keys, frozenset(storage(tensor)[0] for tensor in tensors), frozenset(copies))
+    renamed = {storage(tensor)[0] for tensor in tensors if id(tensor) not in direct}
+    return Saved(keys, frozenset(storage(tensor)[0] for tensor in tensors), frozenset(renamed), frozenset(copies))
 
 
 def _whose(value: Any, own: set[int | str]) -> int | str | None:

@@ -28,6 +28,7 @@ class _Row:
     persistent: bool | None
     owner: nn.Module
     place: tuple[str, int] | None
+    key: str = ""
     held: Held | None = None
     aliases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -127,7 +128,9 @@ def _sheet(built: Built) -> _Sheet:
     if saved.reason is not None:
         sheet.oddities.append(Oddity("no-state-dict", f"cannot tell what is saved: {saved.reason}"))
     for row in sheet.rows:
-        row.saved = saved.holds(row.fqn, row.tensor, row.facts.storage)
+        row.saved = saved.holds(row.key, row.tensor, row.facts.storage)
+        if row.saved is False and row.facts.storage in saved.storages:
+            row.notes.append("not saved under its own name; what it is tied to is")
         if row.saved is None and saved.reason is None:
             row.notes.append("cannot tell whether get_extra_state saves a copy of it")
     return sheet
@@ -160,7 +163,7 @@ def _add_registered(sheet: _Sheet, entry: Registered) -> None:
     place = sheet.built.origins.raw(entry.owner, entry.attribute)
     persistent = None if entry.is_parameter else entry.persistent
     kind = kind_of(entry.is_parameter)
-    row = _Row(entry.fqn, entry.tensor, facts(entry.tensor), kind, persistent, entry.owner, place)
+    row = _Row(entry.fqn, entry.tensor, facts(entry.tensor), kind, persistent, entry.owner, place, entry.key)
     _note_no_shape(row)
     sheet.rows.append(row)
 
@@ -184,7 +187,7 @@ def _add_held(sheet: _Sheet) -> None:
 
 
 def _unregistered(sheet: _Sheet, held: Held, about: Facts) -> _Row:
-    row = _Row(held.fqn, held.tensor, about, Kind.UNREGISTERED, None, held.owner, _place(sheet, held), held)
+    row = _Row(held.fqn, held.tensor, about, Kind.UNREGISTERED, None, held.owner, _place(sheet, held), held=held)
     operation = derived_by(held.tensor)
     if operation:
         known = {id(entry.tensor) for entry in sheet.found.registered}
@@ -233,6 +236,7 @@ def _judge(sheet: _Sheet, trial: measure.Trial) -> None:
             row.notes.append("gone after a move: the model clears it")
     if trial.identity:
         _broken_ties(sheet, trial)
+        _note_recomputed(sheet, trial)
         _stale_views(sheet, trial)
 
 
@@ -242,13 +246,15 @@ def _judge_rows(sheet: _Sheet, trial: measure.Trial) -> None:
 
 
 def _broken_ties(sheet: _Sheet, trial: measure.Trial) -> None:
-    first: dict[int | str, str] = {}
+    groups: dict[int | str, list[_Row]] = {}
     for row in sheet.rows:
-        other = first.setdefault(row.facts.storage, row.fqn)
-        both = other != row.fqn and row.fqn in trial.after and other in trial.after
-        if both and trial.after[other][1] != trial.after[row.fqn][1]:
-            message = f"{row.fqn} and {other} share one storage, and a move gives each its own"
+        above = groups.setdefault(row.facts.storage, [])
+        apart = [one.fqn for one in above if trial.parted(one.fqn, row.fqn)]
+        if apart:
+            shown = ", ".join(apart[:3]) + (f" and {len(apart) - 3} more" if len(apart) > 3 else "")
+            message = f"{row.fqn} shares one storage with {shown}, and a move gives each its own"
             sheet.oddities.append(Oddity("broken-tie", message, row.fqn))
+        above.append(row)
 
 
 def _stale_views(sheet: _Sheet, trial: measure.Trial) -> None:
@@ -257,6 +263,14 @@ def _stale_views(sheet: _Sheet, trial: measure.Trial) -> None:
             continue
         message = f"{name} is another name of {row.fqn}, and after a move it still points at the old storage"
         sheet.oddities.append(Oddity("stale-view", message, name))
+
+
+def _note_recomputed(sheet: _Sheet, trial: measure.Trial) -> None:
+    aliases = [(name, held) for name, (_, held) in sheet.aliases.items()]
+    for name, held in [(row.fqn, row.held) for row in sheet.rows if row.held is not None] + aliases:
+        if trial.followed(name) is False and _recomputed(held):
+            message = f"{name} stays behind on a move; torch recomputes it from what is registered before each forward"
+            sheet.oddities.append(Oddity("recomputed", message, name))
 
 
 def _recomputed(held: Held) -> bool:

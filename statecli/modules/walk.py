@@ -165,9 +165,13 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Registered:
-    """One registered name. `tensor` is None for `register_parameter(name, None)`."""
+    """One registered name. `tensor` is None for `register_parameter(name, None)`.
+
+    `key` is its name in `state_dict()`, and `fqn` the same but where two tensors would have it.
+    """
 
     fqn: str
+    key: str
     tensor: torch.Tensor | None
     is_parameter: bool
     persistent: bool
@@ -280,10 +284,10 @@ def _own_tensors(prefix: str, module: nn.Module, found: Walk) -> int:
     buffers = _registry(module, "_buffers")
     for name, tensor in parameters:
         fqn = prefix + name if tensor is None else found.name_for(prefix + name, tensor)
-        found.registered.append(Registered(fqn, tensor, True, True, module, name))
+        found.registered.append(Registered(fqn, prefix + name, tensor, True, True, module, name))
     for name, tensor in buffers:
         fqn = prefix + name if tensor is None else found.name_for(prefix + name, tensor)
-        found.registered.append(Registered(fqn, tensor, False, name not in transient, module, name))
+        found.registered.append(Registered(fqn, prefix + name, tensor, False, name not in transient, module, name))
     return len(parameters) + len(buffers)
 
 

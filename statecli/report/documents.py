@@ -145,6 +145,7 @@ def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
             room = whole - taken.get(storage, 0)
             size = max(0, min(size, room))
             taken[storage] = taken.get(storage, 0) + size
-        count[1] += tensor.elements
+        # A view of what is counted already adds no elements, part of one a part of them.
+        count[1] += tensor.elements if size == tensor.nbytes else tensor.elements * size // tensor.nbytes
         count[2] += size
     return {kind.value: Totals(*count) for kind, count in counts.items() if kind is not Kind.OTHER or count[0]}

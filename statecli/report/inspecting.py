@@ -95,7 +95,6 @@ _FLAT = (
     Column("elements", detail=True),
     Column("layout", detail=True),
     Column("origin", detail=True),
-    Column("note", detail=True),
     Column("dtype"),
     Column("shape"),
     Column("bytes", right=True),
@@ -115,6 +114,7 @@ def _flat(found: Inspection) -> Table:
         *((Column("after"), Column("followed")) if moved else ()),
         *((Column(name, right=True) for name in STATS) if with_stats else ()),
         Column("tied_to"),
+        Column("note", detail=not any(tensor.note for tensor in tensors)),
     )
     rows = tuple(
         (
@@ -126,7 +126,6 @@ def _flat(found: Inspection) -> Table:
             str(t.elements),
             t.layout,
             place(t.origin) if t.origin else "-",
-            t.note or "-",
             t.dtype,
             shape_text(t.shape),
             str(t.nbytes),
@@ -137,6 +136,7 @@ def _flat(found: Inspection) -> Table:
             *((t.after.device or "-", flag(t.after.followed)) if moved and t.after else ("-", "-") if moved else ()),
             *(stat_cells(t.stats) if with_stats else ()),
             ",".join(t.tied_to) or "-",
+            t.note or "-",
         )
         for t in tensors
     )

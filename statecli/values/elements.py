@@ -129,8 +129,8 @@ def small_float_table(name: str) -> Array:
 
 def _exponent_table() -> Array:
     """float8_e8m0fnu: 2 ** (code - 127), 255 is NaN; it has no zero, no sign and no infinity."""
-    table = np.ldexp(np.float64(1), np.arange(256) - 127).astype(np.float32)
-    table[255] = np.nan
+    table = np.full(256, np.nan, np.float32)
+    table[:255] = np.ldexp(np.float64(1), np.arange(255) - 127)
     return table
 
 

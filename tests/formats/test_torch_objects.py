@@ -486,3 +486,17 @@ def test_states_of_random_generators_are_no_model(tmp_path):
         tmp_path, {"python": (3, (1, 2), None), "numpy": numpy.ones(624, "uint32"), "cpu": torch.get_rng_state()}
     )
     assert {row.kind for row in state.tensors} == {Kind.OTHER}
+
+
+def test_keys_that_cannot_be_written_are_numbered(tmp_path):
+    """An optimizer pickled whole has its state under the parameters themselves; names stay apart all the same."""
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer, tmp_path / "whole.pt")
+    names = [tensor.fqn for tensor in formats.read(str(tmp_path / "whole.pt")).tensors]
+    assert len(names) == len(set(names))
+    assert "state[#1]['exp_avg']" in names
+    torch.save({(1, 2): torch.ones(2), (3, 4): torch.ones(3)}, tmp_path / "tuples.pt")
+    assert [t.fqn for t in formats.read(str(tmp_path / "tuples.pt")).tensors] == ["[(1, 2)]", "[(3, 4)]"]

@@ -294,7 +294,8 @@ def test_torchmetrics_states_follow(read_live, rows):
 
 def test_old_spectral_norm_is_no_stale_view(read_live):
     """Its plain `weight` shares the parameter's storage and is set anew before each forward."""
-    assert read_live(lambda: nn.utils.spectral_norm(nn.Linear(3, 3))).oddities == ()
+    state = read_live(lambda: nn.utils.spectral_norm(nn.Linear(3, 3)))
+    assert [(odd.name, odd.fqn) for odd in state.oddities] == [("recomputed", "weight")]
 
 
 def test_stats_are_taken_before_the_values_go(inspect, write):
@@ -341,3 +342,42 @@ def test_an_overridden_cuda_is_said_not_to_be_tried(inspect, to):
     (oddity,) = state.oddities
     assert (oddity.name, "what .to moves" in oddity.message) == ("own-cuda", True)
     assert inspect(OWN_TO).oddities == ()
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.weight_norm, nn.utils.spectral_norm])
+@pytest.mark.filterwarnings("ignore")
+def test_what_torch_recomputes_is_no_finding(statecli, tmp_path, wrap):
+    """Old weight_norm and spectral_norm leave a plain `weight` behind, and make it anew before each forward."""
+    (tmp_path / "old.py").write_text(
+        f"import torch\nfrom torch import nn\ndef net():\n    return nn.utils.{wrap.__name__}(nn.Linear(3, 2))\n"
+    )
+    found = statecli("inspect", tmp_path / "old.py:net", "--to", "meta", "-f", "json")
+    assert found.code == 0
+    assert [note["fqn"] for note in found.json["notes"] if note["name"] == "recomputed"] == ["weight"]
+
+
+def test_a_non_persistent_buffer_tied_to_a_saved_one_is_not_saved_itself(inspect, rows):
+    """state_dict() has no entry of its name; that its memory is saved under another one is said."""
+    lines = "self.register_buffer('a', torch.ones(4)); self.register_buffer('b', self.a, persistent=False)"
+    found = rows(inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}"))
+    assert (found["a"].saved, found["b"].saved) == (True, False)
+    assert "what it is tied to is" in found["b"].note
+
+
+def test_three_of_one_storage_come_apart_in_each_pair(inspect):
+    """Each later one is said to part from each earlier one."""
+    lines = "self.p = nn.Parameter(torch.ones(4)); self.register_buffer('a', self.p.data); "
+    lines += "self.register_buffer('b', self.p.data)"
+    state = inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}")
+    said = [odd.message for odd in state.oddities if odd.name == "broken-tie"]
+    assert [message.partition(", and")[0] for message in said] == [
+        "a shares one storage with p",
+        "b shares one storage with p, a",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_nested_tensor_as_a_plain_attribute(inspect, rows):
+    """A strided nested tensor has no sizes to ask for."""
+    found = rows(inspect(PLAIN.replace("torch.ones(3)", "torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])")))
+    assert (found["t"].shape, found["t"].saved, found["t"].moves) == (None, False, False)

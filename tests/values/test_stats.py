@@ -525,3 +525,17 @@ def test_a_missing_file_stops_the_run(tmp_path):
     data = TensorData(ByteRange(str(tmp_path / "gone"), 0, 4), "float32", (1,))
     with pytest.raises(UnreadableError, match="gone"):
         stats_all(ModelState("t", "x", (TensorInfo("w", "float32", (1,), 1, 4, data=data),)))
+
+
+def test_the_exponent_type_is_read_without_a_warning():
+    """float8_e8m0fnu has a code for 2 ** 128 only where NaN is: nothing overflows."""
+    import warnings
+
+    from statecli.values.elements import _exponent_table
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = _exponent_table()
+    assert table[0] == 2.0**-127
+    assert table[254] == 2.0**127
+    assert table[255] != table[255]
