@@ -67,7 +67,7 @@ def is_buffer_by_convention(tensor: TensorInfo) -> bool:
 
 
 def _is_spectral(tensor: TensorInfo, names: set[tuple[str, str]]) -> bool:
-    """The vectors of the old spectral_norm, beside `weight_orig`. weight_norm's `weight_v`, beside `weight_g`, learns."""
+    """The vectors of the old spectral_norm, beside `weight_orig`; weight_norm's `weight_v` learns."""
     stem = tensor.fqn[:-2]
     return tensor.fqn.endswith(("weight_u", "weight_v")) and (tensor.section, f"{stem}_orig") in names
 
