@@ -70,6 +70,25 @@ class Page(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
+class Bars(msgspec.Struct, frozen=True):
+    """A value for each of many things in order, one bar each: the change of each layer over depth."""
+
+    title: str
+    labels: tuple[str, ...]
+    values: tuple[float, ...]
+    #: What a value means, as one reads it: "relative L2 change".
+    unit: str = ""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """A histogram: `counts[i]` of the values lie between `edges[i]` and `edges[i + 1]`."""
+
+    title: str
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    unit: str = ""
+
+
 class Report(msgspec.Struct, frozen=True):
     """`document`, `table` and `page` are made when an output asks for them: none asks for all three."""
 
@@ -79,6 +98,8 @@ class Report(msgspec.Struct, frozen=True):
     page: Callable[[], Page]
     findings: tuple[Finding, ...] = ()
     notes: tuple[Oddity, ...] = ()
+    #: Pictures, for outputs that can draw.
+    charts: Callable[[], tuple[Bars | Spread, ...]] = tuple
     #: The page is an outline (`--tree`), and plain text shows it too rather than the flat table.
     outline: bool = False
 

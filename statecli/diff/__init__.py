@@ -1,0 +1,1 @@
+"""`statecli diff`: two states -> what differs."""

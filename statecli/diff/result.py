@@ -1,0 +1,142 @@
+"""What a diff found: plain frozen data, the same for every output."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from statecli.finding import Finding
+from statecli.state import Kind, ModelState, Oddity, Scalar, TensorInfo
+
+
+class Status(str, Enum):
+    """What became of one tensor between before and after."""
+
+    ADDED = "added"
+    REMOVED = "removed"
+    CHANGED = "changed"
+    RENAMED = "renamed"
+    IDENTICAL = "identical"
+
+
+class Field(str, Enum):
+    """What of a tensor can differ; what `--ignore` takes."""
+
+    DTYPE = "dtype"
+    SHAPE = "shape"
+    KIND = "kind"
+    REQUIRES_GRAD = "requires_grad"
+    DEVICE = "device"
+    TYING = "tying"
+    VALUES = "values"
+
+
+class How(msgspec.Struct, frozen=True):
+    """When two elements are equal.
+
+    Exactly by default: NaN equals NaN in the same place and -0.0 equals 0.0. `bitwise`: only equal bits are equal.
+    Else |after - before| <= atol + rtol * |before|, as `torch.isclose(after, before)` has it; equal infinities are equal.
+    `device`: "cpu" computes with numpy, "cuda" and "cuda:N" with torch on that device.
+    """
+
+    bitwise: bool = False
+    atol: float = 0.0
+    rtol: float = 0.0
+    device: str = "cpu"
+
+
+class Delta(msgspec.Struct, frozen=True, gc=False):
+    """How the values of one tensor differ; Δ is after - before, in float64.
+
+    `elements` is how many the tensor has, `changed` how many differ, `first` the index of the first of these in C
+    order. `max_abs`, `mean_abs`, `l2` (of Δ), `relative_l2` (l2 of Δ over l2 of before) and `cosine` are over the
+    positions that are finite on both sides, `mean_abs` over all of them, changed or not; `left_out` counts the
+    others. Null where undefined (no such position, a norm of zero) or beyond float64; then `reason` says why.
+    `nan_*` and `inf_*` count elements of each side.
+    """
+
+    elements: int = 0
+    changed: int = 0
+    max_abs: float | None = None
+    mean_abs: float | None = None
+    l2: float | None = None
+    relative_l2: float | None = None
+    cosine: float | None = None
+    nan_before: int = 0
+    nan_after: int = 0
+    inf_before: int = 0
+    inf_after: int = 0
+    left_out: int = 0
+    first: tuple[int, ...] | None = None
+    reason: str | None = None
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """One tensor of the diff. `fqn` and `section` are its name after, or before where it was removed.
+
+    `fields` says what differs, in the order of `Field`. `renamed_from` is its name before wherever that was another
+    one, whichever way the two were matched. `values` is None where values were not compared, or are equal.
+    `not_compared` says why values of a pair could not be compared.
+    """
+
+    fqn: str
+    section: str
+    status: Status
+    kind: Kind
+    fields: tuple[Field, ...] = ()
+    renamed_from: str | None = None
+    before: TensorInfo | None = None
+    after: TensorInfo | None = None
+    values: Delta | None = None
+    not_compared: str | None = None
+
+
+class ScalarChange(msgspec.Struct, frozen=True):
+    """A number or text beside the tensors (epoch, lr, `__metadata__`) that differs; by dotted path.
+
+    `added` and `removed` tell a missing entry from one that is null.
+    """
+
+    key: str
+    status: Status
+    before: Scalar = None
+    after: Scalar = None
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """A pair that could not be compared because a file failed: one line, naming file and tensor."""
+
+    fqn: str
+    section: str
+    message: str
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """How the Δ of one changed tensor are spread: `counts[i]` of them lie in [edges[i], edges[i + 1])."""
+
+    fqn: str
+    section: str
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """All that `statecli diff` found. `changes` has every pair, identical ones too, in the order of after with the
+    removed ones where they stood before.
+
+    `findings` is what makes it exit 1; `notes` what must be known to read the rest (prefixes looked through, what was
+    not compared and why); `broken` what makes it exit 2.
+    """
+
+    before: ModelState
+    after: ModelState
+    changes: tuple[Change, ...]
+    scalars: tuple[ScalarChange, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[Oddity, ...] = ()
+    broken: tuple[Broken, ...] = ()
+    #: Of the tensors that changed most, where they were asked for.
+    histograms: tuple[Histogram, ...] = ()
+    #: Whether expectations (--only, --frozen, --changed) decide the exit code, rather than any difference.
+    expected: bool = False
