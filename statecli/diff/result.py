@@ -36,7 +36,7 @@ class How(msgspec.Struct, frozen=True):
     """When two elements are equal.
 
     Exactly by default: NaN equals NaN in the same place and -0.0 equals 0.0. `bitwise`: only equal bits are equal.
-    Else |after - before| <= atol + rtol * |before|, as `torch.isclose(after, before)` has it; equal infinities are equal.
+    Else |after - before| <= atol + rtol * |before|, as `torch.isclose(after, before)` has it.
     `device`: "cpu" computes with numpy, "cuda" and "cuda:N" with torch on that device.
     """
 
