@@ -113,7 +113,7 @@ class _Mapping:
             return
 
 
-def _open(path: str) -> int:
+def open_regular(path: str) -> int:
     """A descriptor of a regular file. A pipe must not block the process and a device has no end: both refused."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -137,7 +137,7 @@ def mapped(where: ByteRange, what: str = "storage") -> Iterator[tuple[Array, Cal
     """
     if where.length < 0 or where.offset < 0:
         raise MalformedError(f"{where.path}: {what}: impossible place: {where.length} bytes at byte {where.offset}")
-    handle = _open(where.path)
+    handle = open_regular(where.path)
     try:
         if not where.length:
             yield np.empty(0, np.uint8), lambda _: None
@@ -414,6 +414,17 @@ def _dequantized(view: Strided, affine: Affine, chunk: Array, start: int, decode
     np.subtract(chunk, affine.zero_points[index if affine.zero_points.size > 1 else 0], out=out)
     np.multiply(out, affine.scales[index], out=out)
     return out
+
+
+def raw_values(view: Strided, word: int = 0) -> Iterator[Array]:
+    """The stored bits of each element as an unsigned integer, in C order; of 16-byte elements one of two words."""
+    kind = element(view.dtype)
+    if kind is None or kind.values > 1:
+        raise UnreadableError(f"{view.dtype}: its elements cannot be compared bit by bit")
+    for block in _raw_blocks(view, kind, CHUNK) if 0 not in view.shape else ():
+        flat = block.astype(block.dtype.newbyteorder("="), order="C").reshape(-1)
+        size = flat.itemsize * kind.items
+        yield flat.view(f"u{min(size, 8)}")[word :: max(size // 8, 1)]
 
 
 def all_values(data: TensorData) -> Any:

@@ -1,0 +1,288 @@
+"""Pairs of tensors -> how their values differ: a plan of independent tasks, whose small results are added up.
+
+    pair ──▶ tasks (path, ranges, dtype, a few million elements each) ──▶ tallies ──▶ Delta
+
+Where both tensors lie in one piece, their bytes are read into two small buffers and compared as 64-bit words; only
+blocks that differ are decoded, and of tensors that differ the norms of all other blocks too. Everything else (strides,
+quantization, byte order) goes through `read.values`, a tensor a task. Blocks and tasks are cut at fixed places and
+added up in order, so that the result is the same, bit for bit, whoever computes it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from statecli.diff.result import Delta, How
+from statecli.errors import StateError, UnreadableError
+from statecli.state import ByteRange, TensorData, TensorInfo
+from statecli.values import pool
+from statecli.values.elements import Element, element
+from statecli.values.read import check_crc, contiguous_strides, no_numbers
+from statecli.values.run import TASK, Found, Piece, Task, run_batch
+from statecli.values.stats import storages
+from statecli.values.tally import Tally
+
+#: Bytes of small tasks that are handed out together; each counts OVERHEAD more than it has.
+BATCH = 16 << 20
+OVERHEAD = 16 << 10
+#: Bytes up to which starting workers takes longer than doing it here.
+ALONE = 64 << 20
+
+
+class Pair(msgspec.Struct, frozen=True, gc=False):
+    """Two tensors of equal shape whose values are to be compared."""
+
+    before: TensorInfo
+    after: TensorInfo
+
+
+class NotCompared(msgspec.Struct, frozen=True, gc=False):
+    """Why the values of a pair cannot be compared: neither equal nor different."""
+
+    reason: str
+
+
+Outcome = Delta | NotCompared | StateError
+#: Called with a name and the bytes of one side that were compared.
+Progress = Callable[[str, int], None]
+
+
+# --- all of it ---------------------------------------------------------------------------------------------------
+
+
+def compare_all(pairs: Sequence[Pair], how: How, *, jobs: int = 0, progress: Progress | None = None) -> list[Outcome]:
+    """The outcome of each pair, in order. What goes wrong with one file is the outcome of its pairs alone.
+
+    Checksums that a container recorded are verified for what differs, so that damage is not taken for training.
+    `progress` is called with bytes of `before`. Raises `UnreadableError` where a worker process dies.
+    """
+    plans = [_plan(number, pair) for number, pair in enumerate(pairs)]
+    stamps = _stamps(pairs)
+    results = _Results(len(pairs))
+    jobs = jobs or pool.cores()
+    results.add(_run([task for plan in plans if isinstance(plan, list) for task in plan], how, jobs, progress))
+    results.add(_run(list(results.norms()), how, jobs, None))
+    suspects = [pair for n, pair in enumerate(pairs) if results.differ(n) or _checksums_differ(pair)]
+    damaged = _damaged(suspects, jobs)
+    outcomes = [
+        plan if isinstance(plan, NotCompared) else results.outcome(n, pair)
+        for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
+    ]
+    damaged.update(_changed_meanwhile(stamps))
+    return [
+        _first_error(pair, damaged) or outcome if not isinstance(outcome, NotCompared) else outcome
+        for pair, outcome in zip(pairs, outcomes, strict=True)
+    ]
+
+
+Ran = list[tuple[Task, Found | StateError]]
+
+
+class _Results:
+    """What the tasks found, by pair."""
+
+    def __init__(self, pairs: int) -> None:
+        self._ran: list[Ran] = [[] for _ in range(pairs)]
+
+    def add(self, ran: Ran) -> None:
+        for task, found in ran:
+            self._ran[task.pair].append((task, found))
+
+    def differ(self, pair: int) -> bool:
+        return any(isinstance(found, Found) and found.tally.changed for _, found in self._ran[pair])
+
+    def norms(self) -> Iterator[Task]:
+        """What is left to do for pairs that differ: the blocks that do not, of which only bytes were compared."""
+        for pair, ran in enumerate(self._ran):
+            for task, found in ran if self.differ(pair) else ():
+                for start, count in found.equal if isinstance(found, Found) else ():
+                    yield msgspec.structs.replace(task, start=start, count=count, norm=True)
+
+    def outcome(self, number: int, pair: Pair) -> Outcome:
+        total = Tally()
+        # Added up in the order of the elements, whatever the order in which they were done.
+        for _, found in sorted(self._ran[number], key=lambda one: (one[0].what, one[0].start)):
+            if isinstance(found, StateError):
+                return found
+            total = total.plus(found.tally)
+        shape = pair.after.shape or ()
+        return Delta(elements=math.prod(shape)) if not total.changed else _delta(total, pair, shape)
+
+
+def _delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
+    if pair.after.data is not None:
+        return total.delta(shape)
+    parts = ", ".join(name for name, _ in pair.after.parts)
+    delta = total.delta((total.finite + total.left_out,), f"of its parts taken together: {parts}")
+    return msgspec.structs.replace(delta, elements=pair.after.elements, first=None)
+
+
+def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None) -> Ran:
+    batches = list(_batches(tasks))
+    small = sum(map(_bytes, tasks)) < ALONE
+
+    def done(work: tuple[How, tuple[Task, ...]]) -> None:
+        if progress:
+            progress(work[1][-1].what, sum(map(_bytes, work[1])))
+
+    function = run_batch
+    if how.device != "cpu":
+        from statecli.values.on_device import run_batch as function
+    found = pool.run(function, [(how, batch) for batch in batches], 1 if small or how.device != "cpu" else jobs, done)
+    return [pair for batch, results in zip(batches, found, strict=True) for pair in zip(batch, results, strict=True)]
+
+
+def _batches(tasks: Iterable[Task]) -> Iterator[tuple[Task, ...]]:
+    """Small tasks together, so that handing them out costs nothing beside doing them."""
+    batch: list[Task] = []
+    size = 0
+    for task in tasks:
+        batch.append(task)
+        size += _bytes(task) + OVERHEAD
+        if size >= BATCH:
+            yield tuple(batch)
+            batch, size = [], 0
+    if batch:
+        yield tuple(batch)
+
+
+def _bytes(task: Task) -> int:
+    dtype = task.before.dtype
+    kind = element(dtype)
+    return task.count * _size(kind) if kind else task.count
+
+
+# --- whether the files can be trusted -------------------------------------------------------------------------------
+
+
+def _checksums_differ(pair: Pair) -> bool:
+    """Equal bytes under different recorded checksums: one of the two files is damaged."""
+    one, two = ([data.storage for data in _datas(tensor)] for tensor in (pair.before, pair.after))
+    return len(one) == len(two) and any(
+        a.crc32 is not None and b.crc32 is not None and a.length == b.length and a.crc32 != b.crc32
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+def _datas(tensor: TensorInfo) -> list[TensorData]:
+    return ([tensor.data] if tensor.data else []) + [data for _, data in tensor.parts]
+
+
+def _damaged(pairs: Sequence[Pair], jobs: int) -> dict[str | ByteRange, StateError]:
+    """The storages of these pairs whose bytes are not those that were written, with what to say of each."""
+    ranges: dict[ByteRange, str] = {}
+    for pair in pairs:
+        for tensor in (pair.before, pair.after):
+            for storage in storages(tensor):
+                if storage.crc32 is not None:
+                    ranges.setdefault(storage, tensor.fqn)
+    work = list(ranges.items())
+    small = sum(where.length for where in ranges) < ALONE
+    errors = pool.run(_crc_error, work, 1 if small else jobs)
+    return {where: error for (where, _), error in zip(work, errors, strict=True) if error is not None}
+
+
+def _crc_error(work: tuple[ByteRange, str]) -> StateError | None:
+    try:
+        check_crc(*work)
+    except StateError as error:
+        return error
+    return None
+
+
+def _stamps(pairs: Sequence[Pair]) -> dict[str, tuple[int, ...] | None]:
+    paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in storages(one)}
+    return {path: _stamp(path) for path in paths}
+
+
+def _stamp(path: str) -> tuple[int, ...] | None:
+    try:
+        now = os.stat(path)
+    except OSError:
+        return None  # reading it will say so
+    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
+
+
+def _changed_meanwhile(stamps: dict[str, tuple[int, ...] | None]) -> dict[str | ByteRange, StateError]:
+    return {
+        path: UnreadableError(f"{path}: changed while it was read: nothing can be said of it; compare again")
+        for path, stamp in stamps.items()
+        if _stamp(path) != stamp
+    }
+
+
+def _first_error(pair: Pair, errors: dict[str | ByteRange, StateError]) -> StateError | None:
+    if not errors:
+        return None
+    both = [*storages(pair.before), *storages(pair.after)]
+    return next((errors[key] for storage in both for key in (storage.path, storage) if key in errors), None)
+
+
+def _plan(number: int, pair: Pair) -> list[Task] | NotCompared:
+    parts = _parts(pair)
+    if isinstance(parts, NotCompared):
+        return parts
+    tasks: list[Task] = []
+    for what, before, after in parts:
+        reason = _no_values(before) or _no_values(after)
+        if reason:
+            return NotCompared(reason)
+        tasks += _tasks(number, what, before, after)
+    return tasks
+
+
+def _parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
+    """The strided pieces to compare: the tensor itself, or what a sparse tensor or a subclass is made of."""
+    before, after = pair.before, pair.after
+    if before.data is not None and after.data is not None:
+        return [(after.fqn, before.data, after.data)]
+    names = [name for name, _ in before.parts]
+    if before.parts and after.parts and before.layout == after.layout and names == [name for name, _ in after.parts]:
+        both = zip(names, before.parts, after.parts, strict=True)
+        return [(f"{after.fqn}: {name}", one, two) for name, (_, one), (_, two) in both]
+    if before.layout != after.layout:
+        return NotCompared(f"{before.layout} before, {after.layout} after")
+    return NotCompared(next(filter(None, map(_why_no_values, (before, after))), "made of different parts"))
+
+
+def _why_no_values(tensor: TensorInfo) -> str | None:
+    if tensor.data is not None or tensor.parts:
+        return None
+    if tensor.device == "meta":
+        return "meta holds no data"
+    return "uninitialized" if tensor.shape is None else "its values are not in the file"
+
+
+def _no_values(data: TensorData) -> str | None:
+    return no_numbers(data.dtype, data.quantizer is not None)
+
+
+def _tasks(number: int, what: str, before: TensorData, after: TensorData) -> Iterator[Task]:
+    elements = math.prod(after.shape)
+    one, two = _piece(before), _piece(after)
+    if one is None or two is None or before.shape != after.shape:
+        yield Task(number, what, 0, elements, before, after)
+        return
+    for start in range(0, elements, TASK):
+        yield Task(number, what, start, min(TASK, elements - start), one, two)
+
+
+def _piece(data: TensorData) -> Piece | None:
+    """None where its elements are not simply one after another, in the byte order of this machine."""
+    kind = element(data.dtype)
+    plain = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
+    lazy = data.conjugate or data.negative or data.quantizer is not None
+    if kind is None or not plain or lazy or data.storage.big_endian:
+        return None
+    size = _size(kind)
+    inside = (data.offset + math.prod(data.shape)) * size <= data.storage.length
+    return Piece(data.storage.path, data.storage.offset + data.offset * size, data.dtype) if inside else None
+
+
+def _size(kind: Element) -> int:
+    return np.dtype(kind.stored).itemsize * kind.items

@@ -1,0 +1,240 @@
+"""Two blocks of values -> their `Tally`: which differ, by how much, and what of them is no number.
+
+numpy writes into buffers that are used again and again and fit a core's second-level cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from statecli.diff.result import How
+from statecli.values.elements import Array, Decoder
+from statecli.values.tally import ROW, SAFE, SMALL, Tally, Wide
+
+_rows: Callable[[Array, Array], Array] = getattr(np, "vecdot", None) or (lambda a, b: np.einsum("ij,ij->i", a, b))
+_ONES = np.ones(ROW, np.float32)
+
+
+def tally(before: Array, after: Array, how: How, decoder: Decoder, changed: Array | None = None) -> Tally:
+    """Two flat blocks of equally many decoded values, as `values.read` gives them: float, integer or complex.
+
+    `changed`, a mask, overrides what counts as changed: with `how.bitwise` equal bits alone are equal.
+    Neither block is written to.
+    """
+    if not before.size:
+        return Tally()
+    with np.errstate(all="ignore"):
+        kinds = before.dtype.kind + after.dtype.kind
+        if before.dtype == after.dtype == np.float32 and not (how.atol or how.rtol):
+            found = _fast(before, after, decoder, changed)
+            if found is not None:
+                return found
+        if "c" in kinds:
+            return _complex(before.astype(np.complex128), after.astype(np.complex128), how, changed)
+        if kinds in ("ii", "uu", "iu", "ui"):
+            return _integers(before, after, how, changed)
+        if changed is None and kinds != "ff" and not (how.atol or how.rtol):
+            changed = _integer_is_float(before, after)
+        return _floats(before.astype(np.float64), after.astype(np.float64), how, changed)
+
+
+def norm(block: Array, decoder: Decoder) -> Tally:
+    """The tally of a block that is equal on both sides: its norm and what of it is no number."""
+    if not block.size:
+        return Tally()
+    with np.errstate(all="ignore"):
+        if block.dtype == np.float32:
+            padded = _padded(block, decoder, "before")
+            squares = _squares(padded)
+            if SMALL <= squares < np.inf or (squares == 0 and not block.any()):
+                same = Wide(squares)
+                return Tally(finite=block.size, before=same, after=same, product=same)
+        wide = np.complex128 if block.dtype.kind == "c" else np.float64
+        values = block.astype(wide)
+        finite = np.isfinite(values)
+        nan, inf, left_out = _not_numbers(values, finite)
+        kept = values[finite].view(np.float64)
+        same = _product(*_scaled(kept), *_scaled(kept))
+        return Tally(
+            finite=int(np.count_nonzero(finite)),
+            before=same,
+            after=same,
+            product=same,
+            nan_before=nan,
+            nan_after=nan,
+            inf_before=inf,
+            inf_after=inf,
+            left_out=left_out,
+        )
+
+
+# --- float32, fast -----------------------------------------------------------------------------------------------
+
+
+def _fast(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
+    """None where float32 cannot carry it."""
+    a, b = _padded(before, decoder, "before"), _padded(after, decoder, "after")
+    norms = _squares(a), _squares(b)
+    product = float(_rows(a.reshape(-1, ROW), b.reshape(-1, ROW)).sum(dtype=np.float64))
+    # An infinity or a NaN on one side, or an overflow, is in its norm.
+    if not np.isfinite(norms[0] + norms[1]):
+        return None
+    gap = np.subtract(b, a, out=decoder.buffer("gap", "f4", a.size))
+    if changed is None:
+        changed = np.not_equal(gap, 0, out=decoder.buffer("changed", "?", gap.size))
+    count = int(np.count_nonzero(changed))
+    first = int(changed.argmax()) if count else None
+    squares = _squares(gap)
+    if not np.isfinite(squares) or any(
+        _may_have_vanished(*one) for one in ((norms[0], before), (norms[1], after), (squares, gap))
+    ):
+        return None
+    np.abs(gap, out=gap)
+    return Tally(
+        changed=count,
+        first=first,
+        finite=before.size,
+        max_abs=float(gap.max()),
+        sum_abs=Wide(float(_rows(gap.reshape(-1, ROW), _ONES).sum(dtype=np.float64))),
+        squares=Wide(squares),
+        before=Wide(norms[0]),
+        after=Wide(norms[1]),
+        product=Wide(product),
+    )
+
+
+def _padded(block: Array, decoder: Decoder, purpose: str) -> Array:
+    """Whole rows, the last of them filled up with zeros; the block itself where it is."""
+    if block.size % ROW == 0:
+        return block
+    size = -(-block.size // ROW) * ROW
+    padded = decoder.buffer(purpose, "f4", size)
+    padded[: block.size] = block
+    padded[block.size :] = 0
+    return padded
+
+
+def _squares(block: Array) -> float:
+    rows = block.reshape(-1, ROW)
+    return float(_rows(rows, rows).sum(dtype=np.float64))
+
+
+def _may_have_vanished(squares: float, block: Array) -> bool:
+    return squares < SMALL and (squares != 0 or bool(block.any()))
+
+
+# --- float64, and whatever float32 could not carry ----------------------------------------------------------------
+
+
+def _floats(before: Array, after: Array, how: How, changed: Array | None) -> Tally:
+    finite = np.isfinite(before) & np.isfinite(after)
+    a, b = before[finite], after[finite]
+    gap = np.abs(b - a)
+    if changed is None:
+        changed = _differ(before, after, finite, gap, how)
+    return _tallied(before, after, finite, gap, changed)
+
+
+def _differ(before: Array, after: Array, finite: Array, gap: Array, how: How) -> Array:
+    """Which elements differ: by more than the tolerance where both are finite, at all where not."""
+    changed = ~((before == after) | (np.isnan(before) & np.isnan(after)))
+    if how.atol or how.rtol:
+        changed[finite] = gap > how.atol + how.rtol * np.abs(before[finite])
+    return changed
+
+
+def _complex(before: Array, after: Array, how: How, changed: Array | None) -> Tally:
+    finite = np.isfinite(before) & np.isfinite(after)
+    gap = np.abs(after[finite] - before[finite])
+    if changed is None:
+        changed = _differ(before, after, finite, gap, how)
+    return _tallied(before, after, finite, gap, changed)
+
+
+def _integers(before: Array, after: Array, how: How, changed: Array | None) -> Tally:
+    """Differences of 64-bit integers are exact as unsigned ones, and only then rounded to float64."""
+    gap = _distance(before, after)
+    if changed is None:
+        changed = gap > how.atol + how.rtol * np.abs(before.astype(np.float64)) if how.atol or how.rtol else gap != 0
+    wide = gap.astype(np.float64)
+    everywhere = np.ones(before.size, bool)
+    return _tallied(before.astype(np.float64), after.astype(np.float64), everywhere, wide, changed)
+
+
+def _distance(before: Array, after: Array) -> Array:
+    """|after - before| as uint64, exactly, saturating at its largest value."""
+    if before.dtype.kind == after.dtype.kind:
+        wide = np.int64 if before.dtype.kind == "i" else np.uint64
+        a, b = before.astype(wide), after.astype(wide)
+        return np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)
+    signed, plain = (before, after) if before.dtype.kind == "i" else (after, before)
+    s, p = signed.astype(np.int64), plain.astype(np.uint64)
+    below = s < 0
+    size = np.where(below, np.uint64(0) - s.view(np.uint64), s.view(np.uint64))
+    apart = p + size
+    return np.where(below, np.where(apart < p, np.uint64(2**64 - 1), apart), np.maximum(p, size) - np.minimum(p, size))
+
+
+def _integer_is_float(before: Array, after: Array) -> Array | None:
+    """Which of an integer and a float differ, exactly; None where float64 holds all the integers anyway."""
+    whole, real = (after, before) if before.dtype.kind == "f" else (before, after)
+    if whole.dtype.kind not in "iu" or whole.dtype.itemsize < 8:
+        return None
+    wide = real.astype(np.float64)
+    low, high = (0.0, 2.0**64) if whole.dtype.kind == "u" else (-(2.0**63), 2.0**63)
+    inside = (wide >= low) & (wide < high) & (np.trunc(wide) == wide)
+    return ~(inside & (np.where(inside, wide, 0).astype(whole.dtype) == whole))
+
+
+def _tallied(before: Array, after: Array, finite: Array, gap: Array, changed: Array) -> Tally:
+    nan_before, inf_before, _ = _not_numbers(before, np.isfinite(before))
+    nan_after, inf_after, _ = _not_numbers(after, np.isfinite(after))
+    count = int(np.count_nonzero(changed))
+    a, b = _scaled(before[finite].view(np.float64)), _scaled(after[finite].view(np.float64))
+    largest = float(gap.max()) if gap.size else 0.0
+    small, exponent = _scaled(gap) if np.isfinite(largest) else (gap, 0)
+    return Tally(
+        changed=count,
+        first=int(changed.argmax()) if count else None,
+        finite=gap.size,
+        max_abs=largest,
+        sum_abs=Wide(float(np.add.reduce(small)), exponent // 2),
+        squares=_product(small, exponent, small, exponent),
+        before=_product(*a, *a),
+        after=_product(*b, *b),
+        product=_product(*a, *b),
+        nan_before=nan_before,
+        nan_after=nan_after,
+        inf_before=inf_before,
+        inf_after=inf_after,
+        left_out=finite.size - gap.size,
+    )
+
+
+def _not_numbers(values: Array, finite: Array) -> tuple[int, int, int]:
+    """How many are NaN, infinite, either. A complex value with a NaN in it counts as NaN."""
+    left_out = finite.size - int(np.count_nonzero(finite))
+    nan = int(np.count_nonzero(np.isnan(values))) if left_out else 0
+    return nan, left_out - nan, left_out
+
+
+def _scaled(values: Array) -> tuple[Array, int]:
+    """The values times a power of two that lets their squares fit float64, and the even exponent taken out."""
+    size = float(max(values.max(), -values.min())) if values.size else 0.0
+    if not size or 1 / SAFE < size < SAFE:
+        return values, 0
+    exponent = int(np.frexp(size)[1]) // 2 * 2
+    return np.ldexp(values, -exponent), exponent
+
+
+def _product(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
+    return Wide(float(np.einsum("i,i->", a, b)), (power_a + power_b) // 2)
+
+
+def bits_differ(before: Array, after: Array, items: int) -> Array:
+    """Which elements differ in their stored bits; `items` stored items make one element."""
+    differ: Any = before.reshape(-1) != after.reshape(-1)
+    return differ.reshape(-1, items).any(axis=1) if items > 1 else differ

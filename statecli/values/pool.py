@@ -1,0 +1,96 @@
+"""Work in other processes, for what one core is not fast enough for.
+
+Threads will not do: a kernel makes twenty short numpy calls a block, and two threads spend more time on handing the
+interpreter lock to each other than they gain. A forked process starts in milliseconds with numpy already imported;
+where there is no fork, threads are the next best.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from statecli.errors import UnreadableError
+
+_Work = TypeVar("_Work")
+_Result = TypeVar("_Result")
+
+
+def cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1
+
+
+def run(
+    function: Callable[[_Work], _Result],
+    works: Sequence[_Work],
+    jobs: int,
+    done: Callable[[_Work], None] = lambda _: None,
+) -> list[_Result]:
+    """`function` of each of `works`, in order; `done` is called as each is finished, in any order.
+
+    `jobs` workers, here if that is one or there is but one thing to do. `function` must be importable by name, and its
+    argument and result picklable. Whatever it raises is raised; Ctrl-C stops all workers at once.
+    """
+    if jobs <= 1 or len(works) <= 1:
+        return [_here(function, work, done) for work in works]
+    results: list[Any] = [None] * len(works)
+    with _executor(min(jobs, len(works))) as executor:
+        waiting: dict[Future[_Result], int] = {executor.submit(function, work): n for n, work in enumerate(works)}
+        for future in as_completed(waiting):
+            n = waiting[future]
+            results[n] = _result(future)
+            done(works[n])
+    return results
+
+
+def _here(function: Callable[[_Work], _Result], work: _Work, done: Callable[[_Work], None]) -> _Result:
+    result = function(work)
+    done(work)
+    return result
+
+
+def _result(future: Future[_Result]) -> _Result:
+    from concurrent.futures import BrokenExecutor
+
+    try:
+        return future.result()
+    except BrokenExecutor as why:
+        raise UnreadableError("a worker process was killed, perhaps for lack of memory; try --jobs 1") from why
+
+
+@contextmanager
+def _executor(jobs: int) -> Iterator[Executor]:
+    if sys.platform != "linux":
+        with ThreadPoolExecutor(jobs) as threads:
+            try:
+                yield threads
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    context = multiprocessing.get_context("fork")
+    processes = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_interrupts_to_the_parent)
+    try:
+        yield processes
+    except BaseException:
+        for process in list((processes._processes or {}).values()):
+            process.kill()
+        processes.shutdown(wait=True, cancel_futures=True)
+        raise
+    processes.shutdown()
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    """Ctrl-C reaches every process of the group; the parent ends the others, without their tracebacks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,237 @@
+"""What one worker does: read both sides of its tasks block by block, compare, add up.
+
+Tasks are plain data and results are small, so that any process, here or elsewhere, can do them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+
+import msgspec
+import numpy as np
+
+from statecli.diff.result import How
+from statecli.errors import MalformedError, StateError, UnreadableError
+from statecli.state import TensorData
+from statecli.values import kernels
+from statecli.values.elements import Array, Decoder, Element, element
+from statecli.values.read import Strided, open_regular, opened, overlap, raw_values, values
+from statecli.values.tally import Tally
+
+#: Elements compared at a time; with both sides decoded they fit a core's second-level cache.
+BLOCK = 64 * 1024
+#: Elements in a task.
+TASK = 128 * BLOCK
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """Where the elements of a tensor that lies in one piece begin: byte `offset` of `path`."""
+
+    path: str
+    offset: int
+    dtype: str
+
+
+class Task(msgspec.Struct, frozen=True, gc=False):
+    """Elements `start` to `start + count` of a pair of pieces, or where they lie in no piece, all of both tensors.
+
+    `norm`: both sides are known to be equal, and only what they are worth is asked.
+    """
+
+    pair: int
+    what: str
+    start: int
+    count: int
+    before: Piece | TensorData
+    after: Piece | TensorData
+    norm: bool = False
+
+
+class Found(msgspec.Struct, frozen=True, gc=False):
+    """What a task found: its tally, and the runs (start, count) of its elements that are equal bit for bit."""
+
+    tally: Tally
+    equal: tuple[tuple[int, int], ...] = ()
+
+
+class Worker:
+    """Buffers and open files of one batch of tasks."""
+
+    def __init__(self, how: How) -> None:
+        self.how = how
+        self.one, self.two, self.sums = Decoder(), Decoder(), Decoder()
+        self._raw = np.empty(BLOCK * 16, np.uint8), np.empty(BLOCK * 16, np.uint8)
+        self._files: dict[str, io.FileIO] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def found(self, task: Task) -> Found:
+        """Do one task. Raises `UnreadableError` or `MalformedError`, naming file and tensor."""
+        if isinstance(task.before, Piece) and isinstance(task.after, Piece):
+            return Found(self._norm(task, task.before)) if task.norm else self._pieces(task, task.before, task.after)
+        assert isinstance(task.before, TensorData) and isinstance(task.after, TensorData)  # noqa: S101, PT018 - the plan
+        return Found(self._whole(task.what, task.before, task.after))
+
+    # Both sides in one piece: bytes first, values only where they differ.
+
+    def _pieces(self, task: Task, before: Piece, after: Piece) -> Found:
+        one, two = _element(before.dtype), _element(after.dtype)
+        same = before.dtype == after.dtype
+        total, equal = Tally(), _Runs()
+        for start, count in _cut(task):
+            a = self._read(0, before, one, start, count, task.what)
+            b = self._read(1, after, two, start, count, task.what)
+            if same and self._equal(a.size):
+                equal.add(start, count)
+                continue
+            total = total.plus(self._tally(a.view(one.stored), one, b.view(two.stored), two, start, same))
+        return Found(total, equal.found())
+
+    def _norm(self, task: Task, before: Piece) -> Tally:
+        kind = _element(before.dtype)
+        total = Tally()
+        for start, count in _cut(task):
+            raw = self._read(0, before, kind, start, count, task.what)
+            total = total.plus(kernels.norm(self.one(raw.view(kind.stored), kind), self.sums))
+        return total
+
+    def _tally(self, a: Array, one: Element, b: Array, two: Element, start: int, same: bool) -> Tally:
+        changed = kernels.bits_differ(a, b, one.items) if same and self.how.bitwise else None
+        x, y = self.one(a, one), self.two(b, two)
+        if one.values > 1 and changed is None:
+            changed = kernels.bits_differ(x, y, one.values)
+        return kernels.tally(x, y, self.how, self.sums, changed).moved(start)
+
+    def _equal(self, size: int) -> bool:
+        """Whether the first `size` bytes of both buffers are equal, as 64-bit words."""
+        words = -(-size // 8)
+        for raw in self._raw:
+            raw[size : words * 8] = 0
+        a, b = (raw[: words * 8].view(np.uint64) for raw in self._raw)
+        return not np.not_equal(a, b, out=self.sums.buffer("words", "?", words)).any()
+
+    def _read(self, side: int, piece: Piece, kind: Element, start: int, count: int, what: str) -> Array:
+        size = np.dtype(kind.stored).itemsize * kind.items
+        into = self._raw[side][: count * size]
+        handle = self._file(piece.path)
+        handle.seek(piece.offset + start * size)
+        view, got = memoryview(into), 0
+        while got < len(into):
+            more = handle.readinto(view[got:])
+            if not more:
+                raise MalformedError(
+                    f"{piece.path}: {what}: ends at byte {piece.offset + start * size + len(into)}, the file has "
+                    f"{os.fstat(handle.fileno()).st_size}: it was cut short, or changed while it was read; copy it again"
+                )
+            got += more
+        return into
+
+    def _file(self, path: str) -> io.FileIO:
+        if path not in self._files:
+            if len(self._files) >= 64:
+                self._stack.close()
+                self._files.clear()
+            handle = io.FileIO(open_regular(path), closefd=True)
+            self._files[path] = self._stack.enter_context(handle)
+        return self._files[path]
+
+    # Strides, quantization, lazy conjugation, byte order: values only.
+
+    def _whole(self, what: str, before: TensorData, after: TensorData) -> Tally:
+        with opened(before, what) as one, opened(after, what) as two:
+            for view, data in ((one, before), (two, after)):
+                reason = overlap(view)
+                if reason:
+                    raise UnreadableError(f"{data.storage.path}: {what}: {reason}")
+            total, start = Tally(), 0
+            bits = self._bits(one, two) if self.how.bitwise and before.dtype == after.dtype else None
+            for a, b in zip(
+                self._rechunked(0, values(one, self.one)), self._rechunked(1, values(two, self.two)), strict=True
+            ):
+                changed = None if bits is None else next(bits)
+                total = total.plus(kernels.tally(a, b, self.how, self.sums, changed).moved(start))
+                start += a.size
+            del one, two
+        return total
+
+    def _bits(self, one: Strided, two: Strided) -> Iterator[Array]:
+        words = range(2 if one.dtype == "complex128" else 1)
+        differ = [
+            (
+                np.not_equal(a, b)
+                for a, b in zip(
+                    self._rechunked(4 * word + 2, raw_values(one, word)),
+                    self._rechunked(4 * word + 3, raw_values(two, word)),
+                    strict=True,
+                )
+            )
+            for word in words
+        ]
+        return (np.logical_or.reduce(masks) for masks in zip(*differ, strict=True))
+
+    def _rechunked(self, side: int, chunks: Iterable[Array]) -> Iterator[Array]:
+        """The same values in blocks of `BLOCK`, the last one shorter, each valid until the next is asked for."""
+        held: Array | None = None
+        filled = 0
+        for chunk in chunks:
+            done = 0
+            while done < chunk.size:
+                if held is None:
+                    held = self.sums.buffer(f"block {side}", chunk.dtype.str, BLOCK)
+                taken = min(BLOCK - filled, chunk.size - done)
+                held[filled : filled + taken] = chunk[done : done + taken]
+                filled, done = filled + taken, done + taken
+                if filled == BLOCK:
+                    yield held
+                    filled = 0
+        if held is not None and filled:
+            yield held[:filled]
+
+
+class _Runs:
+    """Neighbouring blocks as one run."""
+
+    def __init__(self) -> None:
+        self._runs: list[list[int]] = []
+
+    def add(self, start: int, count: int) -> None:
+        if self._runs and sum(self._runs[-1]) == start:
+            self._runs[-1][1] += count
+        else:
+            self._runs.append([start, count])
+
+    def found(self) -> tuple[tuple[int, int], ...]:
+        return tuple((start, count) for start, count in self._runs)
+
+
+def _cut(task: Task) -> Iterator[tuple[int, int]]:
+    end = task.start + task.count
+    return ((start, min(BLOCK, end - start)) for start in range(task.start, end, BLOCK))
+
+
+def _element(dtype: str) -> Element:
+    kind = element(dtype)
+    if kind is None:
+        raise UnreadableError(f"{dtype} elements are not numbers that statecli reads")
+    return kind
+
+
+def run_batch(work: tuple[How, tuple[Task, ...]]) -> list[Found | StateError]:
+    """The results of a batch of tasks, each its own result or its own error."""
+    how, tasks = work
+    results: list[Found | StateError] = []
+    with Worker(how) as worker:
+        for task in tasks:
+            try:
+                results.append(worker.found(task))
+            except StateError as error:
+                results.append(error)
+    return results
