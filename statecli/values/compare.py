@@ -130,10 +130,7 @@ def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None) -> R
         if progress:
             progress(work[1][-1].what, sum(map(_bytes, work[1])))
 
-    function = run_batch
-    if how.device != "cpu":
-        from statecli.values.on_device import run_batch as function
-    found = pool.run(function, [(how, batch) for batch in batches], 1 if small or how.device != "cpu" else jobs, done)
+    found = pool.run(run_batch, [(how, batch) for batch in batches], 1 if small else jobs, done)
     return [pair for batch, results in zip(batches, found, strict=True) for pair in zip(batch, results, strict=True)]
 
 

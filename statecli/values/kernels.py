@@ -6,7 +6,6 @@ numpy writes into buffers that are used again and again and fit a core's second-
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -140,7 +139,7 @@ def _floats(before: Array, after: Array, how: How, changed: Array | None) -> Tal
 
 def _differ(before: Array, after: Array, finite: Array, gap: Array, how: How) -> Array:
     """Which elements differ: by more than the tolerance where both are finite, at all where not."""
-    changed = ~((before == after) | (np.isnan(before) & np.isnan(after)))
+    changed: Array = ~((before == after) | (np.isnan(before) & np.isnan(after)))
     if how.atol or how.rtol:
         changed[finite] = gap > how.atol + how.rtol * np.abs(before[finite])
     return changed
@@ -169,13 +168,15 @@ def _distance(before: Array, after: Array) -> Array:
     if before.dtype.kind == after.dtype.kind:
         wide = np.int64 if before.dtype.kind == "i" else np.uint64
         a, b = before.astype(wide), after.astype(wide)
-        return np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)
+        apart: Array = np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)
+        return apart
     signed, plain = (before, after) if before.dtype.kind == "i" else (after, before)
     s, p = signed.astype(np.int64), plain.astype(np.uint64)
     below = s < 0
     size = np.where(below, np.uint64(0) - s.view(np.uint64), s.view(np.uint64))
-    apart = p + size
-    return np.where(below, np.where(apart < p, np.uint64(2**64 - 1), apart), np.maximum(p, size) - np.minimum(p, size))
+    far = p + size
+    near = np.maximum(p, size) - np.minimum(p, size)
+    return np.where(below, np.where(far < p, np.uint64(2**64 - 1), far), near)
 
 
 def _integer_is_float(before: Array, after: Array) -> Array | None:
@@ -186,7 +187,8 @@ def _integer_is_float(before: Array, after: Array) -> Array | None:
     wide = real.astype(np.float64)
     low, high = (0.0, 2.0**64) if whole.dtype.kind == "u" else (-(2.0**63), 2.0**63)
     inside = (wide >= low) & (wide < high) & (np.trunc(wide) == wide)
-    return ~(inside & (np.where(inside, wide, 0).astype(whole.dtype) == whole))
+    differ: Array = ~(inside & (np.where(inside, wide, 0).astype(whole.dtype) == whole))
+    return differ
 
 
 def _tallied(before: Array, after: Array, finite: Array, gap: Array, changed: Array) -> Tally:
@@ -236,5 +238,5 @@ def _product(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
 
 def bits_differ(before: Array, after: Array, items: int) -> Array:
     """Which elements differ in their stored bits; `items` stored items make one element."""
-    differ: Any = before.reshape(-1) != after.reshape(-1)
+    differ: Array = before.reshape(-1) != after.reshape(-1)
     return differ.reshape(-1, items).any(axis=1) if items > 1 else differ

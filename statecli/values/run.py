@@ -123,13 +123,14 @@ class Worker:
         into = self._raw[side][: count * size]
         handle = self._file(piece.path)
         handle.seek(piece.offset + start * size)
-        view, got = memoryview(into), 0
+        view, got = memoryview(into.data), 0
         while got < len(into):
             more = handle.readinto(view[got:])
             if not more:
+                has, end = os.fstat(handle.fileno()).st_size, piece.offset + start * size + len(into)
                 raise MalformedError(
-                    f"{piece.path}: {what}: ends at byte {piece.offset + start * size + len(into)}, the file has "
-                    f"{os.fstat(handle.fileno()).st_size}: it was cut short, or changed while it was read; copy it again"
+                    f"{piece.path}: {what}: ends at byte {end}, the file has {has}: it was cut short, or changed "
+                    "while it was read; copy it again"
                 )
             got += more
         return into
@@ -153,9 +154,8 @@ class Worker:
                     raise UnreadableError(f"{data.storage.path}: {what}: {reason}")
             total, start = Tally(), 0
             bits = self._bits(one, two) if self.how.bitwise and before.dtype == after.dtype else None
-            for a, b in zip(
-                self._rechunked(0, values(one, self.one)), self._rechunked(1, values(two, self.two)), strict=True
-            ):
+            blocks = self._rechunked(0, values(one, self.one)), self._rechunked(1, values(two, self.two))
+            for a, b in zip(*blocks, strict=True):
                 changed = None if bits is None else next(bits)
                 total = total.plus(kernels.tally(a, b, self.how, self.sums, changed).moved(start))
                 start += a.size

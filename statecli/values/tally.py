@@ -54,6 +54,11 @@ class Wide(NamedTuple):
             return math.copysign(math.inf, self.mantissa)
 
 
+def _held(value: float | None) -> float | None:
+    """What float64 can hold; None for infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _earlier(one: int | None, other: int | None) -> int | None:
     return min(one, other) if one is not None and other is not None else one if other is None else other
 
@@ -110,26 +115,32 @@ class Tally(NamedTuple):
     def delta(self, shape: tuple[int, ...], reason: str | None = None) -> Delta:
         """As the diff shows it."""
         elements = math.prod(shape)
-        first = None if self.first is None else tuple(int(i) for i in np.unravel_index(self.first, shape or (1,)))
-        counts = (self.nan_before, self.nan_after, self.inf_before, self.inf_after, self.left_out)
-        if not self.finite:
-            reason = reason or ("no position is finite on both sides" if elements else None)
-            return Delta(
-                elements, self.changed, None, None, None, None, None, *counts, first if shape else None, reason
-            )
-        found = (self.max_abs, self._mean(), self.squares.root())
-        if not all(map(math.isfinite, found)):
+        largest, mean, l2 = (self.max_abs, self._mean(), self.squares.root()) if self.finite else (None, None, None)
+        if not self.finite and elements:
+            reason = reason or "no position is finite on both sides"
+        elif not all(value is None or math.isfinite(value) for value in (largest, mean, l2)):
             reason = reason or "some differences are beyond float64"
         return Delta(
-            elements,
-            self.changed,
-            *(value if math.isfinite(value) else None for value in found),
-            self._relative(),
-            self._cosine(),
-            *counts,
-            first if shape else (() if first is not None else None),
-            reason,
+            elements=elements,
+            changed=self.changed,
+            max_abs=_held(largest),
+            mean_abs=_held(mean),
+            l2=_held(l2),
+            relative_l2=self._relative() if self.finite else None,
+            cosine=self._cosine() if self.finite else None,
+            nan_before=self.nan_before,
+            nan_after=self.nan_after,
+            inf_before=self.inf_before,
+            inf_after=self.inf_after,
+            left_out=self.left_out,
+            first=self._index(shape),
+            reason=reason,
         )
+
+    def _index(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        if self.first is None:
+            return None
+        return tuple(int(i) for i in np.unravel_index(self.first, shape)) if shape else ()
 
     def _mean(self) -> float:
         return Wide(self.sum_abs.mantissa / self.finite, self.sum_abs.exponent).value()
