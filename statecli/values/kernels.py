@@ -239,4 +239,4 @@ def _product(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
 def bits_differ(before: Array, after: Array, items: int) -> Array:
     """Which elements differ in their stored bits; `items` stored items make one element."""
     differ: Array = before.reshape(-1) != after.reshape(-1)
-    return differ.reshape(-1, items).any(axis=1) if items > 1 else differ
+    return np.asarray(differ.reshape(-1, items).any(axis=1)) if items > 1 else differ

@@ -418,13 +418,23 @@ def _dequantized(view: Strided, affine: Affine, chunk: Array, start: int, decode
 
 def raw_values(view: Strided, word: int = 0) -> Iterator[Array]:
     """The stored bits of each element as an unsigned integer, in C order; of 16-byte elements one of two words."""
+    for flat, size in _native(view):
+        yield flat.view(f"u{min(size, 8)}")[word :: max(size // 8, 1)]
+
+
+def raw_bytes(view: Strided) -> Iterator[Array]:
+    """The stored elements in C order and native byte order, as bytes."""
+    return (flat.view(np.uint8) for flat, _ in _native(view))
+
+
+def _native(view: Strided) -> Iterator[tuple[Array, int]]:
+    """Flat stored items, and the bytes of one element."""
     kind = element(view.dtype)
-    if kind is None or kind.values > 1:
+    if kind is None or (kind.values > 1 and view.dtype in QUANTIZED):
         raise UnreadableError(f"{view.dtype}: its elements cannot be compared bit by bit")
     for block in _raw_blocks(view, kind, CHUNK) if 0 not in view.shape else ():
         flat = block.astype(block.dtype.newbyteorder("="), order="C").reshape(-1)
-        size = flat.itemsize * kind.items
-        yield flat.view(f"u{min(size, 8)}")[word :: max(size // 8, 1)]
+        yield flat, flat.itemsize * kind.items
 
 
 def all_values(data: TensorData) -> Any:

@@ -154,7 +154,7 @@ class Worker:
                     raise UnreadableError(f"{data.storage.path}: {what}: {reason}")
             total, start = Tally(), 0
             bits = self._bits(one, two) if self.how.bitwise and before.dtype == after.dtype else None
-            blocks = self._rechunked(0, values(one, self.one)), self._rechunked(1, values(two, self.two))
+            blocks = rechunked(values(one, self.one)), rechunked(values(two, self.two))
             for a, b in zip(*blocks, strict=True):
                 changed = None if bits is None else next(bits)
                 total = total.plus(kernels.tally(a, b, self.how, self.sums, changed).moved(start))
@@ -168,8 +168,8 @@ class Worker:
             (
                 np.not_equal(a, b)
                 for a, b in zip(
-                    self._rechunked(4 * word + 2, raw_values(one, word)),
-                    self._rechunked(4 * word + 3, raw_values(two, word)),
+                    rechunked(raw_values(one, word)),
+                    rechunked(raw_values(two, word)),
                     strict=True,
                 )
             )
@@ -177,23 +177,23 @@ class Worker:
         ]
         return (np.logical_or.reduce(masks) for masks in zip(*differ, strict=True))
 
-    def _rechunked(self, side: int, chunks: Iterable[Array]) -> Iterator[Array]:
-        """The same values in blocks of `BLOCK`, the last one shorter, each valid until the next is asked for."""
-        held: Array | None = None
-        filled = 0
-        for chunk in chunks:
-            done = 0
-            while done < chunk.size:
-                if held is None:
-                    held = self.sums.buffer(f"block {side}", chunk.dtype.str, BLOCK)
-                taken = min(BLOCK - filled, chunk.size - done)
-                held[filled : filled + taken] = chunk[done : done + taken]
-                filled, done = filled + taken, done + taken
-                if filled == BLOCK:
-                    yield held
-                    filled = 0
-        if held is not None and filled:
-            yield held[:filled]
+
+def rechunked(chunks: Iterable[Array]) -> Iterator[Array]:
+    """The same values in blocks of `BLOCK`, the last one shorter, each valid until the next is asked for."""
+    held: Array | None = None
+    filled = 0
+    for chunk in chunks:
+        done = 0
+        held = np.empty(BLOCK, chunk.dtype) if held is None else held
+        while done < chunk.size:
+            taken = min(BLOCK - filled, chunk.size - done)
+            held[filled : filled + taken] = chunk[done : done + taken]
+            filled, done = filled + taken, done + taken
+            if filled == BLOCK:
+                yield held
+                filled = 0
+    if held is not None and filled:
+        yield held[:filled]
 
 
 class _Runs:
