@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from statecli.render import csv, json, jsonl, markdown, plain, table
+from statecli.render import csv, html, json, jsonl, markdown, plain, table
 from statecli.report import Report
 
 
@@ -21,6 +21,7 @@ class Output(str, Enum):
     JSONL = "jsonl"
     CSV = "csv"
     MARKDOWN = "markdown"
+    HTML = "html"
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -48,6 +49,7 @@ OUTPUTS: dict[Output, ModuleType] = {
     Output.JSONL: jsonl,
     Output.CSV: csv,
     Output.MARKDOWN: markdown,
+    Output.HTML: html,
 }
 
 
