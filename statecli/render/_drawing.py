@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 import msgspec
@@ -18,22 +18,24 @@ from statecli.report import Bars, Spread
 from statecli.report.text import count_text, number, plural
 
 #: More values than this are drawn several to a bar: bars thinner than two pixels cannot be told apart.
-MAX_BARS = 400
+MAX_BARS = 500
 #: So many bars have room for a name each.
 MAX_NAMED = 40
 #: Characters of a name below its bar, and units of width of one of them.
 NAME_LENGTH, NAME_WIDTH = 26, 6.3
 #: Ticks of layers on an axis.
 MAX_LAYERS = 24
-#: The least height of a bar: what is there is seen.
-MIN_HEIGHT = 1.5
+#: The least height of a bar, and that of a zero: what is there is seen.
+MIN_HEIGHT, ZERO_HEIGHT = 1.5, 4.0
+#: A bar of few is no wall.
+MAX_WIDTH = 40.0
 
 #: The first number of a name that is a part of its own: the 3 of `encoder.layer.3.weight`.
 _LAYER = re.compile(r"(?:^|[.\[])(\d{1,6})(?=[.\]]|$)")
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """One bar. `mood`: "" a value, "zero" nothing to show of it, "odd" neither finite nor drawn to scale."""
+    """One bar. `mood`: "" a value, "most" and "least" of several, "zero" nothing to show of it, "odd" not to scale."""
 
     x: float
     y: float
@@ -82,19 +84,21 @@ def drawn(chart: Bars | Spread) -> Picture:
 
 
 class _Scale(msgspec.Struct, frozen=True):
-    """Values -> 0..1 on an axis, on which `ticks` are worth writing down."""
+    """Values -> 0..1 on an axis, on which `ticks` are worth writing down.
+
+    `low` and `high` are logarithms, or the ends in units of 10**exponent: that holds for the whole range of floats.
+    """
 
     low: float
     high: float
-    log: bool
     ticks: tuple[tuple[float, str], ...]
+    log: bool = False
+    exponent: int = 0
 
     def at(self, value: float) -> float:
         """The share of the axis below the value."""
-        if self.log:
-            return (math.log10(value) - self.low) / (self.high - self.low)
-        # Halves, because the difference of two floats may be beyond the greatest of them.
-        return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
+        place = math.log10(value) if self.log else _mantissa(value, self.exponent)
+        return (place - self.low) / (self.high - self.low)
 
 
 def _logarithmic(least: float, most: float) -> _Scale:
@@ -105,18 +109,25 @@ def _logarithmic(least: float, most: float) -> _Scale:
     parts = (1, 2, 5) if high - low <= 2 else (1,)
     exponents = range(low, high + 1, step)
     ticks = [(math.log10(part) + e, _written(part, e)) for e in exponents for part in parts]
-    return _Scale(low, high, True, tuple(((e - low) / (high - low), text) for e, text in ticks if e <= high))
+    return _Scale(low, high, tuple(((e - low) / (high - low), text) for e, text in ticks if e <= high), log=True)
 
 
 def _linear(low: float, high: float, most: int = 5) -> _Scale:
     """Ticks at 1, 2 or 5 times a power of ten between two finite numbers."""
-    if low == high:
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-    exponent = math.floor(math.log10(max(abs(low), abs(high))))
-    start, end = (float(Decimal(value).scaleb(-exponent)) for value in (low, high))
+    largest = max(abs(low), abs(high))
+    exponent = math.floor(math.log10(largest)) if largest else 0
+    start, end = _mantissa(low, exponent), _mantissa(high, exponent)
+    if start == end:
+        start, end = start - 0.5, end + 0.5
     step = _step((end - start) / most)
     places = [n * step for n in range(math.ceil(start / step - 1e-9), math.floor(end / step + 1e-9) + 1)]
-    return _Scale(low, high, False, tuple(((at - start) / (end - start), _written(at, exponent)) for at in places))
+    ticks = tuple(((at - start) / (end - start), _written(at, exponent)) for at in places)
+    return _Scale(start, end, ticks, exponent=exponent)
+
+
+def _mantissa(value: float, exponent: int) -> float:
+    """value / 10**exponent, where a float has no room for that power too."""
+    return float(Decimal(value).scaleb(-exponent))
 
 
 def _step(least: float) -> float:
@@ -136,18 +147,19 @@ def _written(mantissa: float, exponent: int) -> str:
 
 
 def _bars(chart: Bars) -> Picture:
-    """A bar a value, or a bar the largest of several neighbours where there are too many."""
+    """A bar a value, or one for several neighbours where there are too many."""
     pairs = list(zip(chart.labels, chart.values, strict=True))
     size = max(1, math.ceil(len(pairs) / MAX_BARS))
     bins = [pairs[at : at + size] for at in range(0, len(pairs), size)]
     names = [elided(label, NAME_LENGTH) for label in chart.labels] if len(pairs) <= MAX_NAMED else []
     below, layers = ("", []) if names else _layers(chart.labels)
     room = max(map(len, names), default=0) * NAME_WIDTH + 12 if names else 40.0 if below else 26.0
-    left, top, right, bottom = 64.0, 30.0, 792.0, 270.0
+    left, top, right, bottom = 58.0, 30.0, 1094.0, 300.0
     scale = _scale([value for value in chart.values if math.isfinite(value)])
     slot = (right - left) / max(1, len(bins))
     ground = _height(scale, 0.0, top, bottom)
-    marks = tuple(_bar(several, scale, left + slot * n, slot, (top, bottom, ground)) for n, several in enumerate(bins))
+    box = (top, bottom, ground)
+    marks = tuple(mark for n, several in enumerate(bins) for mark in _bar(several, scale, left + slot * n, slot, box))
     if names:
         ticks = tuple(Tick(left + slot * (n + 0.5), name) for n, name in enumerate(names))
     else:
@@ -156,7 +168,7 @@ def _bars(chart: Bars) -> Picture:
         chart.title,
         _note(chart.values, size),
         True,
-        800.0,
+        1100.0,
         bottom + room,
         left,
         top,
@@ -190,20 +202,24 @@ def _height(scale: _Scale | None, value: float, top: float, bottom: float) -> fl
 
 def _bar(
     several: list[tuple[str, float]], scale: _Scale | None, x: float, slot: float, box: tuple[float, float, float]
-) -> Mark:
+) -> Iterator[Mark]:
+    """The bar of a value. Of several: a light one of the largest, and before it a dark one of the smallest."""
     top, bottom, ground = box
-    width = slot * 0.8 if slot > 3 else slot
+    width = min(slot * 0.8, MAX_WIDTH) if slot > 3 else slot
     x += (slot - width) / 2
     finite = [pair for pair in several if math.isfinite(pair[1])]
     title = _said(several, finite)
     if len(finite) < len(several):
-        return Mark(x, top, width, bottom - top, title, "odd")
-    value = max(finite, key=lambda pair: abs(pair[1]))[1]
-    if value == 0:
-        return Mark(x, ground - MIN_HEIGHT, width, MIN_HEIGHT, title, "zero")
-    y = _height(scale, value, top, bottom)
-    height = max(abs(ground - y), MIN_HEIGHT)
-    return Mark(x, ground - height if value > 0 else ground, width, height, title)
+        yield Mark(x, top, width, bottom - top, title, "odd")
+        return
+    sizes = sorted((value for _, value in finite), key=abs)
+    if sizes[-1] == 0:
+        yield Mark(x, ground - ZERO_HEIGHT, width, ZERO_HEIGHT, title, "zero")
+        return
+    moods = ["most", "least"] if len(several) > 1 else [""]
+    for value, mood in zip((sizes[-1], sizes[0]), moods, strict=False):
+        height = max(abs(ground - _height(scale, value, top, bottom)), MIN_HEIGHT)
+        yield Mark(x, ground if value < 0 else ground - height, width, height if value else 0.0, title, mood)
 
 
 def _said(several: list[tuple[str, float]], finite: list[tuple[str, float]]) -> str:
@@ -224,7 +240,7 @@ def _note(values: Sequence[float], size: int) -> str:
     zero, odd = sum(value == 0 for value in values), sum(not math.isfinite(value) for value in values)
     parts = [f"{plural(len(values), 'value')}, in order"]
     if size > 1:
-        parts.append(f"each bar is the largest of {size:,} neighbours")
+        parts.append(f"each bar is {size:,} neighbours, light to the largest, dark to the smallest")
     if zero:
         parts.append(f"{zero:,} zero (grey)")
     if odd:
@@ -272,7 +288,7 @@ def _spread(chart: Spread) -> Picture:
         height = max(y_scale.at(float(count)) * (bottom - top), MIN_HEIGHT) if count else 0.0
         title = f"{number(low)} … {number(high)}: {count:,}"
         marks.append(Mark(start, bottom - height, max(end - start, 0.5), height, title))
-    inside = x_scale.low <= 0 <= x_scale.high
+    inside = x_scale.low <= 0.0 <= x_scale.high
     return Picture(
         chart.title,
         f"{plural(total, 'element')}",
