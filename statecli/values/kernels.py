@@ -5,7 +5,8 @@ numpy writes into buffers that are used again and again and fit a core's second-
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from statecli.diff.result import How
 from statecli.values.elements import Array, Decoder
 from statecli.values.tally import ROW, SAFE, SMALL, Tally, Wide
 
-_rows: Callable[[Array, Array], Array] = getattr(np, "vecdot", None) or (lambda a, b: np.einsum("ij,ij->i", a, b))
+_rows: Any = getattr(np, "vecdot", None) or (lambda a, b, out: np.einsum("ij,ij->i", a, b, out=out))
 _ONES = np.ones(ROW, np.float32)
 
 
@@ -76,31 +77,33 @@ def norm(block: Array, decoder: Decoder) -> Tally:
 def _fast(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
     """None where float32 cannot carry it."""
     a, b = _padded(before, decoder, "before"), _padded(after, decoder, "after")
-    norms = _squares(a), _squares(b)
-    product = float(_rows(a.reshape(-1, ROW), b.reshape(-1, ROW)).sum(dtype=np.float64))
-    # An infinity or a NaN on one side, or an overflow, is in its norm.
-    if not np.isfinite(norms[0] + norms[1]):
-        return None
     gap = np.subtract(b, a, out=decoder.buffer("gap", "f4", a.size))
     if changed is None:
         changed = np.not_equal(gap, 0, out=decoder.buffer("changed", "?", gap.size))
-    count = int(np.count_nonzero(changed))
-    first = int(changed.argmax()) if count else None
-    squares = _squares(gap)
-    if not np.isfinite(squares) or any(
-        _may_have_vanished(*one) for one in ((norms[0], before), (norms[1], after), (squares, gap))
+    x, y, d = a.reshape(-1, ROW), b.reshape(-1, ROW), gap.reshape(-1, ROW)
+    sums = decoder.buffer("sums", "f4", 5 * len(x)).reshape(5, -1)
+    _rows(x, x, out=sums[0])
+    _rows(y, y, out=sums[1])
+    _rows(x, y, out=sums[2])
+    _rows(d, d, out=sums[3])
+    np.abs(gap, out=gap)
+    _rows(d, _ONES.reshape(1, -1), out=sums[4])
+    norm_a, norm_b, product, squares, sum_abs = map(float, sums.sum(axis=1, dtype=np.float64))
+    # An infinity or a NaN on one side, or an overflow, is in its norm.
+    if not math.isfinite(norm_a + norm_b + squares) or any(
+        _may_have_vanished(*one) for one in ((norm_a, before), (norm_b, after), (squares, gap))
     ):
         return None
-    np.abs(gap, out=gap)
+    count = int(np.count_nonzero(changed))
     return Tally(
         changed=count,
-        first=first,
+        first=int(changed.argmax()) if count else None,
         finite=before.size,
         max_abs=float(gap.max()),
-        sum_abs=Wide(float(_rows(gap.reshape(-1, ROW), _ONES).sum(dtype=np.float64))),
+        sum_abs=Wide(sum_abs),
         squares=Wide(squares),
-        before=Wide(norms[0]),
-        after=Wide(norms[1]),
+        before=Wide(norm_a),
+        after=Wide(norm_b),
         product=Wide(product),
     )
 
@@ -118,7 +121,7 @@ def _padded(block: Array, decoder: Decoder, purpose: str) -> Array:
 
 def _squares(block: Array) -> float:
     rows = block.reshape(-1, ROW)
-    return float(_rows(rows, rows).sum(dtype=np.float64))
+    return float(_rows(rows, rows, out=np.empty(len(rows), np.float32)).sum(dtype=np.float64))
 
 
 def _may_have_vanished(squares: float, block: Array) -> bool:
