@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-HEAVY = ("torch", "numpy", "rich", "safetensors", "transformers", "pickle")
+HEAVY = ("torch", "numpy", "rich", "safetensors", "transformers", "pickle", "jinja2")
 
 CHILD = """
 import json, sys

@@ -240,7 +240,7 @@ def _note(values: Sequence[float], size: int) -> str:
     zero, odd = sum(value == 0 for value in values), sum(not math.isfinite(value) for value in values)
     parts = [f"{plural(len(values), 'value')}, in order"]
     if size > 1:
-        parts.append(f"each bar is {size:,} neighbours, light to the largest, dark to the smallest")
+        parts.append(f"each bar is {size:,} neighbours, faint up to the largest, strong up to the smallest")
     if zero:
         parts.append(f"{zero:,} zero (grey)")
     if odd:

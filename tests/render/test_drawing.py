@@ -1,0 +1,128 @@
+"""Charts as geometry: to scale, inside the picture, and honest about what they cannot draw."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from statecli.render._drawing import MAX_BARS, drawn
+from statecli.report import Bars, Spread
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def bars(values, labels=None):
+    return drawn(Bars("t", tuple(labels or (f"x{n}" for n in range(len(values)))), tuple(values), "u"))
+
+
+def height_of(picture, n):
+    return picture.marks[n].height / (picture.bottom - picture.top)
+
+
+def test_a_bar_ten_times_as_large_is_a_decade_higher():
+    """The y axis counts orders of magnitude, and its ticks stand where their value would."""
+    picture = bars([0.001, 0.01, 0.1])
+    heights = [mark.height for mark in picture.marks]
+    assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1])
+    at = {tick.text: tick.at for tick in picture.y_ticks}
+    assert at["0.01"] == pytest.approx(picture.bottom - heights[1])
+    assert at["0.1"] == pytest.approx(picture.top)
+
+
+def test_negative_values_stand_below_the_axis():
+    """A signed chart is linear and its bars start at zero."""
+    picture = bars([3.0, -1.5])
+    up, down = picture.marks
+    assert up.y + up.height == pytest.approx(picture.ground) == pytest.approx(down.y)
+    assert up.height == pytest.approx(2 * down.height)
+
+
+def test_a_zero_and_a_nan_look_like_neither_a_small_nor_a_large_value():
+    """They have moods of their own, and the note counts them."""
+    picture = bars([0.0, math.nan, math.inf, 1.0])
+    assert [mark.mood for mark in picture.marks] == ["zero", "odd", "odd", ""]
+    assert "1 zero" in picture.note
+    assert "2 not finite" in picture.note
+
+
+def test_a_nan_among_neighbours_marks_their_bar():
+    """It does not vanish in the largest of them, and its name is there."""
+    values = [1.0] * 5000
+    values[777] = math.nan
+    odd = [mark for mark in bars(values).marks if mark.mood == "odd"]
+    assert len(odd) == 1
+    assert "1 not finite, as x777" in odd[0].title
+
+
+def test_layers_are_marked_where_they_begin():
+    """The axis names the stack and counts its layers; names of another stack do not disturb it."""
+    labels = ["emb.w", *(f"h.{n}.{part}" for n in range(12) for part in "abcd"), "z.0.w"]
+    picture = bars([1.0] * len(labels), labels)
+    assert picture.below == "h.N"
+    assert [tick.text for tick in picture.x_ticks] == [str(n) for n in range(12)]
+    slot = (picture.right - picture.left) / len(labels)
+    assert picture.x_ticks[3].at == pytest.approx(picture.left + slot * (1 + 3 * 4))
+
+
+def test_few_bars_have_their_names():
+    """Up to 40 bars are named below, long names elided in the middle."""
+    picture = bars([1.0, 2.0], ["a", "m." * 40 + "weight"])
+    assert picture.upright
+    assert picture.x_ticks[0].text == "a"
+    assert picture.x_ticks[1].text.endswith("m.weight")
+    assert len(picture.x_ticks[1].text) < 30
+
+
+@given(st.lists(st.one_of(st.floats(), st.just(0.0)), max_size=60).flatmap(lambda v: st.just(v * 11)))
+def test_whatever_the_values_the_bars_are_inside(values):
+    """From the least denormal to the greatest float, signed or not: finite coordinates in the plot, in order."""
+    picture = bars(values)
+    inside(picture)
+    drawn_ones = [mark for mark in picture.marks if mark.mood != "least"]
+    assert [mark.x for mark in drawn_ones] == sorted(mark.x for mark in drawn_ones)
+    assert len(drawn_ones) <= MAX_BARS
+    assert len(picture.y_ticks) <= 12
+
+
+def inside(picture):
+    for mark in picture.marks:
+        assert picture.left - 1e-6 <= mark.x <= mark.x + mark.width <= picture.right + 1
+        assert picture.top - 5 <= mark.y <= mark.y + mark.height <= picture.bottom + 5
+    for tick in picture.y_ticks:
+        assert picture.top - 1e-6 <= tick.at <= picture.bottom + 1e-6
+
+
+@given(st.lists(finite, min_size=2, max_size=50, unique=True), st.data())
+def test_a_histogram_is_inside_whatever_its_edges(edges, data):
+    """Denormal and huge ranges alike; zero is marked exactly where it lies between the ends."""
+    edges = sorted(edges)
+    counts = data.draw(st.lists(st.integers(0, 10**12), min_size=len(edges) - 1, max_size=len(edges) - 1))
+    picture = drawn(Spread("t", tuple(edges), tuple(counts), "Δ"))
+    inside(picture)
+    assert (picture.zero is not None) == (edges[0] <= 0 <= edges[-1])
+    assert all(picture.left - 1e-6 <= tick.at <= picture.right + 1e-6 for tick in picture.x_ticks)
+
+
+def test_a_histograms_bars_are_to_scale():
+    """Twice the count is twice the height; a bin without any has no bar, one of a million still shows."""
+    picture = drawn(Spread("t", (0.0, 1.0, 2.0, 3.0, 4.0), (500_000, 1_000_000, 0, 1), "Δ"))
+    half, whole, none, one = (mark.height for mark in picture.marks)
+    assert whole == pytest.approx(2 * half)
+    assert none == 0 < 1 <= one
+    assert whole == pytest.approx(picture.bottom - picture.top)
+
+
+def test_ticks_of_a_histogram_are_round_numbers_where_they_stand():
+    """-0.02, 0, 0.02 between -0.03 and 0.03; zero in the middle."""
+    picture = drawn(Spread("t", (-0.03, 0.03), (4,), "Δ"))
+    at = {tick.text: tick.at for tick in picture.x_ticks}
+    assert set(at) == {"-0.02", "0", "0.02"}
+    assert at["0"] == pytest.approx((picture.left + picture.right) / 2) == pytest.approx(picture.zero)
+
+
+def test_counts_are_written_whole():
+    """There is no half element on an axis."""
+    assert [tick.text for tick in drawn(Spread("t", (0.0, 1.0), (1,), "Δ")).y_ticks] == ["0", "1"]

@@ -1,0 +1,335 @@
+"""The HTML page: whole, inert, and readable without its script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib import resources
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from statecli import render
+from statecli.finding import Finding, Severity
+from statecli.render import Look, Output
+from statecli.report import Bars, Column, Fix, Group, Line, Page, Report, Spread, Table
+from statecli.state import Oddity
+
+#: HTML's elements without content.
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</title></style><b>x",
+    "{{ 7 * 7 }}{% raw %}",
+    "]]><!--",
+    "&lt;b&gt; &amp;",
+    "a\x1b[31m\u202eb\x00\n\ud800",
+]
+
+
+class Sink:
+    """What a renderer wrote, as bytes."""
+
+    def __init__(self):
+        self.raw = b""
+
+    def text(self, text):
+        self.raw += text.encode("utf-8")
+
+    def utf8(self, raw):
+        self.raw += raw
+
+
+class Tree(HTMLParser):
+    """The tags, texts and attributes of a page; an unbalanced tag fails at once."""
+
+    def __init__(self, raw):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.texts, self.rows = [], [], [], [], []
+        self.feed(raw.decode("utf-8"))
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+
+    def said(self, tag):
+        """All text that stands directly in a tag."""
+        return [text for where, text in self.texts if where == tag]
+
+    def classes(self, tag):
+        return [value for where, name, value in self.attributes if where == tag and name == "class"]
+
+
+COLUMNS = (Column("name"), Column("dtype"), Column("size", right=True))
+
+
+def page(**changes):
+    lines = (Line(("fc.weight", "float32", "24 B")), Line(("fc.bias", "float32", "8 B"), "= x", "bad"))
+    fields = {"subtitle": "2 tensors", "columns": COLUMNS, "groups": (Group("parameters", "2 tensors", lines),)}
+    return Page(**{**fields, "totals": ("parameter    2 tensors",), **changes})
+
+
+def report(shown=None, title="net.pt", **changes):
+    shown = shown or page()
+    return Report(title, msgspec.Struct, lambda: Table((), ()), lambda: shown, findings=shown.findings, **changes)
+
+
+def written(about, **look):
+    sink = Sink()
+    render.write(about, Output.HTML, sink, Look(**look))
+    return sink.raw
+
+
+def tree(about, **look):
+    return Tree(written(about, **look))
+
+
+def bars(values, labels=None):
+    return Bars("change", tuple(labels or (f"l.{n}.w" for n in range(len(values)))), tuple(values), "relative L2")
+
+
+def everywhere(text):
+    """A report with the text in every place that a file or a user may fill."""
+    finding = Finding(text, Severity.ERROR, text, text, text, help=text)
+    shown = Page(
+        subtitle=text,
+        columns=(Column(text), Column(text, right=True)),
+        groups=(Group(text, text, (Line((text, text), text, "bad"),)),),
+        totals=(text,),
+        fixes=(Fix(text, text),),
+        findings=(finding,),
+    )
+    charts = (Bars(text, (text, text), (1.0, math.nan), text), Spread(text, (-1.0, 0.0, 1.0), (3, 4), text))
+    many = bars([0.5] * 501, [text] * 501)
+    return report(shown, text, notes=(Oddity(text, text),), charts=lambda: (*charts, many))
+
+
+def test_a_page_is_balanced_and_says_what_the_report_says():
+    """Title, subtitle, totals, each cell, remark, finding with its help, note and fix are there as text."""
+    finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x", "fc.weight", help="register it")
+    shown = page(findings=(finding,), fixes=(Fix("net.py:9", "a = 1\n\nb = 2"),))
+    found = tree(report(shown, notes=(Oddity("prefix", "module. is looked through"),)))
+    said = "".join(text for _, text in found.texts)
+    for text in ("net.pt", "2 tensors", "parameter    2 tensors", "error[left-behind]", "fc.weight: stays"):
+        assert text in said
+    assert "module. is looked through" in said
+    assert found.said("p")[-1] == "register it"
+    assert found.said("pre") == ["a = 1\n\nb = 2\n"]
+    assert found.rows[0] == ["name", "dtype", "size", "remark"]
+    assert found.rows[1:] == [
+        ["parameters 2 tensors"],
+        ["fc.weight", "float32", "24 B", ""],
+        ["fc.bias", "float32", "8 B", "= x"],
+    ]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_names_are_text_wherever_they_stand(text):
+    """The page has the same tags and attributes as one of a harmless name, and one script: its own."""
+    hostile, harmless = tree(everywhere(text)), tree(everywhere("harmless"))
+    assert hostile.tags == harmless.tags
+    assert [(tag, name) for tag, name, _ in hostile.attributes] == [(tag, name) for tag, name, _ in harmless.attributes]
+    assert hostile.said("script") == harmless.said("script")
+
+
+@given(st.text(min_size=1, max_size=30))
+@settings(max_examples=40, deadline=None)
+def test_no_text_changes_the_page_it_stands_in(text):
+    """Any text there is leaves the tags alone, and no control character is written but the line break."""
+    raw = written(everywhere(text))
+    assert Tree(raw).tags == tree(everywhere("harmless")).tags
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", raw.decode("utf-8"))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_name_is_shown_as_it_is(text):
+    """Escaped for HTML alone: what a reader sees is the name, its control characters made visible."""
+    from statecli.render._escape import visible
+
+    assert tree(report(page(groups=(Group("g", "", (Line((text, "", "")),)),)))).rows[2][0] == visible(text)
+
+
+def test_nothing_is_fetched():
+    """No address, no link, no image, no import: the page stands by itself."""
+    raw = written(everywhere("name")).decode()
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|<link|<img|\bsrc=|\bhref=|srcset|fetch\(|XMLHttp", raw)
+
+
+def test_the_policy_admits_the_pages_own_style_and_script_alone():
+    """The hashes are those of the text as it stands; there is no unsafe-inline and no inline attribute to need it."""
+    found = tree(everywhere("name"))
+    policy = next(value for _, name, value in found.attributes if name == "content" and "default-src" in value)
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        (text,) = found.said(tag)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert not [name for _, name, _ in found.attributes if name == "style" or name.startswith("on")]
+
+
+def test_the_same_report_gives_the_same_bytes():
+    """Nothing of the clock, the process or the machine is in it."""
+    assert written(everywhere("name")) == written(everywhere("name"))
+
+
+def test_quiet_has_the_findings_alone():
+    """-q: no table, chart or note, and still what makes it exit 1."""
+    finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x")
+    about = report(page(findings=(finding,)), notes=(Oddity("n", "a note"),), charts=lambda: (bars([1.0]),))
+    raw = written(about, quiet=True).decode()
+    assert "fc.weight: stays" in raw
+    assert not {"table", "svg"} & set(Tree(raw.encode()).tags)
+    assert "a note" not in raw
+
+
+def test_severity_and_mood_are_classes():
+    """Errors are red, warnings are not; a bad row is marked."""
+    several = (Finding("a", Severity.ERROR, "m", "x"), Finding("b", Severity.WARNING, "m", "x"))
+    found = tree(report(page(findings=several)))
+    assert [value for value in found.classes("li") if value] == ["error", "warning"]
+    assert found.classes("tr") == ["group", "bad"]
+
+
+def test_every_mood_and_severity_has_a_style():
+    """What a row or a finding is meant as can be seen."""
+    style = resources.files("statecli.render").joinpath("page.css").read_text("utf-8")
+    moods = set(re.findall(r'"(\w+)"', Line.__doc__.rpartition("`mood`")[2]))
+    assert {"bad", "warn", "dim", "strong"} <= moods
+    assert all(f"tr.{mood} td" in style for mood in moods)
+    assert all(f".told .{severity}" in style for severity in ("error", "warning"))
+
+
+def test_an_outline_is_not_sorted():
+    """Sorting the rows of a tree would tear it apart."""
+    assert [name for tag, name, _ in tree(report()).attributes if tag == "table"] == ["data-sorts"]
+    assert [name for tag, name, _ in tree(report(outline=True)).attributes if tag == "table"] == []
+
+
+def test_columns_of_numbers_are_marked():
+    """Head and cells of a right column carry the class by which they are aligned and sorted as numbers."""
+    found = tree(report())
+    assert found.classes("th") == ["n"]
+    assert found.classes("td").count("n") == 2
+
+
+@pytest.mark.parametrize("count", [1, 40, 41, 500])
+def test_a_bar_a_value(count):
+    """Up to 500 values each have a bar, with its name and value to point at."""
+    values = [10.0 ** -(n % 7) for n in range(count)]
+    found = tree(report(charts=lambda: (bars(values),)))
+    assert found.classes("rect").count("bar") == count
+    titles = [text for text in found.said("title") if text.startswith("l.")]
+    assert titles == [f"l.{n}.w: {value:.6g}" for n, value in enumerate(values)]
+
+
+def test_thousands_of_values_share_bars_and_stay_small():
+    """40,000 values: 500 bars of 80, each with its largest and smallest, in well under 2 MB."""
+    raw = written(report(charts=lambda: (bars([1.0 + n for n in range(40_000)]),)))
+    found = Tree(raw)
+    assert found.classes("rect").count("bar most") == found.classes("rect").count("bar least") == 500
+    assert any("largest is 40000, of l.39999.w" in text for text in found.said("title"))
+    assert len(raw) < 400_000
+
+
+def test_a_histogram_has_a_bar_a_bin():
+    """As many bars as counts."""
+    spread = Spread("w", tuple(n / 48 for n in range(49)), tuple(range(48)), "Δ")
+    assert tree(report(charts=lambda: (spread,))).classes("rect").count("bar") == 48
+
+
+def test_forty_thousand_rows_are_all_there_in_bounded_bytes():
+    """Each row of the page is a row of the table, with under 100 bytes of markup."""
+    lines = tuple(Line((f"layers.{n}.weight", "float32", f"{n} B")) for n in range(40_000))
+    raw = written(report(page(groups=(Group("parameters", "", lines),))))
+    assert [row[0] for row in Tree(raw).rows[2:]] == [line.cells[0] for line in lines]
+    assert len(raw) < 40_000 * (100 + 30)
+
+
+def _palettes():
+    """(name, variables) of the light, dark and printed palette."""
+    style = resources.files("statecli.render").joinpath("page.css").read_text("utf-8")
+    found = [dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)]
+    assert len(found) == 3
+    return list(zip(("light", "dark", "print"), found, strict=True))
+
+
+def _luminance(color):
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _contrast(one, other):
+    """WCAG 2.2, 1.4.3."""
+    dark, light = sorted((_luminance(one), _luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize(("name", "colors"), _palettes(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_text_is_legible_on_every_ground_it_stands_on(name, colors):
+    """WCAG AA: 4.5 to 1 for text, 3 to 1 for what is drawn."""
+    grounds = [("ground", "text dim bad warn good info"), ("band", "text dim bad warn good info")]
+    grounds += [("bad-ground", "text bad"), ("warn-ground", "text warn")]
+    for ground, texts in grounds:
+        for text in texts.split():
+            assert _contrast(colors[ground], colors[text]) >= 4.5, (ground, text)
+    assert all(_contrast(colors["ground"], colors[drawn]) >= 3 for drawn in ("bar", "quiet", "bad"))
+
+
+def test_every_colour_that_is_used_is_in_every_palette():
+    """A variable that one palette lacks would be drawn in another's colour, or in none."""
+    style = resources.files("statecli.render").joinpath("page.css").read_text("utf-8")
+    used = set(re.findall(r"var\(--([\w-]+)\)", style))
+    assert all(set(colors) == used for _, colors in _palettes())
+
+
+@pytest.mark.parametrize("output", [output for output in Output if output is not Output.HTML])
+def test_no_other_output_imports_jinja(output, tmp_path):
+    """30 ms that only this page costs."""
+    code = (
+        "import sys\nfrom statecli import render\nfrom statecli.report import Page, Report, Table, Column\n"
+        "import msgspec\nclass Document(msgspec.Struct):\n    a: int = 1\n"
+        "class Sink:\n    text = utf8 = staticmethod(lambda part: None)\n"
+        "columns = (Column('fqn'),)\n"
+        "about = Report('t', Document, lambda: Table(columns, ()), lambda: Page('', columns, (), ()))\n"
+        f"render.write(about, render.Output({output.value!r}), Sink, render.Look(terminal=True))\n"
+        "sys.exit('jinja2' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_script_says_nothing_of_a_name():
+    """What the script is made of is a file of ours, byte for byte."""
+    own = resources.files("statecli.render").joinpath("page.js").read_text("utf-8")
+    assert tree(everywhere("x")).said("script") == [own]
