@@ -288,7 +288,7 @@ def _spread(chart: Spread) -> Picture:
         height = max(y_scale.at(float(count)) * (bottom - top), MIN_HEIGHT) if count else 0.0
         title = f"{number(low)} … {number(high)}: {count:,}"
         marks.append(Mark(start, bottom - height, max(end - start, 0.5), height, title))
-    inside = x_scale.low <= 0.0 <= x_scale.high
+    inside = min(chart.edges) <= 0 <= max(chart.edges)
     return Picture(
         chart.title,
         f"{plural(total, 'element')}",

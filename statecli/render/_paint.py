@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_CODES = {"bold": "1", "dim": "2", "red": "31", "yellow": "33", "cyan": "36", "bold red": "1;31"}
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold red": "1;31"}
 
 
 def painted(text: str, style: str, color: bool) -> str:

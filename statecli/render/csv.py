@@ -27,7 +27,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
     out.writerow([*names, "finding"])
     section = names.index("section") if "section" in names else None
     by_fqn: dict[tuple[str | None, str | None], list[str]] = {}
-    for finding in report.findings:
+    for finding in report.beside():
         where = finding.section if section is not None else None
         by_fqn.setdefault((where, finding.fqn), []).append(f"{finding.rule}: {finding.message}")
     for row in table.rows:

@@ -35,7 +35,9 @@ for (const table of document.querySelectorAll("table[data-sorts]")) {
     for (const other of heads) other.removeAttribute("aria-sort");
     if (way) head.setAttribute("aria-sort", way);
     for (const { body, rows } of bodies) {
-      body.append(...(way ? sorted(rows, column, right, way === "ascending" ? 1 : -1) : rows));
+      const moved = document.createDocumentFragment();
+      for (const row of way ? sorted(rows, column, right, way === "ascending" ? 1 : -1) : rows) moved.append(row);
+      body.append(moved);
     }
   };
 

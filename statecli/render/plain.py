@@ -18,18 +18,23 @@ MAX_PADDING = 100
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:
+    if report.listing is not None:
+        for parts in report.listing():
+            sink.text("\t".join(map(visible, parts)) + "\n")
+        return
     if not look.quiet:
         page = report.page()
         table = _outline(page) if report.outline else report.table()
-        for number, line in enumerate(aligned(table)):
+        for number, line in enumerate(aligned(table) if table.rows else ()):
             sink.text((painted(line, "bold", look.color) if number == 0 else line) + "\n")
-        sink.text("\n" + "".join(f"{line}\n" for line in page.totals))
+        sink.text("\n" if table.rows else "")
+        sink.text("".join(f"{line}\n" for line in page.totals))
         for note in report.notes:
             sink.text(painted(f"note[{note.name}]: {sentence(note.message)}", "dim", look.color) + "\n")
         for fix in page.fixes:
             for line in fix.text.splitlines():
                 sink.text(f"fix: {visible(fix.place)}: {visible(line)}\n")
-    for finding in report.findings:
+    for finding in report.findings if look.quiet else report.beside():
         sink.text(painted(finding_line(finding), "bold red", look.color) + "\n")
 
 

@@ -17,7 +17,7 @@ INDENT = 2
 GAP = 2
 #: With less room than this beside the columns, names stand above them.
 MIN_NAME = 12
-MOODS = {"bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
+MOODS = {"good": "green", "info": "cyan", "bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:
@@ -27,6 +27,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:
         page.groups()
         page.fixes()
         page.notes()
+        page.verdict()
     page.findings()
     sink.text(page.text())
 
@@ -87,7 +88,8 @@ class _Layout:
             first = ""
         if self.name:
             start = " " * INDENT + self._padded(first, self.name) + " " * GAP
-            return [*lines, (start + self._row(self.columns, cells)).rstrip()]
+            row = (start + self._row(self.columns, cells)).rstrip()
+            return [*lines, row] if row or not lines else lines
         below = ((" " * INDENT * 2 + self._row(row, cells)).rstrip() for row in self.rows)
         return [*lines, *(line for line in below if line)]
 
@@ -161,7 +163,7 @@ class _Page:
         remark = sentence(line.remark)
         for text in above:
             self.put((text, style))
-        beside = self.remark_column() if self.layout.name else 0
+        beside = self.remark_column(line) if self.layout.name else 0
         if remark and beside + self.layout.cell_len(remark) <= self.width and beside:
             gap = " " * (beside - self.layout.cell_len(last))
             self.put((last + gap, style), (remark, style or "dim"))
@@ -170,8 +172,10 @@ class _Page:
         if remark:
             self.wrapped(remark, style or "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
 
-    def remark_column(self) -> int:
-        widths = [self.layout.widths[c] for c in self.layout.columns]
+    def remark_column(self, line: Line) -> int:
+        """Behind the columns; in their place where a row has nothing in them."""
+        used = any(line.cells[c] for c in self.layout.columns)
+        widths = [self.layout.widths[c] for c in self.layout.columns] if used else []
         return INDENT + self.layout.name + sum(width + GAP for width in widths) + GAP
 
     def fixes(self) -> None:
@@ -189,6 +193,11 @@ class _Page:
             self.put(("", ""))
         for note in self.report.notes:
             self.wrapped(note.message, "dim", " " * 6, "note: ")
+
+    def verdict(self) -> None:
+        if self.page.verdict:
+            self.put(("", ""))
+            self.wrapped(self.page.verdict, "bold", "")
 
     def findings(self) -> None:
         if self.page.findings:
