@@ -13,7 +13,7 @@ def main() -> None:
 
         options = shortcut.parse(sys.argv[1:])
         if options is not None:
-            cli.leave(lambda: cli.inspect(options), options.debug)
+            cli.leave(lambda: cli.run(options), options.debug)
         from statecli.arguments import run
 
         cli.leave(run, debug=False)

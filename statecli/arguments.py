@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from statecli import __version__, cli
-from statecli.options import Color, InspectOptions
+from statecli.diff.result import Field
+from statecli.options import Color, DiffOptions, InspectOptions
 from statecli.render import Output
 from statecli.state import Kind
 
@@ -45,11 +46,17 @@ NotGlobs = Annotated[
     list[str] | None, typer.Option("--exclude", "-x", metavar="GLOB", help="No names that match (repeatable).")
 ]
 Kinds = Annotated[list[Kind] | None, typer.Option("--kind", help="Only tensors of this kind (repeatable).")]
+All = Annotated[bool, typer.Option("--all", help="Every layer on its own line.")]
+Tree = Annotated[bool, typer.Option("--tree", help="Sums by module.")]
+InitDevice = Annotated[
+    str, typer.Option("--init-device", metavar="DEVICE", help="Build a class there; meta for one too big to hold.")
+]
 Form = Annotated[Output, typer.Option("--output-format", "-f", help="What is written.")]
 To = Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, not to stdout.")]
 Colors = Annotated[Color, typer.Option("--color", help="auto: on a terminal, unless NO_COLOR is set.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what makes it exit 1.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also evidence, other names, source lines.")]
+VerboseDiff = Annotated[bool, typer.Option("--verbose", "-v", help="Also where first, mean, L2, cosine.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="A traceback with every error.")]
 
@@ -69,11 +76,9 @@ def inspect(
     stats: Annotated[
         bool, typer.Option("--stats", help="Read the values: min, max, mean, std, zeros, NaN, Inf.")
     ] = False,
-    all: Annotated[bool, typer.Option("--all", help="Every layer on its own line.")] = False,
-    tree: Annotated[bool, typer.Option("--tree", help="Sums by module.")] = False,
-    init_device: Annotated[
-        str, typer.Option("--init-device", metavar="DEVICE", help="Build a class there; meta for one too big to hold.")
-    ] = "cpu",
+    all: All = False,
+    tree: Tree = False,
+    init_device: InitDevice = "cpu",
     include: Globs = None,
     exclude: NotGlobs = None,
     kind: Kinds = None,
@@ -87,32 +92,70 @@ def inspect(
 ) -> None:
     """Group every tensor of TARGET into parameters, buffers and unregistered tensors, and show where each lives."""
 
-    options = InspectOptions(
-        target=target,
-        to=to,
-        cuda=cuda,
-        model=model,
-        stats=stats,
-        all=all,
-        tree=tree,
-        init_device=init_device,
-        include=tuple(include or ()),
-        exclude=tuple(exclude or ()),
-        kind=tuple(kind or ()),
-        output_format=output_format,
-        output=output,
-        color=color,
-        quiet=quiet,
-        verbose=verbose,
-        no_progress=no_progress,
-        debug=debug,
-    )
+    options = InspectOptions(**_given(locals()))
     cli.leave(lambda: cli.inspect(options), debug)
+
+
+#: Typer gives a list of these, or None.
+REPEATABLE = ("include", "exclude", "kind", "map", "ignore", "only", "frozen", "changed")
+
+
+def _given(parameters: dict[str, Any]) -> dict[str, Any]:
+    """A command's own parameters as its options have them."""
+    return {name: tuple(value or ()) if name in REPEATABLE else value for name, value in parameters.items()}
+
+
+def _globs(name: str, text: str) -> Any:
+    return typer.Option(name, metavar="GLOB", help=f"{text} (repeatable).")
+
+
+@app.command()
+def diff(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A checkpoint, its folder, or file.py:Class.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="What it became; of any format.")],
+    map: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="REGEX=REPLACEMENT", help="Rewrite names of BEFORE first (repeatable)."),
+    ] = None,
+    ignore: Annotated[list[Field] | None, typer.Option("--ignore", help="Differences in it are none.")] = None,
+    bitwise: Annotated[bool, typer.Option("--bitwise", help="-0.0 is not 0.0, one NaN not another.")] = False,
+    atol: Annotated[float, typer.Option("--atol", help="Equal within |after - before| <= ATOL.")] = 0.0,
+    rtol: Annotated[float, typer.Option("--rtol", help="... + RTOL * |before|.")] = 0.0,
+    metadata_only: Annotated[bool, typer.Option("--metadata-only", help="Read no values.")] = False,
+    no_renames: Annotated[bool, typer.Option("--no-renames", help="Look for no tensor under another name.")] = False,
+    only: Annotated[list[str] | None, _globs("--only", "Fail if anything else changed")] = None,
+    frozen: Annotated[list[str] | None, _globs("--frozen", "Fail if any of these changed")] = None,
+    changed: Annotated[list[str] | None, _globs("--changed", "Fail if none of these changed")] = None,
+    all: All = False,
+    tree: Tree = False,
+    name_only: Annotated[bool, typer.Option("--name-only", help="Just the names, one a line.")] = False,
+    name_status: Annotated[bool, typer.Option("--name-status", help="Just A, D, M or R and the names.")] = False,
+    lines: Annotated[
+        int | None, typer.Option("--lines", "-n", metavar="N", help="At most N lines of each group.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Compute on cpu, cuda or cuda:N.")] = "cpu",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
+    init_device: InitDevice = "cpu",
+    include: Globs = None,
+    exclude: NotGlobs = None,
+    kind: Kinds = None,
+    output_format: Form = Output.TABLE,
+    output: To = None,
+    color: Colors = Color.AUTO,
+    quiet: Quiet = False,
+    verbose: VerboseDiff = False,
+    no_progress: NoProgress = False,
+    debug: Debug = False,
+) -> None:
+    """Show what differs between BEFORE and AFTER: names, dtypes, shapes, kinds and every value. Exit 1 if anything."""
+
+    options = DiffOptions(**_given(locals()))
+    cli.leave(lambda: cli.diff(options), debug)
 
 
 @app.command()
 def schema(
-    command: Annotated[str, typer.Argument(metavar="COMMAND", help="The command whose JSON is described: inspect.")],
+    command: Annotated[str, typer.Argument(metavar="COMMAND", help="Whose JSON is described: inspect or diff.")],
     debug: Debug = False,
 ) -> None:
     """Print the JSON Schema of a command's JSON output."""

@@ -6,20 +6,26 @@ import os
 from collections.abc import Callable
 from typing import NoReturn
 
-from statecli import console
+from statecli import asked, console, inspection
+from statecli.diff import compare
 from statecli.errors import StateError, UsageError
-from statecli.inspection import Inspection, Request, device
-from statecli.inspection import inspect as run_inspection
-from statecli.options import InspectOptions
-from statecli.report import View, documents, inspecting
+from statecli.options import DiffOptions, InspectOptions
+from statecli.render import Output
+from statecli.report import View, diffing, documents, inspecting
+from statecli.state import ModelState
+
+
+def run(options: InspectOptions | DiffOptions) -> int:
+    """Whichever command these are the options of; the exit code."""
+    return diff(options) if isinstance(options, DiffOptions) else inspect(options)
 
 
 def inspect(options: InspectOptions) -> int:
     """`statecli inspect`; the exit code."""
     console.keep_stdout()
-    request = Request(
+    request = inspection.Request(
         target=options.target,
-        to=device(options.to, options.cuda),
+        to=inspection.device(options.to, options.cuda),
         model=options.model,
         stats=options.stats,
         include=options.include,
@@ -29,23 +35,43 @@ def inspect(options: InspectOptions) -> int:
     )
     reads = request.stats or request.to is not None
     with console.progress(enabled=reads and not options.no_progress) as progress:
-        found = run_inspection(request, progress)
-    _refuse_overwriting(options, found)
+        found = inspection.inspect(request, progress)
+    _refuse_overwriting(options.output, found.state)
     report = inspecting.of_inspection(found, View(unfold=options.all, tree=options.tree, verbose=options.verbose))
     return console.publish(report, options.output_format, options.output, options.color.value, options.quiet)
 
 
-def _refuse_overwriting(options: InspectOptions, found: Inspection) -> None:
+def diff(options: DiffOptions) -> int:
+    """`statecli diff`; the exit code. What could be compared is shown, whatever could not."""
+    asked.check(options)
+    console.keep_stdout()
+    values = not options.metadata_only
+    with console.progress(enabled=values and not options.no_progress) as progress:
+        found = compare(asked.request(options), progress)
+    _refuse_overwriting(options.output, found.before, found.after)
+    view = asked.view(options)
+    report = diffing.of_diff(found, view)
+    output = options.output_format if view.names is None else Output.PLAIN
+    code = console.publish(report, output, options.output, options.color.value, options.quiet)
+    if view.names is not None:
+        console.tell(report.beside())
+    for broken in found.broken:
+        code = console.complain(broken.message, debug=False)
+    return code
+
+
+def _refuse_overwriting(output: str | None, *states: ModelState) -> None:
     """`-o` naming a file that was just read, or one beside it in a model's folder, would destroy it."""
-    if options.output is None or not os.path.isfile(options.output):
+    if output is None or not os.path.isfile(output):
         return
-    target = options.target
-    read = {target, target.rpartition("#")[0], target.partition(":")[0]}
-    read |= {tensor.data.storage.path for tensor in found.state.tensors if tensor.data is not None}
-    if os.path.isdir(target):
-        read.add(os.path.join(target, os.path.basename(options.output)))
-    if any(os.path.exists(path) and os.path.samefile(path, options.output) for path in read):
-        raise UsageError(f"-o {options.output}: {target} is read from it; write elsewhere")
+    for state in states:
+        target = state.target
+        read = {target, target.rpartition("#")[0], target.partition(":")[0]}
+        read |= {tensor.data.storage.path for tensor in state.tensors if tensor.data is not None}
+        if os.path.isdir(target):
+            read.add(os.path.join(target, os.path.basename(output)))
+        if any(os.path.exists(path) and os.path.samefile(path, output) for path in read):
+            raise UsageError(f"-o {output}: {target} is read from it; write elsewhere")
 
 
 def schema(command: str) -> int:

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
 from statecli import render
 from statecli.errors import UnreadableError
+from statecli.finding import Finding
 from statecli.inspection import Progress
 from statecli.render import Look, Output
 from statecli.render._escape import elided, visible
+from statecli.render.plain import finding_line
 from statecli.report import Report
 
 #: Characters of an error's one line; names inside can be megabytes long.
 MAX_LINE = 2_000
 
+
+#: How our own signs are written where the encoding has none: a bar cell for cell.
+ASCII = {"→": "->", "…": "...", "Δ": "d", **dict.fromkeys("█▉▊▋▌▍▎▏", "#")}
+
+
+def _written(error: UnicodeError) -> tuple[str, int]:
+    """What a stream gets in the place of characters that it cannot hold."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    char = error.object[error.start]
+    escaped = ASCII.get(char) or char.encode("ascii", "backslashreplace").decode("ascii")
+    return escaped, error.start + 1
+
+
+codecs.register_error("statecli", _written)
 
 _kept: Stream | None = None
 
@@ -31,7 +49,7 @@ class Stream:
         self.encoding = encoding
 
     def text(self, text: str) -> None:
-        self.raw.write(text.encode(self.encoding, "backslashreplace"))
+        self.raw.write(text.encode(self.encoding, "statecli"))
 
     def utf8(self, raw: bytes) -> None:
         self.raw.write(raw)
@@ -103,6 +121,13 @@ def complain(message: str, debug: bool) -> int:
     if sys.stderr is not None:
         print(f"statecli: {line}", file=sys.stderr)
     return 2
+
+
+def tell(findings: Sequence[Finding]) -> None:
+    """Findings for which the output has no place, on stderr."""
+    for finding in findings:
+        if sys.stderr is not None:
+            print(finding_line(finding), file=sys.stderr)
 
 
 def finish() -> None:

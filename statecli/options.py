@@ -6,6 +6,7 @@ from enum import Enum
 
 import msgspec
 
+from statecli.diff.result import Field
 from statecli.render import Output
 from statecli.state import Kind
 
@@ -18,14 +19,9 @@ class Color(str, Enum):
     NEVER = "never"
 
 
-class InspectOptions(msgspec.Struct, frozen=True):
-    """`statecli inspect`; a field an option, by the option's name."""
+class SharedOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What every command that reads a target takes; a field an option, by the option's name."""
 
-    target: str
-    to: str | None = None
-    cuda: bool = False
-    model: str | None = None
-    stats: bool = False
     all: bool = False
     tree: bool = False
     init_device: str = "cpu"
@@ -39,3 +35,35 @@ class InspectOptions(msgspec.Struct, frozen=True):
     verbose: bool = False
     no_progress: bool = False
     debug: bool = False
+
+
+class InspectOptions(SharedOptions, frozen=True, kw_only=True):
+    """`statecli inspect`."""
+
+    target: str
+    to: str | None = None
+    cuda: bool = False
+    model: str | None = None
+    stats: bool = False
+
+
+class DiffOptions(SharedOptions, frozen=True, kw_only=True):
+    """`statecli diff`. `jobs` 0: the cores; `lines` None: every line."""
+
+    before: str
+    after: str
+    map: tuple[str, ...] = ()
+    ignore: tuple[Field, ...] = ()
+    bitwise: bool = False
+    atol: float = 0.0
+    rtol: float = 0.0
+    metadata_only: bool = False
+    no_renames: bool = False
+    only: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    name_only: bool = False
+    name_status: bool = False
+    lines: int | None = None
+    device: str = "cpu"
+    jobs: int = 0

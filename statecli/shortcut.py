@@ -1,77 +1,131 @@
 """The everyday command lines, parsed without Typer.
 
-Typer 0.29 imports pydantic on every run: 100 ms, twice what listing a checkpoint takes. A line that is nothing but one
-target and options in their full spelling is read here; whatever else it is (help, a mistake, `-qv`, an abbreviation)
-is left to Typer, which alone explains and complains. Tests hold the two to the same result for every option there is.
+Typer 0.29 imports pydantic on every run: 100 ms, twice what listing a checkpoint takes. A line that is nothing but its
+command's targets and options in their full spelling is read here; whatever else it is (help, a mistake, `-qv`, an
+abbreviation) is left to Typer, which alone explains and complains. Tests hold the two to the same result for every
+option there is.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from statecli.options import Color, InspectOptions
+import msgspec
+
+from statecli.diff.result import Field
+from statecli.options import Color, DiffOptions, InspectOptions
 from statecli.render import Output
 from statecli.state import Kind
 
+#: An option's spelling -> its field, and what makes a value of the word; ValueError where it is none.
+Takes = Mapping[str, tuple[str, Callable[[str], object]]]
+
+
+class Command(msgspec.Struct, frozen=True):
+    """One command's grammar: the fields of its targets in order, and its options by spelling."""
+
+    options: type[InspectOptions | DiffOptions]
+    targets: tuple[str, ...]
+    flags: Mapping[str, str]
+    values: Takes
+    repeatable: Takes
+
+
+def _flags(*fields: str) -> dict[str, str]:
+    return {f"--{field.replace('_', '-')}": field for field in fields}
+
+
 FLAGS = {
-    **{f"--{name.replace('_', '-')}": name for name in ("cuda", "stats", "all", "tree", "no_progress", "debug")},
-    "--quiet": "quiet",
+    **_flags("all", "tree", "quiet", "verbose", "no_progress", "debug"),
     "-q": "quiet",
-    "--verbose": "verbose",
     "-v": "verbose",
 }
-VALUES: dict[str, tuple[str, type[Enum] | None]] = {
-    "--to": ("to", None),
-    "--model": ("model", None),
-    "--init-device": ("init_device", None),
+VALUES: Takes = {
+    "--init-device": ("init_device", str),
     "--output-format": ("output_format", Output),
     "-f": ("output_format", Output),
-    "--output": ("output", None),
-    "-o": ("output", None),
+    "--output": ("output", str),
+    "-o": ("output", str),
     "--color": ("color", Color),
 }
-REPEATABLE: dict[str, tuple[str, type[Enum] | None]] = {
-    "--include": ("include", None),
-    "-i": ("include", None),
-    "--exclude": ("exclude", None),
-    "-x": ("exclude", None),
+REPEATABLE: Takes = {
+    "--include": ("include", str),
+    "-i": ("include", str),
+    "--exclude": ("exclude", str),
+    "-x": ("exclude", str),
     "--kind": ("kind", Kind),
 }
 
+COMMANDS = {
+    "inspect": Command(
+        InspectOptions,
+        ("target",),
+        {**FLAGS, **_flags("cuda", "stats")},
+        {**VALUES, "--to": ("to", str), "--model": ("model", str)},
+        REPEATABLE,
+    ),
+    "diff": Command(
+        DiffOptions,
+        ("before", "after"),
+        {**FLAGS, **_flags("bitwise", "metadata_only", "no_renames", "name_only", "name_status")},
+        {
+            **VALUES,
+            "--atol": ("atol", float),
+            "--rtol": ("rtol", float),
+            "--lines": ("lines", int),
+            "-n": ("lines", int),
+            "--device": ("device", str),
+            "--jobs": ("jobs", int),
+            "-j": ("jobs", int),
+        },
+        {
+            **REPEATABLE,
+            "--map": ("map", str),
+            "--ignore": ("ignore", Field),
+            "--only": ("only", str),
+            "--frozen": ("frozen", str),
+            "--changed": ("changed", str),
+        },
+    ),
+}
 
-def parse(words: list[str]) -> InspectOptions | None:
-    """The options of an `inspect` line; None where Typer must look at it."""
-    if not words or words[0] != "inspect":
+
+def parse(words: list[str]) -> InspectOptions | DiffOptions | None:
+    """The options of a line; None where Typer must look at it."""
+    command = COMMANDS.get(words[0]) if words else None
+    if command is None:
         return None
     found: dict[str, Any] = {}
+    targets = iter(command.targets)
     rest = iter(words[1:])
     for word in rest:
         if not word.startswith("-"):
-            if "target" in found:
+            field = next(targets, None)
+            if field is None:
                 return None
-            found["target"] = word
-        elif word in FLAGS:
-            found[FLAGS[word]] = True
-        elif not _take(word, rest, found):
+            found[field] = word
+        elif word in command.flags:
+            found[command.flags[word]] = True
+        elif not _take(word, rest, command, found):
             return None
-    return InspectOptions(**found) if "target" in found else None
+    return command.options(**found) if next(targets, None) is None else None
 
 
-def _take(word: str, rest: Any, found: dict[str, Any]) -> bool:
+def _take(word: str, rest: Iterator[str], command: Command, found: dict[str, Any]) -> bool:
     """One option that has a value, `--to meta` or `--to=meta`; False where it is not plainly that."""
     name, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
-    field, choices = VALUES.get(name) or REPEATABLE.get(name) or (None, None)
+    known = command.values.get(name) or command.repeatable.get(name)
     if not equals:
         value = next(rest, "-")
-    taken: str | Enum = value
-    if field is None or (value.startswith("-") and not equals):
+    if known is None or (value.startswith("-") and not equals):
         return False
-    if choices is not None:
-        if value not in {member.value for member in choices}:
-            return False
-        taken = choices(value)
-    if name in REPEATABLE:
+    field, made_of = known
+    try:
+        taken = made_of(value)
+    except ValueError:
+        return False
+    if name in command.repeatable:
         found[field] = (*found.get(field, ()), taken)
     elif field in found:
         return False

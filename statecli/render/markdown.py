@@ -36,7 +36,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:
 
 def _group(group: Group, columns: tuple[Column, ...], sink: Sink, folded: bool) -> None:
     remarks = any(line.remark for line in group.lines)
-    heads = [column.name for column in columns] + ([""] if remarks else [])
+    heads = [_text(column.name) for column in columns] + ([""] if remarks else [])
     rules = ["---:" if column.right else "---" for column in columns] + (["---"] if remarks else [])
     if folded:
         heading, summary = html.escape(sentence(group.heading)), html.escape(sentence(group.summary))

@@ -164,8 +164,8 @@ class _Page:
         for text in above:
             self.put((text, style))
         beside = self.remark_column(line) if self.layout.name else 0
-        if remark and beside + self.layout.cell_len(remark) <= self.width and beside:
-            gap = " " * (beside - self.layout.cell_len(last))
+        gap = " " * (beside - self.layout.cell_len(last))
+        if remark and len(gap) >= GAP and beside + self.layout.cell_len(remark) <= self.width:
             self.put((last + gap, style), (remark, style or "dim"))
             return
         self.put((last, style))

@@ -2,12 +2,12 @@
 
 A `Report` gives the same content at the three grains that outputs need: a `document` (typed, for JSON), a flat
 `table` (one row a tensor, for plain and CSV) and a `page` for people. `failed()` is the only source of
-exit 1. One module a command makes its report: `inspecting.py`.
+exit 1. One module a command makes its report: `inspecting.py`, `diffing.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -36,7 +36,10 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One row for people: its cells, what else there is to say of it, and how it is meant ("", "bad", "dim")."""
+    """One row for people: its cells, what else there is to say of it, and how it is meant.
+
+    `mood` is "", "good", "bad", "warn", "info", "dim" or "strong".
+    """
 
     cells: tuple[str, ...]
     remark: str = ""
@@ -66,8 +69,10 @@ class Page(msgspec.Struct, frozen=True):
     groups: tuple[Group, ...]
     totals: tuple[str, ...]
     fixes: tuple[Fix, ...] = ()
-    #: The findings with repeated layers folded; `Report.findings` has each.
+    #: The findings that the rows do not show, with repeated layers folded; `Report.findings` has each.
     findings: tuple[Finding, ...] = ()
+    #: The one line that says it all. It ends a table, and begins what is read from the top.
+    verdict: str = ""
 
 
 class Bars(msgspec.Struct, frozen=True):
@@ -102,6 +107,14 @@ class Report(msgspec.Struct, frozen=True):
     charts: Callable[[], tuple[Bars | Spread, ...]] = tuple
     #: The page is an outline (`--tree`), and plain text shows it too rather than the flat table.
     outline: bool = False
+    #: Rules whose findings are rows already: outputs for people do not say them twice.
+    in_rows: frozenset[str] = frozenset()
+    #: Names alone (`--name-only`), in place of all else: a line each, its parts set apart by tabs.
+    listing: Callable[[], Iterable[tuple[str, ...]]] | None = None
+
+    def beside(self) -> tuple[Finding, ...]:
+        """The findings that no row shows."""
+        return tuple(finding for finding in self.findings if finding.rule not in self.in_rows)
 
     def failed(self) -> bool:
         """Whether the command ends 1."""

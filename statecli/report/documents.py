@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from statecli import __version__
+from statecli.diff.result import Broken, Change, Delta, Diff, Field, ScalarChange, Status
 from statecli.errors import UsageError
 from statecli.finding import Finding
 from statecli.inspection import Inspection
@@ -65,8 +67,73 @@ class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     to: str | UnsetType = UNSET
 
 
+class Counts(msgspec.Struct, frozen=True):
+    """How many tensors became what."""
+
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    renamed: int = 0
+    identical: int = 0
+
+
+class DiffSummary(Counts, frozen=True):
+    """The same for all tensors and by kind. `not_compared` are pairs whose values could not be compared, `broken`
+    those whose file failed; `metadata` counts the entries beside the tensors that differ.
+    """
+
+    not_compared: int = 0
+    broken: int = 0
+    metadata: int = 0
+    by_kind: dict[str, Counts] = {}
+
+
+class Side(msgspec.Struct, frozen=True, gc=False):
+    """One tensor as one of the two states has it."""
+
+    dtype: str
+    shape: tuple[int, ...] | None
+    kind: Kind
+    requires_grad: bool | None
+    device: str | None
+    tied_to: tuple[str, ...]
+    elements: int
+    bytes: int
+    section: str
+
+
+class DiffRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One tensor that is not identical. `before` is null where it was added, `after` where it was removed."""
+
+    fqn: str
+    section: str
+    status: Status
+    kind: Kind
+    fields: tuple[Field, ...]
+    renamed_from: str | None
+    before: Side | None
+    after: Side | None
+    values: Delta | None
+    not_compared: str | None = None
+
+
+class DiffDocument(msgspec.Struct, frozen=True):
+    """`statecli diff -f json`. Consumers ignore keys they do not know."""
+
+    schema: str
+    statecli: str
+    before: str
+    after: str
+    summary: DiffSummary
+    changes: tuple[DiffRow, ...]
+    findings: tuple[Finding, ...]
+    metadata: tuple[ScalarChange, ...] = ()
+    notes: tuple[Oddity, ...] = ()
+    broken: tuple[Broken, ...] = ()
+
+
 #: Command -> the type of its JSON document; `statecli schema COMMAND` prints it.
-DOCUMENTS: dict[str, type[msgspec.Struct]] = {"inspect": InspectDocument}
+DOCUMENTS: dict[str, type[msgspec.Struct]] = {"inspect": InspectDocument, "diff": DiffDocument}
 
 
 def schema(command: str) -> bytes:
@@ -121,6 +188,59 @@ def _row(t: TensorInfo) -> TensorRow:
         t.after if t.after is not None else UNSET,
         t.stats if t.stats is not None else UNSET,
     )
+
+
+def of_diff(diff: Diff) -> DiffDocument:
+    """The document of one diff; pairs that are identical are only counted."""
+    return DiffDocument(
+        "statecli.diff/1",
+        __version__,
+        diff.before.target,
+        diff.after.target,
+        counted(diff),
+        tuple(_change(change) for change in diff.changes if change.status is not Status.IDENTICAL),
+        diff.findings,
+        diff.scalars,
+        diff.notes,
+        diff.broken,
+    )
+
+
+def counted(diff: Diff) -> DiffSummary:
+    """How many became what, of all and of each kind that there is."""
+    kinds: dict[str, Counter[str]] = {kind.value: Counter() for kind in Kind}
+    for change in diff.changes:
+        kinds[change.kind.value][change.status.value] += 1
+    of_all = sum(kinds.values(), Counter())
+    return DiffSummary(
+        **of_all,
+        not_compared=sum(change.not_compared is not None for change in diff.changes),
+        broken=len(diff.broken),
+        metadata=len(diff.scalars),
+        by_kind={kind: Counts(**counts) for kind, counts in kinds.items() if counts},
+    )
+
+
+def _change(change: Change) -> DiffRow:
+    return DiffRow(
+        change.fqn,
+        change.section,
+        change.status,
+        change.kind,
+        change.fields,
+        change.renamed_from,
+        _side(change.before),
+        _side(change.after),
+        change.values,
+        change.not_compared,
+    )
+
+
+def _side(t: TensorInfo | None) -> Side | None:
+    if t is None:
+        return None
+    tied = t.tied_to + t.aliases
+    return Side(t.dtype, t.shape, t.kind, t.requires_grad, t.device, tied, t.elements, t.nbytes, t.section)
 
 
 def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:

@@ -9,29 +9,38 @@ import msgspec
 
 from statecli.finding import Finding, Severity
 from statecli.report import Line
+from statecli.state import Oddity
 
 _NUMBER = re.compile(r"(?:(?<=^)|(?<=[.\[]))(?:0|[1-9]\d{0,8})(?=[.\]:]|$)")
 #: The same inside a remark, where a name ends at a comma or a space too.
 _IN_REMARK = re.compile(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
 
+#: Rows above which repeated layers are folded.
+ABOVE = 40
+
 #: Findings that are told one by one even when they could be folded.
 FEW_FINDINGS = 8
 
-#: The numbers that vary along each axis -> (position and row of the first of them, how many rows).
-Boxes = dict[tuple[tuple[int, ...], ...], tuple[int, Line, int]]
+#: The numbers that vary along each axis -> (row of the first of them, the positions of all).
+Boxes = dict[tuple[tuple[int, ...], ...], tuple[Line, list[int]]]
 
 
 def lines(rows: Sequence[Line]) -> list[Line]:
     """The same rows, those that differ in nothing but their layers' numbers joined, in order of first appearance."""
+    return [row for row, _ in joined(rows)]
+
+
+def joined(rows: Sequence[Line]) -> list[tuple[Line, list[int]]]:
+    """The same as `lines`, each with the positions of the rows that it stands for, in order."""
     alike: dict[tuple[str, tuple[str, ...], str, str], list[tuple[int, tuple[int, ...], Line]]] = {}
     for position, row in enumerate(rows):
         found = _NUMBER.findall(row.cells[0])
         key = (_NUMBER.sub("#", row.cells[0]), row.cells[1:], _template(row.remark, found), row.mood)
         alike.setdefault(key, []).append((position, tuple(map(int, found)), row))
-    folded: list[tuple[int, Line]] = []
+    folded: list[tuple[Line, list[int]]] = []
     for (_, _, template, _), same in alike.items():
         folded.extend(_joined(same, template))
-    return [row for _, row in sorted(folded, key=lambda pair: pair[0])]
+    return sorted(folded, key=lambda pair: pair[1][0])
 
 
 def _template(remark: str, own: list[str]) -> str:
@@ -53,15 +62,38 @@ def findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(told)
 
 
-def _joined(same: list[tuple[int, tuple[int, ...], Line]], template: str) -> Iterable[tuple[int, Line]]:
+#: Notes of one name that are told one by one; a model with bias=False throughout has hundreds of one kind.
+FEW_NOTES = 3
+
+
+def notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]:
+    """The first few of each name, and how many more there are; all where `verbose`."""
+    if verbose:
+        return tuple(oddities)
+    told: list[Oddity] = []
+    for name, several in _by_name(oddities).items():
+        told.extend(several[:FEW_NOTES])
+        if len(several) > FEW_NOTES:
+            told.append(Oddity(name, f"and {len(several) - FEW_NOTES} more of this kind (-v tells each)"))
+    return tuple(told)
+
+
+def _by_name(oddities: Sequence[Oddity]) -> dict[str, list[Oddity]]:
+    names: dict[str, list[Oddity]] = {}
+    for odd in oddities:
+        names.setdefault(odd.name, []).append(odd)
+    return names
+
+
+def _joined(same: list[tuple[int, tuple[int, ...], Line]], template: str) -> Iterable[tuple[Line, list[int]]]:
     if len({numbers for _, numbers, _ in same}) < len(same) or len(same) == 1:
-        yield from ((position, row) for position, _, row in same)  # one name twice is two rows
+        yield from ((row, [position]) for position, _, row in same)  # one name twice is two rows
         return
-    boxes: Boxes = {tuple((n,) for n in numbers): (position, row, 1) for position, numbers, row in same}
+    boxes: Boxes = {tuple((n,) for n in numbers): (row, [position]) for position, numbers, row in same}
     for axis in range(len(same[0][1]) - 1, -1, -1):
         boxes = _merge(boxes, axis)
-    for box, (position, row, count) in boxes.items():
-        yield position, _renamed(row, box, template) if count > 1 else row
+    for box, (row, positions) in boxes.items():
+        yield _renamed(row, box, template) if len(positions) > 1 else row, positions
 
 
 def _merge(boxes: Boxes, axis: int) -> Boxes:
@@ -73,8 +105,9 @@ def _merge(boxes: Boxes, axis: int) -> Boxes:
     for lane in lanes.values():
         along = tuple(sorted(n for box in lane for n in box[axis]))
         found = [boxes[box] for box in lane]
-        position, row, _ = min(found, key=lambda entry: entry[0])
-        merged[(*lane[0][:axis], along, *lane[0][axis + 1 :])] = (position, row, sum(entry[2] for entry in found))
+        row, _ = min(found, key=lambda entry: entry[1][0])
+        positions = sorted(position for _, those in found for position in those)
+        merged[(*lane[0][:axis], along, *lane[0][axis + 1 :])] = (row, positions)
     return merged
 
 

@@ -12,6 +12,7 @@ from statecli.report.documents import Totals
 from statecli.report.text import (
     COUNTS,
     MOMENTS,
+    NOUNS,
     STATS,
     count_text,
     flag,
@@ -26,9 +27,6 @@ from statecli.report.text import (
 )
 from statecli.state import Evidence, Kind, ModelState, Oddity, TensorInfo
 
-#: Rows above which repeated layers are folded.
-FOLD_ABOVE = 40
-
 
 def of_inspection(found: Inspection, view: View) -> Report:
     """Everything `inspect` has to say."""
@@ -40,7 +38,7 @@ def of_inspection(found: Inspection, view: View) -> Report:
         page=lambda: _page(found, view),
         findings=found.findings,
         outline=view.tree,
-        notes=_notes(tuple(odd for odd in state.oddities if not _said(odd, found)), view),
+        notes=fold.notes([odd for odd in state.oddities if not _said(odd, found)], view.verbose),
     )
 
 
@@ -48,7 +46,7 @@ def _page(found: Inspection, view: View) -> Page:
     state = found.state
     summary = documents.totals(state.tensors)
     columns = _columns(found)
-    long = not view.unfold and len(state.tensors) > FOLD_ABOVE
+    long = not view.unfold and len(state.tensors) > fold.ABOVE
     return Page(
         subtitle=_subtitle(state, summary),
         columns=tree.COLUMNS if view.tree else columns,
@@ -57,28 +55,6 @@ def _page(found: Inspection, view: View) -> Page:
         fixes=_fixes(state.tensors),
         findings=found.findings if view.unfold else fold.findings(found.findings),
     )
-
-
-#: Notes of one name that are told one by one; a model with bias=False throughout has hundreds of one kind.
-FEW_NOTES = 3
-
-
-def _notes(oddities: tuple[Oddity, ...], view: View) -> tuple[Oddity, ...]:
-    if view.verbose:
-        return oddities
-    told: list[Oddity] = []
-    for name, several in _by_name(oddities).items():
-        told.extend(several[:FEW_NOTES])
-        if len(several) > FEW_NOTES:
-            told.append(Oddity(name, f"and {len(several) - FEW_NOTES} more of this kind (-v tells each)"))
-    return tuple(told)
-
-
-def _by_name(oddities: tuple[Oddity, ...]) -> dict[str, list[Oddity]]:
-    names: dict[str, list[Oddity]] = {}
-    for odd in oddities:
-        names.setdefault(odd.name, []).append(odd)
-    return names
 
 
 def _said(odd: Oddity, found: Inspection) -> bool:
@@ -156,15 +132,6 @@ def _beside(state: ModelState) -> str:
     return f"; {', '.join(top[:6])}" if top else ""
 
 
-_NOUNS = {
-    Kind.PARAMETER: "parameter",
-    Kind.BUFFER: "buffer",
-    Kind.UNREGISTERED: "unregistered",
-    Kind.OPTIMIZER: "optimizer state",
-    Kind.OTHER: "other",
-}
-
-
 def _totals_lines(state: ModelState, summary: dict[str, Totals]) -> tuple[str, ...]:
     assumed = sum(t.evidence is Evidence.ASSUMED for t in state.tensors)
     lines = []
@@ -223,7 +190,7 @@ def _group(
 ) -> Group:
     total = documents.totals(rows)[kind.value]
     assumed = kind is Kind.PARAMETER and all(row.evidence is Evidence.ASSUMED for row in rows)
-    heading = _NOUNS[kind] + ("s" if kind in (Kind.PARAMETER, Kind.BUFFER) else "") + ("?" if assumed else "")
+    heading = NOUNS[kind] + ("?" if assumed else "")
     if len(state.sections) > 1:
         heading = f"{section or '(top level)'}: {heading}"
     summary = f"{plural(total.tensors, 'tensor')}, {_elements(total.elements)}, {size_text(total.bytes)}"

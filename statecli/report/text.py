@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from statecli.state import Evidence, Origin, Stats, TensorInfo
+import math
+
+from statecli.state import Evidence, Kind, Origin, Stats, TensorInfo
 
 #: The fields of `Stats` that have a column.
 MOMENTS = ("min", "max", "mean", "std")
 COUNTS = ("zeros", "nan", "inf")
 STATS = MOMENTS + COUNTS
+
+#: The kinds as one speaks of several.
+NOUNS = {
+    Kind.PARAMETER: "parameters",
+    Kind.BUFFER: "buffers",
+    Kind.UNREGISTERED: "unregistered",
+    Kind.OPTIMIZER: "optimizer state",
+    Kind.OTHER: "other",
+}
 
 
 def kind_text(tensor: TensorInfo) -> str:
@@ -72,3 +83,18 @@ def place(origin: Origin) -> str:
 def names(several: tuple[str, ...]) -> str:
     """The first two, and how many more."""
     return ", ".join(several[:2]) + (f" and {len(several) - 2} more" if len(several) > 2 else "")
+
+
+#: Cells of a bar, and the powers of ten that they span: from a rounding of float32 to a change as large as the value.
+BAR_CELLS = 10
+BAR_DECADES = 8
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def bar(relative: float | None) -> str:
+    """A relative change as a bar on a log scale, full at 1, empty for none; what is not 0 shows."""
+    if not relative:
+        return ""
+    share = min(1.0, max(0.0, 1 + math.log10(relative) / BAR_DECADES))
+    eighths = max(1, round(share * BAR_CELLS * 8))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

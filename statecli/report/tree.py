@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
 from statecli.report import Column, Group, Line, documents, fold
 from statecli.report.text import count_text, kind_text, plural, shape_text, size_text
 from statecli.state import ModelState, TensorInfo
@@ -18,18 +21,34 @@ COLUMNS = (
 MAX_LEVELS = 32
 
 
-class Node:
-    """A module, or a tensor where `tensor` is set; `tensors` is all that lies below."""
+class Named(Protocol):
+    """What has a place in the tree: a tensor, or a change of one."""
+
+    @property
+    def fqn(self) -> str: ...
+
+
+T = TypeVar("T", bound=Named)
+#: What must be equal for two of them to be shown as one line.
+Alike = Callable[[T], object]
+
+
+class Node(Generic[T]):
+    """A module, or a tensor where `own` is set; `held` is all that lies below, its own too."""
 
     def __init__(self) -> None:
-        self.children: dict[str, Node] = {}
-        self.tensor: TensorInfo | None = None
-        self.tensors: list[TensorInfo] = []
+        self.children: dict[str, Node[T]] = {}
+        self.own: T | None = None
+        self.held: list[T] = []
 
-    def shape(self) -> tuple[object, ...]:
+    def shape(self, alike: Alike[T]) -> tuple[object, ...]:
         """Equal for siblings that differ in nothing but their name."""
-        own = (self.tensor.kind, self.tensor.dtype, self.tensor.shape) if self.tensor else None
-        return (own, tuple((name, child.shape()) for name, child in self.children.items()))
+        own = alike(self.own) if self.own is not None else None
+        return (own, tuple((name, child.shape(alike)) for name, child in self.children.items()))
+
+    def below(self) -> list[T]:
+        """What it holds in its children."""
+        return [one for one in self.held if one is not self.own]
 
 
 def groups(state: ModelState, unfold: bool) -> tuple[Group, ...]:
@@ -45,16 +64,16 @@ def groups(state: ModelState, unfold: bool) -> tuple[Group, ...]:
     return tuple(found)
 
 
-def grown(tensors: list[TensorInfo]) -> Node:
+def grown(named: Iterable[T]) -> Node[T]:
     """The tree that the dots of the names make."""
-    root = Node()
-    for tensor in tensors:
+    root: Node[T] = Node()
+    for one in named:
         node = root
-        node.tensors.append(tensor)
-        for part in tensor.fqn.split(".", MAX_LEVELS):
+        node.held.append(one)
+        for part in one.fqn.split(".", MAX_LEVELS):
             node = node.children.setdefault(part, Node())
-            node.tensors.append(tensor)
-        node.tensor = tensor
+            node.held.append(one)
+        node.own = one
     return root
 
 
@@ -62,31 +81,34 @@ def _bytes(tensors: list[TensorInfo]) -> int:
     return sum(total.bytes for total in documents.totals(tensors).values())
 
 
-def _lines(node: Node, depth: int, unfold: bool) -> list[Line]:
+def _alike(tensor: TensorInfo) -> object:
+    return (tensor.kind, tensor.dtype, tensor.shape)
+
+
+def _lines(node: Node[TensorInfo], depth: int, unfold: bool) -> list[Line]:
     lines: list[Line] = []
-    for names, child in _siblings(node, unfold):
-        same = [node.children[name] for name in names]
-        name = "  " * depth + (fold.span([int(n) for n in names]) if len(names) > 1 else names[0])
-        own = [one.tensor for one in same if one.tensor is not None]
+    for name, same in siblings(node, _alike, unfold):
+        own = [one.own for one in same if one.own is not None]
         if own:
-            lines.append(_tensor_line(name, own))
-        if child.children:
-            held = {id(tensor) for tensor in own}
-            below = [tensor for one in same for tensor in one.tensors if id(tensor) not in held]
-            lines.append(_module_line(name, below))
-            lines.extend(_lines(child, depth + 1, unfold))
+            lines.append(_tensor_line("  " * depth + name, own))
+        if same[0].children:
+            lines.append(_module_line("  " * depth + name, [tensor for one in same for tensor in one.below()]))
+            lines.extend(_lines(same[0], depth + 1, unfold))
     return lines
 
 
-def _siblings(node: Node, unfold: bool) -> list[tuple[list[str], Node]]:
-    """Children in order, numbered ones of equal shape together."""
+def siblings(node: Node[T], alike: Alike[T], unfold: bool) -> list[tuple[str, list[Node[T]]]]:
+    """Children in order, numbered ones of equal shape together as `{0..11}`."""
     numbered = {name for name in node.children if _is_number(name)}
-    found: dict[object, tuple[list[str], Node]] = {}
+    found: dict[object, dict[str, Node[T]]] = {}
     for name, child in node.children.items():
         together = not unfold and name in numbered and len(numbered) > 1
-        key = (True, child.shape()) if together else (False, name)
-        found.setdefault(key, ([], child))[0].append(name)
-    return list(found.values())
+        key = (True, child.shape(alike)) if together else (False, name)
+        found.setdefault(key, {})[name] = child
+    return [
+        (fold.span([int(name) for name in same]) if len(same) > 1 else next(iter(same)), list(same.values()))
+        for same in found.values()
+    ]
 
 
 def _is_number(name: str) -> bool:

@@ -1,0 +1,89 @@
+"""What a `diff` line asks for: refused where it contradicts itself, else what to compare and how to show it."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from statecli.diff import Request
+from statecli.diff.result import How
+from statecli.errors import UsageError
+from statecli.options import DiffOptions
+from statecli.render import Output
+from statecli.report.diffing import DiffView, Names
+
+#: The tensors that changed most whose Δ a page draws.
+HISTOGRAMS = 6
+
+_DEVICE = re.compile(r"cpu|cuda(?::(?:0|[1-9]\d{0,3}))?")
+#: Outputs that have every change whatever is asked of the rows for people.
+_WHOLE = (Output.JSON, Output.JSONL, Output.CSV)
+
+
+def check(options: DiffOptions) -> None:
+    """Raise UsageError for what makes no sense, before anything is read."""
+    for name in ("atol", "rtol"):
+        value = getattr(options, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise UsageError(f"--{name} {value:g}: a tolerance is a finite number, 0 or more")
+    for name, count in (("--jobs", options.jobs), ("--lines", options.lines)):
+        if count is not None and count < 0:
+            raise UsageError(f"{name} {count}: must be 0 or more")
+    if not _DEVICE.fullmatch(options.device):
+        raise UsageError(f"--device {options.device}: cpu, cuda or cuda:N")
+    for one, other in _contradictions(options):
+        raise UsageError(f"{one} and {other} contradict each other; leave one of them out")
+
+
+def _contradictions(options: DiffOptions) -> list[tuple[str, str]]:
+    """Pairs of options, both given, of which one would be ignored."""
+    tolerance = "--atol" if options.atol else "--rtol" if options.rtol else ""
+    names = "--name-only" if options.name_only else "--name-status" if options.name_status else ""
+    output = f"-f {options.output_format.value}"
+    lines = f"-n {options.lines}" if options.lines is not None else ""
+    pairs = [
+        ("--bitwise" if options.bitwise else "", tolerance),
+        ("--metadata-only" if options.metadata_only else "", "--bitwise" if options.bitwise else tolerance),
+        ("--name-only" if options.name_only else "", "--name-status" if options.name_status else ""),
+        (names, output if options.output_format not in (Output.TABLE, Output.PLAIN) else ""),
+        (names, "--tree" if options.tree else "--quiet" if options.quiet else lines),
+        (lines, output if options.output_format in _WHOLE else ""),
+    ]
+    return [(one, other) for one, other in pairs if one and other]
+
+
+def request(options: DiffOptions) -> Request:
+    """What to compare."""
+    return Request(
+        before=options.before,
+        after=options.after,
+        how=How(options.bitwise, options.atol, options.rtol, options.device),
+        values=not options.metadata_only,
+        renames=not options.no_renames,
+        map=options.map,
+        ignore=options.ignore,
+        only=options.only,
+        frozen=options.frozen,
+        changed=options.changed,
+        include=options.include,
+        exclude=options.exclude,
+        kind=options.kind,
+        init_device=options.init_device,
+        jobs=options.jobs,
+        histograms=HISTOGRAMS if options.output_format.value == "html" else 0,
+    )
+
+
+def view(options: DiffOptions) -> DiffView:
+    """How to show it."""
+    tolerances = [f"--{name} {getattr(options, name):g}" for name in ("atol", "rtol") if getattr(options, name)]
+    return DiffView(
+        unfold=options.all,
+        tree=options.tree,
+        verbose=options.verbose,
+        quiet=options.quiet,
+        lines=options.lines,
+        names=Names.ONLY if options.name_only else Names.STATUS if options.name_status else None,
+        values=not options.metadata_only,
+        within=f" within {' '.join(tolerances)}" if tolerances else "",
+    )

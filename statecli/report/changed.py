@@ -1,0 +1,190 @@
+"""One change in words and numbers, and the sums of many by module (`--tree`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from statecli.diff.result import Change, Delta, Diff, Field, Status
+from statecli.report import Column, Group, Line, tree
+from statecli.report.text import bar, count_text, flag, names, number, plural, shape_text, size_text
+from statecli.state import Kind, TensorInfo
+
+#: As git writes them.
+LETTERS = {Status.ADDED: "A", Status.REMOVED: "D", Status.CHANGED: "M", Status.RENAMED: "R", Status.IDENTICAL: " "}
+
+#: The fields of `Delta` that have a column in the flat table.
+NUMBERS = (
+    "elements",
+    "changed",
+    "relative_l2",
+    "max_abs",
+    "mean_abs",
+    "l2",
+    "cosine",
+    "nan_before",
+    "nan_after",
+    "inf_before",
+    "inf_after",
+    "left_out",
+)
+
+#: Significant digits of a statistic for people.
+DIGITS = 3
+
+
+def side(fqn: str, section: str, sectioned: bool) -> str:
+    """A name, with its section before it where there is more than one."""
+    return f"{section}.{fqn}" if sectioned and section else fqn
+
+
+def what(change: Change) -> str:
+    """What changed, but for the numbers of its values: equal for layers that changed alike."""
+    before, after = change.before, change.after
+    if before is None or after is None:
+        one = before or after
+        return tensor_text(one) if one is not None else ""
+    return ", ".join(_field(field, before, after) for field in change.fields if field is not Field.VALUES)
+
+
+def tensor_text(tensor: TensorInfo) -> str:
+    """`float32 [2,3], 24 B`"""
+    return f"{tensor.dtype} {shape_text(tensor.shape)}, {size_text(tensor.nbytes)}"
+
+
+def _field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
+    if field is Field.TYING:
+        return "now tied" if not before.tied_to else "no longer tied" if not after.tied_to else "tied otherwise"
+    sides = [_FACTS[field](tensor) for tensor in (before, after)]
+    return f"{field.value} {sides[0]} → {sides[1]}"
+
+
+_FACTS: dict[Field, Callable[[TensorInfo], str]] = {
+    Field.DTYPE: lambda t: t.dtype,
+    Field.SHAPE: lambda t: shape_text(t.shape),
+    Field.KIND: lambda t: t.kind.value,
+    Field.REQUIRES_GRAD: lambda t: flag(t.requires_grad),
+    Field.DEVICE: lambda t: t.device or "-",
+}
+
+
+def values_text(rows: Sequence[Change]) -> str:
+    """`12/4,096` or `all 4,096`: elements that differ, of all that were compared, in these tensors together."""
+    deltas = _deltas(rows)
+    if not deltas:
+        return ""
+    differ, of = sum(one.changed for one in deltas), sum(one.elements for one in deltas)
+    return f"all {_count(of)}" if differ == of else f"{_count(differ)}/{_count(of)}"
+
+
+def _count(elements: int) -> str:
+    return f"{elements:,}" if elements < 1_000_000 else count_text(elements)
+
+
+def largest_text(rows: Sequence[Change]) -> str:
+    """The largest |Δ| in these tensors."""
+    return number(max((one.max_abs for one in _deltas(rows) if one.max_abs is not None), default=None), DIGITS)
+
+
+def _deltas(rows: Sequence[Change]) -> list[Delta]:
+    return [row.values for row in rows if row.values is not None]
+
+
+def relative_text(relative: Sequence[float]) -> str:
+    """`0.0012`, or `0.0012…0.03` for several."""
+    texts = [number(value, digits=2) for value in (min(relative), max(relative))] if relative else []
+    return "…".join(dict.fromkeys(texts))
+
+
+def odd(rows: Sequence[Change], verbose: bool = False) -> list[str]:
+    """NaN and infinities, what could not be told, and what it is tied to."""
+    deltas = _deltas(rows)
+    parts = []
+    for word, counts in (("NaN", ("nan_before", "nan_after")), ("Inf", ("inf_before", "inf_after"))):
+        before, after = (sum(getattr(delta, count) for delta in deltas) for count in counts)
+        if before or after:
+            parts.append(f"{word} {before:,} → {after:,}")
+    parts.extend(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
+    parts.extend(dict.fromkeys(f"values not compared: {row.not_compared}" for row in rows if row.not_compared))
+    if len(rows) == 1:
+        parts.extend(_tying(rows[0]))
+        parts.extend(_more(deltas[0]) if verbose and deltas else ())
+    return parts
+
+
+def _tying(change: Change) -> list[str]:
+    if Field.TYING not in change.fields or change.before is None or change.after is None:
+        return []
+    return [
+        f"{word} {names(tensor.tied_to)}"
+        for word, tensor in (("was", change.before), ("=", change.after))
+        if tensor.tied_to
+    ]
+
+
+def _more(delta: Delta) -> list[str]:
+    parts = [f"first {shape_text(delta.first)}"] if delta.first is not None else []
+    told = (("mean |Δ|", delta.mean_abs), ("L2", delta.l2), ("cosine", delta.cosine))
+    parts.extend(f"{word} {number(value, 6)}" for word, value in told if value is not None)
+    return parts + ([f"{delta.left_out:,} positions left out"] if delta.left_out else [])
+
+
+# Sums by module.
+
+COLUMNS = (Column("module"), Column("changed"), Column("rel. change", right=True), Column(""))
+
+
+def groups(diff: Diff, unfold: bool) -> tuple[Group, ...]:
+    """One tree a section, of the modules in which something differs."""
+    sections: dict[str, list[Change]] = {}
+    for change in diff.changes:
+        sections.setdefault(change.section, []).append(change)
+    return tuple(
+        Group(section or "(top level)", _held(changes), tuple(_lines(tree.grown(changes), 0, unfold)))
+        for section, changes in sections.items()
+        if any(map(_differs, changes))
+    )
+
+
+def _differs(change: Change) -> bool:
+    return change.status is not Status.IDENTICAL
+
+
+def _alike(change: Change) -> object:
+    return (change.kind, change.status, what(change), change.values is None)
+
+
+def _lines(node: tree.Node[Change], depth: int, unfold: bool) -> list[Line]:
+    lines: list[Line] = []
+    for name, same in tree.siblings(node, _alike, unfold):
+        own = [one.own for one in same if one.own is not None and _differs(one.own)]
+        below = [change for one in same for change in one.below()]
+        if own:
+            text = ", ".join(filter(None, (_valued(own), what(own[0]))))
+            lines.append(_line(f"{'  ' * depth}{LETTERS[own[0].status]} {name}", text, own))
+        if any(map(_differs, below)):
+            lines.append(_line("  " * depth + name, _held(below), below, mood="strong"))
+            lines.extend(_lines(same[0], depth + 1, unfold))
+    return lines
+
+
+def _line(name: str, text: str, changes: Sequence[Change], mood: str = "") -> Line:
+    relative = [delta.relative_l2 for delta in _deltas(changes) if delta.relative_l2 is not None]
+    largest = max(relative, default=None)
+    return Line((name, text, number(largest, digits=2) if relative else "", bar(largest)), mood=mood)
+
+
+def _valued(changes: Sequence[Change]) -> str:
+    text = values_text(changes)
+    return f"values {text}" if text else ""
+
+
+def _held(changes: Sequence[Change]) -> str:
+    """`3/12 parameters, 2/4 buffers`: what differs, of all that there is on either side."""
+    parts = []
+    for kind in Kind:
+        together = [change for change in changes if change.kind is kind]
+        if together:
+            noun = kind.value if kind in (Kind.PARAMETER, Kind.BUFFER) else ""
+            counted = plural(len(together), noun) if noun else f"{len(together):,} {kind.value}"
+            parts.append(f"{sum(map(_differs, together)):,}/{counted}")
+    return ", ".join(parts)

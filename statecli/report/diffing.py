@@ -1,0 +1,386 @@
+"""The report of `statecli diff`: a stat view as `git diff --stat` has it, a flat table, names alone, pictures."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+from statecli.diff.result import Change, Diff, ScalarChange, Status
+from statecli.report import (
+    Bars,
+    Column,
+    Group,
+    Line,
+    Page,
+    Report,
+    Spread,
+    Table,
+    View,
+    changed,
+    documents,
+    fold,
+)
+from statecli.report.changed import LETTERS, NUMBERS, largest_text, odd, relative_text, side, values_text, what
+from statecli.report.text import NOUNS, bar, flag, number, plural, shape_text, size_text
+from statecli.state import Kind, ModelState, Scalar, TensorInfo
+
+#: The rules of findings that are a row each.
+ROW_RULES = frozenset(("added", "removed", "changed", "renamed", "metadata"))
+#: Characters of a text beside the tensors (`__metadata__`) that are shown; JSON has it whole.
+MAX_SCALAR = 60
+
+
+class Names(str, Enum):
+    """Names alone, as git lists them."""
+
+    ONLY = "only"
+    STATUS = "status"
+
+
+class DiffView(View, frozen=True):
+    """How people want to see a diff: at most `lines` a group, or names alone.
+
+    `values` is whether values were compared, `within` the tolerance that was asked for, in words.
+    """
+
+    lines: int | None = None
+    names: Names | None = None
+    values: bool = True
+    within: str = ""
+
+
+def of_diff(diff: Diff, view: DiffView) -> Report:
+    """Everything `diff` has to say."""
+    report = Report(
+        title=f"{diff.before.target} → {diff.after.target}",
+        document=lambda: documents.of_diff(diff),
+        table=lambda: _flat(diff, view),
+        page=lambda: _page(diff, view, report),
+        findings=diff.findings,
+        notes=fold.notes(diff.notes, view.verbose),
+        charts=lambda: _charts(diff),
+        outline=view.tree,
+        in_rows=frozenset() if diff.expected else ROW_RULES,
+        listing=(lambda: _names(diff, view.names)) if view.names else None,
+    )
+    return report
+
+
+def _page(diff: Diff, view: DiffView, report: Report) -> Page:
+    told = report.findings if view.quiet else report.beside()
+    verdict = _verdict(diff, view)
+    columns = changed.COLUMNS if view.tree else _columns(diff)
+    groups = changed.groups(diff, view.unfold) if view.tree else _groups(diff, view, columns)
+    if diff.scalars:
+        groups = (*groups, _scalars(diff.scalars, columns, view))
+    return Page(
+        subtitle=_subtitle(diff),
+        columns=columns,
+        groups=tuple(_shortened(group, view) for group in groups),
+        totals=(verdict, *_shortening(diff, view)),
+        findings=told if view.unfold else fold.findings(told),
+        verdict=verdict,
+    )
+
+
+def differing(diff: Diff) -> list[Change]:
+    """What is to be shown: all but the identical."""
+    return [change for change in diff.changes if change.status is not Status.IDENTICAL]
+
+
+def _shortened(group: Group, view: DiffView) -> Group:
+    if view.lines is None or len(group.lines) <= view.lines:
+        return group
+    rest = len(group.lines) - view.lines
+    more = Line((f"… and {rest:,} more", *("" for _ in group.lines[0].cells[1:])), mood="dim")
+    return Group(group.heading, group.summary, (*group.lines[: view.lines], more))
+
+
+# Sums.
+
+
+def _subtitle(diff: Diff) -> str:
+    return f"{_source(diff.before)} → {_source(diff.after)}"
+
+
+def _source(state: ModelState) -> str:
+    size = sum(total.bytes for total in documents.totals(state.tensors).values())
+    return f"{state.format}, {plural(len(state.tensors), 'tensor')}, {size_text(size)}"
+
+
+def _verdict(diff: Diff, view: DiffView) -> str:
+    """The line that says it all: what differs by role, or that nothing does, and what nobody could tell."""
+    summary = documents.counted(diff)
+    unsure = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
+    parts = [
+        _counts(counts, NOUNS[Kind(kind)])
+        for kind, counts in summary.by_kind.items()
+        if counts.added or counts.removed or counts.changed or counts.renamed
+    ]
+    if diff.scalars:
+        parts.append(f"metadata: {_tally(one.status for one in diff.scalars)}")
+    text = "; ".join(parts) if parts else _nothing(diff, view, sure=not (unsure or diff.broken))
+    if unsure:
+        text += f"; values of {plural(len(unsure), 'tensor')} not compared"
+    if diff.broken:
+        text += f"; {plural(len(diff.broken), 'tensor')} could not be read"
+    return text
+
+
+def _nothing(diff: Diff, view: DiffView, *, sure: bool) -> str:
+    if not sure:
+        return f"no difference found in {plural(len(diff.changes), 'tensor')}"
+    tensors = [change.after for change in diff.changes if change.after is not None]
+    size = sum(total.bytes for total in documents.totals(tensors).values())
+    same = f"{plural(len(diff.changes), 'tensor')}, {size_text(size)}"
+    if not view.values:
+        return f"nothing differs: {same}; values not compared (--metadata-only)"
+    return f"identical{view.within}: {same}"
+
+
+def _counts(counts: documents.Counts, noun: str = "") -> str:
+    """`3 of 201 parameters changed, 2 added`: what is on both sides first, and of how many."""
+    both = counts.changed + counts.renamed + counts.identical
+    told = [f"{n:,} {word}" for word in ("changed", "renamed", "added", "removed") if (n := getattr(counts, word))]
+    if both and (counts.changed or counts.renamed):
+        count, word = told[0].split()
+        told[0] = f"{count} of {both:,}{' ' * bool(noun)}{noun} {word}"
+    elif noun:
+        count, word = told[0].split()
+        told[0] = f"{count} {noun.removesuffix('s') if count == '1' else noun} {word}"
+    return ", ".join(told)
+
+
+def _tally(statuses: Iterable[Status]) -> str:
+    counts = Counter(statuses)
+    return ", ".join(f"{counts[status]:,} {status.value}" for status in Status if counts[status])
+
+
+# For people: grouped by section and kind.
+
+
+#: Where no values differ.
+_FACTS = (Column("name"), Column("change"))
+_MEASURED = (
+    Column("name"),
+    Column("values", right=True),
+    Column("max |Δ|", right=True),
+    Column("rel. change", right=True),
+    Column(""),
+)
+
+
+def _columns(diff: Diff) -> tuple[Column, ...]:
+    """How much changed, where values differ: what else did is remarked. Else what did."""
+    return _MEASURED if any(change.values is not None for change in diff.changes) else _FACTS
+
+
+def _groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tuple[Group, ...]:
+    rows = differing(diff)
+    folded = len(rows) > fold.ABOVE and not view.unfold and not view.verbose
+    sections = {change.section for change in diff.changes}
+    roles: dict[tuple[str, Kind], list[Change]] = {}
+    for change in rows:
+        roles.setdefault((change.section, change.kind), []).append(change)
+    first = {section: n for n, section in reversed(list(enumerate(section for section, _ in roles)))}
+    kinds = list(Kind)
+    ordered = sorted(roles, key=lambda role: (first[role[0]], kinds.index(role[1])))
+    whole = Counter((c.section, c.kind) for c in diff.changes if c.before is not None and c.after is not None)
+    return tuple(
+        Group(
+            (f"{section or '(top level)'}: " if len(sections) > 1 else "") + NOUNS[kind],
+            _summary(roles[section, kind], whole[section, kind]),
+            tuple(_lines(roles[section, kind], columns is _MEASURED, view, folded)),
+        )
+        for section, kind in ordered
+    )
+
+
+def _summary(rows: Sequence[Change], both: int) -> str:
+    counts = Counter(change.status for change in rows)
+    of = documents.Counts(
+        counts[Status.ADDED],
+        counts[Status.REMOVED],
+        counts[Status.CHANGED],
+        counts[Status.RENAMED],
+        both - counts[Status.CHANGED] - counts[Status.RENAMED],
+    )
+    return _counts(of)
+
+
+def _lines(rows: Sequence[Change], measured: bool, view: DiffView, folded: bool) -> list[Line]:
+    # The name before stands in the remark, where folding knows the numbers that it shares with the name; the
+    # bracket makes a number at its start one of them.
+    plain = [Line((one.fqn, LETTERS[one.status], what(one)), f"[{one.renamed_from or ''}", _mood(one)) for one in rows]
+    joined = fold.joined(plain) if folded else [(line, [n]) for n, line in enumerate(plain)]
+    return [_line(line, [rows[n] for n in positions], measured, view) for line, positions in joined]
+
+
+def _line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Line:
+    fqn, letter, text = line.cells
+    before = line.remark.removeprefix("[")
+    name = f"{letter} {before} → {fqn}" if before else f"{letter} {fqn}"
+    rest = ", ".join(odd(rows, view.verbose))
+    if not measured:
+        return Line((name, text), rest, line.mood)
+    remark = ", ".join(filter(None, (text, rest)))
+    if all(row.values is None for row in rows):
+        return Line((name, "", "", "", ""), remark, line.mood)
+    relative = [row.values.relative_l2 for row in rows if row.values and row.values.relative_l2 is not None]
+    how_much = (relative_text(relative) or "-", bar(max(relative, default=None)))
+    return Line((name, values_text(rows), largest_text(rows), *how_much), remark, line.mood)
+
+
+def _mood(change: Change) -> str:
+    values = change.values
+    if values is not None and (values.nan_after > values.nan_before or values.inf_after > values.inf_before):
+        return "bad"
+    return {Status.ADDED: "good", Status.REMOVED: "bad", Status.RENAMED: "info"}.get(change.status, "")
+
+
+def _scalars(scalars: Sequence[ScalarChange], columns: tuple[Column, ...], view: DiffView) -> Group:
+    lines = [_scalar_line(one, columns) for one in scalars]
+    folded = len(lines) > fold.ABOVE and not view.unfold
+    return Group("metadata", _tally(one.status for one in scalars), tuple(fold.lines(lines) if folded else lines))
+
+
+def _scalar_line(one: ScalarChange, columns: tuple[Column, ...]) -> Line:
+    name, text, mood = f"{LETTERS[one.status]} {one.key}", scalar_text(one), _SCALAR_MOODS.get(one.status, "")
+    if columns is _FACTS:
+        return Line((name, text), mood=mood)
+    return Line((name, *("" for _ in columns[1:])), text, mood)
+
+
+_SCALAR_MOODS = {Status.ADDED: "good", Status.REMOVED: "bad"}
+
+
+def scalar_text(change: ScalarChange) -> str:
+    """`3 → 4`, or the one value where it was added or removed; as JSON writes them, so that "1" is not 1."""
+    sides = [_scalar(change.before)] if change.status is not Status.ADDED else []
+    sides += [_scalar(change.after)] if change.status is not Status.REMOVED else []
+    return " → ".join(sides)
+
+
+def _scalar(value: Scalar) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_SCALAR else f"{text[: MAX_SCALAR - 1]}…"
+
+
+# The flat table: a row a change, every fact in a column of its own, "-" where there is none.
+
+_SIDES = ("dtype", "shape", "requires_grad", "device")
+
+
+def _flat(diff: Diff, view: DiffView) -> Table:
+    rows = _first(differing(diff), view.lines)
+    sectioned = len({change.section for change in diff.changes}) > 1
+    renamed = any(change.renamed_from for change in rows)
+    measured = any(change.values is not None for change in rows)
+    shown = ("changed", "relative_l2", "max_abs")
+    columns = (
+        Column("status"),
+        Column("kind"),
+        *((Column("section"),) if sectioned else ()),
+        Column("fqn"),
+        Column("renamed_from", detail=not renamed),
+        Column("fields", detail=True),
+        *(Column(f"{name}_{when}", detail=True) for name in _SIDES for when in ("before", "after")),
+        *(Column(name, right=True, detail=not (measured and name in shown)) for name in NUMBERS),
+        Column("first", detail=True),
+        Column("not_compared", detail=True),
+        Column("change"),
+    )
+    cells = [_flat_row(change, sectioned) for change in rows]
+    empty = ("-",) * (len(columns) - 4 - sectioned)
+    cells += [
+        (one.status.value, "metadata", *(("-",) if sectioned else ()), one.key, *empty, scalar_text(one))
+        for one in (diff.scalars if view.lines is None else diff.scalars[: view.lines])
+    ]
+    return Table(columns, tuple(cells))
+
+
+def _flat_row(change: Change, sectioned: bool) -> tuple[str, ...]:
+    values = change.values
+    text = ", ".join(filter(None, (what(change), *odd([change]))))
+    return (
+        change.status.value,
+        change.kind.value,
+        *((change.section or "-",) if sectioned else ()),
+        change.fqn,
+        change.renamed_from or "-",
+        ",".join(field.value for field in change.fields) or "-",
+        *(_fact(tensor, name) for name in _SIDES for tensor in (change.before, change.after)),
+        *(number(getattr(values, name, None)) for name in NUMBERS),
+        shape_text(values.first) if values is not None and values.first is not None else "-",
+        change.not_compared or "-",
+        text or "-",
+    )
+
+
+def _fact(tensor: TensorInfo | None, name: str) -> str:
+    if tensor is None:
+        return "-"
+    if name == "shape":
+        return shape_text(tensor.shape)
+    value = getattr(tensor, name)
+    return flag(value) if name == "requires_grad" else value or "-"
+
+
+def _first(rows: list[Change], lines: int | None) -> list[Change]:
+    """At most so many of each role."""
+    if lines is None:
+        return rows
+    taken: Counter[tuple[str, Kind]] = Counter()
+    kept = []
+    for change in rows:
+        role = (change.section, change.kind)
+        taken[role] += 1
+        if taken[role] <= lines:
+            kept.append(change)
+    return kept
+
+
+def _shortening(diff: Diff, view: DiffView) -> tuple[str, ...]:
+    """What plain text says of rows that `-n` left out; the groups of a page say it themselves."""
+    if view.lines is None or view.tree:
+        return ()
+    rows = differing(diff)
+    rest = len(rows) - len(_first(rows, view.lines)) + max(0, len(diff.scalars) - view.lines)
+    return (f"… and {rest:,} more (-n {view.lines})",) if rest else ()
+
+
+# Names alone.
+
+
+def _names(diff: Diff, names: Names | None) -> Iterable[tuple[str, ...]]:
+    """One line a change; where a state has sections, each name is the whole path in its file."""
+    sectioned = len({change.section for change in diff.changes}) > 1
+    for change in differing(diff):
+        name = side(change.fqn, change.section, sectioned)
+        if names is Names.ONLY:
+            yield (name,)
+        elif change.status is Status.RENAMED and change.renamed_from is not None:
+            section = change.before.section if change.before is not None else change.section
+            yield "R", side(change.renamed_from, section, sectioned), name
+        else:
+            yield LETTERS[change.status], name
+    for scalar in diff.scalars:
+        yield (scalar.key,) if names is Names.ONLY else (LETTERS[scalar.status], scalar.key)
+
+
+# Pictures.
+
+
+def _charts(diff: Diff) -> tuple[Bars | Spread, ...]:
+    depth = [
+        (change.fqn, change.values.relative_l2)
+        for change in diff.changes
+        if change.kind is Kind.PARAMETER and change.values is not None and change.values.relative_l2 is not None
+    ]
+    bars = Bars(
+        "change over depth", tuple(name for name, _ in depth), tuple(value for _, value in depth), "relative L2 change"
+    )
+    spreads = (Spread(one.fqn, one.edges, one.counts, "after - before") for one in diff.histograms)
+    return (*((bars,) if depth else ()), *spreads)
