@@ -153,6 +153,14 @@ def test_a_page_is_balanced_and_says_what_the_report_says():
     ]
 
 
+def test_the_verdict_begins_the_page_and_is_said_once():
+    """It is one of the totals too, which plain text ends with."""
+    found = tree(report(page(verdict="2 changed", totals=("2 changed", "1 more"))))
+    assert [text for _, text in found.texts].count("2 changed") == 1
+    assert found.said("p")[1] == "2 changed"
+    assert [text for text in found.said("li") if text.strip()] == ["1 more"]
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_names_are_text_wherever_they_stand(text):
     """The page has the same tags and attributes as one of a harmless name, and one script: its own."""
