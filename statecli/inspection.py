@@ -77,15 +77,15 @@ def _of_module(request: Request, spec: Spec) -> Inspection:
 
 
 def _stats_of_tensor(tensor: Any) -> Stats:
-    with _numpy():
+    with numpy_needed():
         from statecli.values.stats import stats_of_tensor
 
     return stats_of_tensor(tensor)
 
 
 @contextmanager
-def _numpy() -> Iterator[None]:
-    """Around the first import of what reads values."""
+def numpy_needed() -> Iterator[None]:
+    """Around the first import of what reads values: says what is missing where numpy is. Raises MissingDependency."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -107,12 +107,12 @@ def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
         findings = [f for f in findings if f.fqn is None or f.fqn in left or _matches(f.fqn, request)]
     size = sum(tensor.nbytes for tensor in state.tensors)
     if request.stats:
-        with _numpy():
+        with numpy_needed():
             from statecli.values.stats import stats_all
 
         state = stats_all(state, progress(size) if progress else None)
     if request.to:
-        with _numpy():
+        with numpy_needed():
             from statecli.values.place import place
 
         state = place(state, request.to, progress(size) if progress else None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 
 from msgspec.structs import replace
@@ -248,11 +248,11 @@ def by_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Fin
     findings: list[Finding] = []
     left_out: list[Oddity] = []
     tensors: list[TensorInfo] = list(state.tensors)
-    if not any(t.kind in _MODEL_KINDS for t in tensors):
+    if not any(t.kind in MODEL_KINDS for t in tensors):
         raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could group")
-    for section in dict.fromkeys(t.section for t in tensors if t.kind in _MODEL_KINDS):
-        rows = [n for n, t in enumerate(tensors) if t.section == section and t.kind in _MODEL_KINDS]
-        prefix = _prefix([tensors[n].fqn for n in rows], registered)
+    for section in dict.fromkeys(t.section for t in tensors if t.kind in MODEL_KINDS):
+        rows = [n for n, t in enumerate(tensors) if t.section == section and t.kind in MODEL_KINDS]
+        prefix = common_prefix([tensors[n].fqn for n in rows], registered)
         if prefix:
             findings.append(_wrapped(state, section, prefix, model.target))
         for n in rows:
@@ -266,10 +266,11 @@ def by_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Fin
     return replace(state, tensors=tuple(tensors), oddities=(*state.oddities, *left_out)), findings
 
 
-_MODEL_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
+#: What belongs to a model.
+MODEL_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
 
 
-def _prefix(names: list[str], registered: dict[str, TensorInfo]) -> str:
+def common_prefix(names: Sequence[str], registered: Container[str]) -> str:
     """What stands before every name and makes none of them the class's: `module.`, or the attribute of a Trainer."""
     prefix = ""
     while names and not any(name[len(prefix) :] in registered for name in names):

@@ -32,12 +32,13 @@ def checkpoint(text: str, *, read: Callable[[str], ModelState] = formats.read) -
 
     The evidence is looked for before the section is cut out: the optimizer says what the model's parameters are.
     """
-    path, section = _split(text)
+    path, section = split(text)
     state = kinds.classified(read(path))
     return replace(state if section is None else _cut(state, section), target=text)
 
 
-def _split(text: str) -> tuple[str, str | None]:
+def split(text: str) -> tuple[str, str | None]:
+    """The path and the section that the text names; None for the whole checkpoint."""
     if os.path.lexists(text) or "#" not in text:
         return text, None
     path, _, section = text.rpartition("#")

@@ -1,1 +1,337 @@
-"""`statecli diff`: two states -> what differs."""
+"""`statecli diff`: two states -> what differs.
+
+    names ──▶ metadata ──▶ values ──▶ equal bytes under another name ──▶ what was expected
+
+`pairing.py` says what is compared with what, `fields.py` what of it differs, `renames.py` finds what no name found,
+`loading.py` is for a class against a checkpoint, `expectations.py` for the exit code. Values are read in `values/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from statecli import inspection, modules, target
+from statecli.diff import expectations, fields, loading, pairing, renames, scalars
+from statecli.diff.pairing import Match, Way
+from statecli.diff.result import Broken, Change, Delta, Diff, Field, Histogram, How, ScalarChange, Status
+from statecli.errors import NothingMatched, StateError, UsageError
+from statecli.finding import Finding
+from statecli.formats._pickle import without_gc
+from statecli.inspection import Progress, matches_any
+from statecli.state import Kind, ModelState, Oddity, TensorInfo
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the user asked of `diff`; both sides as the targets they are. Globs are unions; `jobs` 0 is the cores.
+
+    `histograms` is of how many tensors (those that changed most) the spread of the differences is wanted.
+    """
+
+    before: str
+    after: str
+    how: How = How()
+    values: bool = True
+    renames: bool = True
+    map: tuple[str, ...] = ()
+    ignore: tuple[Field, ...] = ()
+    only: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    kind: tuple[Kind, ...] = ()
+    init_device: str = "cpu"
+    jobs: int = 0
+    histograms: int = 0
+
+    @property
+    def expected(self) -> expectations.Expected:
+        """What decides the exit code, rather than any difference."""
+        return expectations.Expected(self.only, self.frozen, self.changed)
+
+
+def compare(request: Request, progress: Progress | None = None) -> Diff:
+    """Read both targets, pair their tensors, and say what differs.
+
+    `progress` is told the bytes of before whose values are compared. Raises `StateError` for what cannot be done at
+    all, `NothingMatched` where nothing is left to compare; a file that fails for one pair is in `Diff.broken`.
+    """
+    before, after = _read(request.before, request), _read(request.after, request)
+    with without_gc():
+        return _Comparison(request, before, after).diff(progress)
+
+
+def _read(text: str, request: Request) -> ModelState:
+    spec = target.spec_of(text)
+    if spec is None:
+        return target.checkpoint(text)
+    return modules.read(target.model(spec, init_device=request.init_device, values=False), text)
+
+
+class _Outcome(msgspec.Struct, frozen=True, gc=False):
+    """What comparing a pair's values gave; nothing where that was not asked or they are equal."""
+
+    delta: Delta | None = None
+    not_compared: str | None = None
+    error: str | None = None
+
+
+_EQUAL = _Outcome()
+
+
+class _Comparison:
+    """One run, from two states to a `Diff`."""
+
+    def __init__(self, request: Request, before: ModelState, after: ModelState) -> None:
+        self.request, self.before, self.after = request, before, after
+        classes = loading.is_class(before), loading.is_class(after)
+        self.any_class, self.loads = any(classes), classes[0] is not classes[1]
+        self.model = before if classes[0] else after
+        self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
+        self.notes: list[Oddity] = []
+
+    def diff(self, progress: Progress | None) -> Diff:
+        if self.request.changed and not self.values:
+            raise UsageError(
+                "--changed asks for values, which are not compared here: leave it out, or let them be read"
+            )
+        self._note_values()
+        compared = self._compared()
+        matches = self._matches(*compared)
+        differing = fields.differing(matches, self.request.ignore, devices=not self.any_class)
+        outcomes = self._outcomes(matches, progress)
+        changes, broken = self._changes(matches, differing, outcomes)
+        beside = [] if self.any_class else self._scalars()
+        findings = self._findings(matches, compared, changes, beside, broken)
+        return Diff(
+            before=self.before,
+            after=self.after,
+            changes=tuple(changes),
+            scalars=tuple(beside),
+            findings=tuple(findings),
+            notes=(*self.notes, *_cut_short(self.before), *_cut_short(self.after)),
+            broken=tuple(broken),
+            histograms=self._histograms(changes),
+            expected=bool(self.request.expected),
+        )
+
+    def _note_values(self) -> None:
+        if self.any_class:
+            why = f"{self.model.target} is a class: its values are only initial ones, and its device where it was built"
+            self._note("values-not-compared", f"values are not compared: {why}")
+        elif not self.values:
+            option = "--ignore values" if self.request.values else "--metadata-only"
+            self._note("values-not-compared", f"values are not compared: {option}")
+
+    def _note(self, name: str, message: str) -> None:
+        self.notes.append(Oddity(name, message))
+
+    # --- what is compared with what ---------------------------------------------------------------------------------
+
+    def _compared(self) -> tuple[ModelState, ModelState]:
+        """Both states without what the other cannot have."""
+        if not self.loads:
+            return self.before, self.after
+        checkpoint = self.after if self.model is self.before else self.before
+        checkpoint, notes = loading.of_model(checkpoint, self.model)
+        checkpoint, more = loading.expected(checkpoint)
+        model, most = loading.expected(self.model)
+        self.notes += [*notes, *more, *most]
+        return (model, checkpoint) if self.model is self.before else (checkpoint, model)
+
+    def _matches(self, before: ModelState, after: ModelState) -> list[Match]:
+        found = pairing.matched(before, after, self.request.map)
+        # A class has one section, whatever a checkpoint calls it.
+        self.notes += [note for note in found.notes if not (self.loads and note.name == "sections-paired")]
+        matches = found.matches
+        if self.values and self.request.renames:
+            with inspection.numpy_needed():
+                same = renames.found(matches, found.sections, self._is_wanted_row, jobs=self.request.jobs)
+            if same:
+                matches = pairing.in_order(_joined(matches, same), before, after)
+        kept = [match for match in matches if self._is_wanted(match)]
+        if not kept:
+            raise NothingMatched(self._nothing(len(matches)))
+        return kept
+
+    def _is_wanted(self, match: Match) -> bool:
+        asked = self.request
+        if not (asked.include or asked.exclude or asked.kind):
+            return True
+        names = {side.fqn for side in (match.before, match.after) if side is not None}
+        if asked.kind and match.shown.kind not in asked.kind:
+            return False
+        return self._is_wanted_name(*names)
+
+    def _is_wanted_row(self, row: TensorInfo) -> bool:
+        return (not self.request.kind or row.kind in self.request.kind) and self._is_wanted_name(row.fqn)
+
+    def _is_wanted_name(self, *names: str) -> bool:
+        """Whether the globs leave what has these names: either of them may match."""
+        asked = self.request
+        if asked.include and not any(matches_any(name, asked.include) for name in names):
+            return False
+        return not any(matches_any(name, asked.exclude) for name in names)
+
+    def _nothing(self, count: int) -> str:
+        both = f"{self.request.before} and {self.request.after}"
+        if not count:
+            return f"{both}: neither holds a tensor, so nothing was compared"
+        asked = [f"-i {glob!r}" for glob in self.request.include] + [f"-x {glob!r}" for glob in self.request.exclude]
+        asked += [f"--kind {kind.value}" for kind in self.request.kind]
+        return f"{both}: none of their {count} tensors matches {' '.join(asked)}"
+
+    # --- what differs -----------------------------------------------------------------------------------------------
+
+    def _outcomes(self, matches: Sequence[Match], progress: Progress | None) -> list[_Outcome]:
+        found = [_EQUAL] * len(matches)
+        wanted: list[tuple[int, TensorInfo, TensorInfo]] = []
+        for n, match in enumerate(matches if self.values else ()):
+            if match.before is None or match.after is None:
+                continue
+            if match.before.shape != match.after.shape:
+                found[n] = _Outcome(not_compared="the shapes differ")
+            elif match.before.shape is None or (_has_none(match.before) and _has_none(match.after)):
+                found[n] = _Outcome(not_compared="neither side holds values")
+            else:
+                wanted.append((n, match.before, match.after))
+        if not wanted:
+            return found
+        with inspection.numpy_needed():
+            from statecli.values.compare import Pair, compare_all
+
+        pairs = [Pair(one, two) for _, one, two in wanted]
+        advance = progress(sum(pair.before.nbytes for pair in pairs)) if progress else None
+        results = compare_all(pairs, self.request.how, jobs=self.request.jobs, progress=advance)
+        for (n, one, two), result in zip(wanted, results, strict=True):
+            found[n] = _outcome(result, one, two)
+        return found
+
+    def _changes(
+        self, matches: Sequence[Match], differing: Sequence[tuple[Field, ...]], outcomes: Sequence[_Outcome]
+    ) -> tuple[list[Change], list[Broken]]:
+        changes: list[Change] = []
+        broken: list[Broken] = []
+        for match, known, outcome in zip(matches, differing, outcomes, strict=True):
+            row = match.shown
+            if outcome.error is not None:
+                broken.append(Broken(row.fqn, row.section, outcome.error))
+                if not known:
+                    continue
+            changes.append(self._change(match, known, outcome))
+        return changes, broken
+
+    def _change(self, match: Match, known: tuple[Field, ...], outcome: _Outcome) -> Change:
+        row = match.shown
+        if outcome.delta is not None:
+            known = (*known, Field.VALUES)
+        # A checkpoint's kinds are guessed, those of the class it is held against are not.
+        kind = match.before.kind if match.before and self.loads and self.model is self.before else row.kind
+        return Change(
+            row.fqn,
+            row.section,
+            _status(match, known),
+            kind,
+            known,
+            match.before.fqn if match.before and match.after and match.before.fqn != match.after.fqn else None,
+            match.before,
+            match.after,
+            outcome.delta,
+            outcome.not_compared,
+        )
+
+    def _scalars(self) -> list[ScalarChange]:
+        if self.request.kind:
+            return []
+        cut = target.split(self.request.before)[1], target.split(self.request.after)[1]
+        found, notes = scalars.changed_scalars(self.before, self.after, cut, self._is_wanted_name)
+        self.notes += notes
+        return found
+
+    def _histograms(self, changes: Sequence[Change]) -> tuple[Histogram, ...]:
+        if not self.request.histograms:
+            return ()
+        from statecli.values.compare import Pair
+        from statecli.values.histogram import histograms
+
+        most = sorted((c for c in changes if c.values and c.before and c.after), key=_by_how_much, reverse=True)
+        most = most[: self.request.histograms]
+        pairs = [Pair(c.before, c.after) for c in most if c.before and c.after]
+        spreads = histograms(pairs, [c.values for c in most if c.values])
+        return tuple(Histogram(c.fqn, c.section, *one) for c, one in zip(most, spreads, strict=True) if one)
+
+    # --- what it means ----------------------------------------------------------------------------------------------
+
+    def _findings(
+        self,
+        matches: Sequence[Match],
+        compared: tuple[ModelState, ModelState],
+        changes: Sequence[Change],
+        beside: Sequence[ScalarChange],
+        broken: Sequence[Broken],
+    ) -> list[Finding]:
+        targets = self.before.target, self.after.target
+        if self.request.expected:
+            return expectations.failures(self.request.expected, changes, broken, targets)
+        if not self.loads:
+            return expectations.differences(changes, beside, targets)
+        found = loading.findings(matches, *compared, self.model, self.request.ignore)
+        kept = {name for match in matches for row in (match.before, match.after) if row for name in (row.fqn,)}
+        found = [one for one in found if one.fqn is None or one.fqn in kept]
+        # Added, removed and another shape are said in the words of load_state_dict.
+        rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in changes if c.before and c.after]
+        others = [msgspec.structs.replace(c, fields=known) for c, known in rest if known]
+        return [*found, *expectations.differences(others, (), targets)]
+
+
+def _joined(matches: Sequence[Match], same: Sequence[Match]) -> list[Match]:
+    """The matches with those found later in place of the two halves they were."""
+    taken = {id(row) for match in same for row in (match.before, match.after)}
+    return [match for match in matches if (match.before and match.after) or id(match.shown) not in taken] + list(same)
+
+
+def _has_none(row: TensorInfo) -> bool:
+    return row.data is None and not row.parts
+
+
+def _outcome(result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
+    """A pair that cannot be told equal or different is broken, unless both are the same bytes of the same file."""
+    if isinstance(result, Delta):
+        return _Outcome(result) if result.changed else _EQUAL
+    if isinstance(result, StateError):
+        return _Outcome(not_compared="could not be read", error=str(result))
+    reason = str(getattr(result, "reason", result))
+    if before.data == after.data and before.parts == after.parts:
+        return _EQUAL
+    message = f"{after.fqn}: cannot tell whether its values differ: {reason}; -x it, or --ignore values"
+    return _Outcome(not_compared=reason, error=message)
+
+
+def _status(match: Match, known: tuple[Field, ...]) -> Status:
+    if match.before is None:
+        return Status.ADDED
+    if match.after is None:
+        return Status.REMOVED
+    if match.way is Way.BYTES:
+        return Status.RENAMED
+    return Status.CHANGED if known else Status.IDENTICAL
+
+
+def _by_how_much(change: Change) -> tuple[float, float]:
+    delta = change.values or Delta()
+    unbounded = float("inf") if delta.max_abs else 0.0
+    return unbounded if delta.relative_l2 is None else delta.relative_l2, delta.max_abs or 0.0
+
+
+#: What a reader left out: nothing can be said of it.
+_LEFT_OUT = ("metadata-cut", "too-deep", "not-searched", "opaque-class", "packed-params", "script-module")
+
+
+def _cut_short(state: ModelState) -> list[Oddity]:
+    return [
+        Oddity(odd.name, f"{state.target}: {odd.message}: not compared", odd.fqn)
+        for odd in state.oddities
+        if odd.name in _LEFT_OUT
+    ]

@@ -1,0 +1,102 @@
+"""Tensors of equal bytes under another name, as `git diff -M` finds files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from statecli.diff.pairing import Match, Way
+from statecli.diff.result import Delta, How
+from statecli.state import TensorInfo
+
+Rows = list[TensorInfo]
+
+
+def found(
+    matches: Sequence[Match], sections: Mapping[str, str], wanted: Callable[[TensorInfo], bool], *, jobs: int
+) -> list[Match]:
+    """Matches of tensors that no name matched, of the same section, dtype and shape and bit for bit equal.
+
+    Only groups with tensors left on both sides are read, and of these only groups with a wanted one. Of several equal
+    tensors, those whose names have the longest end in common are paired, then the first of each side. Values that
+    are all one (a bias of zeros) are weak evidence: there, the last component of the names must agree.
+    """
+    groups = [group for group in _groups(matches, sections) if any(map(wanted, (*group[0], *group[1])))]
+    pairs = [pair for one, two in groups for pair in _likely(one, two, jobs)]
+    return [Match(one, two, Way.BYTES) for one, two in _confirmed(pairs, jobs)]
+
+
+def _groups(matches: Sequence[Match], sections: Mapping[str, str]) -> list[tuple[Rows, Rows]]:
+    """Tensors without a partner that could be each other's: same sections, dtype, layout and shape."""
+    groups: dict[object, tuple[Rows, Rows]] = {}
+    for match in matches:
+        if match.before is not None and match.after is not None:
+            continue
+        row = match.shown
+        if row.shape is None or (row.data is None and not row.parts):
+            continue
+        section = row.section if match.before is None else sections.get(row.section)
+        groups.setdefault((section, row.dtype, row.layout, row.shape), ([], []))[match.before is None].append(row)
+    return [group for group in groups.values() if group[0] and group[1]]
+
+
+def _likely(before: Rows, after: Rows, jobs: int) -> Iterator[tuple[TensorInfo, TensorInfo]]:
+    from statecli.values.compare import fingerprints
+
+    prints = fingerprints([*before, *after], jobs=jobs)
+    equal: dict[int, tuple[Rows, Rows]] = {}
+    for n, (row, mark) in enumerate(zip((*before, *after), prints, strict=True)):
+        if mark is not None:
+            equal.setdefault(mark, ([], []))[n >= len(before)].append(row)
+    for one, two in equal.values():
+        if one and two:
+            yield from by_suffix(one, two)
+
+
+def by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, TensorInfo]]:
+    """Pair those whose names share the most last components, in order where several do."""
+    one = [(row, row.fqn.split(".")) for row in before]
+    two = [(row, row.fqn.split(".")) for row in after]
+    longest = min(max(len(path) for _, path in one), max(len(path) for _, path in two))
+    for depth in range(longest, -1, -1):
+        free: dict[tuple[str, ...], list[TensorInfo]] = {}
+        for row, path in reversed(one):
+            if len(path) >= depth:
+                free.setdefault(tuple(path[len(path) - depth :]), []).append(row)
+        taken: set[int] = set()
+        for row, path in two:
+            candidates = free.get(tuple(path[len(path) - depth :])) if len(path) >= depth else None
+            if candidates:
+                first = candidates.pop()
+                taken |= {id(first), id(row)}
+                yield first, row
+        one = [entry for entry in one if id(entry[0]) not in taken]
+        two = [entry for entry in two if id(entry[0]) not in taken]
+
+
+def _confirmed(pairs: list[tuple[TensorInfo, TensorInfo]], jobs: int) -> list[tuple[TensorInfo, TensorInfo]]:
+    """Those that are equal bit for bit, which a fingerprint only hints at, and are no mere fill under another name."""
+    if not pairs:
+        return []
+    from statecli.values.compare import Pair, compare_all
+
+    outcomes = compare_all([Pair(one, two) for one, two in pairs], How(bitwise=True), jobs=jobs)
+    return [
+        pair
+        for pair, outcome in zip(pairs, outcomes, strict=True)
+        if isinstance(outcome, Delta) and not outcome.changed and (_ends_alike(*pair) or not _is_constant(pair[0]))
+    ]
+
+
+def _ends_alike(before: TensorInfo, after: TensorInfo) -> bool:
+    return before.fqn.rpartition(".")[2] == after.fqn.rpartition(".")[2]
+
+
+def _is_constant(row: TensorInfo) -> bool:
+    """Whether all elements are one value, or there is none."""
+    if row.elements < 2:
+        return True
+    from statecli.values.elements import Decoder
+    from statecli.values.stats import stats
+
+    found = stats(row, Decoder())
+    return found.min is None or (found.min == found.max and not found.nan and not found.inf)
