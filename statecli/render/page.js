@@ -6,12 +6,12 @@ for (const table of document.querySelectorAll("table[data-sorts]")) {
   const words = new Intl.Collator("en", { numeric: true });
   const units = { "": 1, k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
 
-  // A number with its unit, null where the cell has none.
+  // The first number of a cell with its unit ("all 1,536", "0.06…0.07", "90.9 MB"); null where there is none.
   const numeric = (text) => {
-    const found = /^([-+]?)(?:(inf|∞)|((?:\d[\d,]*)?\.?\d*(?:e[-+]?\d+)?)\s?([kMGT]?))/.exec(text.trim());
-    if (!found || !(found[2] || /\d/.test(found[3]))) return null;
+    const found = /(?<![\w.])([-+]?)(?:(inf|∞)|(\d[\d,]*\.?\d*(?:e[-+]?\d+)?)\s?([kMGT]?)(?![a-z]))/.exec(text);
+    if (!found) return null;
     const size = found[2] ? Infinity : Number(found[3].replaceAll(",", "")) * units[found[4]];
-    return Number.isNaN(size) ? null : found[1] === "-" ? -size : size;
+    return found[1] === "-" ? -size : size;
   };
 
   const sorted = (rows, column, right, sign) => {
@@ -42,6 +42,7 @@ for (const table of document.querySelectorAll("table[data-sorts]")) {
   };
 
   heads.forEach((head, column) => {
+    if (!head.textContent) return;
     const button = document.createElement("button");
     button.type = "button";
     button.append(...head.childNodes);

@@ -251,6 +251,12 @@ def test_columns_of_numbers_are_marked():
     assert found.classes("td").count("n") == 2
 
 
+def test_a_column_without_a_name_holds_a_drawing():
+    """Bars made of blocks are coloured and closed up."""
+    shown = page(columns=(Column("name"), Column("")), groups=(Group("g", "", (Line(("w", "██")),)),))
+    assert tree(report(shown)).classes("td") == ["name", "sign"]
+
+
 @pytest.mark.parametrize("count", [1, 40, 41, 500])
 def test_a_bar_a_value(count):
     """Up to 500 values each have a bar, with its name and value to point at."""
