@@ -21,7 +21,7 @@ import numpy as np
 from statecli.diff.result import Delta, How
 from statecli.errors import StateError, UnreadableError
 from statecli.state import ByteRange, TensorData, TensorInfo
-from statecli.values import pool
+from statecli.values import pool, sparse
 from statecli.values.elements import Element, element
 from statecli.values.read import check_crc, contiguous_strides, no_numbers, opened, raw_bytes
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
@@ -62,16 +62,20 @@ def compare_all(pairs: Sequence[Pair], how: How, *, jobs: int = 0, progress: Pro
     Checksums that a container recorded are verified for what differs, so that damage is not taken for training.
     `progress` is called with bytes of `before`. Raises `UnreadableError` where a worker process dies.
     """
-    plans = [_plan(number, pair) for number, pair in enumerate(pairs)]
+    plans = [_plan(number, pair, how) for number, pair in enumerate(pairs)]
     stamps = _stamps(pairs)
     results = _Results(len(pairs))
     jobs = jobs or pool.cores()
     results.add(_run([task for plan in plans if isinstance(plan, list) for task in plan], how, jobs, progress))
     results.add(_run(list(results.norms()), how, jobs, None))
-    suspects = [pair for n, pair in enumerate(pairs) if results.differ(n) or _checksums_differ(pair)]
+    suspects = [
+        pair
+        for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
+        if results.differ(n) or (isinstance(plan, Delta) and plan.changed) or _checksums_differ(pair)
+    ]
     damaged = _damaged(suspects, jobs)
     outcomes = [
-        plan if isinstance(plan, NotCompared) else results.outcome(n, pair)
+        results.outcome(n, pair) if isinstance(plan, list) else plan
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
     ]
     damaged.update(_changed_meanwhile(stamps))
@@ -131,8 +135,24 @@ def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None) -> R
         if progress:
             progress(work[1][-1].what, sum(map(_bytes, work[1])))
 
-    found = pool.run(run_batch, [(how, batch) for batch in batches], 1 if small else jobs, done)
+    if how.device != "cpu":
+        found = _run_on_device(how, batches, done)
+    else:
+        found = pool.run(run_batch, [(how, batch) for batch in batches], 1 if small else jobs, done)
     return [pair for batch, results in zip(batches, found, strict=True) for pair in zip(batch, results, strict=True)]
+
+
+def _run_on_device(
+    how: How, batches: list[tuple[Task, ...]], done: Callable[[tuple[How, tuple[Task, ...]]], None]
+) -> list[list[Found | StateError]]:
+    from statecli.values import on_device
+
+    device = on_device.device(how.device)
+    results = []
+    for batch in batches:
+        results.append(on_device.run_on(how, batch, device))
+        done((how, batch))
+    return results
 
 
 def _batches(tasks: Iterable[Task]) -> Iterator[tuple[Task, ...]]:
@@ -221,7 +241,9 @@ def _first_error(pair: Pair, errors: dict[str | ByteRange, StateError]) -> State
     return next((errors[key] for storage in both for key in (storage.path, storage) if key in errors), None)
 
 
-def _plan(number: int, pair: Pair) -> list[Task] | NotCompared:
+def _plan(number: int, pair: Pair, how: How) -> list[Task] | Delta | NotCompared | StateError:
+    if pair.before.layout.startswith("sparse") and pair.before.layout == pair.after.layout:
+        return _sparse(pair, how)
     parts = _parts(pair)
     if isinstance(parts, NotCompared):
         return parts
@@ -232,6 +254,17 @@ def _plan(number: int, pair: Pair) -> list[Task] | NotCompared:
             return NotCompared(reason)
         tasks += _tasks(number, what, before, after)
     return tasks
+
+
+def _sparse(pair: Pair, how: How) -> Delta | NotCompared | StateError:
+    held = [{name for name, _ in tensor.parts} for tensor in (pair.before, pair.after)]
+    if not all("values" in names for names in held):
+        return NotCompared("its stored values are not in the file")
+    try:
+        return sparse.delta(pair.before, pair.after, how)
+    except StateError as error:
+        # Malformed is a kind of unreadable, and means that a file is damaged.
+        return NotCompared(str(error)) if type(error) is UnreadableError else error
 
 
 def _parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:

@@ -15,6 +15,8 @@ from statecli.values.elements import Array, Decoder
 from statecli.values.tally import ROW, SAFE, SMALL, Tally, Wide
 
 _rows: Any = getattr(np, "vecdot", None) or (lambda a, b, out: np.einsum("ij,ij->i", a, b, out=out))
+#: Below this cosine the products cancel so far that they are summed in float64.
+ORTHOGONAL = 0.01
 _ONES = np.ones(ROW, np.float32)
 
 
@@ -94,6 +96,8 @@ def _fast(before: Array, after: Array, decoder: Decoder, changed: Array | None) 
         _may_have_vanished(*one) for one in ((norm_a, before), (norm_b, after), (squares, gap))
     ):
         return None
+    if abs(product) < ORTHOGONAL * math.sqrt(norm_a) * math.sqrt(norm_b):
+        product = float(np.einsum("i,i->", before.astype(np.float64), after.astype(np.float64)))
     count = int(np.count_nonzero(changed))
     return Tally(
         changed=count,
@@ -240,6 +244,13 @@ def _product(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
 
 
 def bits_differ(before: Array, after: Array, items: int) -> Array:
-    """Which elements differ in their stored bits; `items` stored items make one element."""
-    differ: Array = before.reshape(-1) != after.reshape(-1)
+    """Which elements differ in their stored bits, NaN included; `items` stored items make one element."""
+    size = before.dtype.itemsize
+    word = f"u{min(size, 8)}"
+    return elements_differ(before.view(word), after.view(word), items * max(size // 8, 1))
+
+
+def elements_differ(before: Array, after: Array, items: int) -> Array:
+    """Which elements differ, of which each has `items` values."""
+    differ: Array = before != after
     return np.asarray(differ.reshape(-1, items).any(axis=1)) if items > 1 else differ

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
 import msgspec
@@ -60,10 +60,13 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 class Worker:
     """Buffers and open files of one batch of tasks."""
 
+    #: Elements read at a time.
+    block = BLOCK
+
     def __init__(self, how: How) -> None:
         self.how = how
         self.one, self.two, self.sums = Decoder(), Decoder(), Decoder()
-        self._raw = np.empty(BLOCK * 16, np.uint8), np.empty(BLOCK * 16, np.uint8)
+        self._raw = np.empty(self.block * 16, np.uint8), np.empty(self.block * 16, np.uint8)
         self._files: dict[str, io.FileIO] = {}
         self._stack = ExitStack()
 
@@ -72,6 +75,16 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def results(self, tasks: Sequence[Task]) -> list[Found | StateError]:
+        """Each task's result, or what went wrong with it."""
+        results: list[Found | StateError] = []
+        for task in tasks:
+            try:
+                results.append(self.found(task))
+            except StateError as error:
+                results.append(error)
+        return results
 
     def found(self, task: Task) -> Found:
         """Do one task. Raises `UnreadableError` or `MalformedError`, naming file and tensor."""
@@ -86,29 +99,34 @@ class Worker:
         one, two = _element(before.dtype), _element(after.dtype)
         same = before.dtype == after.dtype
         total, equal = Tally(), _Runs()
-        for start, count in _cut(task):
+        for start, count in self._cut(task):
             a = self._read(0, before, one, start, count, task.what)
             b = self._read(1, after, two, start, count, task.what)
             if same and self._equal(a.size):
                 equal.add(start, count)
                 continue
-            total = total.plus(self._tally(a.view(one.stored), one, b.view(two.stored), two, start, same))
+            total = total.plus(self._tally(a.view(one.stored), before.dtype, b.view(two.stored), after.dtype, start))
         return Found(total, equal.found())
 
     def _norm(self, task: Task, before: Piece) -> Tally:
         kind = _element(before.dtype)
         total = Tally()
-        for start, count in _cut(task):
+        for start, count in self._cut(task):
             raw = self._read(0, before, kind, start, count, task.what)
             total = total.plus(kernels.norm(self.one(raw.view(kind.stored), kind), self.sums))
         return total
 
-    def _tally(self, a: Array, one: Element, b: Array, two: Element, start: int, same: bool) -> Tally:
-        changed = kernels.bits_differ(a, b, one.items) if same and self.how.bitwise else None
-        x, y = self.one(a, one), self.two(b, two)
-        if one.values > 1 and changed is None:
-            changed = kernels.bits_differ(x, y, one.values)
+    def _tally(self, a: Array, one: str, b: Array, two: str, start: int) -> Tally:
+        kind, other = _element(one), _element(two)
+        changed = kernels.bits_differ(a, b, kind.items) if one == two and self.how.bitwise else None
+        x, y = self.one(a, kind), self.two(b, other)
+        if kind.values > 1 and changed is None:
+            changed = kernels.elements_differ(x, y, kind.values)
         return kernels.tally(x, y, self.how, self.sums, changed).moved(start)
+
+    def _cut(self, task: Task) -> Iterator[tuple[int, int]]:
+        end = task.start + task.count
+        return ((start, min(self.block, end - start)) for start in range(task.start, end, self.block))
 
     def _equal(self, size: int) -> bool:
         """Whether the first `size` bytes of both buffers are equal, as 64-bit words."""
@@ -215,11 +233,6 @@ class _Runs:
         return tuple((start, count) for start, count in self._runs)
 
 
-def _cut(task: Task) -> Iterator[tuple[int, int]]:
-    end = task.start + task.count
-    return ((start, min(BLOCK, end - start)) for start in range(task.start, end, BLOCK))
-
-
 def _element(dtype: str) -> Element:
     kind = element(dtype)
     if kind is None:
@@ -230,11 +243,5 @@ def _element(dtype: str) -> Element:
 def run_batch(work: tuple[How, tuple[Task, ...]]) -> list[Found | StateError]:
     """The results of a batch of tasks, each its own result or its own error."""
     how, tasks = work
-    results: list[Found | StateError] = []
     with Worker(how) as worker:
-        for task in tasks:
-            try:
-                results.append(worker.found(task))
-            except StateError as error:
-                results.append(error)
-    return results
+        return worker.results(tasks)

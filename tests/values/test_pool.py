@@ -1,0 +1,87 @@
+"""Work in other processes: in order, all of it, and what is told when one of them dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.values import pool
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes only where there is fork")
+
+
+def double(n):
+    return 2 * n
+
+
+def fail(n):
+    raise MalformedError(f"{n}: no")
+
+
+def die(n):
+    if n == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return n
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_results_are_in_order(jobs):
+    """Whatever the number of workers; `done` is called once for each."""
+    seen = []
+    assert pool.run(double, list(range(20)), jobs, seen.append) == [2 * n for n in range(20)]
+    assert sorted(seen) == list(range(20))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_a_worker_raises_is_raised(jobs):
+    """With its own type and text."""
+    with pytest.raises(MalformedError, match=r"\d: no"):
+        pool.run(fail, [1, 2], jobs)
+
+
+@linux
+def test_a_worker_that_dies_is_told():
+    """Killed for lack of memory, say: one line, not a wait without end."""
+    with pytest.raises(UnreadableError, match="a worker process was killed"):
+        pool.run(die, list(range(8)), 2)
+
+
+@linux
+def test_ctrl_c_stops_all_workers(tmp_path):
+    """SIGINT to the whole group, as a terminal sends it: out at once, no process left, no traceback of a worker."""
+    script = tmp_path / "long.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, sys, time
+        from statecli.values import pool
+        def sleepy(path):
+            with open(path, "a") as file: file.write(f"{os.getpid()}\\n")
+            time.sleep(60)
+        if __name__ == "__main__":
+            try:
+                pool.run(sleepy, [sys.argv[1]] * 4, 2)
+            except KeyboardInterrupt:
+                sys.exit(130)
+        """)
+    )
+    pids = tmp_path / "pids"
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(pids)], start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and (not pids.exists() or len(pids.read_text().split()) < 2):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    for pid in map(int, pids.read_text().split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
