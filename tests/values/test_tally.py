@@ -64,8 +64,6 @@ def test_rows_that_are_not_full(n):
         assert (found.changed, found.finite) == (n, n)
         expected = float(np.dot(a.astype(np.float64), b.astype(np.float64)))
         assert found.product.value() == pytest.approx(expected, rel=1e-6)
-            float(np.dot(a.astype(float), b.astype(float))), rel=1e-6, abs=1e-6
-        )
 
 
 def test_half_precision_by_its_bits():
