@@ -52,30 +52,44 @@ class Tick(msgspec.Struct, frozen=True):
     text: str
 
 
-class Picture(msgspec.Struct, frozen=True):
-    """A chart laid out. The plot lies between `left` and `right`, `top` and `bottom`; `zero` is where x is 0, if it is.
+class Box(msgspec.Struct, frozen=True):
+    """Where the plot lies in its picture."""
 
-    `upright` says that the texts of the x axis are names, written upwards. `unit` heads the y axis, `below` the x axis.
-    """
-
-    title: str
-    note: str
-    wide: bool
-    width: float
-    height: float
     left: float
     top: float
     right: float
     bottom: float
+
+    def x(self, share: float) -> float:
+        """The place of a share of the width, from the left."""
+        return self.left + share * (self.right - self.left)
+
+    def y(self, share: float) -> float:
+        """The place of a share of the height, from the bottom."""
+        return self.bottom - share * (self.bottom - self.top)
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """A chart laid out. `unit` heads the y axis, `below` the x axis; `wide` asks for the whole width of a page.
+
+    `upright` says that the texts of the x axis are names, written upwards. `ground` is the height at which bars stand,
+    `zero` where on the x axis its 0 is, None where it is not on it.
+    """
+
+    title: str
+    note: str
+    width: float
+    height: float
+    plot: Box
     marks: tuple[Mark, ...]
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     unit: str
-    below: str = ""
+    below: str
+    ground: float
+    wide: bool = False
     upright: bool = False
     zero: float | None = None
-    #: Where bars stand: the height of the value 0, or the bottom.
-    ground: float = 0.0
 
 
 def drawn(chart: Bars | Spread) -> Picture:
@@ -150,39 +164,31 @@ def _bars(chart: Bars) -> Picture:
     """A bar a value, or one for several neighbours where there are too many."""
     pairs = list(zip(chart.labels, chart.values, strict=True))
     size = max(1, math.ceil(len(pairs) / MAX_BARS))
-    bins = [pairs[at : at + size] for at in range(0, len(pairs), size)]
-    names = [elided(label, NAME_LENGTH) for label in chart.labels] if len(pairs) <= MAX_NAMED else []
-    below, layers = ("", []) if names else _layers(chart.labels)
-    room = max(map(len, names), default=0) * NAME_WIDTH + 12 if names else 40.0 if below else 26.0
-    left, top, right, bottom = 58.0, 30.0, 1094.0, 300.0
+    plot = Box(58.0, 30.0, 1094.0, 300.0)
     scale = _scale([value for value in chart.values if math.isfinite(value)])
-    slot = (right - left) / max(1, len(bins))
-    ground = _height(scale, 0.0, top, bottom)
-    box = (top, bottom, ground)
-    marks = tuple(mark for n, several in enumerate(bins) for mark in _bar(several, scale, left + slot * n, slot, box))
-    if names:
-        ticks = tuple(Tick(left + slot * (n + 0.5), name) for n, name in enumerate(names))
-    else:
-        ticks = tuple(Tick(left + (right - left) * n / len(pairs), text) for n, text in layers)
+    ground = _height(scale, 0.0, plot)
+    named = len(pairs) <= MAX_NAMED
+    below, ticks = ("", _names(chart.labels, plot)) if named else _layers(chart.labels, plot)
+    room = 12 + NAME_WIDTH * max((len(tick.text) for tick in ticks), default=0) if named else 40.0
     return Picture(
-        chart.title,
-        _note(chart.values, size),
-        True,
-        1100.0,
-        bottom + room,
-        left,
-        top,
-        right,
-        bottom,
-        marks,
-        ticks,
-        _y_ticks(scale, top, bottom),
-        chart.unit,
-        below,
-        bool(names),
-        None,
-        ground,
+        title=chart.title,
+        note=_note(chart.values, size),
+        width=1100.0,
+        height=plot.bottom + room,
+        plot=plot,
+        marks=tuple(_marks([pairs[at : at + size] for at in range(0, len(pairs), size)], scale, ground, plot)),
+        x_ticks=ticks,
+        y_ticks=tuple(Tick(plot.y(at), text) for at, text in scale.ticks) if scale else (),
+        unit=chart.unit,
+        below=below,
+        ground=ground,
+        wide=True,
+        upright=named,
     )
+
+
+def _names(labels: Sequence[str], plot: Box) -> tuple[Tick, ...]:
+    return tuple(Tick(plot.x((n + 0.5) / len(labels)), elided(label, NAME_LENGTH)) for n, label in enumerate(labels))
 
 
 def _scale(finite: Sequence[float]) -> _Scale | None:
@@ -193,38 +199,35 @@ def _scale(finite: Sequence[float]) -> _Scale | None:
     return _logarithmic(min(positive), max(positive)) if positive else None
 
 
-def _height(scale: _Scale | None, value: float, top: float, bottom: float) -> float:
+def _height(scale: _Scale | None, value: float, plot: Box) -> float:
     """The y of a value; the bottom for a zero that the scale does not have."""
-    if scale is None or (scale.log and value <= 0):
-        return bottom
-    return bottom - scale.at(value) * (bottom - top)
+    return plot.y(0.0 if scale is None or (scale.log and value <= 0) else scale.at(value))
 
 
-def _bar(
-    several: list[tuple[str, float]], scale: _Scale | None, x: float, slot: float, box: tuple[float, float, float]
-) -> Iterator[Mark]:
-    """The bar of a value. Of several: a light one of the largest, and before it a dark one of the smallest."""
-    top, bottom, ground = box
+def _marks(bins: list[list[tuple[str, float]]], scale: _Scale | None, ground: float, plot: Box) -> Iterator[Mark]:
+    """The bar of each value. Of several: a faint one of the largest, and on it a strong one of the smallest."""
+    slot = (plot.right - plot.left) / max(1, len(bins))
     width = min(slot * 0.8, MAX_WIDTH) if slot > 3 else slot
-    x += (slot - width) / 2
-    finite = [pair for pair in several if math.isfinite(pair[1])]
-    title = _said(several, finite)
-    if len(finite) < len(several):
-        yield Mark(x, top, width, bottom - top, title, "odd")
-        return
-    sizes = sorted((value for _, value in finite), key=abs)
-    if sizes[-1] == 0:
-        yield Mark(x, ground - ZERO_HEIGHT, width, ZERO_HEIGHT, title, "zero")
-        return
-    moods = ["most", "least"] if len(several) > 1 else [""]
-    for value, mood in zip((sizes[-1], sizes[0]), moods, strict=False):
-        height = max(abs(ground - _height(scale, value, top, bottom)), MIN_HEIGHT)
-        yield Mark(x, ground if value < 0 else ground - height, width, height if value else 0.0, title, mood)
+    for n, several in enumerate(bins):
+        x = plot.left + slot * n + (slot - width) / 2
+        title = _said(several)
+        sizes = sorted((value for _, value in several), key=abs)
+        if not all(map(math.isfinite, sizes)):
+            yield Mark(x, plot.top, width, plot.bottom - plot.top, title, "odd")
+        elif sizes[-1] == 0:
+            yield Mark(x, ground - ZERO_HEIGHT, width, ZERO_HEIGHT, title, "zero")
+        else:
+            moods = ["most", "least"] if len(several) > 1 else [""]
+            for value, mood in zip((sizes[-1], sizes[0]), moods, strict=False):
+                height = max(abs(ground - _height(scale, value, plot)), MIN_HEIGHT) if value else 0.0
+                yield Mark(x, ground if value < 0 else ground - height, width, height, title, mood)
 
 
-def _said(several: list[tuple[str, float]], finite: list[tuple[str, float]]) -> str:
+def _said(several: list[tuple[str, float]]) -> str:
+    """What a bar is of: its name and value, or the first and last name and the largest value."""
     if len(several) == 1:
         return f"{several[0][0]}: {number(several[0][1])}"
+    finite = [pair for pair in several if math.isfinite(pair[1])]
     parts = [f"{several[0][0]} … {several[-1][0]}"]
     if finite:
         label, value = max(finite, key=lambda pair: abs(pair[1]))
@@ -248,25 +251,20 @@ def _note(values: Sequence[float], size: int) -> str:
     return "; ".join(parts)
 
 
-def _layers(labels: Sequence[str]) -> tuple[str, list[tuple[int, str]]]:
+def _layers(labels: Sequence[str], plot: Box) -> tuple[str, tuple[Tick, ...]]:
     """`encoder.layer.N`, and where each N of the most frequent such prefix begins; nothing where there are no two."""
     matches = [(position, _LAYER.search(label)) for position, label in enumerate(labels)]
     parts = [(position, match.string[: match.start(1)], match[1]) for position, match in matches if match]
-    if not parts:
-        return "", []
-    prefix = Counter(start for _, start, _ in parts).most_common(1)[0][0]
+    prefix = Counter(start for _, start, _ in parts).most_common(1)[0][0] if parts else ""
     found: dict[str, int] = {}
     for position, start, layer in parts:
         if start == prefix:
             found.setdefault(layer, position)
     if len(found) < 2:
-        return "", []
+        return "", ()
     thinned = list(found.items())[:: math.ceil(len(found) / MAX_LAYERS)]
-    return elided(prefix, 90) + "N", [(position, text) for text, position in thinned]
-
-
-def _y_ticks(scale: _Scale | None, top: float, bottom: float) -> tuple[Tick, ...]:
-    return tuple(Tick(bottom - at * (bottom - top), text) for at, text in scale.ticks) if scale else ()
+    ticks = tuple(Tick(plot.x(position / len(labels)), text) for text, position in thinned)
+    return elided(prefix, 90) + "N", ticks
 
 
 # Spread: how often each value occurs.
@@ -274,41 +272,31 @@ def _y_ticks(scale: _Scale | None, top: float, bottom: float) -> tuple[Tick, ...
 
 def _spread(chart: Spread) -> Picture:
     """A histogram; bins that are not equally wide are drawn as wide as they are."""
-    left, top, right, bottom = 52.0, 26.0, 390.0, 170.0
-    total = sum(chart.counts)
-    x_scale = _linear(min(chart.edges), max(chart.edges))
-    y_scale = _linear(0.0, float(max(chart.counts, default=0) or 1), 4)
-
-    def x(share: float) -> float:
-        return left + share * (right - left)
-
-    marks = []
-    for low, high, count in zip(chart.edges, chart.edges[1:], chart.counts, strict=False):
-        start, end = x(x_scale.at(low)), x(x_scale.at(high))
-        height = max(y_scale.at(float(count)) * (bottom - top), MIN_HEIGHT) if count else 0.0
-        title = f"{number(low)} … {number(high)}: {count:,}"
-        marks.append(Mark(start, bottom - height, max(end - start, 0.5), height, title))
-    inside = min(chart.edges) <= 0 <= max(chart.edges)
+    plot = Box(52.0, 26.0, 390.0, 170.0)
+    drawable = bool(chart.edges) and all(map(math.isfinite, chart.edges))
+    low, high = (min(chart.edges), max(chart.edges)) if drawable else (0.0, 1.0)
+    across = _linear(low, high)
+    up = _linear(0.0, float(max(chart.counts, default=0) or 1), 4)
     return Picture(
-        chart.title,
-        f"{plural(total, 'element')}",
-        False,
-        400.0,
-        206.0,
-        left,
-        top,
-        right,
-        bottom,
-        tuple(marks),
-        tuple(Tick(x(at), text) for at, text in x_scale.ticks),
-        tuple(
-            Tick(bottom - at * (bottom - top), count_text(int(float(text))))
-            for at, text in y_scale.ticks
-            if "." not in text
-        ),
-        "elements",
-        chart.unit,
-        False,
-        x(x_scale.at(0.0)) if inside else None,
-        bottom,
+        title=chart.title,
+        note=plural(sum(chart.counts), "element") + ("" if drawable else "; not drawn: its range is not finite"),
+        width=400.0,
+        height=206.0,
+        plot=plot,
+        marks=tuple(_bins(chart, across, up, plot)) if drawable else (),
+        x_ticks=tuple(Tick(plot.x(at), text) for at, text in across.ticks) if drawable else (),
+        # There is no half element.
+        y_ticks=tuple(Tick(plot.y(at), count_text(int(float(text)))) for at, text in up.ticks if "." not in text),
+        unit="elements",
+        below=chart.unit,
+        ground=plot.bottom,
+        zero=plot.x(across.at(0.0)) if drawable and low <= 0 <= high else None,
     )
+
+
+def _bins(chart: Spread, across: _Scale, up: _Scale, plot: Box) -> Iterator[Mark]:
+    for low, high, count in zip(chart.edges, chart.edges[1:], chart.counts, strict=False):
+        start, end = plot.x(across.at(low)), plot.x(across.at(high))
+        height = max(plot.bottom - plot.y(up.at(float(count))), MIN_HEIGHT) if count else 0.0
+        title = f"{number(low)} … {number(high)}: {count:,}"
+        yield Mark(start, plot.bottom - height, max(end - start, 0.5), height, title)

@@ -18,18 +18,14 @@ def bars(values, labels=None):
     return drawn(Bars("t", tuple(labels or (f"x{n}" for n in range(len(values)))), tuple(values), "u"))
 
 
-def height_of(picture, n):
-    return picture.marks[n].height / (picture.bottom - picture.top)
-
-
 def test_a_bar_ten_times_as_large_is_a_decade_higher():
     """The y axis counts orders of magnitude, and its ticks stand where their value would."""
     picture = bars([0.001, 0.01, 0.1])
     heights = [mark.height for mark in picture.marks]
     assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1])
     at = {tick.text: tick.at for tick in picture.y_ticks}
-    assert at["0.01"] == pytest.approx(picture.bottom - heights[1])
-    assert at["0.1"] == pytest.approx(picture.top)
+    assert at["0.01"] == pytest.approx(picture.plot.bottom - heights[1])
+    assert at["0.1"] == pytest.approx(picture.plot.top)
 
 
 def test_negative_values_stand_below_the_axis():
@@ -63,8 +59,8 @@ def test_layers_are_marked_where_they_begin():
     picture = bars([1.0] * len(labels), labels)
     assert picture.below == "h.N"
     assert [tick.text for tick in picture.x_ticks] == [str(n) for n in range(12)]
-    slot = (picture.right - picture.left) / len(labels)
-    assert picture.x_ticks[3].at == pytest.approx(picture.left + slot * (1 + 3 * 4))
+    slot = (picture.plot.right - picture.plot.left) / len(labels)
+    assert picture.x_ticks[3].at == pytest.approx(picture.plot.left + slot * (1 + 3 * 4))
 
 
 def test_few_bars_have_their_names():
@@ -89,10 +85,10 @@ def test_whatever_the_values_the_bars_are_inside(values):
 
 def inside(picture):
     for mark in picture.marks:
-        assert picture.left - 1e-6 <= mark.x <= mark.x + mark.width <= picture.right + 1
-        assert picture.top - 5 <= mark.y <= mark.y + mark.height <= picture.bottom + 5
+        assert picture.plot.left - 1e-6 <= mark.x <= mark.x + mark.width <= picture.plot.right + 1
+        assert picture.plot.top - 5 <= mark.y <= mark.y + mark.height <= picture.plot.bottom + 5
     for tick in picture.y_ticks:
-        assert picture.top - 1e-6 <= tick.at <= picture.bottom + 1e-6
+        assert picture.plot.top - 1e-6 <= tick.at <= picture.plot.bottom + 1e-6
 
 
 @given(st.lists(finite, min_size=2, max_size=50, unique=True), st.data())
@@ -103,7 +99,7 @@ def test_a_histogram_is_inside_whatever_its_edges(edges, data):
     picture = drawn(Spread("t", tuple(edges), tuple(counts), "Δ"))
     inside(picture)
     assert (picture.zero is not None) == (edges[0] <= 0 <= edges[-1])
-    assert all(picture.left - 1e-6 <= tick.at <= picture.right + 1e-6 for tick in picture.x_ticks)
+    assert all(picture.plot.left - 1e-6 <= tick.at <= picture.plot.right + 1e-6 for tick in picture.x_ticks)
 
 
 def test_a_histograms_bars_are_to_scale():
@@ -112,7 +108,7 @@ def test_a_histograms_bars_are_to_scale():
     half, whole, none, one = (mark.height for mark in picture.marks)
     assert whole == pytest.approx(2 * half)
     assert none == 0 < 1 <= one
-    assert whole == pytest.approx(picture.bottom - picture.top)
+    assert whole == pytest.approx(picture.plot.bottom - picture.plot.top)
 
 
 def test_ticks_of_a_histogram_are_round_numbers_where_they_stand():
@@ -120,7 +116,15 @@ def test_ticks_of_a_histogram_are_round_numbers_where_they_stand():
     picture = drawn(Spread("t", (-0.03, 0.03), (4,), "Δ"))
     at = {tick.text: tick.at for tick in picture.x_ticks}
     assert set(at) == {"-0.02", "0", "0.02"}
-    assert at["0"] == pytest.approx((picture.left + picture.right) / 2) == pytest.approx(picture.zero)
+    assert at["0"] == pytest.approx((picture.plot.left + picture.plot.right) / 2) == pytest.approx(picture.zero)
+
+
+@pytest.mark.parametrize("edges", [(), (0.0, math.inf), (math.nan, 1.0)])
+def test_a_histogram_without_a_finite_range_says_so(edges):
+    """It is neither drawn wrong nor left out."""
+    picture = drawn(Spread("t", edges, (1,) if edges else (), "Δ"))
+    assert (picture.marks, picture.x_ticks) == ((), ())
+    assert "not drawn" in picture.note
 
 
 def test_counts_are_written_whole():
