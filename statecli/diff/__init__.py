@@ -99,12 +99,16 @@ class _Comparison:
             )
         self._note_values()
         compared = self._compared()
-        matches = self._matches(*compared)
+        every = self._matches(*compared)
+        matches = [match for match in every if self._is_wanted(match)]
+        if not matches:
+            raise NothingMatched(self._nothing(len(every)))
         differing = fields.differing(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._outcomes(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)
         beside = [] if self.any_class else self._scalars()
-        findings = self._findings(matches, compared, changes, beside, broken)
+        loaded = loading.findings(every, *compared, self.model, self.request.ignore) if self.loads else []
+        findings = self._findings(loaded, changes, beside, broken)
         return Diff(
             before=self.before,
             after=self.after,
@@ -137,6 +141,8 @@ class _Comparison:
         checkpoint = self.after if self.model is self.before else self.before
         checkpoint, notes = loading.of_model(checkpoint, self.model)
         checkpoint, more = loading.expected(checkpoint)
+        if not checkpoint.tensors:
+            raise NothingMatched(f"{checkpoint.target}: holds no tensor that {self.model.target} would load")
         model, most = loading.expected(self.model)
         self.notes += [*notes, *more, *most]
         return (model, checkpoint) if self.model is self.before else (checkpoint, model)
@@ -151,19 +157,21 @@ class _Comparison:
                 same = renames.found(matches, found.sections, self._is_wanted_row, jobs=self.request.jobs)
             if same:
                 matches = pairing.in_order(_joined(matches, same), before, after)
-        kept = [match for match in matches if self._is_wanted(match)]
-        if not kept:
-            raise NothingMatched(self._nothing(len(matches)))
-        return kept
+        return matches
 
     def _is_wanted(self, match: Match) -> bool:
         asked = self.request
         if not (asked.include or asked.exclude or asked.kind):
             return True
         names = {side.fqn for side in (match.before, match.after) if side is not None}
-        if asked.kind and match.shown.kind not in asked.kind:
+        if asked.kind and self._kind(match) not in asked.kind:
             return False
         return self._is_wanted_name(*names)
+
+    def _kind(self, match: Match) -> Kind:
+        """The kind after, or before where it was removed. A checkpoint's is guessed, a class's is not."""
+        by_class = match.before if self.loads and self.model is self.before else None
+        return (by_class or match.shown).kind
 
     def _is_wanted_row(self, row: TensorInfo) -> bool:
         return (not self.request.kind or row.kind in self.request.kind) and self._is_wanted_name(row.fqn)
@@ -192,7 +200,7 @@ class _Comparison:
             if match.before is None or match.after is None:
                 continue
             if match.before.shape != match.after.shape:
-                found[n] = _Outcome(not_compared="the shapes differ")
+                found[n] = self._of_two_shapes(match)
             elif match.before.shape is None or (_has_none(match.before) and _has_none(match.after)):
                 found[n] = _Outcome(not_compared="neither side holds values")
             else:
@@ -208,6 +216,13 @@ class _Comparison:
         for (n, one, two), result in zip(wanted, results, strict=True):
             found[n] = _outcome(result, one, two)
         return found
+
+    def _of_two_shapes(self, match: Match) -> _Outcome:
+        why = "the shapes differ"
+        if Field.SHAPE not in self.request.ignore:
+            return _Outcome(not_compared=why)
+        # The shape is said not to count, and what of the values is then the same nobody has said.
+        return _Outcome(not_compared=why, error=_cannot_tell(match.shown, why))
 
     def _changes(
         self, matches: Sequence[Match], differing: Sequence[tuple[Field, ...]], outcomes: Sequence[_Outcome]
@@ -227,13 +242,11 @@ class _Comparison:
         row = match.shown
         if outcome.delta is not None:
             known = (*known, Field.VALUES)
-        # A checkpoint's kinds are guessed, those of the class it is held against are not.
-        kind = match.before.kind if match.before and self.loads and self.model is self.before else row.kind
         return Change(
             row.fqn,
             row.section,
             _status(match, known),
-            kind,
+            self._kind(match),
             known,
             match.before.fqn if match.before and match.after and match.before.fqn != match.after.fqn else None,
             match.before,
@@ -266,8 +279,7 @@ class _Comparison:
 
     def _findings(
         self,
-        matches: Sequence[Match],
-        compared: tuple[ModelState, ModelState],
+        loaded: Sequence[Finding],
         changes: Sequence[Change],
         beside: Sequence[ScalarChange],
         broken: Sequence[Broken],
@@ -277,9 +289,8 @@ class _Comparison:
             return expectations.failures(self.request.expected, changes, broken, targets)
         if not self.loads:
             return expectations.differences(changes, beside, targets)
-        found = loading.findings(matches, *compared, self.model, self.request.ignore)
-        kept = {name for match in matches for row in (match.before, match.after) if row for name in (row.fqn,)}
-        found = [one for one in found if one.fqn is None or one.fqn in kept]
+        left = {name for change in changes for name in expectations.names(change)}
+        found = [one for one in loaded if one.fqn is None or one.fqn in left]
         # Added, removed and another shape are said in the words of load_state_dict.
         rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in changes if c.before and c.after]
         others = [msgspec.structs.replace(c, fields=known) for c, known in rest if known]
@@ -305,8 +316,11 @@ def _outcome(result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
     reason = str(getattr(result, "reason", result))
     if before.data == after.data and before.parts == after.parts:
         return _EQUAL
-    message = f"{after.fqn}: cannot tell whether its values differ: {reason}; -x it, or --ignore values"
-    return _Outcome(not_compared=reason, error=message)
+    return _Outcome(not_compared=reason, error=_cannot_tell(after, reason))
+
+
+def _cannot_tell(row: TensorInfo, why: str) -> str:
+    return f"{row.fqn}: cannot tell whether its values differ: {why}; leave it out with -x, or --ignore values"
 
 
 def _status(match: Match, known: tuple[Field, ...]) -> Status:

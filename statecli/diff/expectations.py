@@ -51,22 +51,23 @@ def failures(
 
 
 def _check(expected: Expected, changes: Sequence[Change], broken: Sequence[Broken], targets: tuple[str, str]) -> None:
-    names = {name for change in changes for name in _names(change)} | {one.fqn for one in broken}
+    held = {name for change in changes for name in names(change)} | {one.fqn for one in broken}
     for option in ("only", "frozen", "changed"):
         for glob in getattr(expected, option):
-            if not any(matches_any(name, (glob,)) for name in names):
+            if not any(matches_any(name, (glob,)) for name in held):
                 count = len(changes) + len(broken)
                 raise NothingMatched(
                     f"--{option} {glob!r}: matches none of the {count} names of {' and '.join(targets)}"
                 )
 
 
-def _names(change: Change) -> tuple[str, ...]:
+def names(change: Change) -> tuple[str, ...]:
+    """The name of a changed tensor, and its name before where that was another."""
     return (change.fqn,) if change.renamed_from is None else (change.fqn, change.renamed_from)
 
 
 def _inside(change: Change, globs: Sequence[str], *, every: bool) -> bool:
-    inside = [matches_any(name, globs) for name in _names(change)]
+    inside = [matches_any(name, globs) for name in names(change)]
     return all(inside) if every and change.status is Status.RENAMED else any(inside)
 
 
@@ -80,12 +81,12 @@ def _unchanged(
         if unknown or any(change.status is not Status.IDENTICAL for change in inside):
             continue
         more = f" and {len(inside) - SHOWN} more" if len(inside) > SHOWN else ""
-        names = ", ".join(change.fqn for change in inside[:SHOWN]) + more
+        shown = ", ".join(change.fqn for change in inside[:SHOWN]) + more
         one = inside[0] if len(inside) == 1 else None
         yield Finding(
             "unchanged",
             Severity.ERROR,
-            f"--changed {glob!r}: nothing in it changed: {names}",
+            f"--changed {glob!r}: nothing in it changed: {shown}",
             targets[1],
             one.fqn if one else None,
             None,

@@ -43,7 +43,6 @@ def of_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Odd
     Raises NothingMatched where it holds no model, UsageError where it holds several and none is called `model`.
     """
     held = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS))
-    held = held or (list(state.sections) if len(state.sections) == 1 else [])
     if not held:
         raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could load")
     if len(held) > 1 and "model" not in held:
@@ -63,7 +62,8 @@ def findings(
 ) -> list[Finding]:
     """What a strict load of the checkpoint would object to, in the words of `kinds.by_model`.
 
-    `model` is the class's whole state, `before` and `after` what was compared.
+    `matches` are all of them, whatever the globs leave: a strict load sees the whole. `model` is the class's whole
+    state, `before` and `after` what was compared.
     """
     checkpoint = after if is_class(before) else before
     looked_through = Counter[str]()
@@ -75,26 +75,13 @@ def findings(
         rows.append(replace(one, fqn=two.fqn) if two else one)
         if match.stripped and two:
             looked_through[_longer(match.stripped)] += 1
-    if rows:
-        _, found = kinds.by_model(replace(checkpoint, tensors=tuple(rows), sections=(rows[0].section,)), model)
-    else:
-        found = _all_missing(matches, checkpoint, model)
+    _, found = kinds.by_model(replace(checkpoint, tensors=tuple(rows), sections=(rows[0].section,)), model)
     wrapped = [_wrapped(prefix, count, checkpoint, model) for prefix, count in looked_through.items()]
     return [*wrapped, *(one for one in found if Field.SHAPE not in ignore or one.rule != "shape-mismatch")]
 
 
 def _longer(stripped: tuple[str, str]) -> str:
     return max(stripped, key=len)
-
-
-def _all_missing(matches: Sequence[Match], checkpoint: ModelState, model: ModelState) -> list[Finding]:
-    """Of a checkpoint that holds nothing that is left to compare, `by_model` can say nothing."""
-    message = f"{{}}: missing: {model.target} registers it, {checkpoint.target} lacks it"
-    rows = [match.shown for match in matches]
-    return [
-        Finding("missing-entry", Severity.ERROR, message.format(row.fqn), checkpoint.target, row.fqn, None, row.section)
-        for row in rows
-    ]
 
 
 def _wrapped(prefix: str, count: int, checkpoint: ModelState, model: ModelState) -> Finding:

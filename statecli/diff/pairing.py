@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
 
@@ -252,7 +252,7 @@ def _through(
     for core, n in one.items():
         other = two.get(core)
         if n is not None and other is not None and n in open_[0] and other in open_[1]:
-            found.append((n, other, _stripped(names[0][n], names[1][other])))
+            found.append((n, other, _stripped(names[0][n], names[1][other], core)))
     return found
 
 
@@ -296,19 +296,21 @@ def _without(name: str, prefixes: tuple[str, ...]) -> str:
     return name
 
 
-def _stripped(before: str, after: str) -> tuple[str, str]:
+def _stripped(before: str, after: str, core: str) -> tuple[str, str]:
     """The parts of two names that the other lacks, `module._orig_mod.` and ``."""
+    if before.endswith(core) and after.endswith(core):
+        return _parts_apart(before[: len(before) - len(core)], after[: len(after) - len(core)])
+    return _parts_apart(before, after)
+
+
+@lru_cache(maxsize=256)
+def _parts_apart(before: str, after: str) -> tuple[str, str]:
     one, two = Counter(before.split(".")), Counter(after.split("."))
     return _joined((one - two).elements()), _joined((two - one).elements())
 
 
-@lru_cache(maxsize=256)
-def _joined_parts(parts: tuple[str, ...]) -> str:
-    return "".join(f"{part}." for part in parts)
-
-
-def _joined(parts: Iterator[str]) -> str:
-    return _joined_parts(tuple(parts))
+def _joined(parts: Iterable[str]) -> str:
+    return "".join(f"{part}." for part in parts if part)
 
 
 def _prefix_notes(pairs: list[Match], before: ModelState, after: ModelState) -> list[Oddity]:

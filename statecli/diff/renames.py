@@ -21,7 +21,7 @@ def found(
     are all one (a bias of zeros) are weak evidence: there, the last component of the names must agree.
     """
     groups = [group for group in _groups(matches, sections) if any(map(wanted, (*group[0], *group[1])))]
-    pairs = [pair for one, two in groups for pair in _likely(one, two, jobs)]
+    pairs = [pair for one, two in _equal(groups, jobs) for pair in by_suffix(one, two)]
     return [Match(one, two, Way.BYTES) for one, two in _confirmed(pairs, jobs)]
 
 
@@ -39,17 +39,18 @@ def _groups(matches: Sequence[Match], sections: Mapping[str, str]) -> list[tuple
     return [group for group in groups.values() if group[0] and group[1]]
 
 
-def _likely(before: Rows, after: Rows, jobs: int) -> Iterator[tuple[TensorInfo, TensorInfo]]:
+def _equal(groups: Sequence[tuple[Rows, Rows]], jobs: int) -> Iterator[tuple[Rows, Rows]]:
+    """The groups parted further, by the fingerprints of their bytes."""
+    if not groups:
+        return
     from statecli.values.compare import fingerprints
 
-    prints = fingerprints([*before, *after], jobs=jobs)
-    equal: dict[int, tuple[Rows, Rows]] = {}
-    for n, (row, mark) in enumerate(zip((*before, *after), prints, strict=True)):
+    rows = [(n, side, row) for n, group in enumerate(groups) for side in (0, 1) for row in group[side]]
+    equal: dict[tuple[int, int], tuple[Rows, Rows]] = {}
+    for (n, side, row), mark in zip(rows, fingerprints([row for _, _, row in rows], jobs=jobs), strict=True):
         if mark is not None:
-            equal.setdefault(mark, ([], []))[n >= len(before)].append(row)
-    for one, two in equal.values():
-        if one and two:
-            yield from by_suffix(one, two)
+            equal.setdefault((n, mark), ([], []))[side].append(row)
+    yield from (group for group in equal.values() if group[0] and group[1])
 
 
 def by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, TensorInfo]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from statecli.diff.result import ScalarChange, Status
+from statecli.formats import _shown
 from statecli.state import ModelState, Oddity, Scalar
 
 #: What an index of shards says of the files around it; one file has nothing of the kind.
@@ -33,7 +34,7 @@ def changed_scalars(
             passed.append(key)
         else:
             found.append(_change(key, one, two))
-    message = f"only one side's format records {', '.join(passed)}: no difference"
+    message = f"only one side's format records {_shown.names(passed)}: no difference"
     return found, [Oddity("format-metadata", message)] if passed else []
 
 
