@@ -34,7 +34,9 @@ def _spread(pair: Pair, delta: Delta, bins: int) -> Spread | None:
         for gap in _gaps(pair.before.data, pair.after.data):
             if gap.dtype.kind == "c":
                 return None
-            counts += np.histogram(gap[np.isfinite(gap)], edges)[0]
+            # The largest was found in float32 perhaps, and may be a last digit smaller than it is.
+            within = np.clip(gap[np.isfinite(gap)], edges[0], edges[-1])
+            counts += np.histogram(within, edges)[0]
     except StateError:
         return None  # comparing them has said what is wrong
     return tuple(edges.tolist()), tuple(counts.tolist())
