@@ -76,7 +76,8 @@ def request(options: DiffOptions) -> Request:
 
 def view(options: DiffOptions) -> DiffView:
     """How to show it."""
-    tolerances = [f"--{name} {getattr(options, name):g}" for name in ("atol", "rtol") if getattr(options, name)]
+    overlooked = [f"--{name} {getattr(options, name):g}" for name in ("atol", "rtol") if getattr(options, name)]
+    overlooked += [f"--ignore {field.value}" for field in dict.fromkeys(options.ignore)]
     return DiffView(
         unfold=options.all,
         tree=options.tree,
@@ -84,6 +85,5 @@ def view(options: DiffOptions) -> DiffView:
         quiet=options.quiet,
         lines=options.lines,
         names=Names.ONLY if options.name_only else Names.STATUS if options.name_status else None,
-        values=not options.metadata_only,
-        within=f" within {' '.join(tolerances)}" if tolerances else "",
+        within=f" with {' '.join(overlooked)}" if overlooked else "",
     )

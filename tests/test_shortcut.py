@@ -8,17 +8,23 @@ import typer
 from hypothesis import given, settings
 
 from statecli import arguments, cli, shortcut
-from statecli.options import InspectOptions
 
-COMMAND = typer.main.get_command(arguments.app).commands["inspect"]
-OPTIONS = [one for one in COMMAND.params if one.param_type_name == "option" and one.name != "help"]
+GROUP = typer.main.get_command(arguments.app).commands
+COMMANDS = sorted(shortcut.COMMANDS)
+OPTIONS = {
+    command: [one for one in GROUP[command].params if one.param_type_name == "option" and one.name != "help"]
+    for command in COMMANDS
+}
+TARGETS = {"inspect": ("target",), "diff": ("before", "after")}
 
 
 def by_typer(words):
     """What Typer makes of the same words; None where it refuses them."""
     found = []
     leave, cli.leave = cli.leave, lambda run, _debug: run()
-    inspect, cli.inspect = cli.inspect, found.append
+    kept = {command: getattr(cli, command) for command in COMMANDS}
+    for command in COMMANDS:
+        setattr(cli, command, found.append)
     try:
         typer.main.get_command(arguments.app).main(words, standalone_mode=False)
     except Exception as error:  # noqa: BLE001
@@ -26,25 +32,50 @@ def by_typer(words):
         assert hasattr(error, "format_message"), error  # noqa: PT017
         return None
     finally:
-        cli.leave, cli.inspect = leave, inspect
+        cli.leave = leave
+        for command in COMMANDS:
+            setattr(cli, command, kept[command])
     return found[0] if found else None
 
 
-def test_every_option_is_known():
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_known(command):
     """An option that only Typer knows would be slow; one that only the shortcut knows would be a lie."""
-    known = {*shortcut.FLAGS, *shortcut.VALUES, *shortcut.REPEATABLE}
-    assert known == {name for one in OPTIONS for name in one.opts}
+    grammar = shortcut.COMMANDS[command]
+    known = {*grammar.flags, *grammar.values, *grammar.repeatable}
+    assert known == {name for one in OPTIONS[command] for name in one.opts}
 
 
-def test_every_field_is_an_option():
-    """The plain data has a field for each option and the same default."""
-    assert set(InspectOptions.__struct_fields__) == {one.name for one in COMMAND.params if one.name != "help"}
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_field_is_an_option(command):
+    """The plain data has a field for each option and each target."""
+    fields = set(shortcut.COMMANDS[command].options.__struct_fields__)
+    assert fields == {one.name for one in GROUP[command].params if one.name != "help"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_defaults_are_typers(command):
+    """Nothing given means the same to both parsers."""
+    words = [command, *TARGETS[command]]
+    assert shortcut.parse(words) == by_typer(words)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_targets_come_in_order(command):
+    """The first word is before, the second after."""
+    quick = shortcut.parse([command, *TARGETS[command]])
+    assert [getattr(quick, name) for name in TARGETS[command]] == list(TARGETS[command])
 
 
 VALUES = {
     "output_format": ["json", "table"],
     "color": ["never"],
     "kind": ["buffer", "parameter"],
+    "ignore": ["dtype", "values", "names"],
+    "atol": ["1e-6", "0", "inf", "-1", "x", " 2", "1_0", ""],
+    "rtol": ["1e-6", ".5"],
+    "lines": ["3", "-3", "0x1", "", "1_0", " 4"],
+    "jobs": ["2", "2.0", "-1"],
 }
 
 word = st.sampled_from(["net.pt", "", "a b", "x=y", "*.weight", "net.py:Net(a=1)"])
@@ -53,15 +84,16 @@ word = st.sampled_from(["net.pt", "", "a b", "x=y", "*.weight", "net.py:Net(a=1)
 @st.composite
 def lines(draw):
     """Command lines of any options in any order, some of them twice, some wrong."""
-    words = ["inspect"]
-    for option in draw(st.lists(st.sampled_from(OPTIONS), max_size=5)):
+    command = draw(st.sampled_from(COMMANDS))
+    words = [command]
+    for option in draw(st.lists(st.sampled_from(OPTIONS[command]), max_size=5)):
         name = draw(st.sampled_from(option.opts))
         if option.is_flag:
             words.append(name)
             continue
         value = draw(st.sampled_from(VALUES.get(option.name, ["v", "-v", "a=b", ""])))
         words += [f"{name}={value}"] if name.startswith("--") and draw(st.booleans()) else [name, value]
-    for target in draw(st.lists(word, min_size=0, max_size=2)):
+    for target in draw(st.lists(word, min_size=0, max_size=3)):
         words.insert(draw(st.integers(1, len(words))), target)
     return words
 
@@ -82,6 +114,11 @@ def test_whatever_it_parses_typer_parses_the_same(words):
         ["inspect", "a.pt", "-f", "json", "-q"],
         ["inspect", "--to=meta", "net.py:Net(a=1)", "--kind", "buffer", "--kind", "parameter"],
         ["inspect", "-i", "*.weight", "-x", "b.*", "a.pt", "--stats", "--no-progress", "-o", "out.json"],
+        ["diff", "a.pt", "b.pt"],
+        ["diff", "a.pt", "--atol=1e-6", "--rtol", "1e-5", "b.pt", "-j", "2", "-f", "html", "-o", "out.html"],
+        ["diff", "--map", "^a=b", "--map", "c=d", "a.pt", "b.pt", "--ignore", "dtype", "--ignore=device", "--tree"],
+        ["diff", "a.pt", "b.pt", "--frozen", "encoder.*", "--changed", "head.*", "--only=head.*", "-n", "5", "-q"],
+        ["diff", "a.pt", "b.pt", "--bitwise", "--metadata-only", "--no-renames", "--name-only", "--device", "cuda"],
     ],
 )
 def test_everyday_lines_are_parsed(words):
@@ -104,6 +141,12 @@ def test_everyday_lines_are_parsed(words):
         ["inspect", "a.pt", "--to"],
         ["inspect", "--", "a.pt"],
         ["schema", "inspect"],
+        ["diff", "a.pt"],
+        ["diff", "a.pt", "b.pt", "c.pt"],
+        ["diff", "a.pt", "b.pt", "--atol", "little"],
+        ["diff", "a.pt", "b.pt", "-n", "2.5"],
+        ["diff", "a.pt", "b.pt", "--ignore", "names"],
+        ["diff", "a.pt", "b.pt", "--stats"],
         ["--version"],
     ],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from statecli.finding import Finding
 from statecli.render._escape import name, sentence, visible
 from statecli.render._paint import painted
-from statecli.report import Page, Report, Table
+from statecli.report import Column, Page, Report, Table
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -44,13 +44,15 @@ def finding_line(finding: Finding) -> str:
 
 
 def _outline(page: Page) -> Table:
-    """The page's rows as one table, each group under a row of its own."""
+    """The page's rows as one table, each group under a row of its own; remarks in the last column, where there are."""
     rows: list[tuple[str, ...]] = []
-    empty = ("",) * (len(page.columns) - 2)
+    remarks = any(line.remark for group in page.groups for line in group.lines)
+    columns = (*page.columns, Column("")) if remarks else page.columns
+    empty = ("",) * (len(columns) - 2)
     for group in page.groups:
         rows.append((group.heading, group.summary, *empty))
-        rows.extend(("  " + line.cells[0], *line.cells[1:]) for line in group.lines)
-    return Table(page.columns, tuple(rows))
+        rows.extend(("  " + line.cells[0], *line.cells[1:], *((line.remark,) * remarks)) for line in group.lines)
+    return Table(columns, tuple(rows))
 
 
 def aligned(table: Table) -> Iterator[str]:

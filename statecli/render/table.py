@@ -84,18 +84,17 @@ class _Layout:
         first = cells[0]
         lines: list[str] = []
         if self.name == 0 or self.cell_len(first) > self.name:
-            lines.extend(" " * INDENT + part for part in self._broken(first))
+            lines.extend(" " * INDENT + part for part in self._broken(first, self.width - INDENT))
             first = ""
         if self.name:
             start = " " * INDENT + self._padded(first, self.name) + " " * GAP
             row = (start + self._row(self.columns, cells)).rstrip()
             return [*lines, row] if row or not lines else lines
-        below = ((" " * INDENT * 2 + self._row(row, cells)).rstrip() for row in self.rows)
-        return [*lines, *(line for line in below if line)]
+        below = [(" " * INDENT * 2 + self._row(row, cells)).rstrip() for row in self.rows]
+        return [*lines, *(part for line in below if line for part in self._broken(line, self.width))]
 
-    def _broken(self, text: str) -> list[str]:
-        """A name that is wider than the terminal, in pieces."""
-        room = self.width - INDENT
+    def _broken(self, text: str, room: int) -> list[str]:
+        """What is wider than the terminal, in pieces."""
         return [text[at : at + room] for at in range(0, len(text), room)] or [""]
 
     def _row(self, columns: list[int], cells: tuple[str, ...]) -> str:
@@ -115,6 +114,7 @@ class _Page:
         self.report = report
         self.page = report.page()
         self.width = max(look.width, 20)
+        self.look = look
         self.color = look.color
         self.out = io.StringIO()
         self.layout = _Layout(self.page, self.width)
@@ -200,7 +200,7 @@ class _Page:
             self.wrapped(self.page.verdict, "bold", "")
 
     def findings(self) -> None:
-        if self.page.findings:
+        if self.page.findings and not self.look.quiet:
             self.put(("", ""))
         for finding in self.page.findings:
             style = "bold red" if finding.severity.value == "error" else "yellow"

@@ -82,16 +82,26 @@ def _count(elements: int) -> str:
 
 def largest_text(rows: Sequence[Change]) -> str:
     """The largest |Δ| in these tensors."""
-    return number(max((one.max_abs for one in _deltas(rows) if one.max_abs is not None), default=None), DIGITS)
+    return number(max((one.max_abs for one in _measured(rows) if one.max_abs is not None), default=None), DIGITS)
+
+
+def relative(rows: Sequence[Change]) -> list[float]:
+    """The relative change of each of them that has one."""
+    return [one.relative_l2 for one in _measured(rows) if one.relative_l2 is not None]
+
+
+def _measured(rows: Sequence[Change]) -> list[Delta]:
+    """Those whose numbers say how much changed: a 0 beside a NaN that came up is none of them."""
+    return [one for one in _deltas(rows) if one.max_abs or not one.left_out]
 
 
 def _deltas(rows: Sequence[Change]) -> list[Delta]:
     return [row.values for row in rows if row.values is not None]
 
 
-def relative_text(relative: Sequence[float]) -> str:
+def relative_text(values: Sequence[float]) -> str:
     """`0.0012`, or `0.0012…0.03` for several."""
-    texts = [number(value, digits=2) for value in (min(relative), max(relative))] if relative else []
+    texts = [number(value, digits=2) for value in (min(values), max(values))] if values else []
     return "…".join(dict.fromkeys(texts))
 
 
@@ -104,10 +114,11 @@ def odd(rows: Sequence[Change], verbose: bool = False) -> list[str]:
         if before or after:
             parts.append(f"{word} {before:,} → {after:,}")
     parts.extend(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
-    parts.extend(dict.fromkeys(f"values not compared: {row.not_compared}" for row in rows if row.not_compared))
+    untold = (row.not_compared for row in rows if row.not_compared and Field.SHAPE not in row.fields)
+    parts.extend(dict.fromkeys(f"values not compared: {reason}" for reason in untold))
     if len(rows) == 1:
         parts.extend(_tying(rows[0]))
-        parts.extend(_more(deltas[0]) if verbose and deltas else ())
+        parts.extend(_more(rows[0]) if verbose else ())
     return parts
 
 
@@ -121,7 +132,12 @@ def _tying(change: Change) -> list[str]:
     ]
 
 
-def _more(delta: Delta) -> list[str]:
+def _more(change: Change) -> list[str]:
+    renamed = change.renamed_from is not None and change.status is not Status.RENAMED
+    return [f"was {change.renamed_from}"] * renamed + (_statistics(change.values) if change.values else [])
+
+
+def _statistics(delta: Delta) -> list[str]:
     parts = [f"first {shape_text(delta.first)}"] if delta.first is not None else []
     told = (("mean |Δ|", delta.mean_abs), ("L2", delta.l2), ("cosine", delta.cosine))
     parts.extend(f"{word} {number(value, 6)}" for word, value in told if value is not None)
@@ -159,18 +175,16 @@ def _lines(node: tree.Node[Change], depth: int, unfold: bool) -> list[Line]:
         own = [one.own for one in same if one.own is not None and _differs(one.own)]
         below = [change for one in same for change in one.below()]
         if own:
-            text = ", ".join(filter(None, (_valued(own), what(own[0]))))
-            lines.append(_line(f"{'  ' * depth}{LETTERS[own[0].status]} {name}", text, own))
+            lines.append(_line(f"{'  ' * depth}{LETTERS[own[0].status]} {name}", _valued(own), own, what(own[0])))
         if any(map(_differs, below)):
             lines.append(_line("  " * depth + name, _held(below), below, mood="strong"))
             lines.extend(_lines(same[0], depth + 1, unfold))
     return lines
 
 
-def _line(name: str, text: str, changes: Sequence[Change], mood: str = "") -> Line:
-    relative = [delta.relative_l2 for delta in _deltas(changes) if delta.relative_l2 is not None]
-    largest = max(relative, default=None)
-    return Line((name, text, number(largest, digits=2) if relative else "", bar(largest)), mood=mood)
+def _line(name: str, text: str, changes: Sequence[Change], remark: str = "", mood: str = "") -> Line:
+    largest = max(relative(changes), default=None)
+    return Line((name, text, "" if largest is None else number(largest, digits=2), bar(largest)), remark, mood)
 
 
 def _valued(changes: Sequence[Change]) -> str:

@@ -42,12 +42,11 @@ class Names(str, Enum):
 class DiffView(View, frozen=True):
     """How people want to see a diff: at most `lines` a group, or names alone.
 
-    `values` is whether values were compared, `within` the tolerance that was asked for, in words.
+    `within` is what was asked to be overlooked, in words.
     """
 
     lines: int | None = None
     names: Names | None = None
-    values: bool = True
     within: str = ""
 
 
@@ -115,7 +114,7 @@ def _verdict(diff: Diff, view: DiffView) -> str:
     summary = documents.counted(diff)
     unsure = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
     parts = [
-        _counts(counts, NOUNS[Kind(kind)])
+        _counts(counts, _COUNTED[Kind(kind)])
         for kind, counts in summary.by_kind.items()
         if counts.added or counts.removed or counts.changed or counts.renamed
     ]
@@ -135,8 +134,8 @@ def _nothing(diff: Diff, view: DiffView, *, sure: bool) -> str:
     tensors = [change.after for change in diff.changes if change.after is not None]
     size = sum(total.bytes for total in documents.totals(tensors).values())
     same = f"{plural(len(diff.changes), 'tensor')}, {size_text(size)}"
-    if not view.values:
-        return f"nothing differs: {same}; values not compared (--metadata-only)"
+    if any(note.name == "values-not-compared" for note in diff.notes):
+        return f"nothing differs{view.within}: {same}; values not compared"
     return f"identical{view.within}: {same}"
 
 
@@ -151,6 +150,15 @@ def _counts(counts: documents.Counts, noun: str = "") -> str:
         count, word = told[0].split()
         told[0] = f"{count} {noun.removesuffix('s') if count == '1' else noun} {word}"
     return ", ".join(told)
+
+
+_COUNTED = {
+    Kind.PARAMETER: "parameters",
+    Kind.BUFFER: "buffers",
+    Kind.UNREGISTERED: "unregistered tensors",
+    Kind.OPTIMIZER: "optimizer tensors",
+    Kind.OTHER: "other tensors",
+}
 
 
 def _tally(statuses: Iterable[Status]) -> str:
@@ -213,9 +221,14 @@ def _summary(rows: Sequence[Change], both: int) -> str:
 def _lines(rows: Sequence[Change], measured: bool, view: DiffView, folded: bool) -> list[Line]:
     # The name before stands in the remark, where folding knows the numbers that it shares with the name; the
     # bracket makes a number at its start one of them.
-    plain = [Line((one.fqn, LETTERS[one.status], what(one)), f"[{one.renamed_from or ''}", _mood(one)) for one in rows]
+    plain = [Line((one.fqn, LETTERS[one.status], what(one)), f"[{_other_name(one)}", _mood(one)) for one in rows]
     joined = fold.joined(plain) if folded else [(line, [n]) for n, line in enumerate(plain)]
     return [_line(line, [rows[n] for n in positions], measured, view) for line, positions in joined]
+
+
+def _other_name(change: Change) -> str:
+    """A note tells of the prefixes and maps by which all others were matched."""
+    return change.renamed_from or "" if change.status is Status.RENAMED else ""
 
 
 def _line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Line:
@@ -228,8 +241,8 @@ def _line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Lin
     remark = ", ".join(filter(None, (text, rest)))
     if all(row.values is None for row in rows):
         return Line((name, "", "", "", ""), remark, line.mood)
-    relative = [row.values.relative_l2 for row in rows if row.values and row.values.relative_l2 is not None]
-    how_much = (relative_text(relative) or "-", bar(max(relative, default=None)))
+    values = changed.relative(rows)
+    how_much = (relative_text(values) or "-", bar(max(values, default=None)))
     return Line((name, values_text(rows), largest_text(rows), *how_much), remark, line.mood)
 
 

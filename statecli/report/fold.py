@@ -32,18 +32,30 @@ def lines(rows: Sequence[Line]) -> list[Line]:
 
 def joined(rows: Sequence[Line]) -> list[tuple[Line, list[int]]]:
     """The same as `lines`, each with the positions of the rows that it stands for, in order."""
-    alike: dict[tuple[str, tuple[str, ...], str, str], list[tuple[int, tuple[int, ...], Line]]] = {}
+    alike: dict[tuple[str, int, tuple[str, ...], str, str], list[tuple[int, tuple[int, ...], Line]]] = {}
     for position, row in enumerate(rows):
-        found = _NUMBER.findall(row.cells[0])
-        key = (_NUMBER.sub("#", row.cells[0]), row.cells[1:], _template(row.remark, found), row.mood)
-        alike.setdefault(key, []).append((position, tuple(map(int, found)), row))
+        name, numbers = template(row.cells[0])
+        # A name may hold the sign for a number itself: how many there are tells it apart.
+        key = (name, len(numbers), row.cells[1:], _remark_template(row.remark, list(map(str, numbers))), row.mood)
+        alike.setdefault(key, []).append((position, numbers, row))
     folded: list[tuple[Line, list[int]]] = []
-    for (_, _, template, _), same in alike.items():
-        folded.extend(_joined(same, template))
+    for (*_, remark, _), same in alike.items():
+        folded.extend(_joined(same, remark))
     return sorted(folded, key=lambda pair: pair[1][0])
 
 
-def _template(remark: str, own: list[str]) -> str:
+def template(name: str) -> tuple[str, tuple[int, ...]]:
+    """A name with its layers' numbers left open, and the numbers."""
+    return _NUMBER.sub("#", name), tuple(map(int, _NUMBER.findall(name)))
+
+
+def numbered(name: str, numbers: Iterable[str]) -> str:
+    """The name with its numbers, in order, written as these."""
+    rest = iter(numbers)
+    return _NUMBER.sub(lambda _: next(rest), name)
+
+
+def _remark_template(remark: str, own: list[str]) -> str:
     """A remark that names the row's own layer ("= layers.3.b" beside layers.3.a) with that number left open."""
     return _IN_REMARK.sub(lambda match: f"\0{own.index(match[0])}\0" if match[0] in own else match[0], remark)
 
@@ -112,8 +124,7 @@ def _merge(boxes: Boxes, axis: int) -> Boxes:
 
 
 def _renamed(row: Line, box: tuple[tuple[int, ...], ...], template: str) -> Line:
-    numbers = iter(box)
-    name = _NUMBER.sub(lambda _: span(next(numbers)), row.cells[0])
+    name = numbered(row.cells[0], map(span, box))
     remark = re.sub("\0(\\d+)\0", lambda match: span(box[int(match[1])]), template)
     return msgspec.structs.replace(row, cells=(name, *row.cells[1:]), remark=remark)
 

@@ -98,21 +98,19 @@ def _lines(node: Node[TensorInfo], depth: int, unfold: bool) -> list[Line]:
 
 
 def siblings(node: Node[T], alike: Alike[T], unfold: bool) -> list[tuple[str, list[Node[T]]]]:
-    """Children in order, numbered ones of equal shape together as `{0..11}`."""
-    numbered = {name for name in node.children if _is_number(name)}
-    found: dict[object, dict[str, Node[T]]] = {}
+    """Children in order, those of equal shape whose names differ in one number together: `{0..11}`."""
+    found: dict[object, list[str]] = {}
     for name, child in node.children.items():
-        together = not unfold and name in numbered and len(numbered) > 1
-        key = (True, child.shape(alike)) if together else (False, name)
-        found.setdefault(key, {})[name] = child
-    return [
-        (fold.span([int(name) for name in same]) if len(same) > 1 else next(iter(same)), list(same.values()))
-        for same in found.values()
-    ]
+        template, numbers = fold.template(name)
+        together = not unfold and len(numbers) == 1
+        found.setdefault((template, child.shape(alike)) if together else name, []).append(name)
+    return [(_joined(names), [node.children[name] for name in names]) for names in found.values()]
 
 
-def _is_number(name: str) -> bool:
-    return name.isdecimal() and name.isascii() and (name == "0" or name[0] != "0")
+def _joined(names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    return fold.numbered(names[0], [fold.span(sorted(fold.template(name)[1][0] for name in names))])
 
 
 def _tensor_line(name: str, together: list[TensorInfo]) -> Line:

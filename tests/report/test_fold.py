@@ -112,3 +112,15 @@ def test_leading_zeros_are_names():
 def test_one_name_twice_is_two_rows():
     """Rows that cannot be told apart are both there."""
     assert names("h.0.w", "h.0.w") == ["h.0.w", "h.0.w"]
+
+
+def test_a_name_that_holds_the_sign_for_a_number_is_its_own():
+    """`a.#.w` is no layer of `a.5.w`."""
+    rows = [Line((name, "x")) for name in ("a.#.w", "a.5.w", "a.6.w")]
+    assert [line.cells[0] for line in fold.lines(rows)] == ["a.#.w", "a.{5,6}.w"]
+
+
+def test_joined_says_which_rows_each_stands_for():
+    """Every row is in exactly one line, in the order of the first."""
+    rows = [Line((name, "x")) for name in ("a.0", "b", "a.1", "a.3")]
+    assert [(line.cells[0], those) for line, those in fold.joined(rows)] == [("a.{0,1,3}", [0, 2, 3]), ("b", [1])]

@@ -1,0 +1,94 @@
+"""Diffs made by hand, for the tests of what is said of them."""
+
+from __future__ import annotations
+
+import math
+
+from statecli import render
+from statecli.diff.result import Change, Delta, Diff, Field, Status
+from statecli.finding import Finding, Severity
+from statecli.render import Look, Output
+from statecli.report.diffing import DiffView, of_diff
+from statecli.state import Kind, ModelState, TensorInfo
+
+
+def tensor(fqn, dtype="float32", shape=(4, 4), kind=Kind.PARAMETER, **facts):
+    elements = math.prod(shape)
+    return TensorInfo(fqn, dtype, shape, elements, elements * 4, kind=kind, **facts)
+
+
+def delta(relative=0.001, *, elements=16, changed=3, max_abs=0.5, **facts):
+    facts = {"mean_abs": 0.1, "l2": 0.7, "cosine": 0.99, "first": (0, 1), **facts}
+    return Delta(elements, changed, max_abs, relative_l2=relative, **facts)
+
+
+def nudged(fqn, relative=0.001, kind=Kind.PARAMETER, section="model", **facts):
+    """One whose values differ, and nothing else."""
+    side = tensor(fqn, kind=kind, section=section)
+    values = delta(relative, **facts)
+    return Change(fqn, section, Status.CHANGED, kind, (Field.VALUES,), before=side, after=side, values=values)
+
+
+def recast(fqn, before, after, *fields, **facts):
+    """One whose metadata differ."""
+    return Change(fqn, "model", Status.CHANGED, after.kind, fields, before=before, after=after, **facts)
+
+
+def same(fqn, kind=Kind.PARAMETER, **facts):
+    side = tensor(fqn, kind=kind)
+    return Change(fqn, "model", Status.IDENTICAL, kind, before=side, after=side, **facts)
+
+
+def renamed(before, after):
+    old, new = tensor(before), tensor(after)
+    return Change(after, "model", Status.RENAMED, Kind.PARAMETER, renamed_from=before, before=old, after=new)
+
+
+def added(fqn, kind=Kind.PARAMETER):
+    return Change(fqn, "model", Status.ADDED, kind, after=tensor(fqn, kind=kind))
+
+
+def removed(fqn, kind=Kind.PARAMETER):
+    return Change(fqn, "model", Status.REMOVED, kind, before=tensor(fqn, kind=kind))
+
+
+def diff(*changes, **facts):
+    """With a finding for each difference, as `compare` makes them, unless findings are given."""
+    rows = [(one.status, one.fqn) for one in changes if one.status is not Status.IDENTICAL]
+    rows += [("metadata", one.key) for one in facts.get("scalars", ())]
+    findings = tuple(
+        Finding(getattr(rule, "value", rule), Severity.ERROR, f"{fqn}: {rule}", "b", fqn) for rule, fqn in rows
+    )
+    before = ModelState("a.pt", "torch", tuple(one.before for one in changes if one.before))
+    after = ModelState("b.pt", "safetensors", tuple(one.after for one in changes if one.after))
+    return Diff(before, after, changes, **{"findings": findings, **facts})
+
+
+def page(found, **view):
+    return of_diff(found, DiffView(**view)).page()
+
+
+def rows(found, **view):
+    """(cells, remark) of each line of the page, by group."""
+    return {group.heading: [(line.cells, line.remark) for line in group.lines] for group in page(found, **view).groups}
+
+
+class Written:
+    """A sink that keeps all in one string."""
+
+    def __init__(self):
+        self.all = ""
+
+    def text(self, text):
+        self.all += text
+
+    def utf8(self, raw):
+        self.all += raw.decode()
+
+
+def written(found, output, *, width=80, terminal=True, **view):
+    """What an output makes of a diff."""
+    sink = Written()
+    look = Look(terminal, width, False, view.get("quiet", False))
+    render.write(of_diff(found, DiffView(**view)), Output(output), sink, look)
+    return sink.all

@@ -1,0 +1,385 @@
+"""What is said of a diff: its rows, its sums, its names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from statecli.diff.result import Broken, Field, Histogram, ScalarChange, Status
+from statecli.finding import Finding, Severity
+from statecli.render import Output
+from statecli.report import Bars, Spread
+from statecli.report.diffing import DiffView, Names, of_diff, scalar_text
+from statecli.state import Kind, Oddity
+
+from ..changes import added, diff, nudged, page, recast, removed, renamed, rows, same, tensor, written
+
+
+def verdict(*changes, **facts):
+    view = facts.pop("view", {})
+    return page(diff(*changes, **facts), **view).verdict
+
+
+def test_nothing_differs():
+    """One line says that all is identical, how many and how much."""
+    assert verdict(same("a"), same("b")) == "identical: 2 tensors, 128 B"
+    assert rows(diff(same("a"))) == {}
+
+
+def test_identical_within_a_tolerance_says_so():
+    """What is equal only because of --atol is not called plainly identical."""
+    assert (
+        verdict(same("a"), view={"within": " within --atol 1e-06"}) == "identical within --atol 1e-06: 1 tensor, 64 B"
+    )
+
+
+def test_metadata_alone_are_not_called_identical():
+    """With --metadata-only nobody looked at the values."""
+    note = Oddity("values-not-compared", "values are not compared: --metadata-only")
+    text = verdict(same("a"), notes=(note,))
+    assert "identical" not in text
+    assert "values not compared" in text
+
+
+def test_what_could_not_be_compared_is_not_called_identical():
+    """A pair without verdict, or with a broken file, spoils the "identical"."""
+    text = verdict(same("a"), same("b", not_compared="no values on meta"))
+    assert text == "no difference found in 2 tensors; values of 1 tensor not compared"
+    text = verdict(same("a"), broken=(Broken("b", "model", "a.pt: b: cut short"),))
+    assert text == "no difference found in 1 tensor; 1 tensor could not be read"
+
+
+def test_the_verdict_counts_each_role_apart():
+    """A counter that moved does not drown the weights."""
+    changes = [nudged("w"), same("v"), nudged("n", kind=Kind.BUFFER), same("m", kind=Kind.BUFFER), added("x")]
+    assert verdict(*changes) == "1 of 2 parameters changed, 1 added; 1 of 2 buffers changed"
+
+
+def test_only_added_or_removed():
+    """Without any on both sides there is no "of"."""
+    assert verdict(added("x")) == "1 parameter added"
+    assert verdict(added("x"), added("y"), removed("z")) == "2 parameters added, 1 removed"
+
+
+def test_only_renamed():
+    """Renamed tensors are on both sides."""
+    assert verdict(renamed("a", "b"), same("c")) == "1 of 2 parameters renamed"
+
+
+def test_metadata_are_told_and_counted():
+    """An epoch that moved is a row, and in the verdict."""
+    found = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4),))
+    assert rows(found) == {"metadata": [(("M epoch", "3 → 4"), "")]}
+    assert page(found).verdict == "metadata: 1 changed"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (ScalarChange("k", Status.CHANGED, 1, "1"), '1 → "1"'),
+        (ScalarChange("k", Status.CHANGED, None, False), "null → false"),
+        (ScalarChange("k", Status.ADDED, None, None), "null"),
+        (ScalarChange("k", Status.REMOVED, 0.5, None), "0.5"),
+    ],
+)
+def test_scalars_are_written_as_json_has_them(change, text):
+    """A text is not mistaken for a number, nor a null for nothing."""
+    assert scalar_text(change) == text
+
+
+def test_a_changed_row():
+    """Status letter, how many elements, the largest, relative to what was there, and a bar."""
+    assert rows(diff(nudged("fc.weight"))) == {"parameters": [(("M fc.weight", "3/16", "0.5", "0.001", "██████▎"), "")]}
+
+
+def test_all_elements_changed():
+    """ "all" is said where it is so, and only there."""
+    cells = [line[0] for line in rows(diff(nudged("a", changed=16), nudged("b", changed=15)))["parameters"]]
+    assert [cell[1] for cell in cells] == ["all 16", "15/16"]
+
+
+def test_what_else_changed_is_remarked():
+    """A dtype beside values is said beside them."""
+    old, new = tensor("a"), tensor("a", "bfloat16")
+    values = nudged("a").values
+    found = diff(recast("a", old, new, Field.DTYPE, Field.VALUES, values=values))
+    assert rows(found)["parameters"][0][1] == "dtype float32 → bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("field", "before", "after", "text"),
+    [
+        (Field.DTYPE, {"dtype": "int8"}, {"dtype": "int64"}, "dtype int8 → int64"),
+        (Field.SHAPE, {"shape": (2, 3)}, {"shape": ()}, "shape [2,3] → []"),
+        (Field.KIND, {"kind": Kind.BUFFER}, {"kind": Kind.PARAMETER}, "kind buffer → parameter"),
+        (Field.REQUIRES_GRAD, {"requires_grad": True}, {"requires_grad": False}, "requires_grad yes → no"),
+        (Field.DEVICE, {"device": "cpu"}, {"device": "cuda:0"}, "device cpu → cuda:0"),
+        (Field.TYING, {}, {"tied_to": ("b",)}, "now tied"),
+        (Field.TYING, {"tied_to": ("b",)}, {}, "no longer tied"),
+        (Field.TYING, {"tied_to": ("b",)}, {"tied_to": ("c",)}, "tied otherwise"),
+    ],
+)
+def test_each_field_is_told_from_and_to(field, before, after, text):
+    """Both sides of whatever differs."""
+    change = recast("a", tensor("a", **before), tensor("a", **after), field)
+    (((_, told), _),) = next(iter(rows(diff(change)).values()))
+    assert told == text
+
+
+def test_tied_names_are_told():
+    """Which names it was tied to, and is now."""
+    change = recast("a", tensor("a", tied_to=("b",)), tensor("a", tied_to=("c",)), Field.TYING)
+    assert rows(diff(change))["parameters"][0][1] == "was b, = c"
+
+
+def test_a_rename_shows_both_names():
+    """As git writes it."""
+    assert rows(diff(renamed("old", "new")))["parameters"] == [(("R old → new", ""), "")]
+
+
+def test_nan_and_infinities_are_told():
+    """Each side's, and a row in which they came up is marked as bad."""
+    found = diff(nudged("a", nan_after=3, inf_before=2), nudged("b", nan_before=1, nan_after=1))
+    first, second = page(found).groups[0].lines
+    assert (first.remark, first.mood) == ("NaN 0 → 3, Inf 2 → 0", "bad")
+    assert (second.remark, second.mood) == ("NaN 1 → 1", "")
+
+
+def test_an_undefined_change_has_no_number_and_a_reason():
+    """Relative to zero is no 0."""
+    found = diff(nudged("a", None, reason="before is all zeros"))
+    assert rows(found)["parameters"] == [(("M a", "3/16", "0.5", "-", ""), "before is all zeros")]
+
+
+def test_values_that_could_not_be_compared_say_why():
+    """A dtype differs, and nobody could look at the values."""
+    change = recast("a", tensor("a"), tensor("a", "quint8"), Field.DTYPE, not_compared="quint8 has no scale")
+    assert rows(diff(change))["parameters"][0][1] == "values not compared: quint8 has no scale"
+
+
+def test_verbose_tells_where_first():
+    """-v: the index of the first, and the other statistics."""
+    assert rows(diff(nudged("a")), verbose=True)["parameters"][0][1] == "first [0,1], mean |Δ| 0.1, L2 0.7, cosine 0.99"
+
+
+LAYERS = [nudged(f"layers.{n}.{name}", 10.0**-n) for n in range(8) for name in "abcdefg"]
+
+
+def test_layers_that_changed_alike_are_one_row():
+    """56 rows are 7, with the range of the change, the sum of elements and the largest Δ."""
+    folded = rows(diff(*LAYERS))["parameters"]
+    assert len(folded) == 7
+    assert folded[0] == (("M layers.{0..7}.a", "24/128", "0.5", "1e-07…1", "██████████"), "")
+
+
+def test_unfolded_each_layer_has_its_row():
+    """--all, and -v whose remarks differ by layer."""
+    assert len(rows(diff(*LAYERS), unfold=True)["parameters"]) == len(LAYERS)
+    assert len(rows(diff(*LAYERS), verbose=True)["parameters"]) == len(LAYERS)
+
+
+def test_renamed_layers_fold():
+    """A number that both names have is one number."""
+    found = diff(*(renamed(f"{n}.w", f"layers.{n}.w") for n in range(50)))
+    assert rows(found)["parameters"] == [(("R {0..49}.w → layers.{0..49}.w", ""), "")]
+
+
+def test_different_changes_do_not_fold():
+    """A layer whose dtype changed too stands by itself."""
+    odd = recast("layers.9.a", tensor("x"), tensor("x", "int8"), Field.DTYPE, Field.VALUES, values=nudged("x").values)
+    assert [cells[0] for cells, _ in rows(diff(*LAYERS, odd))["parameters"]].count("M layers.9.a") == 1
+
+
+def test_folding_loses_no_element():
+    """The sums of folded rows are those of all."""
+    cells = [cells[1].split("/") for cells, _ in rows(diff(*LAYERS))["parameters"]]
+    assert sum(int(changed) for changed, _ in cells) == 3 * len(LAYERS)
+
+
+def test_lines_limits_each_group():
+    """-n 2: two rows of each role, how many more, and the verdict of all."""
+    found = diff(*LAYERS[:10], *(nudged(f"b{n}", kind=Kind.BUFFER) for n in range(2)))
+    groups = rows(found, lines=2)
+    assert [len(lines) for lines in groups.values()] == [3, 2]
+    assert groups["parameters"][-1][0][0] == "… and 8 more"
+    assert page(found, lines=2).verdict == page(found).verdict
+
+
+def test_lines_never_hides_a_finding():
+    """A failed expectation is told whatever -n says."""
+    finding = Finding("frozen", Severity.ERROR, "layers.7.g: changed, and is frozen", "b.pt", "layers.7.g")
+    found = diff(*LAYERS, findings=(finding,), expected=True)
+    for output in ("table", "plain", "markdown"):
+        assert "frozen" in written(found, output, lines=0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 60), st.booleans())
+def test_lines_and_more_add_up(lines, unfold):
+    """Rows shown and rows said to be more are all the rows there are."""
+    whole = rows(diff(*LAYERS), unfold=unfold)["parameters"]
+    shown = rows(diff(*LAYERS), unfold=unfold, lines=lines)["parameters"]
+    more = shown[-1][0][0].removeprefix("… and ").removesuffix(" more")
+    assert len(shown) - 1 + int(more) == len(whole) if more.isdecimal() else shown == whole
+
+
+def test_sections_are_headings():
+    """The moving average beside the model is told apart."""
+    found = diff(nudged("w"), nudged("w", section="ema"))
+    assert list(rows(found)) == ["model: parameters", "ema: parameters"]
+
+
+def test_the_tree_sums_by_module():
+    """Of each module how many changed and how much at most; what is identical is not there."""
+    found = diff(nudged("a.x", 0.5), same("a.y"), same("b.z"))
+    (group,) = page(found, tree=True).groups
+    assert group.summary == "1/3 parameters"
+    cells = [line.cells[:3] for line in group.lines]
+    assert cells == [("a", "1/2 parameters", "0.5"), ("  M x", "values 3/16", "0.5")]
+
+
+def test_the_tree_folds_layers():
+    """Layers in which the same changed are one branch; --all shows each."""
+    names = [line.cells[0] for line in page(diff(*LAYERS), tree=True).groups[0].lines]
+    assert names[:3] == ["layers", "  {0..7}", "    M a"]
+    assert len(page(diff(*LAYERS), tree=True, unfold=True).groups[0].lines) == 1 + 8 + 56
+
+
+def test_names_as_git_lists_them():
+    """--name-status: a letter and the name, two names of a rename, nothing identical."""
+    scalars = (ScalarChange("epoch", Status.CHANGED, 1, 2),)
+    found = diff(nudged("m"), same("i"), renamed("old", "new"), added("x"), removed("gone"), scalars=scalars)
+    assert written(found, "plain", names=Names.STATUS) == "M\tm\nR\told\tnew\nA\tx\nD\tgone\nM\tepoch\n"
+    assert written(found, "plain", names=Names.ONLY) == "m\nnew\nx\ngone\nepoch\n"
+
+
+def test_names_have_their_section_where_there_are_several():
+    """Two entries of one name are not the same line twice."""
+    found = diff(nudged("w"), nudged("w", section="ema"))
+    assert written(found, "plain", names=Names.ONLY) == "model.w\nema.w\n"
+
+
+def test_a_hostile_name_is_one_line():
+    """A line break or a tab in a name makes no second line and no second field."""
+    assert written(diff(nudged("a\n\tb\x1b[31m")), "plain", names=Names.STATUS) == "M\ta\\n\\tb\\x1b[31m\n"
+
+
+@pytest.mark.parametrize("output", [one.value for one in Output])
+def test_every_output_says_every_change(output):
+    """Added, removed, changed, renamed and metadata, in each output."""
+    found = diff(
+        nudged("moved"),
+        added("fresh"),
+        removed("gone"),
+        renamed("old", "new"),
+        scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),),
+    )
+    text = written(found, output)
+    assert all(name in text for name in ("moved", "fresh", "gone", "old", "new", "epoch"))
+
+
+@pytest.mark.parametrize("output", ["table", "plain", "markdown"])
+def test_rows_are_not_said_twice(output):
+    """The finding of a changed tensor is its row."""
+    assert written(diff(nudged("moved")), output).count("moved") == 1
+
+
+@pytest.mark.parametrize("output", ["table", "plain", "markdown"])
+def test_quiet_says_why_and_no_row(output):
+    """-q: the findings alone."""
+    text = written(diff(nudged("moved")), output, quiet=True)
+    assert "error[changed]" in text
+    assert "3/16" not in text
+
+
+@pytest.mark.parametrize("output", [one.value for one in Output])
+def test_a_failed_expectation_is_in_every_output(output):
+    """Whatever the output, the reason of exit 1 is there, also when no tensor differs."""
+    finding = Finding("changed", Severity.ERROR, "head.*: nothing in it changed", "b.pt")
+    found = diff(same("head.w"), findings=(finding,), expected=True)
+    assert "nothing in it changed" in written(found, output)
+
+
+def test_expected_differences_are_no_failure():
+    """--only that holds: rows are shown and the command ends 0."""
+    report = of_diff(diff(nudged("a"), findings=(), expected=True), DiffView())
+    assert not report.failed()
+    assert report.page().groups
+
+
+def test_any_finding_is_a_failure():
+    """The findings are the only source of exit 1."""
+    assert of_diff(diff(nudged("a")), DiffView()).failed()
+
+
+def test_plain_has_a_row_for_each():
+    """Through a pipe nothing is folded, and each row is one line."""
+    lines = written(diff(*LAYERS), "plain", terminal=False).splitlines()
+    assert len(lines) == 1 + len(LAYERS) + 2
+
+
+def test_plain_of_equal_states_is_one_line():
+    """No header over nothing."""
+    assert written(diff(same("a")), "plain") == "identical: 1 tensor, 64 B\n"
+
+
+def test_csv_has_the_columns_of_a_spreadsheet():
+    """Each number in a column of its own, both sides of each fact, metadata too."""
+    found = diff(nudged("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
+    first, second = csv.DictReader(io.StringIO(written(found, "csv")))
+    assert (first["status"], first["fqn"], first["changed"], first["elements"]) == ("changed", "a", "3", "16")
+    assert (first["dtype_before"], first["shape_after"], first["max_abs"]) == ("float32", "[4,4]", "0.5")
+    assert (second["kind"], second["fqn"], second["change"]) == ("metadata", "epoch", "1 → 2")
+
+
+def test_json_lists_what_differs_and_counts_the_rest():
+    """Identical pairs are in the summary alone."""
+    found = diff(nudged("a"), same("b"), added("c"), notes=(Oddity("prefix", "looked through module."),))
+    document = json.loads(written(found, "json"))
+    assert document["schema"] == "statecli.diff/1"
+    counts = ("added", "removed", "changed", "renamed", "identical")
+    assert [document["summary"][name] for name in counts] == [1, 0, 1, 0, 1]
+    assert [row["fqn"] for row in document["changes"]] == ["a", "c"]
+    assert document["changes"][1]["before"] is None
+    assert document["notes"][0]["name"] == "prefix"
+
+
+def test_jsonl_types_each_line():
+    """A change is `change`, so that a stream can be filtered."""
+    found = diff(nudged("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
+    types = [json.loads(line)["type"] for line in written(found, "jsonl").splitlines()]
+    assert types == ["target", "change", "finding", "finding", "metadata"]
+
+
+def test_depth_is_drawn_of_parameters_in_order():
+    """A bar each changed parameter; buffers and what has no number are left out."""
+    found = diff(nudged("b", 0.5), nudged("a", 0.1), nudged("n", kind=Kind.BUFFER), nudged("z", None), same("s"))
+    (bars,) = of_diff(found, DiffView()).charts()
+    assert isinstance(bars, Bars)
+    assert (bars.labels, bars.values) == (("b", "a"), (0.5, 0.1))
+
+
+def test_histograms_are_drawn():
+    """One picture each, under its name."""
+    found = diff(nudged("a"), histograms=(Histogram("a", "model", (0.0, 1.0), (3,)),))
+    *_, spread = of_diff(found, DiffView()).charts()
+    assert isinstance(spread, Spread)
+    assert (spread.title, spread.counts) == ("a", (3,))
+
+
+def test_nothing_to_draw():
+    """No empty picture of equal states."""
+    assert of_diff(diff(same("a")), DiffView()).charts() == ()
+
+
+def test_an_outline_through_a_pipe_keeps_remarks():
+    """--tree as plain text: what was added, and what of the metadata changed, is there."""
+    found = diff(nudged("a.b"), added("a.c"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
+    text = written(found, "plain", tree=True)
+    assert "float32 [4,4], 64 B" in text
+    assert "1 → 2" in text

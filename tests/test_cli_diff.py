@@ -1,0 +1,325 @@
+"""`statecli diff` on the command line: codes, streams, options, and every output."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.render import Output
+
+from .test_cli import on_a_terminal, process
+
+DOCUMENTS = (Output.JSON, Output.JSONL, Output.CSV, Output.MARKDOWN)
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def state():
+    torch.manual_seed(0)
+    return {f"layers.{n}.{name}": torch.randn(3, 4) for n in range(3) for name in ("weight", "bias")}
+
+
+@pytest.fixture
+def a(state):
+    torch.save(state, "a.pt")
+    return state
+
+
+@pytest.fixture
+def b(a):
+    """One element differs from a.pt."""
+    changed = {name: tensor.clone() for name, tensor in a.items()}
+    changed["layers.1.weight"][1, 2] += 0.5
+    torch.save(changed, "b.pt")
+    return changed
+
+
+def test_a_file_and_itself_are_identical(statecli, a):
+    """0, one line that says so, nothing on stderr."""
+    result = statecli("diff", "a.pt", "a.pt")
+    assert (result.code, result.out, result.err) == (0, "identical: 6 tensors, 288 B\n", "")
+
+
+def test_another_format_of_the_same_is_identical(statecli, a):
+    """What is compared is the model, not the file."""
+    save_file(a, "a.safetensors")
+    assert statecli("diff", "a.pt", "a.safetensors").code == 0
+
+
+@pytest.mark.parametrize("output", list(Output))
+def test_every_output_says_why_it_ends_1(statecli, b, output):
+    """A difference is never silent, whatever the output."""
+    result = statecli("diff", "a.pt", "b.pt", "-f", output.value)
+    assert result.code == 1
+    assert "layers.1.weight" in result.out
+    assert result.err == ""
+
+
+@pytest.mark.parametrize("output", [one for one in Output if one not in DOCUMENTS])
+def test_quiet_says_why_or_nothing(statecli, b, output):
+    """-q: nothing for equal states, the reason for others."""
+    if output.value == "html":
+        pytest.skip("a page is whole or it is none")
+    assert statecli("diff", "a.pt", "a.pt", "-q", "-f", output.value).out == ""
+    assert statecli("diff", "a.pt", "b.pt", "-q", "-f", output.value).out.startswith("error[changed]: layers.1.weight")
+
+
+@pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--only", "layers.0.*"), ("--atol", "1")])
+def test_json_fits_its_schema(statecli, b, options):
+    """`statecli schema diff` describes what `-f json` writes."""
+    described = statecli("schema", "diff").json
+    jsonschema.validate(statecli("diff", "a.pt", "b.pt", "-f", "json", *options).json, described)
+
+
+def test_json_is_the_contracts(statecli, b):
+    """The document's keys, and those of a change, as promised."""
+    document = statecli("diff", "a.pt", "b.pt", "-f", "json").json
+    assert (document["before"], document["after"]) == ("a.pt", "b.pt")
+    assert list(document)[:7] == ["schema", "statecli", "before", "after", "summary", "changes", "findings"]
+    summary = {key: document["summary"][key] for key in ("added", "removed", "changed", "renamed", "identical")}
+    assert summary == {"added": 0, "removed": 0, "changed": 1, "renamed": 0, "identical": 5}
+    (change,) = document["changes"]
+    keys = ["fqn", "section", "status", "kind", "fields", "renamed_from", "before", "after", "values"]
+    assert list(change)[:9] == keys
+    assert {"dtype", "shape"} <= set(change["before"])
+    assert (change["fields"], change["renamed_from"]) == (["values"], None)
+    assert (change["values"]["changed"], change["values"]["first"]) == (1, [1, 2])
+    assert change["values"]["max_abs"] == pytest.approx(0.5, rel=1e-6)
+
+
+def test_jsonl_and_csv_have_a_row_a_change(statecli, b):
+    """The same change in both."""
+    lines = [json.loads(line) for line in statecli("diff", "a.pt", "b.pt", "-f", "jsonl").out.splitlines()]
+    assert [line["fqn"] for line in lines if line["type"] == "change"] == ["layers.1.weight"]
+    (row,) = csv.DictReader(io.StringIO(statecli("diff", "a.pt", "b.pt", "-f", "csv").out))
+    assert (row["fqn"], row["changed"]) == ("layers.1.weight", "1")
+
+
+def test_names_alone(statecli, b):
+    """Exactly one line a change, and the code of a difference."""
+    result = statecli("diff", "a.pt", "b.pt", "--name-only")
+    assert (result.code, result.out, result.err) == (1, "layers.1.weight\n", "")
+    assert statecli("diff", "a.pt", "b.pt", "--name-status").out == "M\tlayers.1.weight\n"
+    assert statecli("diff", "a.pt", "a.pt", "--name-only").out == ""
+
+
+def test_names_alone_and_a_failed_expectation(statecli, b):
+    """The names stay alone on stdout; the reason of exit 1 is on stderr."""
+    result = statecli("diff", "a.pt", "b.pt", "--name-only", "--frozen", "layers.*")
+    assert (result.code, result.out) == (1, "layers.1.weight\n")
+    assert result.err.startswith("error[frozen-changed]: layers.1.weight")
+
+
+def test_an_expectation_that_holds_ends_0(statecli, b):
+    """A difference that was expected is shown, and is no failure."""
+    result = statecli("diff", "a.pt", "b.pt", "--only", "layers.1.*", "--changed", "layers.1.*")
+    assert result.code == 0
+    assert "layers.1.weight" in result.out
+
+
+def test_a_tolerance_is_named(statecli, b):
+    """What is equal only within a tolerance is not called identical without it."""
+    result = statecli("diff", "a.pt", "b.pt", "--atol", "1")
+    assert (result.code, result.out) == (0, "identical with --atol 1: 6 tensors, 288 B\n")
+
+
+def test_metadata_only_reads_no_values(statecli, b):
+    """It ends 0, and does not call identical what nobody read."""
+    result = statecli("diff", "a.pt", "b.pt", "--metadata-only")
+    assert result.code == 0
+    assert "identical" not in result.out
+    assert "values not compared" in result.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--atol", "-1"),
+        ("--rtol=-0.5",),
+        ("--atol", "nan"),
+        ("--rtol", "inf"),
+        ("--jobs", "-1"),
+        ("--lines", "-1"),
+        ("--device", "tpu"),
+        ("--device", "cuda:x"),
+        ("--bitwise", "--atol", "1e-6"),
+        ("--metadata-only", "--rtol", "1e-6"),
+        ("--metadata-only", "--bitwise"),
+        ("--name-only", "--name-status"),
+        ("--name-only", "-f", "json"),
+        ("--name-status", "-f", "markdown"),
+        ("--name-only", "--tree"),
+        ("--name-only", "-n", "3"),
+        ("--name-only", "-q"),
+        ("-n", "3", "-f", "csv"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(statecli, words):
+    """One line, 2, before anything is read: the files are not even there."""
+    result = statecli("diff", "missing.pt", "gone.pt", *words)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert words[0].partition("=")[0] in result.err
+    assert "missing.pt" not in result.err
+
+
+def test_every_problem_is_one_line(statecli, a):
+    """A file that is not there, on either side."""
+    for words in (("a.pt", "gone.pt"), ("gone.pt", "a.pt")):
+        result = statecli("diff", *words)
+        assert (result.code, result.out) == (2, "")
+        assert result.err.startswith("statecli: gone.pt: ")
+        assert result.err.count("\n") == 1
+
+
+def test_a_corrupt_tensor_spoils_itself_alone(statecli, b):
+    """2, the corrupt one named on stderr, and what was compared is shown."""
+    torch.save({name: tensor + 0 for name, tensor in b.items()}, "c.pt")
+    raw = bytearray(Path("c.pt").read_bytes())
+    at = raw.find(b["layers.2.bias"].numpy().tobytes())
+    raw[at] ^= 1
+    Path("c.pt").write_bytes(raw)
+    result = statecli("diff", "a.pt", "c.pt")
+    assert result.code == 2
+    assert "layers.1.weight" in result.out
+    assert "1 tensor could not be read" in result.out
+    assert "c.pt" in result.err
+    assert "layers.2.bias" in result.err
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("target", ["a.pt", "b.pt"])
+def test_the_output_never_overwrites_what_is_read(statecli, b, target):
+    """-o naming either side would destroy it."""
+    kept = Path(target).read_bytes()
+    result = statecli("diff", "a.pt", "b.pt", "-o", target)
+    assert result.code == 2
+    assert Path(target).read_bytes() == kept
+
+
+def test_an_output_file_is_written(statecli, b):
+    """-o FILE: the result is there, and not on stdout."""
+    result = statecli("diff", "a.pt", "b.pt", "-f", "json", "-o", "out.json")
+    assert (result.code, result.out) == (1, "")
+    assert json.loads(Path("out.json").read_text())["summary"]["changed"] == 1
+
+
+def test_a_page_has_pictures(statecli, b):
+    """-f html asks for the spread of what changed most."""
+    result = statecli("diff", "a.pt", "b.pt", "-f", "html")
+    assert result.out.count("<svg") >= 2
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("options", [(), ("--tree",), ("-v",), ("--all",), ("-n", "1"), ("--metadata-only",)])
+def test_no_line_is_wider_than_the_terminal(b, columns, options):
+    """The table is laid out for its width."""
+    b["a.very.long.name." * 10 + "weight"] = torch.zeros(2)
+    b["layers.0.bias"] = b["layers.0.bias"].half()
+    torch.save(b, "b.pt")
+    out, code = on_a_terminal(["diff", "a.pt", "b.pt", "--no-progress", *options], columns)
+    assert code == 1
+    assert max(map(len, out.splitlines())) <= columns
+
+
+def test_a_terminal_without_blocks_gets_plain_bars(b):
+    """An ASCII stream: a bar of #, arrows of two signs, no escapes of ours."""
+    os.environ["PYTHONIOENCODING"] = "ascii"
+    try:
+        out, _ = on_a_terminal(["diff", "a.pt", "b.pt", "--no-progress"])
+    finally:
+        del os.environ["PYTHONIOENCODING"]
+    assert out.isascii()
+    assert "\\u" not in out
+    assert "a.pt -> b.pt" in out
+    assert "####" in out
+
+
+def test_through_a_pipe_each_change_is_a_line(a):
+    """No folding, nothing cut, every row greppable."""
+    torch.save({f"layers.{n}.weight": torch.ones(2) * n for n in range(60)}, "c.pt")
+    torch.save({f"layers.{n}.weight": torch.ones(2) * (n + 1) for n in range(60)}, "d.pt")
+    done = process("diff", "c.pt", "d.pt")
+    assert done.returncode == 1
+    assert sum(line.startswith("changed") for line in done.stdout.splitlines()) == 60
+
+
+def test_head_ends_quietly(a):
+    """A closed pipe is no error."""
+    torch.save({f"w{n}": torch.zeros(1) for n in range(20_000)}, "c.pt")
+    torch.save({f"w{n}": torch.ones(1) for n in range(20_000)}, "d.pt")
+    code = "from statecli.__main__ import main; main()"
+    words = [sys.executable, "-c", code, "diff", "c.pt", "d.pt", "--name-only", "-j", "1"]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout.readline() == b"w0\n"
+    run.stdout.close()
+    assert run.wait(60) == 141
+    assert run.stderr.read() == b""
+
+
+def _sparse(path, elements):
+    """A safetensors file of one float32 tensor of zeros that takes no room on the disk."""
+    entry = {"dtype": "F32", "shape": [elements], "data_offsets": [0, elements * 4]}
+    header = json.dumps({"w": entry}).encode()
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + elements * 4)
+
+
+def test_ctrl_c_ends_130():
+    """At once, with nothing on stdout or stderr, and no process left behind."""
+    _sparse("a.safetensors", 20 << 30)
+    _sparse("b.safetensors", 20 << 30)
+    code = "from statecli.__main__ import main; main()"
+    words = [sys.executable, "-c", code, "diff", "a.safetensors", "b.safetensors"]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    time.sleep(2)
+    assert run.poll() is None
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.wait(5) == 130
+    assert run.stdout.read() == run.stderr.read() == b""  # ends only when every process has closed them
+    with pytest.raises(ProcessLookupError):
+        os.killpg(run.pid, 0)
+
+
+def test_a_hostile_name_reaches_no_terminal(statecli, a):
+    """Escapes and line breaks in a name are written as escapes, in every output."""
+    name = "w\x1b[2J\nx\u202e"
+    torch.save({**a, name: torch.zeros(1)}, "b.pt")
+    for output in Output:
+        result = statecli("diff", "a.pt", "b.pt", "-f", output.value)
+        assert result.code == 1
+        assert "\x1b[2J" not in result.out
+        assert "\u202e" not in result.out
+
+
+def test_a_class_against_its_checkpoint(statecli, tmp_path):
+    """The load-compatibility report: what load_state_dict would call missing."""
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(2, 3)\n"
+    )
+    torch.save({"fc.weight": torch.zeros(3, 2)}, "net.pt")
+    result = statecli("diff", "net.py:Net", "net.pt")
+    assert result.code == 1
+    assert "fc.bias" in result.out
+    torch.save({"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3)}, "net.pt")
+    result = statecli("diff", "net.py:Net", "net.pt")
+    assert result.code == 0
+    assert "identical" not in result.out
