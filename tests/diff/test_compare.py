@@ -1,0 +1,339 @@
+"""Two targets, end to end: what is the same, and that each single mutation is found and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_model
+from torch import nn
+
+from statecli.diff import Request, compare
+from statecli.diff.result import Field, How, Status
+from statecli.errors import NothingMatched, UsageError
+from statecli.state import Kind
+
+from .conftest import changed, notes, rules
+
+
+class Net(nn.Module):
+    """Parameters, statistics, a tie and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("mask", torch.ones(2), persistent=False)
+
+
+def training(net, epoch=3):
+    optimizer = torch.optim.AdamW(net.parameters())
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return {"state_dict": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+
+
+def nothing_else(found):
+    """Nothing makes it exit 1 or 2."""
+    return (found.findings, found.scalars, found.broken) == ((), (), ())
+
+
+# --- the same ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make", [lambda net: net.state_dict(), training, lambda net: net], ids=["dict", "ckpt", "module"]
+)
+def test_a_file_and_itself(make, diff):
+    """diff(A, A) is empty for a state_dict, a training checkpoint and a pickled module."""
+    thing = make(Net())
+    found = diff(thing, thing)
+    assert found.changes
+    assert not changed(found)
+    assert nothing_else(found)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_the_same_model_in_two_formats(zipped, tmp_path):
+    """`.pt` and `.safetensors` of one model are identical both ways, with a tie that the one format drops."""
+    net = Net()
+    torch.save(net.state_dict(), tmp_path / "net.pt", _use_new_zipfile_serialization=zipped)
+    save_model(net, str(tmp_path / "net.safetensors"), metadata={"format": "pt"})
+    paths = str(tmp_path / "net.pt"), str(tmp_path / "net.safetensors")
+    for before, after in (paths, paths[::-1]):
+        found = compare(Request(before, after))
+        assert {change.status for change in found.changes} == {Status.IDENTICAL}
+        assert len(found.changes) == 7
+        assert nothing_else(found)
+
+
+def test_a_dropped_tie_is_compared_with_what_is_kept(diff):
+    """A name that safetensors leaves out, tied to one that it keeps, is no removal; its values are compared."""
+    state = Net().state_dict()
+    kept = {name: tensor.clone() for name, tensor in state.items() if name != "head.weight"}
+    found = diff(state, kept, names=("a.pt", "b.safetensors"))
+    assert not changed(found)
+    assert "tied-entry-left-out" in notes(found)
+    assert len(found.changes) == len(state)
+    kept["embed.weight"][0, 0] += 1
+    assert set(changed(diff(state, kept, names=("a.pt", "b.safetensors")))) == {"embed.weight", "head.weight"}
+
+
+def test_a_dropped_name_that_was_not_tied_is_removed(diff):
+    """Equal values are no tie: what is gone without one is removed."""
+    found = diff({"a": torch.ones(3), "b": torch.ones(3)}, {"a": torch.ones(3)}, names=("a.pt", "b.safetensors"))
+    assert rules(found) == [("removed", "b")]
+
+
+# --- each mutation -------------------------------------------------------------------------------------------------
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.complex64]
+
+
+@st.composite
+def states(draw):
+    """Distinct tensors of random dtypes and shapes, none of them of one value."""
+    state = {}
+    for n in range(draw(st.integers(2, 5))):
+        shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+        dtype = draw(st.sampled_from(DTYPES))
+        count = torch.Size(shape).numel()
+        name = ".".join([*draw(st.lists(st.sampled_from(["a", "b", "model", "0"]), max_size=2)), f"w{n}"])
+        state[name] = (torch.arange(count) + 10 * n + 1).to(dtype).reshape(shape)
+    return state
+
+
+def mutate(draw, state):
+    """A changed copy, and the one name and (status, fields) that the change is."""
+    name = draw(st.sampled_from(sorted(state)))
+    after = {key: tensor.clone() for key, tensor in state.items()}
+    what = draw(st.sampled_from(["element", "dtype", "shape", "drop", "add", "rename", "tie"]))
+    if what == "element":
+        after[name].view(-1)[draw(st.integers(0, after[name].numel() - 1))] += 1
+        return after, name, (Status.CHANGED, (Field.VALUES,))
+    if what == "dtype":
+        real = after[name].real if after[name].is_complex() else after[name]
+        after[name] = real.float() if real.dtype is torch.float64 else real.double()
+        return after, name, (Status.CHANGED, (Field.DTYPE,))
+    if what == "shape":
+        after[name] = after[name][None]
+        return after, name, (Status.CHANGED, (Field.SHAPE,))
+    if what == "drop":
+        del after[name]
+        return after, name, (Status.REMOVED, ())
+    if what == "rename" and state[name].numel() > 1:
+        after["other.name"] = after.pop(name)
+        return after, "other.name", (Status.RENAMED, ())
+    if what == "tie":
+        flat = torch.stack([state[name], state[name]])
+        state["twin"], after["twin"] = flat[1].clone(), flat[1]
+        after[name] = flat[0]
+        return after, (name, "twin"), (Status.CHANGED, (Field.TYING,))
+    after["added"] = torch.arange(7.0)
+    return after, "added", (Status.ADDED, ())
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_single_mutation_is_found_exactly(data, diff):
+    """One element, dtype, shape, drop, add, rename or tie of a random state is all that differs."""
+    state = data.draw(states())
+    after, name, expected = mutate(data.draw, state)
+    formats = ("a.pt", "b.pt")
+    if Field.TYING not in expected[1]:
+        formats = data.draw(st.tuples(*[st.sampled_from([f"{x}.pt", f"{x}.safetensors"]) for x in "ab"]))
+    found = changed(diff(state, after, names=formats))
+    names = name if isinstance(name, tuple) else (name,)
+    assert {fqn: (one.status, one.fields) for fqn, one in found.items()} == dict.fromkeys(names, expected)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(states(), states())
+def test_there_and_back(diff, one, two):
+    """Swapping the sides swaps added with removed and keeps everything else."""
+    there, back = diff(one, two), diff(two, one)
+    swap = {Status.ADDED: Status.REMOVED, Status.REMOVED: Status.ADDED}
+    listed = {(frozenset({c.fqn, c.renamed_from or c.fqn}), c.status, c.fields) for c in there.changes}
+    assert listed == {
+        (frozenset({c.fqn, c.renamed_from or c.fqn}), swap.get(c.status, c.status), c.fields) for c in back.changes
+    }
+
+
+def test_every_tensor_stands_in_the_diff_once(diff):
+    """Order of after, and what was removed behind what it stood behind."""
+    before = {name: torch.arange(4.0) + n for n, name in enumerate("abcde")}
+    after = {name: before[name] for name in "eca"} | {"new": torch.zeros(2)}
+    found = diff(before, after)
+    assert [(c.fqn, c.status.value) for c in found.changes] == [
+        ("e", "identical"),
+        ("c", "identical"),
+        ("d", "removed"),
+        ("a", "identical"),
+        ("b", "removed"),
+        ("new", "added"),
+    ]
+
+
+# --- what is read --------------------------------------------------------------------------------------------------
+
+
+def test_metadata_only_reads_no_values(diff):
+    """With --metadata-only other values and renames are not seen, and a note says so."""
+    found = diff(
+        {"a": torch.ones(3), "b": torch.arange(3.0)}, {"a": torch.zeros(3), "c": torch.arange(3.0)}, values=False
+    )
+    assert rules(found) == [("removed", "b"), ("added", "c")]
+    assert "values-not-compared" in notes(found)
+
+
+def test_ignored_values_are_not_read(diff, monkeypatch):
+    """--ignore values reads nothing, as --metadata-only does."""
+    from statecli.values import compare as values
+
+    monkeypatch.setattr(values, "compare_all", lambda *_, **__: pytest.fail("values were read"))
+    assert not diff({"a": torch.ones(3)}, {"a": torch.zeros(3)}, ignore=(Field.VALUES,)).findings
+
+
+def test_how_is_passed_on(diff):
+    """A tolerance and --bitwise decide what is equal."""
+    before, after = {"a": torch.tensor([0.0, 1.0])}, {"a": torch.tensor([-0.0, 1.0])}
+    assert not diff(before, after).findings
+    assert rules(diff(before, after, how=How(bitwise=True))) == [("changed", "a")]
+    assert not diff(before, {"a": torch.tensor([0.0, 1.1])}, how=How(atol=0.2)).findings
+
+
+def test_a_broken_pair_is_told_and_the_others_compared(diff, save, tmp_path):
+    """A storage whose bytes are damaged is in `broken` with one line; the rest of the diff stands."""
+    before = {"good": torch.ones(64), "bad": torch.arange(64.0)}
+    one, two = save(before, "a.pt"), save(before | {"good": torch.zeros(64)}, "b.pt")
+    content = (tmp_path / "b.pt").read_bytes()
+    place = content.index(torch.arange(64.0).numpy().tobytes())
+    (tmp_path / "b.pt").write_bytes(content[:place] + b"\xff" + content[place + 1 :])
+    found = compare(Request(one, two))
+    assert [broken.fqn for broken in found.broken] == ["bad"]
+    assert "b.pt" in found.broken[0].message
+    assert "\n" not in found.broken[0].message
+    assert rules(found) == [("changed", "good")]
+    assert [change.fqn for change in found.changes] == ["good"]
+
+
+def test_what_cannot_be_told_is_no_identity(diff):
+    """A sparse tensor against the dense one of equal metadata: neither equal nor changed, so broken."""
+    dense = torch.eye(3)
+    found = diff({"a": dense}, {"a": dense.to_sparse()})
+    assert [broken.fqn for broken in found.broken] == ["a"]
+    assert "cannot tell" in found.broken[0].message
+    assert not found.changes
+
+
+def test_an_ignored_shape_leaves_values_untold(diff):
+    """--ignore shape alone says nothing of values that cannot be laid side by side."""
+    before, after = {"a": torch.ones(3)}, {"a": torch.ones(4)}
+    assert [broken.fqn for broken in diff(before, after, ignore=(Field.SHAPE,)).broken] == ["a"]
+    both = diff(before, after, ignore=(Field.SHAPE, Field.VALUES))
+    assert nothing_else(both)
+
+
+def test_tensors_without_values(diff):
+    """Meta tensors hold none on either side: their metadata is compared."""
+    state = {"a": torch.empty(3, device="meta")}
+    found = diff(state, state)
+    assert nothing_else(found)
+    assert found.changes[0].not_compared
+
+
+def test_histograms_of_what_changed_most(diff):
+    """The spread of as many tensors as were asked for, those of the greatest relative change first."""
+    before = {name: torch.arange(1.0, 9.0) for name in "abc"}
+    after = {"a": before["a"] + 1, "b": before["b"] * 9, "c": before["c"]}
+    found = diff(before, after, histograms=1)
+    assert [one.fqn for one in found.histograms] == ["b"]
+    assert sum(found.histograms[0].counts) == 8
+    assert not diff(before, after).histograms
+
+
+def test_progress_counts_the_bytes_of_before(save):
+    """The bar is told the bytes there are, and then as many."""
+    one, two = save({"a": torch.ones(8)}, "a.pt"), save({"a": torch.zeros(8)}, "b.pt")
+    total, done = [], []
+
+    def bar(size):
+        total.append(size)
+        return lambda _, count: done.append(count)
+
+    compare(Request(one, two), bar)
+    assert total == [32]
+    assert sum(done) == 32
+
+
+# --- filters -------------------------------------------------------------------------------------------------------
+
+BEFORE = {"fc.weight": torch.arange(4.0), "fc.bias": torch.arange(3.0), "bn.running_mean": torch.arange(2.0)}
+AFTER = {"fc.weight": torch.ones(4), "out.bias": torch.arange(3.0), "bn.running_mean": torch.ones(2)}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"fc.weight", "out.bias", "bn.running_mean"}),
+        ({"include": ("fc.*",)}, {"fc.weight", "out.bias"}),
+        ({"include": ("out.*",)}, {"out.bias"}),
+        ({"exclude": ("fc.*",)}, {"bn.running_mean"}),
+        ({"kind": (Kind.BUFFER,)}, {"bn.running_mean"}),
+        ({"kind": (Kind.PARAMETER,), "exclude": ("*.bias",)}, {"fc.weight"}),
+    ],
+)
+def test_filters_are_of_pairs(options, expected, diff):
+    """A glob may match either name; the kind is that after."""
+    assert set(changed(diff(BEFORE, AFTER, **options))) == expected
+
+
+def test_a_filter_that_leaves_nothing(diff):
+    """Nothing compared is an error that repeats what was asked."""
+    with pytest.raises(NothingMatched, match=r"none of their 4 tensors matches -i 'x\*' --kind optimizer"):
+        diff(BEFORE, AFTER, include=("x*",), kind=(Kind.OPTIMIZER,))
+
+
+def test_two_empty_files_are_no_clean_diff(diff):
+    """Neither side holds a tensor: nothing was compared, which is never 0. One empty side is a difference."""
+    empty = ("a.safetensors", "b.safetensors")
+    with pytest.raises(NothingMatched, match="neither holds a tensor"):
+        diff({}, {}, names=empty)
+    assert rules(diff({}, {"a": torch.ones(2)}, names=empty)) == [("added", "a")]
+
+
+# --- training checkpoints ------------------------------------------------------------------------------------------
+
+
+def test_the_optimizer_and_the_epoch_are_compared(diff):
+    """One more step shows in the optimizer's tensors and in the settings."""
+    net = Net()
+    before = training(net)
+    after = {**before, "optimizer": training(net)["optimizer"], "epoch": 4}
+    after["optimizer"]["state"][0]["exp_avg"] = after["optimizer"]["state"][0]["exp_avg"] + 1
+    found = diff(before, after)
+    assert set(changed(found)) == {"state[0]['exp_avg']"}
+    assert changed(found)["state[0]['exp_avg']"].kind is Kind.OPTIMIZER
+    assert [(one.key, one.before, one.after) for one in found.scalars] == [("epoch", 3, 4)]
+    assert ("metadata", None) in rules(found)
+
+
+def test_one_section_against_a_file(save):
+    """`train.ckpt#state_dict` is the same as the exported model: what lies outside the section is not asked."""
+    net = Net()
+    one, two = save(training(net), "train.ckpt"), save(net.state_dict(), "net.pt")
+    found = compare(Request(f"{one}#state_dict", two))
+    assert nothing_else(found)
+    assert "sections-paired" in notes(found)
+    whole = compare(Request(one, two))
+    assert {rule for rule, _ in rules(whole)} == {"removed", "metadata"}
+
+
+def test_changed_needs_values(diff):
+    """Without values nobody can say that a layer did not train."""
+    with pytest.raises(UsageError, match="--changed asks for values"):
+        diff(BEFORE, AFTER, values=False, changed=("fc.*",))
