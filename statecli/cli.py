@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable
 from typing import NoReturn
 
-from statecli import asked, console, inspection
+from statecli import asked, console
 from statecli.diff import compare
 from statecli.errors import StateError, UsageError
+from statecli.inspection import Request, device
+from statecli.inspection import inspect as run_inspection
 from statecli.options import DiffOptions, InspectOptions
 from statecli.render import Output
 from statecli.report import View, diffing, documents, inspecting
@@ -23,9 +25,9 @@ def run(options: InspectOptions | DiffOptions) -> int:
 def inspect(options: InspectOptions) -> int:
     """`statecli inspect`; the exit code."""
     console.keep_stdout()
-    request = inspection.Request(
+    request = Request(
         target=options.target,
-        to=inspection.device(options.to, options.cuda),
+        to=device(options.to, options.cuda),
         model=options.model,
         stats=options.stats,
         include=options.include,
@@ -35,7 +37,7 @@ def inspect(options: InspectOptions) -> int:
     )
     reads = request.stats or request.to is not None
     with console.progress(enabled=reads and not options.no_progress) as progress:
-        found = inspection.inspect(request, progress)
+        found = run_inspection(request, progress)
     _refuse_overwriting(options.output, found.state)
     report = inspecting.of_inspection(found, View(unfold=options.all, tree=options.tree, verbose=options.verbose))
     return console.publish(report, options.output_format, options.output, options.color.value, options.quiet)

@@ -12,6 +12,8 @@ from statecli.state import Kind, TensorInfo
 #: As git writes them.
 LETTERS = {Status.ADDED: "A", Status.REMOVED: "D", Status.CHANGED: "M", Status.RENAMED: "R", Status.IDENTICAL: " "}
 
+MOODS = {Status.ADDED: "good", Status.REMOVED: "bad", Status.RENAMED: "info"}
+
 #: The fields of `Delta` that have a column in the flat table.
 NUMBERS = (
     "elements",
@@ -155,7 +157,7 @@ def groups(diff: Diff, unfold: bool) -> tuple[Group, ...]:
     for change in diff.changes:
         sections.setdefault(change.section, []).append(change)
     return tuple(
-        Group(section or "(top level)", _held(changes), tuple(_lines(tree.grown(changes), 0, unfold)))
+        Group(section or "(top level)", _held(changes), tuple(_lines([tree.grown(changes)], 0, unfold)))
         for section, changes in sections.items()
         if any(map(_differs, changes))
     )
@@ -166,25 +168,41 @@ def _differs(change: Change) -> bool:
 
 
 def _alike(change: Change) -> object:
-    return (change.kind, change.status, what(change), change.values is None)
+    return (change.kind, change.status, what(change), change.values is None, mood(change))
 
 
-def _lines(node: tree.Node[Change], depth: int, unfold: bool) -> list[Line]:
+def _lines(nodes: Sequence[tree.Node[Change]], depth: int, unfold: bool) -> list[Line]:
+    """The children of modules that are alike: each line is of all of them."""
     lines: list[Line] = []
-    for name, same in tree.siblings(node, _alike, unfold):
+    for name, together in tree.siblings(nodes[0], _alike, unfold):
+        same = [node.children[one] for node in nodes for one in together]
         own = [one.own for one in same if one.own is not None and _differs(one.own)]
         below = [change for one in same for change in one.below()]
         if own:
-            lines.append(_line(f"{'  ' * depth}{LETTERS[own[0].status]} {name}", _valued(own), own, what(own[0])))
+            lines.append(_leaf("  " * depth, name, own))
         if any(map(_differs, below)):
-            lines.append(_line("  " * depth + name, _held(below), below, mood="strong"))
-            lines.extend(_lines(same[0], depth + 1, unfold))
+            lines.append(Line(("  " * depth + name, _held(below), *_how_much(below)), mood="strong"))
+            lines.extend(_lines(same, depth + 1, unfold))
     return lines
 
 
-def _line(name: str, text: str, changes: Sequence[Change], remark: str = "", mood: str = "") -> Line:
+def _leaf(indent: str, name: str, own: Sequence[Change]) -> Line:
+    before = tuple(one.renamed_from for one in own if one.status is Status.RENAMED and one.renamed_from)
+    remark = ", ".join(filter(None, (what(own[0]), *odd(own), f"was {names(before)}" if before else "")))
+    return Line((f"{indent}{LETTERS[own[0].status]} {name}", _valued(own), *_how_much(own)), remark, mood(own[0]))
+
+
+def _how_much(changes: Sequence[Change]) -> tuple[str, str]:
     largest = max(relative(changes), default=None)
-    return Line((name, text, "" if largest is None else number(largest, digits=2), bar(largest)), remark, mood)
+    return ("" if largest is None else number(largest, digits=2), bar(largest))
+
+
+def mood(change: Change) -> str:
+    """How it is meant: as git colours it, and bad where NaN or infinities came up."""
+    values = change.values
+    if values is not None and (values.nan_after > values.nan_before or values.inf_after > values.inf_before):
+        return "bad"
+    return MOODS.get(change.status, "")
 
 
 def _valued(changes: Sequence[Change]) -> str:

@@ -221,7 +221,7 @@ def _summary(rows: Sequence[Change], both: int) -> str:
 def _lines(rows: Sequence[Change], measured: bool, view: DiffView, folded: bool) -> list[Line]:
     # The name before stands in the remark, where folding knows the numbers that it shares with the name; the
     # bracket makes a number at its start one of them.
-    plain = [Line((one.fqn, LETTERS[one.status], what(one)), f"[{_other_name(one)}", _mood(one)) for one in rows]
+    plain = [Line((one.fqn, LETTERS[one.status], what(one)), f"[{_other_name(one)}", changed.mood(one)) for one in rows]
     joined = fold.joined(plain) if folded else [(line, [n]) for n, line in enumerate(plain)]
     return [_line(line, [rows[n] for n in positions], measured, view) for line, positions in joined]
 
@@ -246,13 +246,6 @@ def _line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Lin
     return Line((name, values_text(rows), largest_text(rows), *how_much), remark, line.mood)
 
 
-def _mood(change: Change) -> str:
-    values = change.values
-    if values is not None and (values.nan_after > values.nan_before or values.inf_after > values.inf_before):
-        return "bad"
-    return {Status.ADDED: "good", Status.REMOVED: "bad", Status.RENAMED: "info"}.get(change.status, "")
-
-
 def _scalars(scalars: Sequence[ScalarChange], columns: tuple[Column, ...], view: DiffView) -> Group:
     lines = [_scalar_line(one, columns) for one in scalars]
     folded = len(lines) > fold.ABOVE and not view.unfold
@@ -260,13 +253,10 @@ def _scalars(scalars: Sequence[ScalarChange], columns: tuple[Column, ...], view:
 
 
 def _scalar_line(one: ScalarChange, columns: tuple[Column, ...]) -> Line:
-    name, text, mood = f"{LETTERS[one.status]} {one.key}", scalar_text(one), _SCALAR_MOODS.get(one.status, "")
+    name, text, mood = f"{LETTERS[one.status]} {one.key}", scalar_text(one), changed.MOODS.get(one.status, "")
     if columns is _FACTS:
         return Line((name, text), mood=mood)
     return Line((name, *("" for _ in columns[1:])), text, mood)
-
-
-_SCALAR_MOODS = {Status.ADDED: "good", Status.REMOVED: "bad"}
 
 
 def scalar_text(change: ScalarChange) -> str:

@@ -87,7 +87,8 @@ def _alike(tensor: TensorInfo) -> object:
 
 def _lines(node: Node[TensorInfo], depth: int, unfold: bool) -> list[Line]:
     lines: list[Line] = []
-    for name, same in siblings(node, _alike, unfold):
+    for name, together in siblings(node, _alike, unfold):
+        same = [node.children[one] for one in together]
         own = [one.own for one in same if one.own is not None]
         if own:
             lines.append(_tensor_line("  " * depth + name, own))
@@ -97,14 +98,14 @@ def _lines(node: Node[TensorInfo], depth: int, unfold: bool) -> list[Line]:
     return lines
 
 
-def siblings(node: Node[T], alike: Alike[T], unfold: bool) -> list[tuple[str, list[Node[T]]]]:
-    """Children in order, those of equal shape whose names differ in one number together: `{0..11}`."""
+def siblings(node: Node[T], alike: Alike[T], unfold: bool) -> list[tuple[str, list[str]]]:
+    """The children's names in order, those of equal shape whose names differ in one number together: `{0..11}`."""
     found: dict[object, list[str]] = {}
     for name, child in node.children.items():
         template, numbers = fold.template(name)
         together = not unfold and len(numbers) == 1
         found.setdefault((template, child.shape(alike)) if together else name, []).append(name)
-    return [(_joined(names), [node.children[name] for name in names]) for names in found.values()]
+    return [(_joined(names), names) for names in found.values()]
 
 
 def _joined(names: list[str]) -> str:

@@ -383,3 +383,24 @@ def test_an_outline_through_a_pipe_keeps_remarks():
     text = written(found, "plain", tree=True)
     assert "float32 [4,4], 64 B" in text
     assert "1 → 2" in text
+
+
+def test_a_folded_branch_speaks_of_all_its_layers():
+    """Under `{0..7}` each line sums the elements, and has the largest change, of all eight."""
+    lines = {line.cells[0]: line.cells for line in page(diff(*LAYERS), tree=True).groups[0].lines}
+    assert lines["    M a"][1:3] == ("values 24/128", "1")
+    first_is_least = [nudged(f"layers.{n}.a", 10.0 ** (n - 7)) for n in range(8)]
+    lines = {line.cells[0]: line.cells for line in page(diff(*first_is_least), tree=True).groups[0].lines}
+    assert lines["    M a"][2] == "1"
+
+
+def test_the_tree_tells_nan_and_old_names():
+    """What the columns have no room for is remarked there too."""
+    lines = page(diff(nudged("a", nan_after=1, max_abs=0.0, relative=0.0, left_out=1), renamed("x", "y")), tree=True)
+    assert [line.remark for line in lines.groups[0].lines] == ["NaN 0 → 1", "was x"]
+
+
+def test_a_nan_is_no_zero_change():
+    """Where only a NaN came up, the finite rest did not change: no number says how much did."""
+    found = diff(nudged("a", 0.0, max_abs=0.0, nan_after=1, left_out=1))
+    assert rows(found)["parameters"] == [(("M a", "3/16", "-", "-", ""), "NaN 0 → 1")]
