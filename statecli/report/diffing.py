@@ -121,6 +121,8 @@ def _verdict(diff: Diff, view: DiffView) -> str:
     if diff.scalars:
         parts.append(f"metadata: {_tally(one.status for one in diff.scalars)}")
     text = "; ".join(parts) if parts else _nothing(diff, view, sure=not (unsure or diff.broken))
+    if parts and diff.expected and not (diff.findings or diff.broken):
+        text += ": as expected"
     if unsure:
         text += f"; values of {plural(len(unsure), 'tensor')} not compared"
     if diff.broken:

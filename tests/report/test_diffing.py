@@ -310,6 +310,7 @@ def test_expected_differences_are_no_failure():
     report = of_diff(diff(nudged("a"), findings=(), expected=True), DiffView())
     assert not report.failed()
     assert report.page().groups
+    assert report.page().verdict == "1 of 1 parameters changed: as expected"
 
 
 def test_any_finding_is_a_failure():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
-from statecli.report.text import count_text, shape_text, size_text
+from statecli.report.text import bar, count_text, shape_text, size_text
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,16 @@ def test_counts_are_scaled(count, text):
 def test_shapes_are_brackets():
     """A scalar is [] and an unknown shape a question mark."""
     assert [shape_text(s) for s in ((2, 3), (), None)] == ["[2,3]", "[]", "?"]
+
+
+def test_a_bar_shows_what_is_not_zero():
+    """Full at 1 and above; a rounding of float32 and less is still seen; nothing for nothing."""
+    assert [bar(value) for value in (None, 0.0, 1e-30, 1.0, 1e9)] == ["", "", "▏", "█" * 10, "█" * 10]
+
+
+@given(st.floats(min_value=0, allow_infinity=False), st.floats(min_value=0, allow_infinity=False))
+def test_a_bar_grows_with_the_change(one, other):
+    """Never longer for less, and never more than ten cells."""
+    less, more = (sum(" ▏▎▍▌▋▊▉█".index(cell) for cell in bar(value)) for value in sorted((one, other)))
+    assert less <= more <= 80
+    assert len(bar(max(one, other))) <= 10

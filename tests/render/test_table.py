@@ -1,0 +1,42 @@
+"""`-f table` on a terminal: laid out for its width, nothing lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecli.diff.result import Field
+from statecli.state import Kind
+
+from ..changes import added, diff, nudged, recast, renamed, same, tensor, written
+
+
+def test_the_table_ends_with_the_verdict():
+    """What is left on the screen after long output."""
+    assert written(diff(nudged("a"), same("b")), "table").rstrip().endswith("\n1 of 2 parameters changed")
+
+
+def test_a_remark_stands_in_empty_columns():
+    """What was added needs no line of its own for its dtype and shape."""
+    lines = written(diff(nudged("a"), added("new")), "table").splitlines()
+    assert "  A new  float32 [4,4], 64 B" in lines
+
+
+def test_a_remark_never_runs_into_a_long_name():
+    """Where a name takes the columns' place, the remark has the next line."""
+    text = written(diff(nudged("a"), added("n" * 70)), "table")
+    assert "n" * 70 + "\n" in text
+    assert "↳ float32 [4,4], 64 B" in text
+
+
+@pytest.mark.parametrize("width", [20, 33, 60])
+def test_a_cell_wider_than_the_terminal_is_broken(width):
+    """No line is wider, however narrow the terminal."""
+    old, new = tensor("a", "float8_e4m3fn", (1, 2, 3)), tensor("a", "bfloat16", (3, 2, 1), Kind.BUFFER)
+    found = diff(recast("a", old, new, Field.DTYPE, Field.SHAPE, Field.KIND), renamed("x" * 30, "y" * 30))
+    assert max(map(len, written(found, "table", width=width).splitlines())) <= width
+
+
+def test_a_row_without_cells_leaves_no_blank_line():
+    """A rename too long for its column is one line."""
+    text = written(diff(nudged("a"), renamed("x" * 40, "y" * 30)), "table")
+    assert f"{'x' * 40} → {'y' * 30}\n\n1 of" in text

@@ -1,0 +1,93 @@
+"""What a diff line asks for reaches the comparison and the report."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecli import asked
+from statecli.diff import Request
+from statecli.diff.result import Field, How
+from statecli.errors import UsageError
+from statecli.options import DiffOptions
+from statecli.render import Output
+from statecli.report.diffing import DiffView, Names
+from statecli.state import Kind
+
+
+def options(**given):
+    return DiffOptions(before="a.pt", after="b.pt", **given)
+
+
+def test_nothing_asked_is_the_default():
+    """The command line and the library mean the same by nothing."""
+    assert asked.request(options()) == Request("a.pt", "b.pt")
+    assert asked.view(options()) == DiffView()
+    asked.check(options())
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"bitwise": True}, {"how": How(bitwise=True)}),
+        ({"atol": 1e-6, "rtol": 0.5}, {"how": How(atol=1e-6, rtol=0.5)}),
+        ({"device": "cuda:1"}, {"how": How(device="cuda:1")}),
+        ({"metadata_only": True}, {"values": False}),
+        ({"no_renames": True}, {"renames": False}),
+        ({"output_format": Output.HTML}, {"histograms": asked.HISTOGRAMS}),
+        *(
+            (same, same)
+            for same in (
+                {"map": ("a=b",)},
+                {"ignore": (Field.DTYPE,)},
+                {"only": ("x",)},
+                {"frozen": ("x",)},
+                {"changed": ("x",)},
+                {"include": ("x",)},
+                {"exclude": ("x",)},
+                {"kind": (Kind.BUFFER,)},
+                {"init_device": "meta"},
+                {"jobs": 3},
+            )
+        ),
+    ],
+)
+def test_each_option_reaches_the_comparison(given, wanted):
+    """Exactly what was given differs from the default."""
+    assert asked.request(options(**given)) == Request("a.pt", "b.pt", **wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"all": True}, {"unfold": True}),
+        ({"tree": True}, {"tree": True}),
+        ({"verbose": True}, {"verbose": True}),
+        ({"quiet": True}, {"quiet": True}),
+        ({"lines": 0}, {"lines": 0}),
+        ({"name_only": True}, {"names": Names.ONLY}),
+        ({"name_status": True}, {"names": Names.STATUS}),
+        ({"atol": 0.5, "ignore": (Field.DTYPE,)}, {"within": " with --atol 0.5 --ignore dtype"}),
+    ],
+)
+def test_each_option_reaches_the_report(given, wanted):
+    """Exactly what was given differs from the default."""
+    assert asked.view(options(**given)) == DiffView(**wanted)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12"])
+def test_devices_that_compute(device):
+    """The CPU, the current GPU, and one by its number."""
+    asked.check(options(device=device))
+
+
+@pytest.mark.parametrize("device", ["", "CPU", "cuda:", "cuda:-1", "cuda:01", "cuda:0 ", "mps", "meta", "cpu\n"])
+def test_devices_that_do_not(device):
+    """Nothing is guessed from a word that is nearly one."""
+    with pytest.raises(UsageError):
+        asked.check(options(device=device))
+
+
+def test_a_contradiction_names_both():
+    """The line says which two to choose from."""
+    with pytest.raises(UsageError, match=r"--bitwise and --atol contradict"):
+        asked.check(options(bitwise=True, atol=1.0))
