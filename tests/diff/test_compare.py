@@ -337,3 +337,17 @@ def test_changed_needs_values(diff):
     """Without values nobody can say that a layer did not train."""
     with pytest.raises(UsageError, match="--changed asks for values"):
         diff(BEFORE, AFTER, values=False, changed=("fc.*",))
+
+
+def test_one_weight_of_a_real_model(minilm, save):
+    """BERT against a copy with one weight nudged shows that weight, where it is, and nothing else."""
+    from safetensors.torch import load_file
+
+    path = next(minilm.glob("*.safetensors"))
+    state = load_file(path)
+    name = "encoder.layer.3.attention.output.dense.weight"
+    state[name][7, 11] += 0.5
+    found = compare(Request(str(path), save(state, "nudged.pt")))
+    assert rules(found) == [("changed", name)]
+    values = changed(found)[name].values
+    assert (values.changed, values.first) == (1, (7, 11))
