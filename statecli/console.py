@@ -24,7 +24,7 @@ MAX_LINE = 2_000
 
 
 #: How our own signs are written where the encoding has none: a bar cell for cell.
-ASCII = {"→": "->", "…": "...", "Δ": "d", **dict.fromkeys("█▉▊▋▌▍▎▏", "#")}
+ASCII = {"→": "->", "…": "...", "Δ": "d", "↳": ">", **dict.fromkeys("█▉▊▋▌▍▎▏", "#")}
 
 
 def _written(error: UnicodeError) -> tuple[str, int]:

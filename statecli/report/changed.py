@@ -102,9 +102,9 @@ def _deltas(rows: Sequence[Change]) -> list[Delta]:
 
 
 def relative_text(values: Sequence[float]) -> str:
-    """`0.0012`, or `0.0012…0.03` for several."""
+    """`0.0012`, or `0.0012..0.03` for several."""
     texts = [number(value, digits=2) for value in (min(values), max(values))] if values else []
-    return "…".join(dict.fromkeys(texts))
+    return "..".join(dict.fromkeys(texts))
 
 
 def odd(rows: Sequence[Change], verbose: bool = False) -> list[str]:

@@ -281,29 +281,33 @@ _SIDES = ("dtype", "shape", "requires_grad", "device")
 def _flat(diff: Diff, view: DiffView) -> Table:
     rows = _first(differing(diff), view.lines)
     sectioned = len({change.section for change in diff.changes}) > 1
-    renamed = any(change.renamed_from for change in rows)
-    measured = any(change.values is not None for change in rows)
-    shown = ("changed", "relative_l2", "max_abs")
-    columns = (
-        Column("status"),
-        Column("kind"),
-        *((Column("section"),) if sectioned else ()),
-        Column("fqn"),
-        Column("renamed_from", detail=not renamed),
-        Column("fields", detail=True),
-        *(Column(f"{name}_{when}", detail=True) for name in _SIDES for when in ("before", "after")),
-        *(Column(name, right=True, detail=not (measured and name in shown)) for name in NUMBERS),
-        Column("first", detail=True),
-        Column("not_compared", detail=True),
-        Column("change"),
-    )
     cells = [_flat_row(change, sectioned) for change in rows]
+    told = bool(diff.scalars) or any(row[-1] != "-" for row in cells)
+    columns = (*_flat_columns(rows, sectioned), Column("change", detail=not told))
     empty = ("-",) * (len(columns) - 4 - sectioned)
     cells += [
         (one.status.value, "metadata", *(("-",) if sectioned else ()), one.key, *empty, scalar_text(one))
         for one in (diff.scalars if view.lines is None else diff.scalars[: view.lines])
     ]
     return Table(columns, tuple(cells))
+
+
+def _flat_columns(rows: Sequence[Change], sectioned: bool) -> tuple[Column, ...]:
+    """All but the last. Those that people need no further are details."""
+    measured = any(change.values is not None for change in rows)
+    shown = ("changed", "relative_l2", "max_abs") if measured else ()
+    return (
+        Column("status"),
+        Column("kind"),
+        *((Column("section"),) if sectioned else ()),
+        Column("fqn"),
+        Column("renamed_from", detail=not any(change.renamed_from for change in rows)),
+        Column("fields", detail=True),
+        *(Column(f"{name}_{when}", detail=True) for name in _SIDES for when in ("before", "after")),
+        *(Column(name, right=True, detail=name not in shown) for name in NUMBERS),
+        Column("first", detail=True),
+        Column("not_compared", detail=True),
+    )
 
 
 def _flat_row(change: Change, sectioned: bool) -> tuple[str, ...]:

@@ -174,7 +174,7 @@ def test_layers_that_changed_alike_are_one_row():
     """56 rows are 7, with the range of the change, the sum of elements and the largest Δ."""
     folded = rows(diff(*LAYERS))["parameters"]
     assert len(folded) == 7
-    assert folded[0] == (("M layers.{0..7}.a", "24/128", "0.5", "1e-07…1", "██████████"), "")
+    assert folded[0] == (("M layers.{0..7}.a", "24/128", "0.5", "1e-07..1", "██████████"), "")
 
 
 def test_unfolded_each_layer_has_its_row():
@@ -405,3 +405,10 @@ def test_a_nan_is_no_zero_change():
     """Where only a NaN came up, the finite rest did not change: no number says how much did."""
     found = diff(nudged("a", 0.0, max_abs=0.0, nan_after=1, left_out=1))
     assert rows(found)["parameters"] == [(("M a", "3/16", "-", "-", ""), "NaN 0 → 1")]
+
+
+def test_a_column_that_says_nothing_is_not_shown():
+    """Plain text has "change" where something but values changed; CSV always has it."""
+    assert "change " not in written(diff(nudged("a")), "plain").splitlines()[0] + " "
+    assert written(diff(nudged("a"), added("b")), "plain").splitlines()[0].endswith("  change")
+    assert written(diff(nudged("a")), "csv").splitlines()[0].endswith(",change,finding")
