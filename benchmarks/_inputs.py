@@ -28,6 +28,41 @@ save_file({f"layers.{i}.weight": (torch.randn(count) / 50).to(dtype) for i in ra
 """
 
 
+CHANGED = """
+import sys
+from safetensors.torch import load_file, save_file
+save_file({name: (t.float() * 1.01).to(t.dtype) for name, t in load_file(sys.argv[1]).items()}, sys.argv[2])
+"""
+
+
+def changed_values(before: Path, after: Path) -> Path:
+    """The same tensors with nearly every element changed."""
+    run(python(CHANGED, str(before), str(after)))
+    return after
+
+
+def sparse_pair(folder: Path, size: int) -> tuple[Path, Path]:
+    """Two files of bfloat16 zeros that take no room on the disk; one element of the second is another."""
+    header = {
+        f"layers.{i}": {"dtype": "BF16", "shape": [size // 16], "data_offsets": _slice(i, size)} for i in range(8)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    paths = folder / "zeros.safetensors", folder / "nearly_zeros.safetensors"
+    for path in paths:
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + size)
+    with paths[1].open("r+b") as file:
+        file.seek(8 + len(text) + size // 2)
+        file.write(b"\x80\x3f")
+    return paths
+
+
+def _slice(i: int, size: int) -> list[int]:
+    return [i * size // 8, (i + 1) * size // 8]
+
+
 def torch_file(path: Path, tensors: int, elements: int) -> Path:
     """A state_dict of float32 tensors, written by torch.save."""
     run(python(TORCH_SAVE, str(path), str(tensors), str(elements), *NAMES))
