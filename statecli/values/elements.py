@@ -155,6 +155,27 @@ def _packed_table(dtype: str) -> Array:
 _HALF_BITS = np.array(0x8FFFE000, np.uint32).view(np.int32)[()]
 
 
+class Arena:
+    """One piece of memory for many buffers.
+
+    numpy asks for huge pages where an array is of four megabytes or more. Buffers on those miss neither the table of
+    pages nor the second-level cache, which cost a quarter of the time.
+    """
+
+    def __init__(self, size: int = 8 << 20) -> None:
+        self._memory = np.empty(size, np.uint8)
+        self._used = 0
+
+    def take(self, size: int, dtype: str) -> Array:
+        """An array of `size` items, its content arbitrary; of its own where there is no room left."""
+        length = size * np.dtype(dtype).itemsize
+        start = self._used
+        if start + length > self._memory.size:
+            return np.empty(size, dtype)
+        self._used += -(-length // 64) * 64
+        return self._memory[start : start + length].view(dtype)
+
+
 class Decoder:
     """Turns blocks of stored items into flat arrays of values, in buffers that it uses again and again.
 
@@ -162,14 +183,16 @@ class Decoder:
     the allocator maps and unmaps each one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arena: Arena | None = None) -> None:
         self._buffers: dict[tuple[str, str], Array] = {}
+        self._arena = arena
 
     def buffer(self, purpose: str, dtype: str, size: int) -> Array:
         """An array of `size` items of `dtype` with arbitrary content, the same memory at each call."""
         kept = self._buffers.get((purpose, dtype))
         if kept is None or kept.size < size:
-            kept = self._buffers[purpose, dtype] = np.empty(size, dtype)
+            made = self._arena.take(size, dtype) if self._arena else np.empty(size, dtype)
+            kept = self._buffers[purpose, dtype] = made
         return kept[:size]
 
     def __call__(self, block: Array, kind: Element) -> Array:

@@ -83,21 +83,22 @@ def _fast(before: Array, after: Array, decoder: Decoder, changed: Array | None) 
     if changed is None:
         changed = np.not_equal(gap, 0, out=decoder.buffer("changed", "?", gap.size))
     x, y, d = a.reshape(-1, ROW), b.reshape(-1, ROW), gap.reshape(-1, ROW)
-    sums = decoder.buffer("sums", "f4", 5 * len(x)).reshape(5, -1)
+    sums = decoder.buffer("sums", "f4", 4 * len(x)).reshape(4, -1)
     _rows(x, x, out=sums[0])
     _rows(y, y, out=sums[1])
-    _rows(x, y, out=sums[2])
-    _rows(d, d, out=sums[3])
+    _rows(d, d, out=sums[2])
     np.abs(gap, out=gap)
-    _rows(d, _ONES.reshape(1, -1), out=sums[4])
-    norm_a, norm_b, product, squares, sum_abs = map(float, sums.sum(axis=1, dtype=np.float64))
+    _rows(d, _ONES.reshape(1, -1), out=sums[3])
+    norm_a, norm_b, squares, sum_abs = map(float, sums.sum(axis=1, dtype=np.float64))
     # An infinity or a NaN on one side, or an overflow, is in its norm.
     if not math.isfinite(norm_a + norm_b + squares) or any(
         _may_have_vanished(*one) for one in ((norm_a, before), (norm_b, after), (squares, gap))
     ):
         return None
-    if abs(product) < ORTHOGONAL * math.sqrt(norm_a) * math.sqrt(norm_b):
-        product = float(np.einsum("i,i->", before.astype(np.float64), after.astype(np.float64)))
+    # |b - a|² = |a|² + |b|² - 2 a·b spares a pass, and loses no digit unless the two point apart.
+    product = (norm_a + norm_b - squares) / 2
+    if product < (norm_a + norm_b) / 4:
+        product = _inner(a, b, norm_a, norm_b)
     count = int(np.count_nonzero(changed))
     return Tally(
         changed=count,
@@ -110,6 +111,14 @@ def _fast(before: Array, after: Array, decoder: Decoder, changed: Array | None) 
         after=Wide(norm_b),
         product=Wide(product),
     )
+
+
+def _inner(a: Array, b: Array, norm_a: float, norm_b: float) -> float:
+    x, y = a.reshape(-1, ROW), b.reshape(-1, ROW)
+    found = float(_rows(x, y, out=np.empty(len(x), np.float32)).sum(dtype=np.float64))
+    if abs(found) < ORTHOGONAL * math.sqrt(norm_a) * math.sqrt(norm_b):
+        found = float(np.einsum("i,i->", a.astype(np.float64), b.astype(np.float64)))
+    return found
 
 
 def _padded(block: Array, decoder: Decoder, purpose: str) -> Array:

@@ -17,7 +17,7 @@ from statecli.diff.result import How
 from statecli.errors import MalformedError, StateError, UnreadableError
 from statecli.state import TensorData
 from statecli.values import kernels
-from statecli.values.elements import Array, Decoder, Element, element
+from statecli.values.elements import Arena, Array, Decoder, Element, element
 from statecli.values.read import Strided, open_regular, opened, overlap, raw_values, values
 from statecli.values.tally import Tally
 
@@ -65,8 +65,9 @@ class Worker:
 
     def __init__(self, how: How) -> None:
         self.how = how
-        self.one, self.two, self.sums = Decoder(), Decoder(), Decoder()
-        self._raw = np.empty(self.block * 16, np.uint8), np.empty(self.block * 16, np.uint8)
+        arena = Arena()
+        self.one, self.two, self.sums = Decoder(arena), Decoder(arena), Decoder(arena)
+        self._raw = self.one.buffer("raw", "u1", self.block * 16), self.two.buffer("raw", "u1", self.block * 16)
         self._files: dict[str, io.FileIO] = {}
         self._stack = ExitStack()
 
