@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -14,19 +16,36 @@ def command(line: str, width: int = 88) -> None:
     """Print a console block: the command, what it writes on a terminal of that width, and its exit code when not 0."""
     import shlex
 
-    from statecli import inspection, render
-    from statecli.report import View, inspecting
+    from statecli import diff, inspection, render, shortcut
+    from statecli.asked import request, view
+    from statecli.options import DiffOptions
+    from statecli.report import View, diffing, inspecting
 
-    words = shlex.split(line)
-    assert words[:2] == ["statecli", "inspect"], line
-    options = dict(zip(words[3::2], words[4::2], strict=True))
-    request = inspection.Request(target=words[2], to=options.pop("--to", None), model=options.pop("--model", None))
-    assert not options, line
-    report = inspecting.of_inspection(inspection.inspect(request), View())
+    options = shortcut.parse(shlex.split(line)[1:])
+    assert options is not None, line
+    if isinstance(options, DiffOptions):
+        report = diffing.of_diff(diff.compare(request(options)), view(options))
+    else:
+        found = inspection.inspect(inspection.Request(target=options.target, to=options.to, model=options.model))
+        report = inspecting.of_inspection(found, View())
     sink = _Text()
     render.write(report, render.Output.TABLE, sink, render.Look(terminal=True, width=width))
     print(f"```console\n$ {line}\n{sink.file.getvalue().rstrip()}")
     print("$ echo $?\n1\n```" if report.failed() else "```")
+
+
+def finetuned(line: str) -> None:
+    """`command`, where the checkpoints of `sample_models/finetune.py` are."""
+    import runpy
+
+    home = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            runpy.run_path(str(ROOT / "sample_models" / "finetune.py"))["main"](".")
+            command(line)
+        finally:
+            os.chdir(home)
 
 
 class _Text:
@@ -51,7 +70,7 @@ def options(name: str) -> None:
     for parameter in command.params:
         if parameter.param_type_name == "option":
             names = ", ".join(f"`{opt}`" for opt in sorted(parameter.opts, key=len, reverse=True))
-            print(f"| {names} | {parameter.help} |")
+            print(f"| {names} | {parameter.help.replace('|', chr(92) + '|')} |")
 
 
 def samples() -> None:

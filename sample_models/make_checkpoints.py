@@ -33,6 +33,7 @@ MODELS = {
     "tied": "Tied",
     "none_parameter": "Optional",
     "grad_buffer": "Scaled",
+    "finetune": "Net",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -13,7 +14,9 @@ from safetensors.torch import save_file
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-LINES = [line for block in BLOCKS for line in block.splitlines() if line.startswith("statecli inspect")]
+LINES = [
+    line for block in BLOCKS for line in block.splitlines() if line.startswith(("statecli inspect", "statecli diff"))
+]
 
 
 @pytest.fixture
@@ -30,13 +33,20 @@ def desk(tmp_path, monkeypatch):
     torch.save(state, tmp_path / "net.pt")
     optimizer = {"state": {0: {"exp_avg": torch.ones(3, 3)}}, "param_groups": [{"params": [0]}]}
     torch.save({"model": state, "optimizer": optimizer}, tmp_path / "train.ckpt")
+    torch.save(state, tmp_path / "a.pt")
+    for name, prefix in (("old.pt", "net."), ("new.pt", "model.")):
+        torch.save({prefix + key: value for key, value in state.items()}, tmp_path / name)
+    for name in ("epoch1.ckpt", "epoch2.ckpt"):
+        torch.save({"model": state, "optimizer": optimizer}, tmp_path / name)
+    save_file(state, tmp_path / "b.safetensors")
+    runpy.run_path(str(ROOT / "sample_models" / "finetune.py"))["main"](str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_there_are_examples():
     """The pattern finds them."""
-    assert len(LINES) >= 12
+    assert len(LINES) >= 21
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -1,0 +1,47 @@
+"""A fine-tuning run in which the adapter silently did not train, and the norm's statistics moved all the same.
+
+Try:    statecli inspect sample_models/finetune.py:Net
+        python sample_models/finetune.py . && statecli diff before.ckpt after.ckpt --changed 'adapter.*'
+
+Shows:  the optimizer was given the head alone. `diff` says what one step changed: two parameters of thirteen, and the
+        buffers of the norm, which no optimizer is needed for. `--changed` makes it a failure that the adapter stood
+        still; nothing else in a training log would have told.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 16, depth: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+        self.adapter = nn.Linear(width, width, bias=False)
+        self.norm = nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, 2)
+        for parameter in self.parameters():
+            nn.init.constant_(parameter, 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.adapter(self.blocks(x))))
+
+
+def main(folder: str) -> None:
+    """Write `before.ckpt` and `after.ckpt`: one step, the blocks frozen and the adapter forgotten."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.head.parameters(), lr=0.01)
+    save(net, optimizer, 0, Path(folder) / "before.ckpt")
+    net(torch.linspace(-1, 1, 64).reshape(4, 16)).sum().backward()
+    optimizer.step()
+    save(net, optimizer, 1, Path(folder) / "after.ckpt")
+
+
+def save(net: nn.Module, optimizer: torch.optim.Optimizer, epoch: int, path: Path) -> None:
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else ".")
