@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -383,13 +385,27 @@ def _names(diff: Diff, names: Names | None) -> Iterable[tuple[str, ...]]:
 
 
 def _charts(diff: Diff) -> tuple[Bars | Spread, ...]:
-    depth = [
-        (change.fqn, change.values.relative_l2)
-        for change in diff.changes
-        if change.kind is Kind.PARAMETER and change.values is not None and change.values.relative_l2 is not None
-    ]
-    bars = Bars(
-        "change over depth", tuple(name for name, _ in depth), tuple(value for _, value in depth), "relative L2 change"
-    )
+    depth = list(filter(_has_depth, diff.changes))
+    names = [change.fqn for change in depth]
+    if names == sorted(names):  # safetensors sorts names as text, layer 10 before layer 2
+        depth.sort(key=lambda change: _in_order(change.fqn))
+    title = "change over depth: each parameter, unchanged ones at zero"
+    bars = Bars(title, tuple(c.fqn for c in depth), tuple(map(_relative, depth)), "relative L2 change")
     spreads = (Spread(one.fqn, one.edges, one.counts, "after - before") for one in diff.histograms)
-    return (*((bars,) if depth else ()), *spreads)
+    return (*((bars,) if any(c.values is not None for c in depth) else ()), *spreads)
+
+
+def _has_depth(change: Change) -> bool:
+    return change.kind is Kind.PARAMETER and change.before is not None and change.after is not None
+
+
+def _in_order(fqn: str) -> list[tuple[int, int, str]]:
+    """The parts of a name, numbers as numbers."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", fqn) if part]
+
+
+def _relative(change: Change) -> float:
+    """0 where nothing changed; NaN where the change has no relation, to values that were all zero."""
+    if change.values is None:
+        return 0.0
+    return change.values.relative_l2 if change.values.relative_l2 is not None else math.nan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 
 import hypothesis.strategies as st
 import pytest
@@ -358,11 +359,20 @@ def test_jsonl_types_each_line():
 
 
 def test_depth_is_drawn_of_parameters_in_order():
-    """A bar each changed parameter; buffers and what has no number are left out."""
+    """A bar each parameter, unchanged ones at zero, one without a relation as NaN; buffers are left out."""
     found = diff(nudged("b", 0.5), nudged("a", 0.1), nudged("n", kind=Kind.BUFFER), nudged("z", None), same("s"))
     (bars,) = of_diff(found, DiffView()).charts()
     assert isinstance(bars, Bars)
-    assert (bars.labels, bars.values) == (("b", "a"), (0.5, 0.1))
+    assert bars.labels == ("b", "a", "z", "s")
+    assert (*bars.values[:2], bars.values[3]) == (0.5, 0.1, 0.0)
+    assert math.isnan(bars.values[2])
+
+
+def test_layers_are_drawn_by_their_numbers():
+    """Names sorted as text put layer 10 before layer 2."""
+    found = diff(nudged("l.1.w"), nudged("l.10.w"), nudged("l.2.w"))
+    (bars,) = of_diff(found, DiffView()).charts()
+    assert bars.labels == ("l.1.w", "l.2.w", "l.10.w")
 
 
 def test_histograms_are_drawn():
