@@ -41,7 +41,7 @@ def save(tmp_path: Path) -> Save:
         if name.endswith(".safetensors"):
             save_file({key: tensor.clone().contiguous() for key, tensor in thing.items()}, path)
         else:
-            torch.save(thing, path)
+            torch.save(thing, path, _use_new_zipfile_serialization=".legacy." not in name)
         return str(path)
 
     return write

@@ -91,33 +91,36 @@ def test_a_dropped_name_that_was_not_tied_is_removed(diff):
 
 # --- each mutation -------------------------------------------------------------------------------------------------
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.complex64]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2]
+DTYPES += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+DTYPES += [torch.complex64]
 
 
 @st.composite
 def states(draw):
-    """Distinct tensors of random dtypes and shapes, none of them of one value."""
+    """Distinct tensors of random dtypes, shapes and strides, none of them of one value."""
     state = {}
     for n in range(draw(st.integers(2, 5))):
         shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
         dtype = draw(st.sampled_from(DTYPES))
         count = torch.Size(shape).numel()
         name = ".".join([*draw(st.lists(st.sampled_from(["a", "b", "model", "0"]), max_size=2)), f"w{n}"])
-        state[name] = (torch.arange(count) + 10 * n + 1).to(dtype).reshape(shape)
+        tensor = (torch.arange(count) + 10 * n + 1).to(dtype).reshape(shape)
+        state[name] = tensor.transpose(0, -1) if draw(st.booleans()) else tensor
     return state
 
 
 def mutate(draw, state):
     """A changed copy, and the one name and (status, fields) that the change is."""
     name = draw(st.sampled_from(sorted(state)))
-    after = {key: tensor.clone() for key, tensor in state.items()}
+    after = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
     what = draw(st.sampled_from(["element", "dtype", "shape", "drop", "add", "rename", "tie"]))
     if what == "element":
-        after[name].view(-1)[draw(st.integers(0, after[name].numel() - 1))] += 1
+        after[name].view(-1)[draw(st.integers(0, after[name].numel() - 1))].zero_()
         return after, name, (Status.CHANGED, (Field.VALUES,))
     if what == "dtype":
         real = after[name].real if after[name].is_complex() else after[name]
-        after[name] = real.float() if real.dtype is torch.float64 else real.double()
+        after[name] = real.float() if real.dtype in (torch.float64, torch.int64) else real.double()
         return after, name, (Status.CHANGED, (Field.DTYPE,))
     if what == "shape":
         after[name] = after[name][None]
@@ -145,7 +148,9 @@ def test_a_single_mutation_is_found_exactly(data, diff):
     after, name, expected = mutate(data.draw, state)
     formats = ("a.pt", "b.pt")
     if Field.TYING not in expected[1]:
-        formats = data.draw(st.tuples(*[st.sampled_from([f"{x}.pt", f"{x}.safetensors"]) for x in "ab"]))
+        formats = data.draw(
+            st.tuples(*[st.sampled_from([f"{x}.pt", f"{x}.legacy.pt", f"{x}.safetensors"]) for x in "ab"])
+        )
     found = changed(diff(state, after, names=formats))
     names = name if isinstance(name, tuple) else (name,)
     assert {fqn: (one.status, one.fields) for fqn, one in found.items()} == dict.fromkeys(names, expected)
