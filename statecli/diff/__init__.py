@@ -119,6 +119,8 @@ class _Comparison:
             broken=tuple(broken),
             histograms=self._histograms(changes),
             expected=bool(self.request.expected),
+            how=self.request.how if self.values else None,
+            ignored=self.request.ignore,
         )
 
     def _note_values(self) -> None:

@@ -140,3 +140,6 @@ class Diff(msgspec.Struct, frozen=True):
     histograms: tuple[Histogram, ...] = ()
     #: Whether expectations (--only, --frozen, --changed) decide the exit code, rather than any difference.
     expected: bool = False
+    #: How values were compared; None where they were not.
+    how: How | None = None
+    ignored: tuple[Field, ...] = ()

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from statecli import __version__
-from statecli.diff.result import Broken, Change, Delta, Diff, Field, ScalarChange, Status
+from statecli.diff.result import Broken, Change, Delta, Diff, Field, How, ScalarChange, Status
 from statecli.errors import UsageError
 from statecli.finding import Finding
 from statecli.inspection import Inspection
@@ -117,6 +117,16 @@ class DiffRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     not_compared: str | None = None
 
 
+class Compared(msgspec.Struct, frozen=True):
+    """What counted as equal: `values` false where none were read, else when two elements are equal (`How`)."""
+
+    values: bool
+    bitwise: bool
+    atol: float
+    rtol: float
+    ignored: tuple[Field, ...]
+
+
 class DiffDocument(msgspec.Struct, frozen=True):
     """`statecli diff -f json`. Consumers ignore keys they do not know."""
 
@@ -130,6 +140,7 @@ class DiffDocument(msgspec.Struct, frozen=True):
     metadata: tuple[ScalarChange, ...] = ()
     notes: tuple[Oddity, ...] = ()
     broken: tuple[Broken, ...] = ()
+    compared: Compared | None = None
 
 
 #: Command -> the type of its JSON document; `statecli schema COMMAND` prints it.
@@ -203,7 +214,13 @@ def of_diff(diff: Diff) -> DiffDocument:
         diff.scalars,
         diff.notes,
         diff.broken,
+        _compared(diff),
     )
+
+
+def _compared(diff: Diff) -> Compared:
+    how = diff.how or How()
+    return Compared(diff.how is not None, how.bitwise, how.atol, how.rtol, diff.ignored)
 
 
 def counted(diff: Diff) -> DiffSummary:
@@ -251,7 +268,7 @@ def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
     for tensor in tensors:
         count = counts[tensor.kind]
         count[0] += 1
-        size = tensor.nbytes
+        size, elements = tensor.nbytes, tensor.elements
         if tensor.layout == "strided" and tensor.storage_bytes is not None and size > tensor.storage_bytes:
             size = tensor.storage_bytes  # expanded: stride 0 repeats what is stored once
         if tensor.tied_to:
@@ -265,7 +282,8 @@ def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
             room = whole - taken.get(storage, 0)
             size = max(0, min(size, room))
             taken[storage] = taken.get(storage, 0) + size
-        # A view of what is counted already adds no elements, part of one a part of them.
-        count[1] += tensor.elements if size == tensor.nbytes else tensor.elements * size // tensor.nbytes
+            # A view of what is counted already adds no elements, one of a part of it a part of them.
+            elements = tensor.elements * size // tensor.nbytes
+        count[1] += elements
         count[2] += size
     return {kind.value: Totals(*count) for kind, count in counts.items() if kind is not Kind.OTHER or count[0]}

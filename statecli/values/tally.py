@@ -118,6 +118,8 @@ class Tally(NamedTuple):
         largest, mean, l2 = (self.max_abs, self._mean(), self.squares.root()) if self.finite else (None, None, None)
         if not self.finite and elements:
             reason = reason or "no position is finite on both sides"
+        elif self.finite and not self.before.mantissa:
+            reason = reason or "before is zero throughout"
         elif not all(value is None or math.isfinite(value) for value in (largest, mean, l2)):
             reason = reason or "some differences are beyond float64"
         return Delta(
