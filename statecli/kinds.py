@@ -311,7 +311,8 @@ def _against(
     if known.persistent is False:
         message = f"{tensor.fqn}: unexpected: to {model.target} it is non-persistent, and a strict load refuses it"
         findings.append(_finding("unexpected-entry", message, state, tensor.section, tensor.fqn))
-    if tensor.shape != known.shape and known.shape is not None:
+    # torch < 0.4 had no scalars, and load_state_dict still takes one element for one.
+    if tensor.shape != known.shape and known.shape is not None and (tensor.shape, known.shape) != ((1,), ()):
         message = f"{tensor.fqn}: {state.target} holds {_shown(tensor)}, {model.target} registers {_shown(known)}"
         findings.append(_finding("shape-mismatch", message, state, tensor.section, tensor.fqn))
     return found, findings

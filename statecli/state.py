@@ -79,6 +79,8 @@ class TensorData(msgspec.Struct, frozen=True, gc=False):
     conjugate: bool = False
     negative: bool = False
     quantizer: Quantizer | None = None
+    #: The storage itself, where it lies in no file by itself: a numpy array inside a pickle. `storage.path` is then "".
+    inline: bytes | None = None
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):

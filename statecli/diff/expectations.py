@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from statecli.diff import fields, scalars
-from statecli.diff.result import Broken, Change, ScalarChange, Status
+from statecli.diff.result import Broken, Change, Field, ScalarChange, Status
 from statecli.errors import NothingMatched
 from statecli.finding import Finding, Severity
 from statecli.inspection import matches_any
@@ -29,15 +29,19 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 def failures(
-    expected: Expected, changes: Sequence[Change], broken: Sequence[Broken], targets: tuple[str, str]
+    expected: Expected,
+    changes: Sequence[Change],
+    beside: Sequence[ScalarChange],
+    broken: Sequence[Broken],
+    targets: tuple[str, str],
 ) -> list[Finding]:
-    """One finding a tensor outside `only` or inside `frozen` that is not identical, and one for each glob of
-    `changed` in which nothing changed.
+    """One finding for what is outside `only` or inside `frozen` and not identical, tensors and numbers beside them,
+    and one for each glob of `changed` in which no value changed.
 
     A tensor goes by both its names where its bytes were found under another one, and is inside only if both are;
     where a prefix was looked through, either name will do. Raises NothingMatched for a glob without any tensor.
     """
-    _check(expected, changes, broken, targets)
+    _check(expected, changes, beside, broken, targets)
     found: list[Finding] = []
     for change in changes:
         if change.status is Status.IDENTICAL:
@@ -46,12 +50,30 @@ def failures(
             found.append(_finding("outside-only", change, targets, f"outside --only {_globs(expected.only)}: "))
         if expected.frozen and _inside(change, expected.frozen, every=False):
             found.append(_finding("frozen-changed", change, targets, "expected to be frozen: "))
-    found.extend(_unchanged(expected, changes, broken, targets))
+    for one in beside:
+        if expected.only and not matches_any(one.key, expected.only):
+            why = f"outside --only {_globs(expected.only)}: "
+            found.append(Finding("outside-only", Severity.ERROR, why + scalars.described(one), targets[1]))
+        if expected.frozen and matches_any(one.key, expected.frozen):
+            message = f"expected to be frozen: {scalars.described(one)}"
+            found.append(Finding("frozen-changed", Severity.ERROR, message, targets[1]))
+    found.extend(_unchanged(expected, changes, beside, broken, targets))
     return found
 
 
-def _check(expected: Expected, changes: Sequence[Change], broken: Sequence[Broken], targets: tuple[str, str]) -> None:
+def _matching(beside: Sequence[ScalarChange], glob: str) -> Iterator[bool]:
+    return (matches_any(one.key, (glob,)) for one in beside)
+
+
+def _check(
+    expected: Expected,
+    changes: Sequence[Change],
+    beside: Sequence[ScalarChange],
+    broken: Sequence[Broken],
+    targets: tuple[str, str],
+) -> None:
     held = {name for change in changes for name in names(change)} | {one.fqn for one in broken}
+    held |= {one.key for one in beside}
     for option in ("only", "frozen", "changed"):
         for glob in getattr(expected, option):
             if not any(matches_any(name, (glob,)) for name in held):
@@ -72,13 +94,17 @@ def _inside(change: Change, globs: Sequence[str], *, every: bool) -> bool:
 
 
 def _unchanged(
-    expected: Expected, changes: Sequence[Change], broken: Sequence[Broken], targets: tuple[str, str]
+    expected: Expected,
+    changes: Sequence[Change],
+    beside: Sequence[ScalarChange],
+    broken: Sequence[Broken],
+    targets: tuple[str, str],
 ) -> Iterator[Finding]:
     for glob in expected.changed:
         inside = [change for change in changes if _inside(change, (glob,), every=False)]
         # Of a tensor that could not be read nobody can say that it did not change.
         unknown = any(matches_any(one.fqn, (glob,)) for one in broken)
-        if unknown or any(change.status is not Status.IDENTICAL for change in inside):
+        if unknown or any(Field.VALUES in change.fields for change in inside) or any(_matching(beside, glob)):
             continue
         more = f" and {len(inside) - SHOWN} more" if len(inside) > SHOWN else ""
         shown = ", ".join(change.fqn for change in inside[:SHOWN]) + more
@@ -86,7 +112,7 @@ def _unchanged(
         yield Finding(
             "unchanged",
             Severity.ERROR,
-            f"--changed {glob!r}: nothing in it changed: {shown}",
+            f"--changed {glob!r}: no value in it changed: {shown}",
             targets[1],
             one.fqn if one else None,
             None,

@@ -383,9 +383,45 @@ def _numpy(node: Obj) -> Tensor | None:
     dtype = _NUMPY_DTYPES.get(descr, f"numpy {descr}" if type(descr) is str else "numpy ?")
     shape = _ints(state[1], "shape", "numpy array")
     elements = _elements(shape, "numpy array")
-    raw = state[4]
-    size = len(raw) if type(raw) is bytes else elements * (BITS.get(dtype, 0) // 8)
-    return Tensor(dtype, shape, elements, size, "cpu", False, layout="numpy", note="numpy array")
+    raw = raw_bytes(state[4])
+    size = elements * (BITS.get(dtype, 0) // 8) if raw is None else len(raw)
+    data = None if raw is None else _inline(raw, dtype, shape, elements, state)
+    return Tensor(dtype, shape, elements, size, "cpu", False, layout="numpy", note="numpy array", data=data)
+
+
+def raw_bytes(node: Any) -> bytes | None:
+    """The bytes that a node is; protocol 2 writes them as text, a character each. None for other nodes."""
+    if type(node) is bytes:
+        return node
+    if type(node) is Obj and name_of(node.cls) == "_codecs.encode" and len(node.args) == 2:
+        text, encoding = node.args
+        if type(text) is str and encoding == "latin1":
+            try:
+                return text.encode("latin1")
+            except UnicodeEncodeError:
+                return None
+    return None
+
+
+def _inline(raw: bytes, dtype: str, shape: tuple[int, ...], elements: int, state: tuple[Any, ...]) -> TensorData | None:
+    """Where the elements are in `raw`. Those of a type without numbers (text, records) are bytes to compare."""
+    known = dtype in BITS
+    if known and len(raw) * 8 != elements * BITS[dtype]:
+        raise MalformedError(f"numpy array of {elements} {dtype} in {len(raw)} bytes")
+    order = state[2].state if type(state[2]) is Obj and type(state[2].state) is tuple else ()
+    where = ByteRange("", 0, len(raw), big_endian=">" in order[1:2])
+    if not known:
+        return TensorData(where, "uint8", (len(raw),), inline=raw)
+    strides = _columns_first(shape) if state[3] is True else None
+    return TensorData(where, dtype, shape, strides=strides, inline=raw)
+
+
+def _columns_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in shape:
+        strides.append(step)
+        step *= size
+    return tuple(strides)
 
 
 _NUMPY_DTYPES: dict[Any, str] = {

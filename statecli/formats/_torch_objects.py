@@ -4,7 +4,8 @@ _graph.py         what is a mapping, a sequence, an object's attributes
 _tensors.py       a rebuild call -> one tensor, checked against the bytes of the file
 _sections.py      which containers hold a model's or an optimizer's state
 _whole_module.py  a pickled nn.Module, grouped by its own __dict__
-_training.py      what the optimizers train, and the settings
+_training.py      what the optimizers train
+_settings.py      numbers and words beside the tensors
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from statecli.formats._graph import LEAVES, attributes, children, key_path, mapp
 from statecli.formats._pickle import Obj, Pickle
 from statecli.formats._reading import MAX_ROWS, Reading, Row, row_of
 from statecli.formats._sections import Search, Section, find_sections
+from statecli.formats._settings import scalars
 from statecli.formats._tensors import Decoder
-from statecli.formats._training import optimizer_facts, scalars
+from statecli.formats._training import optimizer_facts
 from statecli.formats._whole_module import module_rows
 from statecli.state import ByteRange, Evidence, Kind, ModelState, Oddity, TensorInfo
 
@@ -58,8 +60,8 @@ def state_of(
 
 
 def _without_settings(root: Any, sections: list[Section]) -> set[int]:
-    """The containers whose scalars are no settings: models, but not the checkpoint around them."""
-    return {id(section.node) for section in sections if section.role != "optimizer" and section.node is not root}
+    """Pickled modules, whose attributes are no settings. A model's dict may hold numbers beside its tensors."""
+    return {id(section.node) for section in sections if section.role == "module" and section.node is not root}
 
 
 def _describe(node: Any) -> str:

@@ -196,21 +196,25 @@ def _merged(target: str, states: list[tuple[str, ModelState]]) -> ModelState:
         f"{NAME} {'+'.join(dict.fromkeys(state.format for _, state in states))}",
         tuple(tensors),
         tuple(dict.fromkeys(section for _, state in states for section in state.sections)),
-        _common([state for _, state in states]),
+        _common(states),
         tuple(oddities),
         tuple(dict.fromkeys(found for _, state in states for found in state.globals)),
         tuple(facts for _, state in states for facts in state.optimizers),
     )
 
 
-def _common(states: list[ModelState]) -> dict[str, Any]:
-    """The metadata on which all shards agree; what one says for itself is true of no whole."""
-    first = states[0].metadata
-    return {
+def _common(states: list[tuple[str, ModelState]]) -> dict[str, Any]:
+    """The metadata on which all shards agree, and what one says for itself under its own name."""
+    first = states[0][1].metadata
+    agreed = {
         key: value
         for key, value in first.items()
-        if all(key in state.metadata and state.metadata[key] == value for state in states)
+        if all(key in state.metadata and state.metadata[key] == value for _, state in states)
     }
+    own = {
+        f"{shard}.{key}": value for shard, state in states for key, value in state.metadata.items() if key not in agreed
+    }
+    return {**agreed, **own}
 
 
 def _disagreements(weight_map: dict[str, str], states: list[tuple[str, ModelState]]) -> list[Oddity]:

@@ -228,7 +228,7 @@ def _stamp(path: str) -> tuple[int, ...] | None:
 
 def _changed_meanwhile(stamps: dict[str, tuple[int, ...] | None]) -> dict[str | ByteRange, StateError]:
     return {
-        path: UnreadableError(f"{path}: changed while it was read: nothing can be said of it; compare again")
+        path: UnreadableError(f"{path}: changed while it was read: nothing it says counts; compare again")
         for path, stamp in stamps.items()
         if _stamp(path) != stamp
     }
@@ -270,6 +270,8 @@ def _sparse(pair: Pair, how: How) -> Delta | NotCompared | StateError:
 def _parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
     """The strided pieces to compare: the tensor itself, or what a sparse tensor or a subclass is made of."""
     before, after = pair.before, pair.after
+    if before.dtype != after.dtype and "numpy" in (before.dtype + after.dtype):
+        return NotCompared(f"{before.dtype} and {after.dtype} are not compared with each other")
     if before.data is not None and after.data is not None:
         return [(after.fqn, before.data, after.data)]
     names = [name for name, _ in before.parts]
@@ -308,7 +310,7 @@ def _piece(data: TensorData) -> Piece | None:
     kind = element(data.dtype)
     plain = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
     lazy = data.conjugate or data.negative or data.quantizer is not None
-    if kind is None or not plain or lazy or data.storage.big_endian:
+    if kind is None or not plain or lazy or data.storage.big_endian or data.inline is not None:
         return None
     size = _size(kind)
     inside = (data.offset + math.prod(data.shape)) * size <= data.storage.length

@@ -40,7 +40,16 @@ def tally(before: Array, after: Array, how: How, decoder: Decoder, changed: Arra
             return _integers(before, after, how, changed)
         if changed is None and kinds != "ff" and not (how.atol or how.rtol):
             changed = _integer_is_float(before, after)
-        return _floats(before.astype(np.float64), after.astype(np.float64), how, changed)
+        wide = before.astype(np.float64), after.astype(np.float64)
+        return _floats(*wide, how, changed, None if changed is None else _rounded_away(before, after, changed))
+
+
+def _rounded_away(before: Array, after: Array, changed: Array) -> Array:
+    """What float64 hides of the gaps between big integers and floats, for the elements that changed."""
+    hidden = np.zeros(before.size)
+    for at in np.flatnonzero(changed & (before.astype(np.float64) == after.astype(np.float64))):
+        hidden[at] = abs(int(after[at]) - int(before[at]))
+    return hidden
 
 
 def norm(block: Array, decoder: Decoder) -> Tally:
@@ -144,10 +153,11 @@ def _may_have_vanished(squares: float, block: Array) -> bool:
 # --- float64, and whatever float32 could not carry ----------------------------------------------------------------
 
 
-def _floats(before: Array, after: Array, how: How, changed: Array | None) -> Tally:
+def _floats(before: Array, after: Array, how: How, changed: Array | None, hidden: Array | None = None) -> Tally:
     finite = np.isfinite(before) & np.isfinite(after)
-    a, b = before[finite], after[finite]
-    gap = np.abs(b - a)
+    gap = np.abs(after[finite] - before[finite])
+    if hidden is not None:
+        gap += hidden[finite]
     if changed is None:
         changed = _differ(before, after, finite, gap, how)
     return _tallied(before, after, finite, gap, changed)

@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from statecli.errors import UnreadableError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
 
 _Work = TypeVar("_Work")
 _Result = TypeVar("_Result")
@@ -41,6 +43,8 @@ def run(
     """
     if jobs <= 1 or len(works) <= 1:
         return [_here(function, work, done) for work in works]
+    from concurrent.futures import as_completed
+
     results: list[Any] = [None] * len(works)
     with _executor(min(jobs, len(works))) as executor:
         waiting: dict[Future[_Result], int] = {executor.submit(function, work): n for n, work in enumerate(works)}
@@ -49,6 +53,19 @@ def run(
             results[n] = _result(future)
             done(works[n])
     return results
+
+
+def forks() -> bool:
+    """Whether a process more starts in milliseconds, and there is a core for it."""
+    return sys.platform == "linux" and cores() > 1
+
+
+@contextmanager
+def beside(function: Callable[[_Work], _Result], work: _Work) -> Iterator[Callable[[], _Result]]:
+    """`function(work)` in another process while the block runs; what is given waits for its result, or raises it."""
+    with _executor(1) as executor:
+        future = executor.submit(function, work)
+        yield lambda: _result(future)
 
 
 def _here(function: Callable[[_Work], _Result], work: _Work, done: Callable[[_Work], None]) -> _Result:
@@ -68,6 +85,8 @@ def _result(future: Future[_Result]) -> _Result:
 
 @contextmanager
 def _executor(jobs: int) -> Iterator[Executor]:
+    from concurrent.futures import ThreadPoolExecutor
+
     if sys.platform != "linux":
         with ThreadPoolExecutor(jobs) as threads:
             try:

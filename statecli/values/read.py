@@ -35,6 +35,8 @@ OVERLAP_FREE = 1 << 24
 #: Dimensions that numpy 1 can hold, less one for the parts of a complex32.
 DIMENSIONS = 31
 PAGE = 4096
+#: Bytes of a range that are copied rather than mapped.
+COPIED = 8 << 20
 
 
 class Affine(msgspec.Struct, frozen=True, gc=False):
@@ -95,10 +97,7 @@ class _Mapping:
         """Refuses a file that has become shorter than the range, and gives pages back now and then."""
         size, end = os.fstat(self._handle).st_size, self._where.offset + self._where.length
         if size < end:
-            raise MalformedError(
-                f"{self._where.path}: {self._what}: ends at byte {end}, the file has {size} bytes: "
-                "it was cut short, or changed while it was read; copy it again"
-            )
+            raise _cut_short(self._where, self._what, size)
         self._touched += touched
         if self._touched > KEEP and hasattr(self._map, "madvise"):
             self._map.madvise(mmap.MADV_DONTNEED)
@@ -111,6 +110,13 @@ class _Mapping:
             self._map.close()
         except BufferError:
             return
+
+
+def _cut_short(where: ByteRange, what: str, size: int) -> MalformedError:
+    return MalformedError(
+        f"{where.path}: {what}: ends at byte {where.offset + where.length}, the file has {size} bytes: "
+        "it was cut short, or changed while it was read; copy it again"
+    )
 
 
 def open_regular(path: str) -> int:
@@ -128,6 +134,21 @@ def open_regular(path: str) -> int:
     return handle
 
 
+def _copied(where: ByteRange, what: str, handle: int) -> Array:
+    """The range in memory: a process that touches mapped bytes of a file that somebody cuts short is killed."""
+    memory = np.empty(where.length, np.uint8)
+    view, got = memoryview(memory.data), 0
+    with open(handle, "rb", buffering=0, closefd=False) as file:
+        file.seek(where.offset)
+        while got < where.length:
+            more = file.readinto(view[got:])
+            if not more:
+                raise _cut_short(where, what, os.fstat(handle).st_size)
+            got += more
+    memory.flags.writeable = False
+    return memory
+
+
 @contextmanager
 def mapped(where: ByteRange, what: str = "storage") -> Iterator[tuple[Array, Callable[[int], None]]]:
     """The range's bytes as a read-only uint8 array, and a function to call before touching the next n of them.
@@ -142,6 +163,9 @@ def mapped(where: ByteRange, what: str = "storage") -> Iterator[tuple[Array, Cal
         if not where.length:
             yield np.empty(0, np.uint8), lambda _: None
             return
+        if where.length <= COPIED:
+            yield _copied(where, what, handle), lambda _: None
+            return
         try:
             mapping = _Mapping(where, what, handle)
         except (OSError, ValueError, OverflowError) as why:
@@ -154,6 +178,11 @@ def mapped(where: ByteRange, what: str = "storage") -> Iterator[tuple[Array, Cal
         os.close(handle)
 
 
+@contextmanager
+def _inline(raw: bytes) -> Iterator[tuple[Array, Callable[[int], None]]]:
+    yield np.frombuffer(raw, np.uint8), lambda _: None
+
+
 def check_crc(where: ByteRange, what: str = "storage") -> None:
     """Compares the range's bytes with the CRC-32 its container recorded; does nothing where it recorded none.
 
@@ -161,12 +190,15 @@ def check_crc(where: ByteRange, what: str = "storage") -> None:
     """
     if where.crc32 is None:
         return
-    found, step = 0, 1 << 22
-    with mapped(where, what) as (memory, before):
-        for start in range(0, where.length, step):
-            before(step)
-            found = zlib.crc32(memory[start : start + step].data, found)
-        del memory
+    found, left = 0, where.length
+    handle = open_regular(where.path)
+    with open(handle, "rb", buffering=0) as file:
+        file.seek(where.offset)
+        while left:
+            block = file.read(min(left, 1 << 20))
+            if not block:
+                raise _cut_short(where, what, os.fstat(handle).st_size)
+            found, left = zlib.crc32(block, found), left - len(block)
     if found != where.crc32:
         raise MalformedError(
             f"{where.path}: {what}: checksum wrong: recorded 0x{where.crc32:08x}, bytes give 0x{found:08x}; "
@@ -178,7 +210,7 @@ def check_crc(where: ByteRange, what: str = "storage") -> None:
 def opened(data: TensorData, what: str = "tensor") -> Iterator[Strided]:
     """`data` with its storage mapped and its place in it checked. Raises as `mapped` does."""
     affine = _affine(data.quantizer, what) if data.quantizer else None
-    with mapped(data.storage, what) as (memory, before):
+    with mapped(data.storage, what) if data.inline is None else _inline(data.inline) as (memory, before):
         view = Strided(
             memory=memory,
             dtype=data.dtype,

@@ -118,6 +118,9 @@ class Tally(NamedTuple):
         largest, mean, l2 = (self.max_abs, self._mean(), self.squares.root()) if self.finite else (None, None, None)
         if not self.finite and elements:
             reason = reason or "no position is finite on both sides"
+        elif self.left_out and not self.squares.mantissa:
+            largest = mean = l2 = None
+            reason = reason or "what changed is not finite"
         elif self.finite and not self.before.mantissa:
             reason = reason or "before is zero throughout"
         elif not all(value is None or math.isfinite(value) for value in (largest, mean, l2)):
@@ -128,7 +131,7 @@ class Tally(NamedTuple):
             max_abs=_held(largest),
             mean_abs=_held(mean),
             l2=_held(l2),
-            relative_l2=self._relative() if self.finite else None,
+            relative_l2=self._relative() if l2 is not None else None,
             cosine=self._cosine() if self.finite else None,
             nan_before=self.nan_before,
             nan_after=self.nan_after,

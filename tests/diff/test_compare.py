@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -11,8 +13,9 @@ from torch import nn
 
 from statecli.diff import Request, compare
 from statecli.diff.result import Field, How, Status
-from statecli.errors import NothingMatched, UsageError
+from statecli.errors import NothingMatched, UnreadableError, UsageError
 from statecli.state import Kind
+from statecli.values import pool
 
 from .conftest import changed, notes, rules
 
@@ -338,10 +341,11 @@ def test_one_section_against_a_file(save):
     assert {rule for rule, _ in rules(whole)} == {"removed", "metadata"}
 
 
-def test_changed_needs_values(diff):
-    """Without values nobody can say that a layer did not train."""
-    with pytest.raises(UsageError, match="--changed asks for values"):
-        diff(BEFORE, AFTER, values=False, changed=("fc.*",))
+@pytest.mark.parametrize("option", ["only", "frozen", "changed"])
+def test_expectations_need_values(option, diff):
+    """Without values nobody can say that a layer trained, or that it did not."""
+    with pytest.raises(UsageError, match="ask for values"):
+        diff(BEFORE, AFTER, values=False, **{option: ("fc.*",)})
 
 
 def test_one_weight_of_a_real_model(minilm, save):
@@ -356,3 +360,33 @@ def test_one_weight_of_a_real_model(minilm, save):
     assert rules(found) == [("changed", name)]
     values = changed(found)[name].values
     assert (values.changed, values.first) == (1, (7, 11))
+
+
+def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypatch):
+    """Large files are read by two processes; what comes of it is the same, a broken one its one line."""
+    import statecli.diff as module
+
+    state = {f"l.{i}.w": torch.randn(3) for i in range(20)}
+    after = {**state, "l.3.w": torch.zeros(3)}
+    alone = diff(state, after)
+    monkeypatch.setattr(module, "WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(pool, "forks", lambda: True)
+    paths = alone.before.target, alone.after.target
+    beside = compare(Request(*paths))
+    assert (beside.changes, beside.findings, beside.after) == (alone.changes, alone.findings, alone.after)
+    with open(paths[1], "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(UnreadableError, match=re.escape(paths[1])):
+        compare(Request(*paths))
+
+
+def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
+    """A lone surrogate beside the tensors is compared all the same."""
+    import statecli.diff as module
+
+    monkeypatch.setattr(module, "WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(pool, "forks", lambda: True)
+    state = {"model": {"w": torch.ones(2)}, "run": "a"}
+    one = diff({**state, "run": "\ud800"}, state)
+    found = compare(Request(one.after.target, one.before.target))
+    assert [(change.key, change.before, change.after) for change in found.scalars] == [("run", "a", "\ud800")]

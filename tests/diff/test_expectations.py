@@ -65,11 +65,20 @@ def test_expectations(options, changed, expected, diff):
     assert found.expected
 
 
-def test_scalars_are_shown_and_no_failure(diff):
-    """An epoch that moved on is what training does: with expectations it is no finding."""
-    found = diff({**BEFORE, "epoch": 1}, {**after("head.w"), "epoch": 2}, only=("head.*",))
-    assert not found.findings
-    assert [one.key for one in found.scalars] == ["epoch"]
+def test_scalars_are_expected_too(diff):
+    """An epoch that moved on is outside --only 'head.*', unless a glob names it; --frozen holds it still."""
+    sides = {**BEFORE, "epoch": 1}, {**after("head.w"), "epoch": 2}
+    assert rules(diff(*sides, only=("head.*",))) == [("outside-only", None)]
+    assert not diff(*sides, only=("head.*", "epoch")).findings
+    assert rules(diff(*sides, frozen=("epoch",))) == [("frozen-changed", None)]
+    assert not diff(*sides, changed=("epoch",)).findings
+
+
+@pytest.mark.parametrize("side", [lambda w: w.double(), lambda w: torch.nn.Parameter(w)])
+def test_trained_means_other_values(side, diff):
+    """--changed is about values: another dtype of the same ones is no training."""
+    found = diff({"w": torch.ones(3)}, {"w": side(torch.ones(3))}, changed=("w",))
+    assert rules(found) == [("unchanged", "w")]
 
 
 def test_any_field_counts_unless_ignored(diff):
@@ -107,7 +116,7 @@ def test_a_glob_without_a_tensor(option, diff):
 def test_unchanged_names_a_few(diff):
     """The message lists three of the tensors, and says how many more there are."""
     (finding,) = diff(BEFORE, after(), changed=("*",)).findings
-    assert finding.message == "--changed '*': nothing in it changed: backbone.a.w, backbone.b.w, head.w and 1 more"
+    assert finding.message == "--changed '*': no value in it changed: backbone.a.w, backbone.b.w, head.w and 1 more"
 
 
 def test_what_could_not_be_read_is_not_unchanged(diff):

@@ -85,12 +85,13 @@ def test_values_come_from_the_shards(folder):
         assert Path(where.path).read_bytes()[where.offset : where.offset + where.length] == stored
 
 
-def test_metadata_on_which_shards_disagree_is_left_out(folder):
-    """What one shard says for itself is not said of the whole."""
+def test_metadata_on_which_shards_disagree_is_each_ones_own(folder):
+    """What one shard says for itself is not said of the whole, and not lost."""
     save_file({"model.b": torch.ones(4)}, folder / TWO, metadata={"format": "pt", "rank": "1"})
     save_file({"model.a": torch.ones(4)}, folder / ONE, metadata={"format": "pt", "rank": "0"})
     (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}))
-    assert formats.read(str(folder)).metadata == {"format": "pt"}
+    expected = {"format": "pt", f"{ONE}.rank": "0", f"{TWO}.rank": "1"}
+    assert formats.read(str(folder)).metadata == expected
 
 
 def test_tied_storages_of_different_files_stay_apart(folder):
