@@ -16,6 +16,9 @@ from statecli.render import Output
 from statecli.report import View, diffing, documents, inspecting
 from statecli.state import ModelState
 
+#: Tensors that could not be compared that stderr names one by one; the result has each.
+TOLD = 20
+
 
 def run(options: InspectOptions | DiffOptions) -> int:
     """Whichever command these are the options of; the exit code."""
@@ -57,8 +60,10 @@ def diff(options: DiffOptions) -> int:
     code = console.publish(report, output, options.output, options.color.value, options.quiet)
     if view.names is not None:
         console.tell(report.beside())
-    for broken in found.broken:
+    for broken in found.broken[:TOLD]:
         code = console.complain(broken.message, debug=False)
+    if len(found.broken) > TOLD:
+        console.complain(f"and {len(found.broken) - TOLD:,} more tensors that could not be compared", debug=False)
     return code
 
 

@@ -117,6 +117,7 @@ class _Comparison:
         self.model = before if classes[0] else after
         self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
         self.notes: list[Oddity] = []
+        self.sections: dict[str, str] = {}
 
     def diff(self, progress: Progress | None) -> Diff:
         if self.request.expected and not self.values:
@@ -178,6 +179,7 @@ class _Comparison:
 
     def _matches(self, before: ModelState, after: ModelState) -> list[Match]:
         found = pairing.matched(before, after, self.request.map)
+        self.sections = found.sections
         # A class has one section, whatever a checkpoint calls it.
         self.notes += [note for note in found.notes if not (self.loads and note.name == "sections-paired")]
         matches = found.matches
@@ -288,7 +290,8 @@ class _Comparison:
         if self.request.kind:
             return []
         cut = target.split(self.request.before)[1], target.split(self.request.after)[1]
-        found, notes = scalars.changed_scalars(self.before, self.after, cut, self._is_wanted_name)
+        paired = {} if any(cut) else self.sections
+        found, notes = scalars.changed_scalars(self.before, self.after, cut, self._is_wanted_name, paired)
         self.notes += notes
         return found
 

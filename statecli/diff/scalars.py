@@ -15,15 +15,20 @@ _OF_SAFETENSORS = frozenset(("format",))
 
 
 def changed_scalars(
-    before: ModelState, after: ModelState, sections: tuple[str | None, str | None], wanted: Callable[[str], bool]
+    before: ModelState,
+    after: ModelState,
+    sections: tuple[str | None, str | None],
+    wanted: Callable[[str], bool],
+    paired: Mapping[str, str] = {},
 ) -> tuple[list[ScalarChange], list[Oddity]]:
     """What differs in the metadata of two checkpoints, by dotted path, in the order of before, then of after.
 
     Of a target that is one section (`train.ckpt#optimizer`), what lies below that section, by its path from there.
     What only one side's format can record is no difference, and a note names it. safetensors holds nothing but text:
-    against another format, a number equals its text. `wanted` says which keys the globs leave.
+    against another format, a number equals its text. `wanted` says which keys the globs leave, `paired` which section
+    of before is compared with which of after.
     """
-    one, two = _below(before.metadata, sections[0]), _below(after.metadata, sections[1])
+    one, two = _below(_moved(before.metadata, paired), sections[0]), _below(after.metadata, sections[1])
     same = _same_text if _textual(before) != _textual(after) else _same
     found: list[ScalarChange] = []
     passed: list[str] = []
@@ -44,6 +49,18 @@ def _change(key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar])
     if key not in after:
         return ScalarChange(key, Status.REMOVED, before[key], None)
     return ScalarChange(key, Status.CHANGED, before[key], after[key])
+
+
+def _moved(metadata: Mapping[str, Scalar], paired: Mapping[str, str]) -> Mapping[str, Scalar]:
+    """The settings of a section under the name of the one that it is compared with."""
+    moves = [(f"{old}.", f"{new}.") for old, new in paired.items() if old and new and old != new]
+    if not moves:
+        return metadata
+    found: dict[str, Scalar] = {}
+    for key, value in metadata.items():
+        old, new = next(((old, new) for old, new in moves if key.startswith(old)), ("", ""))
+        found[new + key[len(old) :]] = value
+    return found
 
 
 def _below(metadata: Mapping[str, Scalar], section: str | None) -> Mapping[str, Scalar]:

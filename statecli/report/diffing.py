@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from statecli.diff.result import Change, Diff, ScalarChange, Status
+from statecli.diff.result import Broken, Change, Diff, ScalarChange, Status
 from statecli.report import (
     Bars,
     Column,
@@ -30,8 +30,9 @@ from statecli.state import Kind, ModelState, Scalar, TensorInfo
 
 #: The rules of findings that are a row each.
 ROW_RULES = frozenset(("added", "removed", "changed", "renamed", "metadata"))
-#: Characters of a text beside the tensors (`__metadata__`) that are shown; JSON has it whole.
+#: Characters of a text beside the tensors (`__metadata__`) that are shown in a row for people, and in the flat table.
 MAX_SCALAR = 60
+MAX_WHOLE = 10_000
 
 
 class Names(str, Enum):
@@ -76,6 +77,8 @@ def _page(diff: Diff, view: DiffView, report: Report) -> Page:
     groups = changed.groups(diff, view.unfold) if view.tree else _groups(diff, view, columns)
     if diff.scalars:
         groups = (*groups, _scalars(diff.scalars, columns, view))
+    if diff.broken:
+        groups = (*groups, _broken(diff.broken, columns))
     return Page(
         subtitle=_subtitle(diff),
         columns=columns,
@@ -256,6 +259,12 @@ def _scalars(scalars: Sequence[ScalarChange], columns: tuple[Column, ...], view:
     return Group("metadata", _tally(one.status for one in scalars), tuple(fold.lines(lines) if folded else lines))
 
 
+def _broken(broken: Sequence[Broken], columns: tuple[Column, ...]) -> Group:
+    empty = ("",) * (len(columns) - 1)
+    lines = tuple(Line((f"? {one.fqn}", *empty), one.message, "bad") for one in broken)
+    return Group("not compared", plural(len(broken), "tensor"), lines)
+
+
 def _scalar_line(one: ScalarChange, columns: tuple[Column, ...]) -> Line:
     name, text, mood = f"{LETTERS[one.status]} {one.key}", scalar_text(one), changed.MOODS.get(one.status, "")
     if columns is _FACTS:
@@ -263,16 +272,16 @@ def _scalar_line(one: ScalarChange, columns: tuple[Column, ...]) -> Line:
     return Line((name, *("" for _ in columns[1:])), text, mood)
 
 
-def scalar_text(change: ScalarChange) -> str:
+def scalar_text(change: ScalarChange, longest: int = MAX_SCALAR) -> str:
     """`3 → 4`, or the one value where it was added or removed; as JSON writes them, so that "1" is not 1."""
-    sides = [_scalar(change.before)] if change.status is not Status.ADDED else []
-    sides += [_scalar(change.after)] if change.status is not Status.REMOVED else []
+    sides = [_scalar(change.before, longest)] if change.status is not Status.ADDED else []
+    sides += [_scalar(change.after, longest)] if change.status is not Status.REMOVED else []
     return " → ".join(sides)
 
 
-def _scalar(value: Scalar) -> str:
+def _scalar(value: Scalar, longest: int) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= MAX_SCALAR else f"{text[: MAX_SCALAR - 1]}…"
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 # The flat table: a row a change, every fact in a column of its own, "-" where there is none.
@@ -284,12 +293,16 @@ def _flat(diff: Diff, view: DiffView) -> Table:
     rows = _first(differing(diff), view.lines)
     sectioned = len({change.section for change in diff.changes}) > 1
     cells = [_flat_row(change, sectioned) for change in rows]
-    told = bool(diff.scalars) or any(row[-1] != "-" for row in cells)
+    told = bool(diff.scalars or diff.broken) or any(row[-1] != "-" for row in cells)
     columns = (*_flat_columns(rows, sectioned), Column("change", detail=not told))
     empty = ("-",) * (len(columns) - 4 - sectioned)
     cells += [
-        (one.status.value, "metadata", *(("-",) if sectioned else ()), one.key, *empty, scalar_text(one))
+        (one.status.value, "metadata", *(("-",) if sectioned else ()), one.key, *empty, scalar_text(one, MAX_WHOLE))
         for one in (diff.scalars if view.lines is None else diff.scalars[: view.lines])
+    ]
+    cells += [
+        ("not compared", "-", *((one.section or "-",) if sectioned else ()), one.fqn, *empty, one.message)
+        for one in diff.broken
     ]
     return Table(columns, tuple(cells))
 

@@ -228,7 +228,7 @@ def _stamp(path: str) -> tuple[int, ...] | None:
 
 def _changed_meanwhile(stamps: dict[str, tuple[int, ...] | None]) -> dict[str | ByteRange, StateError]:
     return {
-        path: UnreadableError(f"{path}: changed while it was read: nothing it says counts; compare again")
+        path: UnreadableError("changed while it was read: nothing it says counts; compare again")
         for path, stamp in stamps.items()
         if _stamp(path) != stamp
     }
@@ -238,7 +238,12 @@ def _first_error(pair: Pair, errors: dict[str | ByteRange, StateError]) -> State
     if not errors:
         return None
     both = [*storages(pair.before), *storages(pair.after)]
-    return next((errors[key] for storage in both for key in (storage.path, storage) if key in errors), None)
+    for storage in both:
+        if storage.path in errors:
+            return UnreadableError(f"{storage.path}: {pair.after.fqn}: {errors[storage.path]}")
+        if storage in errors:
+            return errors[storage]
+    return None
 
 
 def _plan(number: int, pair: Pair, how: How) -> list[Task] | Delta | NotCompared | StateError:
