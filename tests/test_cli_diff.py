@@ -323,3 +323,20 @@ def test_a_class_against_its_checkpoint(statecli, tmp_path):
     result = statecli("diff", "net.py:Net", "net.pt")
     assert result.code == 0
     assert "identical" not in result.out
+
+
+@pytest.mark.parametrize("output", ["table", "plain", "json", "jsonl", "csv", "markdown", "html"])
+def test_what_could_not_be_compared_is_in_every_output(statecli, tmp_path, output):
+    """A damaged tensor has its row, whatever is written, beside its line on stderr."""
+    import torch
+
+    for name, value in (("a.pt", 1.0), ("b.pt", 2.0)):
+        torch.save({"w": torch.full((999,), value), "u": torch.ones(3)}, tmp_path / name)
+    raw = bytearray((tmp_path / "b.pt").read_bytes())
+    at = raw.index(torch.full((999,), 2.0).numpy().tobytes())
+    raw[at + 8] ^= 1
+    (tmp_path / "b.pt").write_bytes(raw)
+    found = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", output)
+    assert found.code == 2
+    assert "checksum wrong" in found.out
+    assert "w: checksum wrong" in found.err

@@ -117,3 +117,24 @@ def test_in_words():
     found = [ScalarChange("a", Status.ADDED, None, 1), ScalarChange("b", Status.REMOVED, "x", None)]
     assert [scalars.described(one) for one in found] == ["a: added: 1", "b: removed: 'x'"]
     assert scalars.described(ScalarChange("lr", Status.CHANGED, 0.1, 0.2)) == "lr: 0.1 → 0.2"
+
+
+def test_settings_of_paired_sections(diff):
+    """`optimizer.param_groups` against `optimizer_states.0.param_groups` of another framework's layout."""
+    group = {"lr": 0.1, "params": [0]}
+    moments = {0: {"exp_avg": torch.ones(2, 2)}}
+    one = {"model": {"a.w": torch.ones(2, 2)}, "optimizer": {"state": moments, "param_groups": [group]}}
+    two = {"model": {"a.w": torch.ones(2, 2)}, "optim": {"state": moments, "param_groups": [{**group, "lr": 0.2}]}}
+    found = diff(one, two)
+    assert [(s.key, s.before, s.after) for s in found.scalars] == [("optim.param_groups.0.lr", 0.1, 0.2)]
+
+
+def test_arrays_are_compared_by_value(diff):
+    """numpy arrays beside the model: equal ones are identical, others are told."""
+    import numpy as np
+
+    state = {"model": {"a.w": torch.ones(2)}, "mean": np.arange(3.0)}
+    assert not diff(state, state).findings
+    found = diff(state, {**state, "mean": np.array([0.0, 1.0, 5.0])})
+    assert [(f.rule, f.fqn) for f in found.findings] == [("changed", "mean")]
+    assert next(c for c in found.changes if c.fqn == "mean").values.max_abs == 3
