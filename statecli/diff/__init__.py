@@ -301,7 +301,9 @@ class _Comparison:
         from statecli.values.compare import Pair
         from statecli.values.histogram import histograms
 
-        most = sorted((c for c in changes if c.values and c.before and c.after), key=_by_how_much, reverse=True)
+        spread = (c for c in changes if c.values and c.before and c.after and c.values.elements > 1)
+        # A counter or a moment changes most of all: what is learned comes first.
+        most = sorted(spread, key=lambda c: (c.kind is Kind.PARAMETER, _by_how_much(c)), reverse=True)
         most = most[: self.request.histograms]
         pairs = [Pair(c.before, c.after) for c in most if c.before and c.after]
         spreads = histograms(pairs, [c.values for c in most if c.values])
