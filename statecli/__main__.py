@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 
 
@@ -18,7 +20,19 @@ def main() -> None:
 
         cli.leave(run, debug=False)
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        _end(130)
+    except SystemExit as done:
+        if done.code == 130:
+            _end(130)
+        raise
+
+
+def _end(code: int) -> None:
+    """Without waiting for threads that wait for processes that are gone."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ class _Comparison:
             scalars=tuple(beside),
             findings=tuple(findings),
             notes=(*self.notes, *_cut_short(self.before), *_cut_short(self.after)),
-            broken=tuple(broken),
+            broken=(*broken, *_cut(self.before), *_cut(self.after)),
             histograms=self._histograms(changes),
             expected=bool(self.request.expected),
             how=self.request.how if self.values else None,
@@ -295,6 +295,9 @@ class _Comparison:
         self.notes += notes
         return found
 
+    def _settings(self) -> frozenset[str]:
+        return frozenset((*self.before.metadata, *self.after.metadata))
+
     def _histograms(self, changes: Sequence[Change]) -> tuple[Histogram, ...]:
         if not self.request.histograms:
             return ()
@@ -320,7 +323,7 @@ class _Comparison:
     ) -> list[Finding]:
         targets = self.before.target, self.after.target
         if self.request.expected:
-            return expectations.failures(self.request.expected, changes, beside, broken, targets)
+            return expectations.failures(self.request.expected, changes, beside, broken, targets, self._settings())
         if not self.loads:
             return expectations.differences(changes, beside, targets)
         left = {name for change in changes for name in expectations.names(change)}
@@ -349,7 +352,7 @@ def _outcome(result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
     if isinstance(result, StateError):
         return _Outcome(not_compared="could not be read", error=str(result))
     reason = str(getattr(result, "reason", result))
-    if before.data == after.data and before.parts == after.parts:
+    if before.data == after.data and before.parts == after.parts and (before.data or before.parts):
         return _EQUAL
     return _Outcome(not_compared=reason, error=_cannot_tell(after, reason))
 
@@ -375,7 +378,15 @@ def _by_how_much(change: Change) -> tuple[float, float]:
 
 
 #: What a reader left out: nothing can be said of it.
-_LEFT_OUT = ("metadata-cut", "too-deep", "not-searched", "opaque-class", "packed-params", "script-module")
+_LEFT_OUT = ("too-deep", "not-searched", "opaque-class", "packed-params", "script-module")
+
+
+def _cut(state: ModelState) -> list[Broken]:
+    """Settings that are too many to be read: whether they differ cannot be told."""
+    odd = [odd for odd in state.oddities if odd.name == "metadata-cut"]
+    return [
+        Broken("(settings)", "", f"{state.target}: {one.message}: cannot tell whether the rest differs") for one in odd
+    ]
 
 
 def _cut_short(state: ModelState) -> list[Oddity]:

@@ -34,6 +34,7 @@ def failures(
     beside: Sequence[ScalarChange],
     broken: Sequence[Broken],
     targets: tuple[str, str],
+    settings: frozenset[str] = frozenset(),
 ) -> list[Finding]:
     """One finding for what is outside `only` or inside `frozen` and not identical, tensors and numbers beside them,
     and one for each glob of `changed` in which no value changed.
@@ -41,7 +42,7 @@ def failures(
     A tensor goes by both its names where its bytes were found under another one, and is inside only if both are;
     where a prefix was looked through, either name will do. Raises NothingMatched for a glob without any tensor.
     """
-    _check(expected, changes, beside, broken, targets)
+    _check(expected, changes, settings | {one.key for one in beside}, broken, targets)
     found: list[Finding] = []
     for change in changes:
         if change.status is Status.IDENTICAL:
@@ -68,12 +69,12 @@ def _matching(beside: Sequence[ScalarChange], glob: str) -> Iterator[bool]:
 def _check(
     expected: Expected,
     changes: Sequence[Change],
-    beside: Sequence[ScalarChange],
+    settings: frozenset[str],
     broken: Sequence[Broken],
     targets: tuple[str, str],
 ) -> None:
     held = {name for change in changes for name in names(change)} | {one.fqn for one in broken}
-    held |= {one.key for one in beside}
+    held |= settings
     for option in ("only", "frozen", "changed"):
         for glob in getattr(expected, option):
             if not any(matches_any(name, (glob,)) for name in held):
@@ -112,7 +113,7 @@ def _unchanged(
         yield Finding(
             "unchanged",
             Severity.ERROR,
-            f"--changed {glob!r}: no value in it changed: {shown}",
+            f"--changed {glob!r}: no value in it changed: {shown or 'settings'}",
             targets[1],
             one.fqn if one else None,
             None,

@@ -28,8 +28,6 @@ MAX_TEXT = 1_000
 MAX_BITS = 1_024
 #: Entries of containers that are looked at, those of a shared one each time.
 MAX_LOOKED_AT = 500_000
-#: Sets within sets whose order is looked through.
-MAX_SETS = 4
 #: Nodes that go into digests.
 MAX_DIGESTED = 2_000_000
 
@@ -39,8 +37,8 @@ _NUMPY = {"f2": "e", "f4": "f", "f8": "d", "i1": "b", "i2": "h", "i4": "i", "i8"
 _NUMPY |= {"u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
 
 
-def scalars(root: Any, skip: set[int], reading: Reading) -> dict[str, Scalar]:
-    """Settings by dotted path; the containers in `skip`, which are the models' own, and tensors left out."""
+def scalars(root: Any, reading: Reading) -> dict[str, Scalar]:
+    """Settings by dotted path; tensors left out."""
     found: dict[str, Scalar] = {}
     digests = _Digests(reading)
     looked_at = 0
@@ -49,7 +47,7 @@ def scalars(root: Any, skip: set[int], reading: Reading) -> dict[str, Scalar]:
         path, node, depth = stack.pop()
         below = []
         for key, child in _entries(node):
-            if id(child) in skip or _is_tensor(child, reading):
+            if _is_tensor(child, reading):
                 continue
             looked_at += 1
             if len(path) > MAX_SETTING or len(found) == MAX_METADATA or looked_at > MAX_LOOKED_AT:
@@ -58,7 +56,7 @@ def scalars(root: Any, skip: set[int], reading: Reading) -> dict[str, Scalar]:
                 return found
             where = _free(dotted(path, key), path, key, found)
             if type(child) in _SCALARS:
-                found[where] = _scalar(child)
+                found[where] = digests.scalar(child)
             elif depth < MAX_SECTION_DEPTH and _is_listed(child):
                 below.append((where, child, depth + 1))
             else:
@@ -96,15 +94,17 @@ def _scalar(value: Any) -> Scalar:
     if type(value) is int and abs(value) >= 2**63:
         bits = value.bit_length()
         return str(value) if bits <= MAX_BITS else f"an integer of {bits} bits, {_hash([hex(value)])}"
-    if type(value) is str and len(value) > MAX_TEXT:
-        return f"{len(value)} characters, {_hash([value])}: {value[: MAX_TEXT - 60]}..."
     return value  # type: ignore[no-any-return]
 
 
 def _kind(node: Any) -> str:
+    if _is_set(node):
+        return "set"
+    if mapping(node) is not None:
+        return "dict"
     if type(node) is Obj:
-        return name_of(node.cls) or "an object"
-    return "set" if type(node) is SetOf else type(node).__name__
+        return name_of(node.cls).replace("__builtin__.", "builtins.") or "an object"
+    return "list" if type(node) is tuple else type(node).__name__
 
 
 def _numpy_scalar(node: Obj) -> Any:
@@ -139,7 +139,12 @@ def _short(value: Any) -> str:
 
 
 class _Digests:
-    """What cannot be listed, in a few words with a digest; each node once, and not more than `MAX_DIGESTED` in all."""
+    """What cannot be listed, in a few words with a digest of its content.
+
+    The digest of a container is made of those of what it holds, so that what is shared counts as if it were not, each
+    node is read once, and equal contents have equal digests: the order of a dict and of a set means nothing, a list is
+    a tuple, 1 is 1.0.
+    """
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -150,43 +155,79 @@ class _Digests:
         """A number that numpy or a short call stands for, else a kind, a length and a digest."""
         raw = raw_bytes(node)
         if raw is not None:
-            return f"{len(raw)} bytes, {_hash([raw.hex()])}"
+            return f"{len(raw)} bytes, {self._leaf(node)}"
         if type(node) is Obj:
             number = _numpy_scalar(node)
             if number is not None:
-                return _scalar(number)
+                return self.scalar(number)
             called = _call(node)
             if called is not None:
                 return called
+        held = sequence(node)
+        count = "" if held is None else f" of {len(held)}"
+        return f"{_kind(node)}{count}, {self._digest(node, where)}"
+
+    def scalar(self, value: Any) -> Scalar:
+        """Itself, or where it is long its beginning and a digest."""
+        if type(value) is str and len(value) > MAX_TEXT:
+            return f"{len(value)} characters, {self._leaf(value)}: {value[: MAX_TEXT - 60]}..."
+        return _scalar(value)
+
+    def _digest(self, root: Any, where: str) -> str:
+        """The containers below first, each once; one that holds itself stands there as such."""
+        stack: list[tuple[Any, list[tuple[str, Any]] | None]] = [(root, None)]
+        begun: set[int] = set()
+        while stack:
+            node, held = stack.pop()
+            if id(node) in self._known:
+                continue
+            if held is None:
+                held = [] if self._left < 0 else list(_held(node))
+                self._left -= 1 + len(held)
+                begun.add(id(node))
+                stack.append((node, held))
+                stack.extend((child, None) for _, child in held if id(child) not in begun and not self._is_leaf(child))
+                continue
+            parts = [f"{label}={self._known.get(id(child)) or self._leaf(child)}" for label, child in held]
+            self._known[id(node)] = _hash([_kind(node), *(sorted(parts) if _is_unordered(node) else parts)])
+        if self._left < 0:
+            message = f"{where} and what follows hold more than {MAX_DIGESTED:,} entries; only the first are read"
+            self._reading.odd("metadata-cut", message)
+        return self._known[id(root)]
+
+    def _is_leaf(self, node: Any) -> bool:
+        if type(node) in _SCALARS or type(node) in (Global, bytes) or _is_tensor(node, self._reading):
+            return True
+        return type(node) is Obj and (raw_bytes(node) is not None or _numpy_scalar(node) is not None)
+
+    def _leaf(self, node: Any) -> str:
+        if _is_tensor(node, self._reading):
+            return "tensor"  # compared as such
+        if not self._is_leaf(node):
+            return "itself"
+        number = _numpy_scalar(node) if type(node) is Obj else None
+        value = node if number is None else number
+        if type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) is int:
+            return hex(value)
+        raw = raw_bytes(value)
+        if raw is None and (type(value) is not str or len(value) <= MAX_TEXT):
+            return name_of(value) or repr(value)
         if id(node) not in self._known:
-            held = sequence(node)
-            count = "" if held is None else f" of {len(held)}"
-            self._known[id(node)] = f"{_kind(node)}{count}, {_hash(self._content(node, where))}"
+            self._left -= len(value if raw is None else raw) >> 4
+            self._known[id(node)] = _hash([value if raw is None else raw.hex()])
         return self._known[id(node)]
 
-    def _content(self, root: Any, where: str, depth: int = 0) -> Iterator[str]:
-        """Everything below a node as text, in order, that of sets apart; a node met again stands as its number."""
-        numbers: dict[int, int] = {}
-        stack: list[tuple[str, Any]] = [("", root)]
-        while stack:
-            label, node = stack.pop()
-            self._left -= 1
-            if self._left < 0:
-                message = f"{where} and what follows hold more than {MAX_DIGESTED:,} entries; only the first are read"
-                self._reading.odd("metadata-cut", message)
-                return
-            if type(node) in _SCALARS:
-                yield f"{label}={type(node).__name__}:{hex(node) if type(node) is int else node!r}\n"
-            elif type(node) is Global or id(node) in numbers:
-                yield f"{label}={name_of(node)}#{numbers.get(id(node))}\n"
-            elif type(node) is not Persistent:  # a storage: tensors are compared as such
-                numbers[id(node)] = len(numbers)
-                yield f"{label}={_kind(node)}:{node.hex() if type(node) is bytes else ''}\n"
-                if _is_set(node) and depth < MAX_SETS:
-                    # Python orders a set of text anew in each process.
-                    yield from sorted(_hash(self._content(held, where, depth + 1)) for held in sequence(node) or ())
-                else:
-                    stack.extend(reversed(list(children(node))))
+
+def _held(node: Any) -> Iterator[tuple[str, Any]]:
+    if _is_set(node):
+        return (("", child) for child in sequence(node) or ())
+    return children(node)
+
+
+def _is_unordered(node: Any) -> bool:
+    return _is_set(node) or mapping(node) is not None
 
 
 def _is_set(node: Any) -> bool:

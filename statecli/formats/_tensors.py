@@ -404,14 +404,14 @@ def raw_bytes(node: Any) -> bytes | None:
 
 
 def _inline(raw: bytes, dtype: str, shape: tuple[int, ...], elements: int, state: tuple[Any, ...]) -> TensorData | None:
-    """Where the elements are in `raw`. Those of a type without numbers (text, records) are bytes to compare."""
+    """Where the elements are in `raw`. Those of a type without numbers (text, records) are there to be equal."""
     known = dtype in BITS
     if known and len(raw) * 8 != elements * BITS[dtype]:
         raise MalformedError(f"numpy array of {elements} {dtype} in {len(raw)} bytes")
     order = state[2].state if type(state[2]) is Obj and type(state[2].state) is tuple else ()
     where = ByteRange("", 0, len(raw), big_endian=">" in order[1:2])
     if not known:
-        return TensorData(where, "uint8", (len(raw),), inline=raw)
+        return TensorData(where, dtype, shape, inline=raw)
     strides = _columns_first(shape) if state[3] is True else None
     return TensorData(where, dtype, shape, strides=strides, inline=raw)
 

@@ -44,7 +44,7 @@ def state_of(
             raise MalformedError(f"holds more than {MAX_ROWS} tensors")
     if not tensors:
         raise MalformedError(f"holds no tensor: the pickle is {_describe(pickle.root)}")
-    metadata = scalars(pickle.root, _without_settings(pickle.root, sections), reading)
+    metadata = scalars(pickle.root, reading)
     _name_globals(pickle, reading)
     held = {tensor.section for tensor in tensors}
     return ModelState(
@@ -57,11 +57,6 @@ def state_of(
         globals=tuple((found.qualified, found.position) for found in pickle.globals),
         optimizers=tuple(optimizer_facts(s, reading.decoder) for s in sections if s.role == "optimizer"),
     )
-
-
-def _without_settings(root: Any, sections: list[Section]) -> set[int]:
-    """Pickled modules, whose attributes are no settings. A model's dict may hold numbers beside its tensors."""
-    return {id(section.node) for section in sections if section.role == "module" and section.node is not root}
 
 
 def _describe(node: Any) -> str:

@@ -112,7 +112,7 @@ def _require_cuda(torch: Any, device: str, wanted: Device) -> None:
 
 
 def _placed(tensor: TensorInfo, device: Device, known: dict[tuple[ByteRange, str], Arrival]) -> TensorInfo:
-    holders = ([tensor.data] if tensor.data else []) + [data for _, data in tensor.parts]
+    holders = ([tensor.data] if tensor.data and tensor.data.inline is None else []) + [data for _, data in tensor.parts]
     if not holders:
         after = After(device=None, followed=None)
         return _noted(msgspec.structs.replace(tensor, after=after), "no bytes to load")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,7 +48,8 @@ def run(
 
     results: list[Any] = [None] * len(works)
     with _executor(min(jobs, len(works))) as executor:
-        waiting: dict[Future[_Result], int] = {executor.submit(function, work): n for n, work in enumerate(works)}
+        with _uninterrupted():
+            waiting: dict[Future[_Result], int] = {executor.submit(function, work): n for n, work in enumerate(works)}
         for future in as_completed(waiting):
             n = waiting[future]
             results[n] = _result(future)
@@ -64,7 +66,8 @@ def forks() -> bool:
 def beside(function: Callable[[_Work], _Result], work: _Work) -> Iterator[Callable[[], _Result]]:
     """`function(work)` in another process while the block runs; what is given waits for its result, or raises it."""
     with _executor(1) as executor:
-        future = executor.submit(function, work)
+        with _uninterrupted():
+            future = executor.submit(function, work)
         yield lambda: _result(future)
 
 
@@ -105,9 +108,23 @@ def _executor(jobs: int) -> Iterator[Executor]:
     except BaseException:
         for process in list((processes._processes or {}).values()):
             process.kill()
-        processes.shutdown(wait=True, cancel_futures=True)
+        # Waiting could be for ever: a killed worker may have held the lock of the queue.
+        processes.shutdown(wait=False, cancel_futures=True)
         raise
     processes.shutdown()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C comes after the block: in the middle of starting threads and processes it would leave half of them."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _leave_interrupts_to_the_parent() -> None:

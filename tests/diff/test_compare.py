@@ -390,3 +390,14 @@ def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
     one = diff({**state, "run": "\ud800"}, state)
     found = compare(Request(one.after.target, one.before.target))
     assert [(change.key, change.before, change.after) for change in found.scalars] == [("run", "a", "\ud800")]
+
+
+def test_histograms_are_of_parameters_first(diff):
+    """A counter changes more than any weight, and is of no interest."""
+    before = {"bn.running_mean": torch.ones(4), "bn.num_batches_tracked": torch.tensor(1), "w": torch.ones(4)}
+    after = {
+        "bn.running_mean": torch.full((4,), 9.0),
+        "bn.num_batches_tracked": torch.tensor(99),
+        "w": torch.ones(4) * 1.01,
+    }
+    assert [one.fqn for one in diff(before, after, histograms=3).histograms] == ["w", "bn.running_mean"]

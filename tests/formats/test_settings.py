@@ -39,7 +39,7 @@ def test_plain_ones_are_themselves(tmp_path):
         (2**5000, 2**5000 + 1, "an integer of 5001 bits"),
         ("a" * 2000, "a" * 1999 + "b", "2000 characters"),
         ([float(n) for n in range(100)], [float(n) for n in range(99)] + [0.0], "list of 100"),
-        (tuple(range(65)), (*range(64), 0), "tuple of 65"),
+        (tuple(range(65)), (*range(64), 0), "list of 65"),
         (b"abc", b"abd", "3 bytes"),
         ({1, 2}, {1, 3}, "set of 2"),
         (np.float64(0.5), np.float64(0.6), 0.5),
