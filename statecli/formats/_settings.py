@@ -128,7 +128,7 @@ def _call(node: Obj) -> str | None:
     plain = all(type(arg) in _SCALARS for arg in node.args)
     if not plain or node.state is not None or node.items is not None or node.elems is not None or node.kwargs:
         return None
-    text = f"{name_of(node.cls) or 'object'}({', '.join(_short(arg) for arg in node.args)})"
+    text = f"{_kind(node)}({', '.join(_short(arg) for arg in node.args)})"
     return text if len(text) <= 200 else None
 
 

@@ -125,3 +125,10 @@ def test_what_could_not_be_read_is_not_unchanged(diff):
     found = diff({**BEFORE, "sparse": dense}, {**BEFORE, "sparse": dense.to_sparse()}, changed=("sparse",))
     assert not found.findings
     assert [broken.fqn for broken in found.broken] == ["sparse"]
+
+
+def test_settings_that_stood_still(diff):
+    """--frozen holds for one, and --changed fails for it."""
+    state = {**BEFORE, "lr": 0.1}
+    assert not diff(state, state, frozen=("lr",)).findings
+    assert rules(diff(state, state, changed=("lr",))) == [("unchanged", None)]

@@ -163,3 +163,43 @@ def test_an_ordered_dict_of_numbers(tmp_path):
     """collections.OrderedDict and defaultdict are containers like any."""
     found, _ = settings(tmp_path, o=collections.OrderedDict(a=1), d=collections.defaultdict(int, b=2))
     assert found == {"o.a": 1, "d.b": 2}
+
+
+def long(*entries):
+    """A list that is too long to be listed."""
+    return [*entries, *range(100)]
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ([{"a": 1}] * 70, [{"a": 1} for _ in range(70)]),
+        (long({"a": 1, "b": 2}), long({"b": 2, "a": 1})),
+        (long({"a": 1}), long(collections.OrderedDict(a=1))),
+        (long(1, 2), long(1.0, np.int64(2))),
+        (long((1, 2)), long([1, 2])),
+        (long(torch.ones(4, 4)), long(torch.ones(4, 4).t())),
+    ],
+    ids=["shared", "order", "ordered", "numbers", "tuple", "tensors"],
+)
+def test_equal_contents_have_equal_digests(tmp_path, one, two):
+    """However they were put together; what tensors hold is compared as such."""
+    assert settings(tmp_path, x=one)[0] == settings(tmp_path, x=two)[0]
+
+
+def test_what_is_not_read_is_said(tmp_path, monkeypatch):
+    """Beyond the budget of digests an oddity says so, which a diff ends 2 for."""
+    from statecli.formats import _settings
+
+    monkeypatch.setattr(_settings, "MAX_DIGESTED", 50)
+    _, state = settings(tmp_path, x=list(range(200)))
+    assert "metadata-cut" in [odd.name for odd in state.oddities]
+
+
+def test_settings_of_a_module_in_a_section(tmp_path):
+    """The probability of a dropout is a setting, wherever its module is."""
+    path = str(tmp_path / "file.pt")
+    torch.save({"model": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.25)), "epoch": 1}, path)
+    found = formats.read(path).metadata
+    assert 0.25 in found.values()
+    assert found["epoch"] == 1
