@@ -166,6 +166,10 @@ class Arena:
         self._memory = np.empty(size, np.uint8)
         self._used = 0
 
+    def clear(self) -> None:
+        """Hand it out anew; arrays taken before are no longer anybody's own."""
+        self._used = 0
+
     def take(self, size: int, dtype: str) -> Array:
         """An array of `size` items, its content arbitrary; of its own where there is no room left."""
         length = size * np.dtype(dtype).itemsize

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
@@ -65,7 +66,7 @@ class Worker:
 
     def __init__(self, how: How) -> None:
         self.how = how
-        arena = Arena()
+        arena = _arena()
         self.one, self.two, self.sums = Decoder(arena), Decoder(arena), Decoder(arena)
         self._raw = self.one.buffer("raw", "u1", self.block * 16), self.two.buffer("raw", "u1", self.block * 16)
         self._files: dict[str, io.FileIO] = {}
@@ -216,6 +217,18 @@ def rechunked(chunks: Iterable[Array]) -> Iterator[Array]:
                 filled = 0
     if held is not None and filled:
         yield held[:filled]
+
+
+_of_thread = threading.local()
+
+
+def _arena() -> Arena:
+    """One a thread, used again by each batch: the system hands out new memory only after filling it with zeros."""
+    if not hasattr(_of_thread, "arena"):
+        _of_thread.arena = Arena()
+    arena: Arena = _of_thread.arena
+    arena.clear()
+    return arena
 
 
 class _Runs:
