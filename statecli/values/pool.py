@@ -20,6 +20,9 @@ from statecli.errors import UnreadableError
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
+#: Seconds that a killed process is waited for.
+GONE = 2.0
+
 _Work = TypeVar("_Work")
 _Result = TypeVar("_Result")
 
@@ -106,8 +109,11 @@ def _executor(jobs: int) -> Iterator[Executor]:
     try:
         yield processes
     except BaseException:
-        for process in list((processes._processes or {}).values()):
+        workers = list((processes._processes or {}).values())
+        for process in workers:
             process.kill()
+        for process in workers:
+            process.join(GONE)
         # Waiting could be for ever: a killed worker may have held the lock of the queue.
         processes.shutdown(wait=False, cancel_futures=True)
         raise
