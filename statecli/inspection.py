@@ -135,12 +135,17 @@ def filtered(state: ModelState, request: Request) -> ModelState:
     return replace(state, tensors=kept, sections=tuple(s for s in state.sections if s in sections))
 
 
+def asked_for(include: Sequence[str], exclude: Sequence[str], kinds: Sequence[Kind]) -> str:
+    """The filters as they were typed."""
+    globs = [f"-i {glob!r}" for glob in include] + [f"-x {glob!r}" for glob in exclude]
+    return " ".join(globs + [f"--kind {kind.value}" for kind in kinds])
+
+
 def _nothing(request: Request, count: int) -> str:
-    asked = [f"-i {g!r}" for g in request.include] + [f"-x {g!r}" for g in request.exclude]
-    asked += [f"--kind {kind.value}" for kind in request.kind]
+    asked = asked_for(request.include, request.exclude, request.kind)
     wider = [f"*{glob.strip('*')}*" for glob in request.include[:1] if glob != f"*{glob.strip('*')}*"]
     hint = f"; a glob matches the whole name: try {wider[0]!r}" if wider else ""
-    return f"none of its {count} tensors matches {' '.join(asked)}{hint}"
+    return f"none of its {count} tensors matches {asked}{hint}"
 
 
 def _matches(fqn: str, request: Request) -> bool:

@@ -218,9 +218,8 @@ class _Comparison:
         both = f"{self.request.before} and {self.request.after}"
         if not count:
             return f"{both}: neither holds a tensor, so nothing was compared"
-        asked = [f"-i {glob!r}" for glob in self.request.include] + [f"-x {glob!r}" for glob in self.request.exclude]
-        asked += [f"--kind {kind.value}" for kind in self.request.kind]
-        return f"{both}: none of their {count} tensors matches {' '.join(asked)}"
+        asked = inspection.asked_for(self.request.include, self.request.exclude, self.request.kind)
+        return f"{both}: none of their {count} tensors matches {asked}"
 
     # --- what differs -----------------------------------------------------------------------------------------------
 

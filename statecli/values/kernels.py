@@ -35,7 +35,7 @@ def tally(before: Array, after: Array, how: How, decoder: Decoder, changed: Arra
             if found is not None:
                 return found
         if "c" in kinds:
-            return _complex(before.astype(np.complex128), after.astype(np.complex128), how, changed)
+            return _floats(before.astype(np.complex128), after.astype(np.complex128), how, changed)
         if kinds in ("ii", "uu", "iu", "ui"):
             return _integers(before, after, how, changed)
         if changed is None and kinds != "ff" and not (how.atol or how.rtol):
@@ -154,6 +154,7 @@ def _may_have_vanished(squares: float, block: Array) -> bool:
 
 
 def _floats(before: Array, after: Array, how: How, changed: Array | None, hidden: Array | None = None) -> Tally:
+    """Of float64, or of complex128, whose gap is an absolute value too."""
     finite = np.isfinite(before) & np.isfinite(after)
     gap = np.abs(after[finite] - before[finite])
     if hidden is not None:
@@ -169,14 +170,6 @@ def _differ(before: Array, after: Array, finite: Array, gap: Array, how: How) ->
     if how.atol or how.rtol:
         changed[finite] = gap > how.atol + how.rtol * np.abs(before[finite])
     return changed
-
-
-def _complex(before: Array, after: Array, how: How, changed: Array | None) -> Tally:
-    finite = np.isfinite(before) & np.isfinite(after)
-    gap = np.abs(after[finite] - before[finite])
-    if changed is None:
-        changed = _differ(before, after, finite, gap, how)
-    return _tallied(before, after, finite, gap, changed)
 
 
 def _integers(before: Array, after: Array, how: How, changed: Array | None) -> Tally:

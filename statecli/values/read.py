@@ -7,6 +7,7 @@ and again before each chunk: touching mapped bytes beyond the end of a file kill
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import stat
@@ -134,17 +135,22 @@ def open_regular(path: str) -> int:
     return handle
 
 
+def fill(into: Array, file: io.FileIO, where: ByteRange, what: str) -> None:
+    """The bytes of `where`, as many as `into` has. Raises `MalformedError` where the file ends before."""
+    file.seek(where.offset)
+    view, got = memoryview(into.data), 0
+    while got < where.length:
+        more = file.readinto(view[got:])
+        if not more:
+            raise _cut_short(where, what, os.fstat(file.fileno()).st_size)
+        got += more
+
+
 def _copied(where: ByteRange, what: str, handle: int) -> Array:
     """The range in memory: a process that touches mapped bytes of a file that somebody cuts short is killed."""
     memory = np.empty(where.length, np.uint8)
-    view, got = memoryview(memory.data), 0
     with open(handle, "rb", buffering=0, closefd=False) as file:
-        file.seek(where.offset)
-        while got < where.length:
-            more = file.readinto(view[got:])
-            if not more:
-                raise _cut_short(where, what, os.fstat(handle).st_size)
-            got += more
+        fill(memory, file, where, what)
     memory.flags.writeable = False
     return memory
 

@@ -6,7 +6,6 @@ Tasks are plain data and results are small, so that any process, here or elsewhe
 from __future__ import annotations
 
 import io
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,11 +14,11 @@ import msgspec
 import numpy as np
 
 from statecli.diff.result import How
-from statecli.errors import MalformedError, StateError, UnreadableError
-from statecli.state import TensorData
+from statecli.errors import StateError, UnreadableError
+from statecli.state import ByteRange, TensorData
 from statecli.values import kernels
 from statecli.values.elements import Arena, Array, Decoder, Element, element
-from statecli.values.read import Strided, open_regular, opened, overlap, raw_values, values
+from statecli.values.read import Strided, fill, open_regular, opened, overlap, raw_values, values
 from statecli.values.tally import Tally
 
 #: Elements compared at a time; with both sides decoded they fit a core's second-level cache.
@@ -144,18 +143,7 @@ class Worker:
     def _read(self, side: int, piece: Piece, kind: Element, start: int, count: int, what: str) -> Array:
         size = np.dtype(kind.stored).itemsize * kind.items
         into = self._raw[side][: count * size]
-        handle = self._file(piece.path)
-        handle.seek(piece.offset + start * size)
-        view, got = memoryview(into.data), 0
-        while got < len(into):
-            more = handle.readinto(view[got:])
-            if not more:
-                has, end = os.fstat(handle.fileno()).st_size, piece.offset + start * size + len(into)
-                raise MalformedError(
-                    f"{piece.path}: {what}: ends at byte {end}, the file has {has}: it was cut short, or changed "
-                    "while it was read; copy it again"
-                )
-            got += more
+        fill(into, self._file(piece.path), ByteRange(piece.path, piece.offset + start * size, count * size), what)
         return into
 
     def _file(self, path: str) -> io.FileIO:
