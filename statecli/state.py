@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -188,12 +189,26 @@ class OptimizerFacts(msgspec.Struct, frozen=True):
     groups: tuple[OptimizerGroup, ...]
 
 
+class StateDict(msgspec.Struct, frozen=True):
+    """What a section of a pickle is to `load_state_dict`, beside its tensors.
+
+    `metadata` is its `_metadata`: what each module path was saved with ({"version": 2}), None where it has none.
+    `others` are the keys whose values are no tensors. `is_module`: it is a whole module, whose class alone knows both.
+    """
+
+    section: str
+    metadata: Mapping[str, Mapping[str, Any]] | None = None
+    others: tuple[str, ...] = ()
+    is_module: bool = False
+
+
 class ModelState(msgspec.Struct, frozen=True):
     """All that was read of one target, in the order of the source.
 
     `format` is the reader's NAME, or `module`. `sections` are the dotted paths that hold tensors. `metadata` is
     what the source says beside its tensors (`__metadata__`, epoch, lr), by dotted path; `globals` are the Python
-    names a pickle would import, with the byte offset of their first mention.
+    names a pickle would import, with the byte offset of their first mention. `state_dicts` are of the sections that are
+    a model's; a format without any key but tensors' has none.
     """
 
     target: str
@@ -204,3 +219,4 @@ class ModelState(msgspec.Struct, frozen=True):
     oddities: tuple[Oddity, ...] = ()
     globals: tuple[tuple[str, int], ...] = ()
     optimizers: tuple[OptimizerFacts, ...] = ()
+    state_dicts: tuple[StateDict, ...] = ()

@@ -21,6 +21,7 @@ from statecli.errors import NothingMatched, StateError, UsageError
 from statecli.finding import Finding
 from statecli.formats._pickle import without_gc
 from statecli.inspection import Progress, matches_any
+from statecli.modules.build import Built
 from statecli.state import Kind, ModelState, Oddity, TensorInfo
 from statecli.values import pool
 
@@ -60,9 +61,10 @@ def compare(request: Request, progress: Progress | None = None) -> Diff:
     `progress` is told the bytes of before whose values are compared. Raises `StateError` for what cannot be done at
     all, `NothingMatched` where nothing is left to compare; a file that fails for one pair is in `Diff.broken`.
     """
-    before, after = _read_both(request)
+    built: dict[str, Built] = {}
+    before, after = _read_both(request, built)
     with without_gc():
-        return _Comparison(request, before, after).diff(progress)
+        return _Comparison(request, before, after, built).diff(progress)
 
 
 #: Bytes of both files from which on the second is read by a process of its own. What takes time is a long pickle or
@@ -70,15 +72,15 @@ def compare(request: Request, progress: Progress | None = None) -> Diff:
 WORTH_A_PROCESS = 8 << 20
 
 
-def _read_both(request: Request) -> tuple[ModelState, ModelState]:
+def _read_both(request: Request, built: dict[str, Built]) -> tuple[ModelState, ModelState]:
     both = (request.before, request.after)
     paths = [target.split(text)[0] for text in both]
     large = all(os.path.isfile(path) and os.path.getsize(path) >= WORTH_A_PROCESS for path in paths)
     if not large or request.jobs == 1 or not pool.forks():
-        return _read(both[0], request), _read(both[1], request)
+        return _read(both[0], request, built), _read(both[1], request, built)
     with pool.beside(_packed, both[1]) as after:
-        before, raw = _read(both[0], request), after()
-    return before, msgspec.msgpack.decode(raw, type=ModelState) if raw else _read(both[1], request)
+        before, raw = _read(both[0], request, built), after()
+    return before, msgspec.msgpack.decode(raw, type=ModelState) if raw else _read(both[1], request, built)
 
 
 def _packed(text: str) -> bytes:
@@ -89,11 +91,13 @@ def _packed(text: str) -> bytes:
         return b""
 
 
-def _read(text: str, request: Request) -> ModelState:
+def _read(text: str, request: Request, built: dict[str, Built]) -> ModelState:
+    """The state of one target; the module of a class is kept in `built`."""
     spec = target.spec_of(text)
     if spec is None:
         return target.checkpoint(text)
-    return modules.read(target.model(spec, init_device=request.init_device, values=False), text)
+    built[text] = target.model(spec, init_device=request.init_device, values=False)
+    return modules.read(built[text], text)
 
 
 class _Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -110,8 +114,8 @@ _EQUAL = _Outcome()
 class _Comparison:
     """One run, from two states to a `Diff`."""
 
-    def __init__(self, request: Request, before: ModelState, after: ModelState) -> None:
-        self.request, self.before, self.after = request, before, after
+    def __init__(self, request: Request, before: ModelState, after: ModelState, built: dict[str, Built]) -> None:
+        self.request, self.before, self.after, self.built = request, before, after, built
         classes = loading.is_class(before), loading.is_class(after)
         self.any_class, self.loads = any(classes), classes[0] is not classes[1]
         self.model = before if classes[0] else after
@@ -135,16 +139,16 @@ class _Comparison:
         outcomes = self._outcomes(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)
         beside = [] if self.any_class else self._scalars()
-        loaded = loading.findings(every, *compared, self.model, self.request.ignore) if self.loads else []
-        findings = self._findings(loaded, changes, beside, broken)
+        loaded = self._loaded(every, compared, changes)
+        findings = self._findings(loaded.findings, changes, beside, broken)
         return Diff(
             before=self.before,
             after=self.after,
             changes=tuple(changes),
             scalars=tuple(beside),
             findings=tuple(findings),
-            notes=(*self.notes, *_cut_short(self.before), *_cut_short(self.after)),
-            broken=(*broken, *_cut(self.before), *_cut(self.after)),
+            notes=(*self.notes, *loaded.notes, *_cut_short(self.before), *_cut_short(self.after)),
+            broken=(*broken, *loaded.broken, *_cut(self.before), *_cut(self.after)),
             histograms=self._histograms(changes),
             expected=bool(self.request.expected),
             how=self.request.how if self.values else None,
@@ -313,6 +317,18 @@ class _Comparison:
 
     # --- what it means ----------------------------------------------------------------------------------------------
 
+    def _loaded(
+        self, every: Sequence[Match], compared: tuple[ModelState, ModelState], changes: Sequence[Change]
+    ) -> loading.Loaded:
+        if not self.loads:
+            return loading.Loaded()
+        found = loading.loaded(every, *compared, self.model, self.built[self.model.target], self.request.ignore)
+        if len(changes) == len(every) and not self.request.exclude:
+            return found
+        rows = {name for match in every for name in match.names}
+        left = {name for change in changes for name in expectations.names(change)}
+        return found.only(lambda name: name in left or (name not in rows and self._is_wanted_name(name)))
+
     def _findings(
         self,
         loaded: Sequence[Finding],
@@ -325,12 +341,10 @@ class _Comparison:
             return expectations.failures(self.request.expected, changes, beside, broken, targets, self._settings())
         if not self.loads:
             return expectations.differences(changes, beside, targets)
-        left = {name for change in changes for name in expectations.names(change)}
-        found = [one for one in loaded if one.fqn is None or one.fqn in left]
         # Added, removed and another shape are said in the words of load_state_dict.
         rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in changes if c.before and c.after]
         others = [msgspec.structs.replace(c, fields=known) for c, known in rest if known]
-        return [*found, *expectations.differences(others, (), targets)]
+        return [*loaded, *expectations.differences(others, (), targets)]
 
 
 def _joined(matches: Sequence[Match], same: Sequence[Match]) -> list[Match]:

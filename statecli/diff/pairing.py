@@ -43,6 +43,11 @@ class Match(msgspec.Struct, frozen=True, gc=False):
         assert found is not None  # noqa: S101 - one of the two is always there
         return found
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the sides that are there."""
+        return tuple(side.fqn for side in (self.before, self.after) if side is not None)
+
 
 class Matched(msgspec.Struct, frozen=True):
     """Every tensor of both sides once, and what must be said of how they were matched.

@@ -5,6 +5,7 @@ _tensors.py       a rebuild call -> one tensor, checked against the bytes of the
 _sections.py      which containers hold a model's or an optimizer's state
 _whole_module.py  a pickled nn.Module, grouped by its own __dict__
 _training.py      what the optimizers train
+_state_dict.py    what a model's section is to load_state_dict, beside its tensors
 _settings.py      numbers and words beside the tensors
 """
 
@@ -20,6 +21,7 @@ from statecli.formats._pickle import Obj, Pickle
 from statecli.formats._reading import MAX_ROWS, Reading, Row, row_of
 from statecli.formats._sections import Search, Section, find_sections
 from statecli.formats._settings import scalars
+from statecli.formats._state_dict import state_dict_of
 from statecli.formats._tensors import Decoder
 from statecli.formats._training import optimizer_facts
 from statecli.formats._whole_module import module_rows
@@ -56,6 +58,7 @@ def state_of(
         oddities=tuple(reading.oddities),
         globals=tuple((found.qualified, found.position) for found in pickle.globals),
         optimizers=tuple(optimizer_facts(s, reading.decoder) for s in sections if s.role == "optimizer"),
+        state_dicts=tuple(state_dict_of(s, reading) for s in sections if s.role in ("model", "module")),
     )
 
 

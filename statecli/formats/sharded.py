@@ -19,7 +19,7 @@ from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _folder, _json, _shown
 from statecli.formats._source import Source
 from statecli.formats.safetensors import DROPPED
-from statecli.state import ModelState, Oddity, TensorInfo
+from statecli.state import ModelState, Oddity, StateDict, TensorInfo
 
 NAME = "sharded"
 
@@ -200,7 +200,17 @@ def _merged(target: str, states: list[tuple[str, ModelState]]) -> ModelState:
         tuple(oddities),
         tuple(dict.fromkeys(found for _, state in states for found in state.globals)),
         tuple(facts for _, state in states for facts in state.optimizers),
+        _state_dicts(states),
     )
+
+
+def _state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict, ...]:
+    """Without `_metadata`: whoever puts the shards together makes one dict of them, and that has none."""
+    others: dict[str, dict[str, None]] = {}
+    for _, state in states:
+        for one in state.state_dicts:
+            others.setdefault(one.section, {}).update(dict.fromkeys(one.others))
+    return tuple(StateDict(section, None, tuple(keys)) for section, keys in others.items())
 
 
 def _common(states: list[tuple[str, ModelState]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from statecli.modules.entries import Answer, Entries
 from statecli.state import ModelState, Stats
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from statecli.modules.build import Built
 
-__all__ = ["move", "read"]
+__all__ = ["Answer", "Entries", "load", "move", "read"]
 
 
 def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
@@ -46,3 +47,14 @@ def move(
 
     with torch._C.DisableTorchFunctionSubclass():
         return table.move(built, target, device, stats_of=stats_of)
+
+
+def load(built: Built, entries: Entries) -> Answer:
+    """What a strict `load_state_dict` says to a state_dict of these names, shapes and dtypes.
+
+    The module's own hooks and overrides run; no element of it changes that code of torch would copy. Raises ModelError
+    where that code fails on tensors without values, or torch has no such tensor: then it cannot be told.
+    """
+    from statecli.modules import loads
+
+    return loads.load(built, entries)
