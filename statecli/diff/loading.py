@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli import kinds, modules
-from statecli.diff.pairing import Match, counted
+from statecli.diff.pairing import Match, Way, counted
 from statecli.diff.result import Broken, Field
 from statecli.errors import ModelError, NothingMatched, UsageError
 from statecli.finding import Finding, Severity
@@ -106,6 +106,7 @@ class _Load:
         self.model, self.checkpoint = model, after if swapped else before
         self.pairs = [(m.after, m.before) if swapped else (m.before, m.after) for m in matches]
         self.looked_through = Counter(_longer(m.stripped) for m in matches if m.stripped and m.before and m.after)
+        self.ties = {known.fqn for m, (_, known) in zip(matches, self.pairs, strict=True) if m.way is Way.TIE and known}
         self.section = next(row.section for row, _ in self.pairs if row)
         held = (one for one in self.checkpoint.state_dicts if one.section == self.section)
         self.state_dict = next(held, StateDict(self.section))
@@ -154,10 +155,12 @@ class _Load:
 
     def findings(self, answer: Answer, ignore: Sequence[Field]) -> Iterator[Finding]:
         """The class's answer; in the order and the words of the names where these say the same."""
+        # What was put in the place of a dropped tie is another entry, of which the same is said.
+        mismatched = () if Field.SHAPE in ignore else _without(answer.mismatched, self.ties)
         said: dict[tuple[str, str], Finding] = {
             **{(MISSING, name): self._missing(name) for name in answer.missing},
             **{(UNEXPECTED, self._own.get(name, name)): self._unexpected(name) for name in answer.unexpected},
-            **{(SHAPE, name): self._mismatch(name) for name in answer.mismatched if Field.SHAPE not in ignore},
+            **{(SHAPE, name): self._mismatch(name) for name in mismatched},
         }
         for one in self.by_names(ignore):
             if one.rule not in (MISSING, UNEXPECTED, SHAPE) or said.pop((one.rule, one.fqn or ""), None) is not None:
