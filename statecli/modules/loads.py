@@ -29,7 +29,9 @@ def load(built: Built, entries: Entries) -> Answer:
     """See `statecli.modules.load`."""
     module = _instance(built)
     extra = _silence_extra_states(module)
-    state = OrderedDict[str, Any]((name, _stand_in(tensor)) for name, tensor in entries.tensors.items())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of quantized and sparse tensors
+        state = OrderedDict[str, Any]((name, _stand_in(tensor)) for name, tensor in entries.tensors.items())
     state.update((name, _NoTensor()) for name in entries.others)
     metadata = entries.metadata
     if entries.as_saved:
@@ -61,10 +63,13 @@ def _instance(built: Built) -> nn.Module:
         return built.module
 
 
+_LOADING = ("_load_from_state_dict", "load_state_dict")
+
+
 def _has_own_loading(root: nn.Module) -> bool:
-    kinds = {type(module) for module in root.modules()}
-    overrides = (getattr(kind, name) for kind in kinds for name in ("_load_from_state_dict", "load_state_dict"))
-    hooks = (hook for module in root.modules() for hook in module._load_state_dict_pre_hooks.values())
+    found = list(root.modules())
+    overrides = (getattr(kind, name) for kind in set(map(type, found)) for name in _LOADING)
+    hooks = (hook for module in found for hook in module._load_state_dict_pre_hooks.values())
     return any(not str(getattr(code, "__module__", "")).startswith("torch.") for code in (*overrides, *hooks))
 
 
@@ -100,9 +105,7 @@ def _stand_in(tensor: TensorInfo) -> torch.Tensor:
         raise ModelError(f"{tensor.fqn} is nested, and no tensor on meta is")
     layout = torch.strided if tensor.layout == "quantized" else getattr(torch, tensor.layout, torch.jagged)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.empty(tensor.shape, dtype=_dtype(tensor), layout=layout, device="meta")
+        return torch.empty(tensor.shape, dtype=_dtype(tensor), layout=layout, device="meta")
     except (RuntimeError, TypeError, NotImplementedError) as error:
         form = f"{tensor.layout} {tensor.dtype} {list(tensor.shape)}"
         raise ModelError(f"{tensor.fqn} is {form}, of which there is none on meta") from error

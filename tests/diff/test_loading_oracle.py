@@ -18,6 +18,7 @@ from statecli.diff.result import Field
 
 MODELS = '''
 import torch
+from torch import nn
 from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 
 
