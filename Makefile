@@ -30,7 +30,7 @@ bench: .venv/.test
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+.venv/.demo: .venv/bin/python pyproject.toml setup.py statecli/values/_native.c constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
@@ -41,4 +41,4 @@ bench: .venv/.test
 	@touch $@
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build statecli/values/_native.*.so *.egg-info

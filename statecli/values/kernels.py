@@ -1,6 +1,7 @@
 """Two blocks of values -> their `Tally`: which differ, by how much, and what of them is no number.
 
-numpy writes into buffers that are used again and again and fit a core's second-level cache.
+What float32 can carry is done in one pass by `_native.c` where it was compiled, and by numpy where not: it writes into
+buffers that are used again and again and fit a core's second-level cache.
 """
 
 from __future__ import annotations
@@ -14,6 +15,13 @@ from statecli.diff.result import How
 from statecli.values.elements import Array, Decoder
 from statecli.values.tally import ROW, SAFE, SMALL, Tally, Wide
 
+try:
+    from statecli.values import _native
+except ImportError:  # there was no compiler when statecli was installed
+    _native = None  # type: ignore[assignment]
+
+#: The types whose blocks the compiled kernel reads as they are stored.
+STORED = frozenset(("float32", "bfloat16", "float16"))
 _rows: Any = getattr(np, "vecdot", None) or (lambda a, b, out: np.einsum("ij,ij->i", a, b, out=out))
 #: Below this cosine the products cancel so far that they are summed in float64.
 ORTHOGONAL = 0.01
@@ -31,7 +39,7 @@ def tally(before: Array, after: Array, how: How, decoder: Decoder, changed: Arra
     with np.errstate(all="ignore"):
         kinds = before.dtype.kind + after.dtype.kind
         if before.dtype == after.dtype == np.float32 and not (how.atol or how.rtol):
-            found = _fast(before, after, decoder, changed)
+            found = _in_float32(before, after, decoder, changed)
             if found is not None:
                 return found
         if "c" in kinds:
@@ -42,6 +50,34 @@ def tally(before: Array, after: Array, how: How, decoder: Decoder, changed: Arra
             changed = _integer_is_float(before, after)
         wide = before.astype(np.float64), after.astype(np.float64)
         return _floats(*wide, how, changed, None if changed is None else _rounded_away(before, after, changed))
+
+
+def stored(before: Array, after: Array, types: tuple[str, str], bits: bool = False) -> Tally | None:
+    """Two flat blocks of equally many elements as they are stored, of the types named; `bits` alone decide, or values.
+
+    None where it takes `tally`: for other types, what float32 cannot carry, and without the compiled kernel.
+    """
+    if _native is None or not STORED.issuperset(types):
+        return None
+    found = _native.tally(before, after, *types, bits)
+    if found is None:
+        return None
+    changed, first, largest, gaps, squares, norm_a, norm_b, product = found
+    if not math.isfinite(gaps + norm_a + norm_b + squares) or (squares < SMALL and largest):
+        return None
+    if _may_have_vanished(norm_a, before) or _may_have_vanished(norm_b, after):
+        return None
+    return Tally(
+        changed=changed,
+        first=first if changed else None,
+        finite=before.size,
+        max_abs=largest,
+        sum_abs=Wide(gaps),
+        squares=Wide(squares),
+        before=Wide(norm_a),
+        after=Wide(norm_b),
+        product=Wide(product),
+    )
 
 
 def _rounded_away(before: Array, after: Array, changed: Array) -> Array:
@@ -57,7 +93,11 @@ def norm(block: Array, decoder: Decoder) -> Tally:
     if not block.size:
         return Tally()
     with np.errstate(all="ignore"):
-        if block.dtype == np.float32:
+        if block.dtype == np.float32 and _native is not None:
+            found = stored(block, block, ("float32", "float32"))
+            if found is not None:
+                return found
+        elif block.dtype == np.float32:
             padded = _padded(block, decoder, "before")
             squares = _squares(padded)
             if SMALL <= squares < np.inf or (squares == 0 and not block.any()):
@@ -85,8 +125,18 @@ def norm(block: Array, decoder: Decoder) -> Tally:
 # --- float32, fast -----------------------------------------------------------------------------------------------
 
 
-def _fast(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
+def _in_float32(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
     """None where float32 cannot carry it."""
+    if _native is None:
+        return _in_passes(before, after, decoder, changed)
+    found = stored(before, after, ("float32", "float32"))
+    if found is None or changed is None:
+        return found
+    count = int(np.count_nonzero(changed))
+    return found._replace(changed=count, first=int(changed.argmax()) if count else None)
+
+
+def _in_passes(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
     a, b = _padded(before, decoder, "before"), _padded(after, decoder, "after")
     gap = np.subtract(b, a, out=decoder.buffer("gap", "f4", a.size))
     if changed is None:

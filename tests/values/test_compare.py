@@ -456,7 +456,7 @@ def test_any_two_arrays(tmp_path_factory, data):
     (delta,) = compare_all([pair], How())
     finite = torch.isfinite(before) & torch.isfinite(after)
     assert delta.changed == int((before != after).sum())
-    if delta.changed and finite.any():
+    if (before != after)[finite].any():
         expected = oracle(before[finite], after[finite])
         expected.pop("elements")
         expected["changed"] = delta.changed

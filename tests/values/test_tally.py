@@ -15,6 +15,21 @@ from statecli.values import kernels
 from statecli.values.elements import Decoder, element
 from statecli.values.tally import ROW, Tally, Wide
 
+torch = pytest.importorskip("torch")
+
+needs_kernel = pytest.mark.skipif(kernels._native is None, reason="the kernel in C was not compiled: no compiler")
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def way(request, monkeypatch):
+    """Both ways to the same sums: the kernel in C, and numpy where it was not compiled."""
+    if request.param == "numpy":
+        monkeypatch.setattr(kernels, "_native", None)
+    elif kernels._native is None:
+        pytest.skip("the kernel in C was not compiled: there was no compiler")
+    return request.param
+
+
 wides = st.builds(Wide, st.floats(1e-100, 1e100), st.integers(-400, 400))
 
 
@@ -37,13 +52,13 @@ def test_a_root_is_a_root(wide):
     assert root != math.inf or exact(wide) > Fraction(1e154) ** 2
 
 
-def test_nothing_added_changes_nothing():
+def test_nothing_added_changes_nothing(way):
     """The empty tally is neutral on both sides."""
     one = kernels.tally(np.ones(5, np.float32), np.arange(5, dtype=np.float32), How(), Decoder())
     assert Tally().plus(one) == one == one.plus(Tally())
 
 
-def test_one_large_and_many_small():
+def test_one_large_and_many_small(way):
     """The worst for float32: in each row one 1 and 255 that vanish beside it one by one, not together."""
     gap = np.full(4 * ROW, 2.0**-12.5, np.float32)
     gap[::ROW] = 1
@@ -54,7 +69,7 @@ def test_one_large_and_many_small():
 
 
 @pytest.mark.parametrize("n", [1, ROW - 1, ROW, ROW + 1, 3 * ROW + 17])
-def test_rows_that_are_not_full(n):
+def test_rows_that_are_not_full(n, way):
     """What fills up the last row counts for nothing, and leaves nothing behind for the next block."""
     decoder = Decoder()
     numbers = np.random.default_rng(n)
@@ -73,3 +88,91 @@ def test_half_precision_by_its_bits():
     finite = codes[np.isfinite(codes.view(np.float16))]
     assert (decoder(finite, kind).view(np.uint32) == finite.view(np.float16).astype(np.float32).view(np.uint32)).all()
     assert np.array_equal(decoder(codes, kind), codes.view(np.float16).astype(np.float32), equal_nan=True)
+
+
+STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def stored(tensor):
+    return tensor.view(torch.int32 if tensor.itemsize == 4 else torch.int16).numpy()
+
+
+def in_float64(before, after):
+    a, b = before.to(torch.float64).numpy(), after.to(torch.float64).numpy()
+    gap = np.abs(b - a)
+    return [gap.sum(), np.square(gap).sum(), np.square(a).sum(), np.square(b).sum()], float(a @ b), float(gap.max())
+
+
+@needs_kernel
+@pytest.mark.parametrize("one", STORED)
+@pytest.mark.parametrize("other", STORED)
+@pytest.mark.parametrize("n", [1, 15, 16, 127, 128, 129, 5000])
+def test_stored_blocks_are_summed_as_float64_would(one, other, n):
+    """Any two of the types, any length: every count exact, every sum within 1e-6, the product also where it cancels."""
+    numbers = torch.Generator().manual_seed(n)
+    before = torch.randn(n, generator=numbers).to(STORED[one])
+    after = torch.where(torch.rand(n, generator=numbers) < 0.3, before, torch.randn(n, generator=numbers))
+    after = after.to(STORED[other])
+    found = kernels.stored(stored(before), stored(after), (one, other))
+    sums, product, largest = in_float64(before, after)
+    differ = (before.to(torch.float64) != after.to(torch.float64)).numpy()
+    assert (found.changed, found.finite) == (int(differ.sum()), n)
+    assert found.first == (int(differ.argmax()) if differ.any() else None)
+    assert found.max_abs == pytest.approx(largest, rel=1e-7)
+    got = [found.sum_abs, found.squares, found.before, found.after]
+    assert [one.value() for one in got] == pytest.approx(sums, rel=1e-6)
+    assert found.product.value() == pytest.approx(product, rel=1e-6, abs=1e-7 * math.sqrt(sums[2] * sums[3]))
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_every_value_of_sixteen_bits(name):
+    """Each of the 65,536 against zero: its size is torch's; what is not finite is left to float64."""
+    every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(STORED[name])
+    for part in every.split(128):
+        zeros = torch.zeros_like(part)
+        found = kernels.stored(stored(zeros), stored(part), (name, name))
+        wide = part.to(torch.float64)
+        vanishing = wide.abs().max() < 2.0**-40
+        if not torch.isfinite(wide).all() or wide.abs().max() > 2.0**60 or vanishing:
+            assert found is None or found.max_abs == float(wide.abs().max())
+        else:
+            assert found.max_abs == float(wide.abs().max())
+            assert found.changed == int((wide != 0).sum())
+
+
+@needs_kernel
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("at", [0, 127, 128, 200])
+def test_what_float32_cannot_sum_is_left_to_float64(bad, name, at):
+    """A NaN or an infinity anywhere, on either side, and the kernel gives no sums."""
+    before = torch.ones(201).to(STORED[name])
+    after = before.clone()
+    after[at] = bad
+    for one, other in ((before, after), (after, before), (after, after)):
+        assert kernels.stored(stored(one), stored(other), (name, name)) is None
+
+
+@needs_kernel
+def test_bits_tell_zeros_apart():
+    """-0.0 is 0.0, except by its bits."""
+    before, after = torch.zeros(300), torch.zeros(300)
+    before[7] = after[7] = 1
+    after[299] = -0.0
+    for name, dtype in STORED.items():
+        one, two = stored(before.to(dtype)), stored(after.to(dtype))
+        assert kernels.stored(one, two, (name, name)).changed == 0
+        by_bits = kernels.stored(one, two, (name, name), bits=True)
+        assert (by_bits.changed, by_bits.first) == (1, 299)
+
+
+@needs_kernel
+def test_blocks_of_unequal_length_are_refused():
+    """The kernel reads no byte beyond either block."""
+    block = np.zeros(64, np.uint8)
+    for one, other in ((block, block[:60]), (block[:63], block), (block, block[:0])):
+        with pytest.raises(ValueError, match="equally many"):
+            kernels._native.tally(one, other, "float32", "float32", False)
+    with pytest.raises(ValueError, match="not a type"):
+        kernels._native.tally(block, block, "float64", "float64", False)
