@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from statecli.diff.result import ScalarChange, Status
 from statecli.formats import _shown
+from statecli.formats._settings import MORE, Settings, read, spelled, text_told
 from statecli.state import ModelState, Oddity, Scalar
 
 #: What an index of shards says of the files around it; one file has nothing of the kind.
 _OF_INDEX = frozenset(("total_size", "total_parameters"))
 #: Which framework wrote the tensors; safetensors alone records it.
 _OF_SAFETENSORS = frozenset(("format",))
+_HUGE = re.compile("-?[0-9]{19,400}")
+
+
+class _Side(NamedTuple):
+    """The settings of one state: their values and what their paths do not say, as `Settings` has it."""
+
+    values: Mapping[str, Scalar]
+    types: Mapping[str, str] = {}
+    kinds: Mapping[str, str] = {}
 
 
 def changed_scalars(
@@ -26,21 +38,51 @@ def changed_scalars(
     Of a target that is one section (`train.ckpt#optimizer`), what lies below that section, by its path from there.
     What only one side's format can record is no difference, and a note names it. safetensors holds nothing but text:
     against another format, a number equals its text. `wanted` says which keys the globs leave, `paired` which section
-    of before is compared with which of after.
+    of before is compared with which of after. A key that is a number and one that is its text are two keys, and a
+    container of another kind is a change. Of more settings than are told, those that both sides tell are compared,
+    and the digest of all.
     """
-    one, two = _below(_moved(before.metadata, paired), sections[0]), _below(after.metadata, sections[1])
-    same = _same_text if _textual(before) != _textual(after) else _same
+    one, two = (_side(state, section) for state, section in zip((before, after), sections, strict=True))
+    if not any(sections):
+        one = _moved(one, paired)
+    same: Callable[[Scalar, Scalar], bool] = _same
+    if _textual(before) != _textual(after):
+        same = _number_and_text if _textual(after) else _text_and_number
+        one, two = _Side(one.values), _Side(two.values)
+    first, second = _spelled(one, two), _spelled(two, one)
+    kinds = [_change(key, first, second) for key, first, second in _kinds(one, two) if wanted(key)]
+    if MORE in first or MORE in second:
+        if first.get(MORE) == second.get(MORE) and sections[0] == sections[1]:
+            return [], []
+        first, second = _told_by_both(first, second), _told_by_both(second, first)
     found: list[ScalarChange] = []
     passed: list[str] = []
-    for key in (*one, *(key for key in two if key not in one)):
-        if not wanted(key) or (key in one and key in two and same(one[key], two[key])):
+    for key in (*first, *(key for key in second if key not in first)):
+        if not wanted(key) or (key in first and key in second and same(first[key], second[key])):
             continue
-        if (key not in two and key in _own(before, after)) or (key not in one and key in _own(after, before)):
+        if (key not in second and key in _own(before, after)) or (key not in first and key in _own(after, before)):
             passed.append(key)
         else:
-            found.append(_change(key, one, two))
-    message = f"only one side's format records {_shown.names(passed)}: no difference"
-    return found, [Oddity("format-metadata", message)] if passed else []
+            found.append(_change(key, first, second))
+    return kinds + found, [*_not_wanted(first, second, wanted), *_passed(passed)]
+
+
+def _passed(keys: Sequence[str]) -> list[Oddity]:
+    message = f"only one side's format records {_shown.names(keys)}: no difference"
+    return [Oddity("format-metadata", message)] if keys else []
+
+
+def _not_wanted(one: Mapping[str, Scalar], two: Mapping[str, Scalar], wanted: Callable[[str], bool]) -> list[Oddity]:
+    if (MORE not in one and MORE not in two) or wanted(MORE):
+        return []
+    return [Oddity("settings-left-out", "more settings differ than are told one by one: those beyond were left out")]
+
+
+def _kinds(one: _Side, two: _Side) -> Iterator[tuple[str, dict[str, Scalar], dict[str, Scalar]]]:
+    """Containers that both sides have, of two kinds; what the whole file is in is no setting."""
+    for path, kind in one.kinds.items():
+        if path and two.kinds.get(path, kind) != kind:
+            yield path, {path: kind}, {path: two.kinds[path]}
 
 
 def _change(key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> ScalarChange:
@@ -51,23 +93,59 @@ def _change(key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar])
     return ScalarChange(key, Status.CHANGED, before[key], after[key])
 
 
-def _moved(metadata: Mapping[str, Scalar], paired: Mapping[str, str]) -> Mapping[str, Scalar]:
-    """The settings of a section under the name of the one that it is compared with."""
-    moves = [(f"{old}.", f"{new}.") for old, new in paired.items() if old and new and old != new]
-    if not moves:
-        return metadata
-    found: dict[str, Scalar] = {}
-    for key, value in metadata.items():
-        old, new = next(((old, new) for old, new in moves if key.startswith(old)), ("", ""))
-        found[new + key[len(old) :]] = value
-    return found
+def _told_by_both(one: Mapping[str, Scalar], two: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {key: value for key, value in one.items() if key in two or key == MORE}
 
 
-def _below(metadata: Mapping[str, Scalar], section: str | None) -> Mapping[str, Scalar]:
-    if section is None:
-        return metadata
+def _spelled(side: _Side, other: _Side) -> dict[str, Scalar]:
+    """By path; one that is of other types on the other side, spelled out."""
+    told: dict[str, Scalar] = {}
+    for key, value in side.values.items():
+        types = side.types.get(key, "")
+        exact = spelled(key, types) if types else key
+        contended = exact in other.values or (key in other.values and other.types.get(key, "") != types)
+        told[exact if contended else key] = value
+    return told
+
+
+def _side(state: ModelState, section: str | None) -> _Side:
+    metadata = state.metadata
+    side = _Side(metadata, metadata.types, metadata.kinds) if isinstance(metadata, Settings) else _Side(metadata)
     start = f"{section}."
-    return {key[len(start) :]: value for key, value in metadata.items() if key.startswith(start)}
+    named = section in side.kinds or any(key.startswith(start) for key in side.values)
+    if section is None or (state.sections == (section,) and not named):
+        return side  # the section of a file that is nothing else has no name in it
+    return _renamed(side, lambda key: (start, "") if key.startswith(start) else ("", "") if key == MORE else None)
+
+
+def _renamed(side: _Side, renaming: Callable[[str], tuple[str, str] | None]) -> _Side:
+    """The side with another beginning for each path, (old, new), and without the paths that get none."""
+    found = {key: both for key in (*side.values, *side.kinds) if (both := renaming(key)) is not None}
+    names = {key: new + key[len(old) :] for key, (old, new) in found.items()}
+    types = {
+        names[key]: read(found[key][1]) + told[len(found[key][0]) :] for key, told in side.types.items() if key in names
+    }
+    return _Side(
+        {names[key]: value for key, value in side.values.items() if key in names},
+        {key: told for key, told in types.items() if told != read(key)},
+        {names[key]: kind for key, kind in side.kinds.items() if key in names},
+    )
+
+
+def _moved(side: _Side, paired: Mapping[str, str]) -> _Side:
+    """The settings of a section under the name of the one that it is compared with."""
+    moves = [(f"{old}.", f"{new}.") for old, new in paired.items() if old and new]
+    moves.sort(key=lambda move: len(move[0]), reverse=True)
+
+    def move(key: str) -> tuple[str, str]:
+        return next((one for one in moves if key.startswith(one[0])), ("", ""))
+
+    if all(old == new for old, new in moves):
+        return side
+    # Where something else of before has that name already, nothing gives way to it.
+    stays = [key for key in side.values if move(key) == ("", "")]
+    moves = [(old, new) for old, new in moves if not any(key.startswith(new) for key in stays)]
+    return _renamed(side, move)
 
 
 def _textual(state: ModelState) -> bool:
@@ -89,11 +167,27 @@ def _own(state: ModelState, other: ModelState) -> frozenset[str]:
 def _same(before: Scalar, after: Scalar) -> bool:
     if isinstance(before, bool) is not isinstance(after, bool):
         return False
+    if type(before) is float and type(after) is str:
+        return _is_huge(after, before)
+    if type(after) is float and type(before) is str:
+        return _is_huge(before, after)
     return before == after or (before != before and after != after)
 
 
-def _same_text(before: Scalar, after: Scalar) -> bool:
-    return _same(before, after) or str(before) == str(after)
+def _is_huge(text: str, number: float) -> bool:
+    """Whether an integer that JSON has no number for, which is told as a text, is that float."""
+    return 2.0**63 <= abs(number) < float("inf") and bool(_HUGE.fullmatch(text)) and int(text) == number
+
+
+def _text_and_number(text: Scalar, told: Scalar) -> bool:
+    return _number_and_text(told, text)
+
+
+def _number_and_text(told: Scalar, text: Scalar) -> bool:
+    """Whether what another format tells is what safetensors has as a text."""
+    if text_told(str(text)) == told:
+        return True
+    return str(told) == str(text) and not str(told).startswith("'")
 
 
 def described(change: ScalarChange) -> str:

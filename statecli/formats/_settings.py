@@ -1,17 +1,28 @@
 """What a training checkpoint says beside its tensors: epoch, step, lr, hyper-parameters, as numbers and words.
 
 Nothing is passed over: what is too long, too deep or too strange to be told in a word is told as what it is and a
-digest of its content, so that two of them can be compared.
+digest of its content, so that two of them can be compared. What is told in words no text of the file can say as well:
+such a text stands in quotes.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from statecli.formats._graph import attributes, children, dotted, entries, key_path, mapping, name_of, sequence
-from statecli.formats._pickle import Global, Obj, Persistent, SetOf
+from statecli.formats._digests import (
+    Digests,
+    kind_of,
+    numpy_scalar,
+    odd_state,
+    of_text,
+    own_arguments,
+    own_attributes,
+)
+from statecli.formats._graph import is_module, is_optimizer, mapping, sequence
+from statecli.formats._pickle import Global, Key, Obj
 from statecli.formats._reading import Reading
 from statecli.formats._sections import MAX_SECTION_DEPTH
 from statecli.formats._tensors import raw_bytes
@@ -28,99 +39,240 @@ MAX_TEXT = 1_000
 MAX_BITS = 1_024
 #: Entries of containers that are looked at, those of a shared one each time.
 MAX_LOOKED_AT = 500_000
-#: Nodes that go into digests.
-MAX_DIGESTED = 2_000_000
+#: The path of the digest that stands for all settings where not all are told.
+MORE = "(and more)"
 
 _SCALARS = frozenset([str, int, float, bool, type(None)])
-#: numpy's type codes that `struct` reads.
-_NUMPY = {"f2": "e", "f4": "f", "f8": "d", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "b1": "?"}
-_NUMPY |= {"u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
+_DIGEST = "sha256 [0-9a-f]{32}"
+#: What is told in words and is no text: a number that JSON has not, an empty container, a digest, a name, a call.
+_TOLD = re.compile(
+    rf"nan|-?inf|-?[0-9]{{19,}}|\[\]|\{{\}}|.*, {_DIGEST}|[0-9]+ characters, {_DIGEST}: .*|<[^.]*\..*>|<{_DIGEST}>"
+    r"|(?=\w*\.)[\w.]+\(.*\)",
+    re.DOTALL,
+)
+_INT = re.compile("0|-?[1-9][0-9]*")
+#: The types of keys, a letter each: text, int, bool, None, and all others, which are written in brackets.
+_LETTERS = {str: "t", int: "i", bool: "b", type(None): "n"}
 
 
-def scalars(root: Any, reading: Reading) -> dict[str, Scalar]:
-    """Settings by dotted path; tensors left out."""
-    found: dict[str, Scalar] = {}
-    digests = _Digests(reading)
+class Settings(dict[str, Scalar]):
+    """Settings by dotted path, and what the paths do not say.
+
+    `kinds` is what the container at a path is: `dict`, `list`, or its class. `types` has, for each path that does not
+    read as what it is, the types of its keys, a letter for each character and a dot between two: {"a.1": 0} is `a.1`
+    with `ttt`, and {"a": {1: 0}} is `a.1` with `t.i`, which goes without saying.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: dict[str, str] = {}
+        self.types: dict[str, str] = {}
+
+
+def scalars(root: Any, reading: Reading) -> Settings:
+    """Settings by dotted path; tensors left out. Where they are too many, `MORE` has a digest of the whole file."""
+    found = _Found()
+    digests = Digests(reading)
     looked_at = 0
-    stack: list[tuple[str, Any, int]] = [("", root, 0)]
+    stack: list[tuple[str, str, Any, tuple[Any, ...]]] = [("", "", root, (root,))]
     while stack:
-        path, node, depth = stack.pop()
+        path, types, node, above = stack.pop()
+        found.opened(path, node)
         below = []
-        for key, child in _entries(node):
-            if _is_tensor(child, reading):
+        for step, letter, child in _entries(node, digests):
+            if digests.is_tensor(child):
                 continue
             looked_at += 1
-            if len(path) > MAX_SETTING or len(found) == MAX_METADATA or looked_at > MAX_LOOKED_AT:
+            if len(path) > MAX_SETTING or len(found.told) == MAX_METADATA or looked_at > MAX_LOOKED_AT:
                 # Containers may hold each other and be shared without end; what they hold is one thing all the same.
-                found["(and more)"] = digests.told(root, "the file")
-                return found
-            where = _free(dotted(path, key), path, key, found)
-            if type(child) in _SCALARS:
-                found[where] = digests.scalar(child)
-            elif depth < MAX_SECTION_DEPTH and _is_listed(child):
-                below.append((where, child, depth + 1))
+                return found.settings(digests.of(root, "the file"))
+            where, letters = (f"{path}.{step}", f"{types}.{letter * len(step)}") if path else (step, letter * len(step))
+            if _is_listed(child) and len(above) <= MAX_SECTION_DEPTH and not any(child is one for one in above):
+                below.append((where, letters, child, (*above, child)))
             else:
-                found[where] = digests.told(child, where)
+                found.told.append((where, letters, _told(child, where, digests)))
         stack.extend(reversed(below))
-    return found
+    return found.settings()
 
 
-def _free(where: str, path: str, key: Any, found: dict[str, Scalar]) -> str:
-    """A dotted path that is not taken: {'a.b': 1, 'a': {'b': 2}} has two of one."""
-    return where if where not in found else f"{path}{key_path(key) or '[?]'}"
+class _Found:
+    """What was found, before it is known which paths read the same."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, Scalar]] = []
+        self._kinds: dict[str, set[str]] = {}
+
+    def opened(self, path: str, node: Any) -> None:
+        self._kinds.setdefault(path, set()).add(kind_of(node))
+
+    def settings(self, more: str | None = None) -> Settings:
+        """By path; of two paths that read the same, the one that does not read as what it is has it spelled out."""
+        found = Settings()
+        found.kinds = {path: " and ".join(sorted(kinds)) for path, kinds in self._kinds.items()}
+        count = Counter(path for path, _, _ in self.told)
+        again: dict[str, list[Scalar]] = {}
+        for path, types, value in self.told:
+            key = path if count[path] == 1 else spelled(path, types)
+            if key == path and types != read(path):
+                found.types[key] = types
+            again.setdefault(key, []).append(value)
+        for key, values in again.items():
+            # Keys may be equal for us and not for Python: two of NaN.
+            for n, value in enumerate(sorted(values, key=repr)):
+                found[f"{key} ({n + 1})" if len(values) > 1 else key] = value
+        if more is not None:
+            found[MORE] = more
+        return found
 
 
-def _entries(node: Any) -> Iterable[tuple[Any, Any]]:
-    if mapping(node) is not None or sequence(node) is not None:
-        return entries(node)
-    return attributes(node).items()
+def read(path: str) -> str:
+    """The types of keys that a path seems to have, as in `Settings.types`."""
+    return ".".join(_letter(step) * len(step) for step in path.split("."))
 
 
-def _is_tensor(node: Any, reading: Reading) -> bool:
-    return type(node) is Persistent or reading.decoder.is_tensor(node)
+def _letter(step: str) -> str:
+    if step in ("True", "False"):
+        return "b"
+    if step.startswith("["):
+        return "k"
+    return "i" if _INT.fullmatch(step) else "n" if step == "None" else "t"
+
+
+def spelled(path: str, types: str) -> str:
+    """The path with each text in it that does not read as such in brackets and quotes."""
+    steps, at = [], 0
+    for letters in types.split("."):
+        step = path[at : at + len(letters)]
+        at += len(letters) + 1
+        steps.append(f"[{step!r}]" if letters.startswith("t") and read(step) != letters else step)
+    return ".".join(steps)
+
+
+def _entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
+    """Of each entry its step in the path, the letter of its key's type, and the entry."""
+    items = mapping(node)
+    if items is not None:
+        skip = "state" if is_optimizer(node) and _is_empty(items["state"]) else None
+        yield from ((*_step(key, digests), value) for key, value in items.items() if key != skip)
+    elif (elements := sequence(node)) is not None:
+        yield from ((str(index), "i", value) for index, value in enumerate(elements))
+    if type(node) is Obj:
+        yield from _of_object(node, digests)
+
+
+def _of_object(node: Obj, digests: Digests) -> Iterator[tuple[str, str, Any]]:
+    held = own_attributes(node)
+    if mapping(node) is not None:
+        if held:
+            yield "__dict__", "k", digests.keep(held)
+    else:
+        skip = _bare(node, held)
+        yield from ((*_step(name, digests), value) for name, value in held.items() if name not in skip)
+    arguments = own_arguments(node)
+    if arguments:
+        yield "__args__", "k", digests.keep(arguments)
+    if node.kwargs:
+        yield "__kwargs__", "k", node.kwargs
+    if odd_state(node) is not None:
+        yield "__state__", "k", node.state
+
+
+def _bare(node: Obj, held: dict[str, Any]) -> set[str]:
+    """The empty containers that torch itself gives each module and optimizer, of hooks and the like."""
+    if not is_module(node) and not is_optimizer(node):
+        return set()
+    return {name for name, value in held.items() if (name.startswith("_") or name == "state") and _is_empty(value)}
+
+
+def _step(key: Any, digests: Digests) -> tuple[str, str]:
+    """A key as a step of a path, and the letter of its type. Keys that are equal in Python are one step."""
+    if type(key) is str and key not in ("", MORE):
+        return key, "t"
+    value = key.value if type(key) is Key else key
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) in (int, bool) or value is None:
+        short = type(value) is not int or abs(value) < 2**63
+        return (str(value), _LETTERS[type(value)]) if short else (f"[{_number(value, digests)}]", "k")
+    parts = value if type(value) is tuple else (value,)
+    if len(parts) <= 8 and all(map(_is_short, parts)):
+        plain = tuple(int(part) if type(part) is float and part.is_integer() else part for part in parts)
+        return f"[{plain if type(value) is tuple else plain[0]!r}]", "k"
+    return f"[{kind_of(value)}, {digests.of(value, 'a key')}]", "k"
+
+
+def _is_short(value: Any) -> bool:
+    if type(value) is int:
+        return abs(value) < 2**63
+    return value is None or type(value) in (float, bool) or (type(value) in (str, bytes) and len(value) <= 200)
+
+
+def _is_empty(node: Any) -> bool:
+    items = mapping(node)
+    held = sequence(node) if items is None else items
+    return held is not None and not held and not (type(node) is Obj and own_attributes(node))
 
 
 def _is_listed(node: Any) -> bool:
-    if mapping(node) is not None:
-        return True
     if type(node) in (list, tuple):
-        return len(node) <= MAX_LISTED
-    return type(node) is Obj and sequence(node) is None and bool(attributes(node))
+        return 0 < len(node) <= MAX_LISTED
+    if mapping(node) is not None:
+        return not _is_empty(node)
+    return type(node) is Obj and sequence(node) is None and bool(own_attributes(node))
 
 
-def _scalar(value: Any) -> Scalar:
+def _told(node: Any, where: str, digests: Digests) -> Scalar:
+    """A scalar, a name, a number that numpy or a short call stands for, else a kind, a length and a digest."""
+    if type(node) in _SCALARS:
+        return _scalar(node, digests)
+    if type(node) is Global:
+        return _name(node, digests)
+    if type(node) in (list, tuple) and not node:
+        return "[]"
+    if mapping(node) is not None and _is_empty(node):
+        return "{}"
+    raw = raw_bytes(node)
+    if raw is not None:
+        return f"{len(raw)} bytes, {digests.of(node, where)}"
+    if type(node) is Obj:
+        number = numpy_scalar(node)
+        called = _call(node) if number is None else None
+        if number is not None or called is not None:
+            return _scalar(number, digests) if called is None else called
+    held = sequence(node)
+    count = "" if held is None else f" of {len(held)}"
+    return f"{kind_of(node)[:MAX_TEXT]}{count}, {digests.of(node, where)}"
+
+
+def _scalar(value: Any, digests: Digests) -> Scalar:
+    """Itself, or as a text what JSON has no number for and what is too long."""
+    if type(value) is str:
+        return text_told(value, digests.of)
     if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
         return repr(value)
-    if type(value) is int and abs(value) >= 2**63:
-        bits = value.bit_length()
-        return str(value) if bits <= MAX_BITS else f"an integer of {bits} bits, {_hash([hex(value)])}"
-    return value  # type: ignore[no-any-return]
+    return _number(value, digests) if type(value) is int and abs(value) >= 2**63 else value
 
 
-def _kind(node: Any) -> str:
-    if _is_set(node):
-        return "set"
-    if mapping(node) is not None:
-        return "dict"
-    if type(node) is Obj:
-        return name_of(node.cls).replace("__builtin__.", "builtins.") or "an object"
-    return "list" if type(node) is tuple else type(node).__name__
+def _number(value: int, digests: Digests) -> str:
+    bits = value.bit_length()
+    return str(value) if bits <= MAX_BITS else f"an integer of {bits} bits, {digests.of(value, 'an integer')}"
 
 
-def _numpy_scalar(node: Obj) -> Any:
-    """The number in `numpy.core.multiarray.scalar(dtype('f8'), b'...')`, as best_metric often is."""
-    if not name_of(node.cls).endswith("multiarray.scalar") or len(node.args) != 2:
-        return None
-    dtype, raw = node.args[0], raw_bytes(node.args[1])
-    if raw is None:
-        return None
-    code = dtype.args[0] if type(dtype) is Obj and dtype.args else None
-    form = _NUMPY.get(code) if type(code) is str else None
-    state = dtype.state if type(dtype) is Obj and type(dtype.state) is tuple else ()
-    order = ">" if ">" in state else "<"
-    if form is None or struct.calcsize(order + form) != len(raw):
-        return None
-    return struct.unpack(order + form, raw)[0]
+def text_told(text: str, digest: Callable[[str, str], str] | None = None) -> str:
+    """A text as it is told: itself, or its beginning and a digest, or in quotes if it reads as something else.
+
+    What stands in quotes already gets one more pair, so that no two texts are told alike.
+    """
+    if len(text) > MAX_TEXT:
+        told = (digest or of_text)(text, "a text")
+        return f"{len(text)} characters, {told}: {text[: MAX_TEXT - 80]}..."
+    pairs = min(len(text) - len(text.lstrip("'")), len(text) - len(text.rstrip("'")), len(text) // 2)
+    return f"'{text}'" if _TOLD.fullmatch(text, pairs, len(text) - pairs) else text
+
+
+def _name(node: Global, digests: Digests) -> str:
+    name = node.qualified
+    return f"<{name if len(name) <= MAX_TEXT else digests.of(node, 'a name')}>"
 
 
 def _call(node: Obj) -> str | None:
@@ -128,116 +280,13 @@ def _call(node: Obj) -> str | None:
     plain = all(type(arg) in _SCALARS for arg in node.args)
     if not plain or node.state is not None or node.items is not None or node.elems is not None or node.kwargs:
         return None
-    text = f"{_kind(node)}({', '.join(_short(arg) for arg in node.args)})"
+    name = kind_of(node)
+    text = f"{name}({', '.join(map(_short, node.args))})" if re.fullmatch(r"[\w.]+", name) else " " * 201
     return text if len(text) <= 200 else None
 
 
 def _short(value: Any) -> str:
-    if type(value) is int and abs(value) >= 2**63:
-        return str(_scalar(value))
-    return repr(value) if type(value) is not str or len(value) <= 200 else " " * 201
-
-
-class _Digests:
-    """What cannot be listed, in a few words with a digest of its content.
-
-    The digest of a container is made of those of what it holds, so that what is shared counts as if it were not, each
-    node is read once, and equal contents have equal digests: the order of a dict and of a set means nothing, a list is
-    a tuple, 1 is 1.0.
-    """
-
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self._known: dict[int, str] = {}
-        self._left = MAX_DIGESTED
-
-    def told(self, node: Any, where: str) -> Scalar:
-        """A number that numpy or a short call stands for, else a kind, a length and a digest."""
-        raw = raw_bytes(node)
-        if raw is not None:
-            return f"{len(raw)} bytes, {self._leaf(node)}"
-        if type(node) is Obj:
-            number = _numpy_scalar(node)
-            if number is not None:
-                return self.scalar(number)
-            called = _call(node)
-            if called is not None:
-                return called
-        held = sequence(node)
-        count = "" if held is None else f" of {len(held)}"
-        return f"{_kind(node)}{count}, {self._digest(node, where)}"
-
-    def scalar(self, value: Any) -> Scalar:
-        """Itself, or where it is long its beginning and a digest."""
-        if type(value) is str and len(value) > MAX_TEXT:
-            return f"{len(value)} characters, {self._leaf(value)}: {value[: MAX_TEXT - 60]}..."
-        return _scalar(value)
-
-    def _digest(self, root: Any, where: str) -> str:
-        """The containers below first, each once; one that holds itself stands there as such."""
-        stack: list[tuple[Any, list[tuple[str, Any]] | None]] = [(root, None)]
-        begun: set[int] = set()
-        while stack:
-            node, held = stack.pop()
-            if id(node) in self._known:
-                continue
-            if held is None:
-                held = [] if self._left < 0 else list(_held(node))
-                self._left -= 1 + len(held)
-                begun.add(id(node))
-                stack.append((node, held))
-                stack.extend((child, None) for _, child in held if id(child) not in begun and not self._is_leaf(child))
-                continue
-            parts = [f"{label}={self._known.get(id(child)) or self._leaf(child)}" for label, child in held]
-            self._known[id(node)] = _hash([_kind(node), *(sorted(parts) if _is_unordered(node) else parts)])
-        if self._left < 0:
-            message = f"{where} and what follows hold more than {MAX_DIGESTED:,} entries; only the first are read"
-            self._reading.odd("metadata-cut", message)
-        return self._known[id(root)]
-
-    def _is_leaf(self, node: Any) -> bool:
-        if type(node) in _SCALARS or type(node) in (Global, bytes) or _is_tensor(node, self._reading):
-            return True
-        return type(node) is Obj and (raw_bytes(node) is not None or _numpy_scalar(node) is not None)
-
-    def _leaf(self, node: Any) -> str:
-        if _is_tensor(node, self._reading):
-            return "tensor"  # compared as such
-        if not self._is_leaf(node):
-            return "itself"
-        number = _numpy_scalar(node) if type(node) is Obj else None
-        value = node if number is None else number
-        if type(value) is float and value.is_integer():
-            value = int(value)
-        if type(value) is int:
-            return hex(value)
-        raw = raw_bytes(value)
-        if raw is None and (type(value) is not str or len(value) <= MAX_TEXT):
-            return name_of(value) or repr(value)
-        if id(node) not in self._known:
-            self._left -= len(value if raw is None else raw) >> 4
-            self._known[id(node)] = _hash([value if raw is None else raw.hex()])
-        return self._known[id(node)]
-
-
-def _held(node: Any) -> Iterator[tuple[str, Any]]:
-    if _is_set(node):
-        return (("", child) for child in sequence(node) or ())
-    return children(node)
-
-
-def _is_unordered(node: Any) -> bool:
-    return _is_set(node) or mapping(node) is not None
-
-
-def _is_set(node: Any) -> bool:
-    return type(node) is SetOf or (type(node) is Obj and name_of(node.cls).endswith((".set", ".frozenset")))
-
-
-def _hash(parts: Iterable[str]) -> str:
-    import hashlib
-
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode("utf-8", "surrogatepass"))
-    return f"sha256 {digest.hexdigest()[:16]}"
+    if type(value) is float:
+        return repr(value + 0.0)  # -0.0 is 0.0
+    long = (type(value) is str and len(value) > 200) or (type(value) is int and value.bit_length() > MAX_BITS)
+    return " " * 201 if long else repr(value)

@@ -189,9 +189,9 @@ def test_equal_contents_have_equal_digests(tmp_path, one, two):
 
 def test_what_is_not_read_is_said(tmp_path, monkeypatch):
     """Beyond the budget of digests an oddity says so, which a diff ends 2 for."""
-    from statecli.formats import _settings
+    from statecli.formats import _digests
 
-    monkeypatch.setattr(_settings, "MAX_DIGESTED", 50)
+    monkeypatch.setattr(_digests, "MAX_DIGESTED", 50)
     _, state = settings(tmp_path, x=list(range(200)))
     assert "metadata-cut" in [odd.name for odd in state.oddities]
 
