@@ -16,15 +16,16 @@ def command(line: str, width: int = 88) -> None:
     """Print a console block: the command, what it writes on a terminal of that width, and its exit code when not 0."""
     import shlex
 
-    from statecli import diff, inspection, render, shortcut
+    from statecli import inspection, render, shortcut
     from statecli.asked import request, view
+    from statecli.diff.comparison import compare
     from statecli.options import DiffOptions
     from statecli.report import View, diffing, inspecting
 
     options = shortcut.parse(shlex.split(line)[1:])
     assert options is not None, line
     if isinstance(options, DiffOptions):
-        report = diffing.of_diff(diff.compare(request(options)), view(options))
+        report = diffing.of_diff(compare(request(options)), view(options))
     else:
         found = inspection.inspect(inspection.Request(target=options.target, to=options.to, model=options.model))
         report = inspecting.of_inspection(found, View())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from statecli.diff import Request
+from statecli.diff.comparison import Request
 from statecli.diff.result import How
 from statecli.errors import UsageError
 from statecli.options import DiffOptions

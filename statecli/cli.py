@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable
 from typing import NoReturn
 
-from statecli import asked, console
-from statecli.diff import compare
+from statecli import console
 from statecli.errors import StateError, UsageError
 from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
 from statecli.options import DiffOptions, InspectOptions
 from statecli.render import Output
-from statecli.report import View, diffing, documents, inspecting
+from statecli.report import View, documents, inspecting
 from statecli.state import ModelState
 
 #: Tensors that could not be compared that stderr names one by one; the result has each.
@@ -48,6 +47,11 @@ def inspect(options: InspectOptions) -> int:
 
 def diff(options: DiffOptions) -> int:
     """`statecli diff`; the exit code. What could be compared is shown, whatever could not."""
+    # An inspection does without them, and starts the sooner.
+    from statecli import asked
+    from statecli.diff.comparison import compare
+    from statecli.report import diffing
+
     asked.check(options)
     console.keep_stdout()
     values = not options.metadata_only

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from statecli import asked
-from statecli.diff import Request
+from statecli.diff.comparison import Request
 from statecli.diff.result import Field, How
 from statecli.errors import UsageError
 from statecli.options import DiffOptions

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.diff import Request, compare
+from statecli.diff.comparison import Request, compare
 from statecli.diff.result import Change, Diff, Status
 
 #: Writes an object, gives the path: `save({"w": t}, "a.pt")`.

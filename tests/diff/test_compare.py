@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_model
 from torch import nn
 
-from statecli.diff import Request, compare
+from statecli.diff.comparison import Request, compare
 from statecli.diff.result import Field, How, Status
 from statecli.errors import NothingMatched, UnreadableError, UsageError
 from statecli.state import Kind

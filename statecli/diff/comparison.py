@@ -1,0 +1,404 @@
+"""One run of `statecli diff`: what is read, paired, compared and expected, in this order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from statecli import inspection, modules, target
+from statecli.diff import expectations, fields, loading, pairing, renames, scalars
+from statecli.diff.pairing import Match, Way
+from statecli.diff.result import Broken, Change, Delta, Diff, Field, Histogram, How, ScalarChange, Status
+from statecli.errors import NothingMatched, StateError, UsageError
+from statecli.finding import Finding
+from statecli.formats._pickle import without_gc
+from statecli.inspection import Progress, matches_any
+from statecli.modules.build import Built
+from statecli.state import Kind, ModelState, Oddity, TensorInfo
+from statecli.values import pool
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the user asked of `diff`; both sides as the targets they are. Globs are unions; `jobs` 0 is the cores.
+
+    `histograms` is of how many tensors (those that changed most) the spread of the differences is wanted.
+    """
+
+    before: str
+    after: str
+    how: How = How()
+    values: bool = True
+    renames: bool = True
+    map: tuple[str, ...] = ()
+    ignore: tuple[Field, ...] = ()
+    only: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    kind: tuple[Kind, ...] = ()
+    init_device: str = "cpu"
+    jobs: int = 0
+    histograms: int = 0
+
+    @property
+    def expected(self) -> expectations.Expected:
+        """What decides the exit code, rather than any difference."""
+        return expectations.Expected(self.only, self.frozen, self.changed)
+
+
+def compare(request: Request, progress: Progress | None = None) -> Diff:
+    """Read both targets, pair their tensors, and say what differs.
+
+    `progress` is told the bytes of before whose values are compared. Raises `StateError` for what cannot be done at
+    all, `NothingMatched` where nothing is left to compare; a file that fails for one pair is in `Diff.broken`.
+    """
+    built: dict[str, Built] = {}
+    before, after = _read_both(request, built)
+    with without_gc():
+        return _Comparison(request, before, after, built).diff(progress)
+
+
+#: Bytes of both files from which on the second is read by a process of its own. What takes time is a long pickle or
+#: header, and how long it is only reading tells; a process more costs a fiftieth of a second.
+WORTH_A_PROCESS = 8 << 20
+
+
+def _read_both(request: Request, built: dict[str, Built]) -> tuple[ModelState, ModelState]:
+    both = (request.before, request.after)
+    paths = [target.split(text)[0] for text in both]
+    large = all(os.path.isfile(path) and os.path.getsize(path) >= WORTH_A_PROCESS for path in paths)
+    if not large or request.jobs == 1 or not pool.forks():
+        return _read(both[0], request, built), _read(both[1], request, built)
+    with pool.beside(_packed, both[1]) as after:
+        before, raw = _read(both[0], request, built), after()
+    return before, msgspec.msgpack.decode(raw, type=ModelState) if raw else _read(both[1], request, built)
+
+
+def _packed(text: str) -> bytes:
+    """A checkpoint's state as bytes, b"" where it holds what they cannot: a 65-bit integer, a lone surrogate."""
+    try:
+        return msgspec.msgpack.encode(target.checkpoint(text))
+    except (OverflowError, UnicodeEncodeError):
+        return b""
+
+
+def _read(text: str, request: Request, built: dict[str, Built]) -> ModelState:
+    """The state of one target; the module of a class is kept in `built`."""
+    spec = target.spec_of(text)
+    if spec is None:
+        return target.checkpoint(text)
+    built[text] = target.model(spec, init_device=request.init_device, values=False)
+    return modules.read(built[text], text)
+
+
+class _Outcome(msgspec.Struct, frozen=True, gc=False):
+    """What comparing a pair's values gave; nothing where that was not asked or they are equal."""
+
+    delta: Delta | None = None
+    not_compared: str | None = None
+    error: str | None = None
+
+
+_EQUAL = _Outcome()
+
+
+class _Comparison:
+    """One run, from two states to a `Diff`."""
+
+    def __init__(self, request: Request, before: ModelState, after: ModelState, built: dict[str, Built]) -> None:
+        self.request, self.before, self.after, self.built = request, before, after, built
+        classes = loading.is_class(before), loading.is_class(after)
+        self.any_class, self.loads = any(classes), classes[0] is not classes[1]
+        self.model = before if classes[0] else after
+        self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
+        self.notes: list[Oddity] = []
+        self.sections: dict[str, str] = {}
+
+    def diff(self, progress: Progress | None) -> Diff:
+        if self.request.expected and not self.values:
+            raise UsageError(
+                "--only, --frozen and --changed ask for values, which are not compared here: leave them out, or let "
+                "the values be read"
+            )
+        self._note_values()
+        compared = self._compared()
+        every = self._matches(*compared)
+        matches = [match for match in every if self._is_wanted(match)]
+        if not matches:
+            raise NothingMatched(self._nothing(len(every)))
+        differing = fields.differing(matches, self.request.ignore, devices=not self.any_class)
+        outcomes = self._outcomes(matches, progress)
+        changes, broken = self._changes(matches, differing, outcomes)
+        beside = [] if self.any_class else self._scalars()
+        loaded = self._loaded(every, compared, changes)
+        findings = self._findings(loaded.findings, changes, beside, broken)
+        return Diff(
+            before=self.before,
+            after=self.after,
+            changes=tuple(changes),
+            scalars=tuple(beside),
+            findings=tuple(findings),
+            notes=(*self.notes, *loaded.notes, *_cut_short(self.before), *_cut_short(self.after)),
+            broken=(*broken, *loaded.broken, *_cut(self.before), *_cut(self.after)),
+            histograms=self._histograms(changes),
+            expected=bool(self.request.expected),
+            how=self.request.how if self.values else None,
+            ignored=self.request.ignore,
+        )
+
+    def _note_values(self) -> None:
+        if self.any_class:
+            why = f"{self.model.target} is a class: its values are only initial ones, and its device where it was built"
+            self._note("values-not-compared", f"values are not compared: {why}")
+        elif not self.values:
+            option = "--ignore values" if self.request.values else "--metadata-only"
+            self._note("values-not-compared", f"values are not compared: {option}")
+
+    def _note(self, name: str, message: str) -> None:
+        self.notes.append(Oddity(name, message))
+
+    # --- what is compared with what ---------------------------------------------------------------------------------
+
+    def _compared(self) -> tuple[ModelState, ModelState]:
+        """Both states without what the other cannot have."""
+        if not self.loads:
+            return self.before, self.after
+        checkpoint = self.after if self.model is self.before else self.before
+        checkpoint, notes = loading.of_model(checkpoint, self.model)
+        checkpoint, more = loading.expected(checkpoint)
+        if not checkpoint.tensors:
+            raise NothingMatched(f"{checkpoint.target}: holds no tensor that {self.model.target} would load")
+        model, most = loading.expected(self.model)
+        self.notes += [*notes, *more, *most]
+        return (model, checkpoint) if self.model is self.before else (checkpoint, model)
+
+    def _matches(self, before: ModelState, after: ModelState) -> list[Match]:
+        found = pairing.matched(before, after, self.request.map)
+        self.sections = found.sections
+        # A class has one section, whatever a checkpoint calls it.
+        self.notes += [note for note in found.notes if not (self.loads and note.name == "sections-paired")]
+        matches = found.matches
+        if self.values and self.request.renames:
+            with inspection.numpy_needed():
+                same = renames.found(matches, found.sections, self._is_wanted_row, jobs=self.request.jobs)
+            if same:
+                matches = pairing.in_order(_joined(matches, same), before, after)
+        return matches
+
+    def _is_wanted(self, match: Match) -> bool:
+        asked = self.request
+        if not (asked.include or asked.exclude or asked.kind):
+            return True
+        names = {side.fqn for side in (match.before, match.after) if side is not None}
+        if asked.kind and self._kind(match) not in asked.kind:
+            return False
+        return self._is_wanted_name(*names)
+
+    def _kind(self, match: Match) -> Kind:
+        """The kind after, or before where it was removed. A checkpoint's is guessed, a class's is not."""
+        by_class = match.before if self.loads and self.model is self.before else None
+        return (by_class or match.shown).kind
+
+    def _is_wanted_row(self, row: TensorInfo) -> bool:
+        return (not self.request.kind or row.kind in self.request.kind) and self._is_wanted_name(row.fqn)
+
+    def _is_wanted_name(self, *names: str) -> bool:
+        """Whether the globs leave what has these names: either of them may match."""
+        asked = self.request
+        if asked.include and not any(matches_any(name, asked.include) for name in names):
+            return False
+        return not any(matches_any(name, asked.exclude) for name in names)
+
+    def _nothing(self, count: int) -> str:
+        both = f"{self.request.before} and {self.request.after}"
+        if not count:
+            return f"{both}: neither holds a tensor, so nothing was compared"
+        asked = inspection.asked_for(self.request.include, self.request.exclude, self.request.kind)
+        return f"{both}: none of their {count} tensors matches {asked}"
+
+    # --- what differs -----------------------------------------------------------------------------------------------
+
+    def _outcomes(self, matches: Sequence[Match], progress: Progress | None) -> list[_Outcome]:
+        found = [_EQUAL] * len(matches)
+        wanted: list[tuple[int, TensorInfo, TensorInfo]] = []
+        for n, match in enumerate(matches if self.values else ()):
+            if match.before is None or match.after is None:
+                continue
+            if match.before.shape != match.after.shape:
+                found[n] = self._of_two_shapes(match)
+            elif _is_hollow(match.before) and _is_hollow(match.after):
+                found[n] = _Outcome(not_compared="neither side holds values")
+            else:
+                wanted.append((n, match.before, match.after))
+        if not wanted:
+            return found
+        with inspection.numpy_needed():
+            from statecli.values.compare import Pair, compare_all
+
+        pairs = [Pair(one, two) for _, one, two in wanted]
+        advance = progress(sum(pair.before.nbytes for pair in pairs)) if progress else None
+        results = compare_all(pairs, self.request.how, jobs=self.request.jobs, progress=advance)
+        for (n, one, two), result in zip(wanted, results, strict=True):
+            found[n] = _outcome(result, one, two)
+        return found
+
+    def _of_two_shapes(self, match: Match) -> _Outcome:
+        why = "the shapes differ"
+        if Field.SHAPE not in self.request.ignore:
+            return _Outcome(not_compared=why)
+        # The shape is said not to count, and what of the values is then the same nobody has said.
+        return _Outcome(not_compared=why, error=_cannot_tell(match.shown, why))
+
+    def _changes(
+        self, matches: Sequence[Match], differing: Sequence[tuple[Field, ...]], outcomes: Sequence[_Outcome]
+    ) -> tuple[list[Change], list[Broken]]:
+        changes: list[Change] = []
+        broken: list[Broken] = []
+        for match, known, outcome in zip(matches, differing, outcomes, strict=True):
+            row = match.shown
+            if outcome.error is not None:
+                broken.append(Broken(row.fqn, row.section, outcome.error))
+                if not known:
+                    continue
+            changes.append(self._change(match, known, outcome))
+        return changes, broken
+
+    def _change(self, match: Match, known: tuple[Field, ...], outcome: _Outcome) -> Change:
+        row = match.shown
+        if outcome.delta is not None:
+            known = (*known, Field.VALUES)
+        return Change(
+            row.fqn,
+            row.section,
+            _status(match, known),
+            self._kind(match),
+            known,
+            match.before.fqn if match.before and match.after and match.before.fqn != match.after.fqn else None,
+            match.before,
+            match.after,
+            outcome.delta,
+            outcome.not_compared,
+        )
+
+    def _scalars(self) -> list[ScalarChange]:
+        if self.request.kind:
+            return []
+        cut = target.split(self.request.before)[1], target.split(self.request.after)[1]
+        paired = {} if any(cut) else self.sections
+        found, notes = scalars.changed_scalars(self.before, self.after, cut, self._is_wanted_name, paired)
+        self.notes += notes
+        return found
+
+    def _settings(self) -> frozenset[str]:
+        return frozenset((*self.before.metadata, *self.after.metadata))
+
+    def _histograms(self, changes: Sequence[Change]) -> tuple[Histogram, ...]:
+        if not self.request.histograms:
+            return ()
+        from statecli.values.compare import Pair
+        from statecli.values.histogram import histograms
+
+        spread = (c for c in changes if c.values and c.before and c.after and c.values.elements > 1)
+        # A counter or a moment changes most of all: what is learned comes first.
+        most = sorted(spread, key=lambda c: (c.kind is Kind.PARAMETER, _by_how_much(c)), reverse=True)
+        most = most[: self.request.histograms]
+        pairs = [Pair(c.before, c.after) for c in most if c.before and c.after]
+        spreads = histograms(pairs, [c.values for c in most if c.values])
+        return tuple(Histogram(c.fqn, c.section, *one) for c, one in zip(most, spreads, strict=True) if one)
+
+    # --- what it means ----------------------------------------------------------------------------------------------
+
+    def _loaded(
+        self, every: Sequence[Match], compared: tuple[ModelState, ModelState], changes: Sequence[Change]
+    ) -> loading.Loaded:
+        if not self.loads:
+            return loading.Loaded()
+        found = loading.loaded(every, *compared, self.model, self.built[self.model.target], self.request.ignore)
+        if len(changes) == len(every) and not self.request.exclude:
+            return found
+        rows = {name for match in every for name in match.names}
+        left = {name for change in changes for name in expectations.names(change)}
+        return found.only(lambda name: name in left or (name not in rows and self._is_wanted_name(name)))
+
+    def _findings(
+        self,
+        loaded: Sequence[Finding],
+        changes: Sequence[Change],
+        beside: Sequence[ScalarChange],
+        broken: Sequence[Broken],
+    ) -> list[Finding]:
+        targets = self.before.target, self.after.target
+        if self.request.expected:
+            return expectations.failures(self.request.expected, changes, beside, broken, targets, self._settings())
+        if not self.loads:
+            return expectations.differences(changes, beside, targets)
+        # Added, removed and another shape are said in the words of load_state_dict.
+        rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in changes if c.before and c.after]
+        others = [msgspec.structs.replace(c, fields=known) for c, known in rest if known]
+        return [*loaded, *expectations.differences(others, (), targets)]
+
+
+def _joined(matches: Sequence[Match], same: Sequence[Match]) -> list[Match]:
+    """The matches with those found later in place of the two halves they were."""
+    taken = {id(row) for match in same for row in (match.before, match.after)}
+    return [match for match in matches if (match.before and match.after) or id(match.shown) not in taken] + list(same)
+
+
+def _is_hollow(row: TensorInfo) -> bool:
+    """On meta, or not yet initialized: there are no values, rather than none that can be read."""
+    return row.data is None and not row.parts and (row.device == "meta" or "uninitialized" in (row.note or ""))
+
+
+def _outcome(result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
+    """A pair that cannot be told equal or different is broken, unless both are the same bytes of the same file."""
+    if isinstance(result, Delta):
+        return _Outcome(result) if result.changed else _EQUAL
+    if isinstance(result, StateError):
+        return _Outcome(not_compared="could not be read", error=str(result))
+    reason = str(getattr(result, "reason", result))
+    if before.data == after.data and before.parts == after.parts and (before.data or before.parts):
+        return _EQUAL
+    return _Outcome(not_compared=reason, error=_cannot_tell(after, reason))
+
+
+def _cannot_tell(row: TensorInfo, why: str) -> str:
+    return f"{row.fqn}: cannot tell whether its values differ: {why}; leave it out with -x, or --ignore values"
+
+
+def _status(match: Match, known: tuple[Field, ...]) -> Status:
+    if match.before is None:
+        return Status.ADDED
+    if match.after is None:
+        return Status.REMOVED
+    if match.way is Way.BYTES:
+        return Status.RENAMED
+    return Status.CHANGED if known else Status.IDENTICAL
+
+
+def _by_how_much(change: Change) -> tuple[float, float]:
+    delta = change.values or Delta()
+    unbounded = float("inf") if delta.max_abs else 0.0
+    return unbounded if delta.relative_l2 is None else delta.relative_l2, delta.max_abs or 0.0
+
+
+#: What a reader left out: nothing can be said of it.
+_LEFT_OUT = ("too-deep", "not-searched", "opaque-class", "packed-params", "script-module")
+
+
+def _cut(state: ModelState) -> list[Broken]:
+    """Settings that are too many to be read: whether they differ cannot be told."""
+    odd = [odd for odd in state.oddities if odd.name == "metadata-cut"]
+    return [
+        Broken("(settings)", "", f"{state.target}: {one.message}: cannot tell whether the rest differs") for one in odd
+    ]
+
+
+def _cut_short(state: ModelState) -> list[Oddity]:
+    return [
+        Oddity(odd.name, f"{state.target}: {odd.message}: not compared", odd.fqn)
+        for odd in state.oddities
+        if odd.name in _LEFT_OUT
+    ]
