@@ -193,12 +193,14 @@ class StateDict(msgspec.Struct, frozen=True):
     """What a section of a pickle is to `load_state_dict`, beside its tensors.
 
     `metadata` is its `_metadata`: what each module path was saved with ({"version": 2}), None where it has none.
-    `others` are the keys whose values are no tensors. `is_module`: it is a whole module, whose class alone knows both.
+    `others` are the keys whose values are no tensors, `holders` those of them below whose values tensors may lie.
+    `is_module`: it is a whole module, whose class alone knows all this.
     """
 
     section: str
     metadata: Mapping[str, Mapping[str, Any]] | None = None
     others: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
     is_module: bool = False
 
 

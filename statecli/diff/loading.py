@@ -94,7 +94,7 @@ def loaded(
         answer = modules.load(built, load.entries())
     except ModelError as error:
         message = f"{load.checkpoint.target}: cannot tell what load_state_dict says to it: {error}"
-        return Loaded(tuple(load.by_names(ignore)), (), (Broken("(load_state_dict)", load.section, message),))
+        return Loaded(tuple(load.wrappers()), (), (Broken("(load_state_dict)", load.section, message),))
     return Loaded(tuple(load.findings(answer, ignore)), tuple(load.notes(answer)))
 
 
@@ -111,14 +111,13 @@ class _Load:
         held = (one for one in self.checkpoint.state_dicts if one.section == self.section)
         self.state_dict = next(held, StateDict(self.section))
         self.registered = {row.fqn: row for row in model.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER)}
-        self._name: dict[str, TensorInfo] = {}
         self._own: dict[str, str] = {}
 
     def entries(self) -> Entries:
         """The checkpoint as the class's state_dict: prefixes looked through, `--map` done, dropped ties restored."""
         paths = _paths([(row.fqn, known.fqn) for row, known in self.pairs if row and known])
         others = tuple(_moved(name, paths) for name in self.state_dict.others)
-        below = tuple(f"{name}{mark}" for name in self.state_dict.others for mark in "[.")
+        below = tuple(f"{name}{mark}" for name in self.state_dict.holders for mark in "[.")
         tensors = {known.fqn: row for row, known in self.pairs if row and known}
         for row, known in self.pairs:
             if row is None or known is not None or (below and row.fqn.startswith(below)):
@@ -128,7 +127,7 @@ class _Load:
             tensors[name] = row
             self._own[name] = row.fqn
         self._own.update(zip(others, self.state_dict.others, strict=True))
-        self.held = {*tensors, *others}
+        self.held = dict.fromkeys((*tensors, *others))
         self.tensors = tensors
         return Entries(tensors, others, self._metadata(paths), self.state_dict.is_module)
 
@@ -140,18 +139,12 @@ class _Load:
         ordered = sorted(recorded.items(), key=lambda item: item[0] in paths)
         return {paths.get(path, _moved(path, paths)): local for path, local in ordered}
 
-    # --- what the names alone say -----------------------------------------------------------------------------------
-
-    def by_names(self, ignore: Sequence[Field]) -> Iterator[Finding]:
-        """What names and shapes say, prefixes first, without asking the class."""
+    def wrappers(self) -> Iterator[Finding]:
+        """The prefixes that were looked through, which a load does not."""
         for prefix, count in self.looked_through.items():
             yield _wrapped(prefix, count, self.checkpoint, self.model)
-        rows = [replace(row, fqn=known.fqn) if known else row for row, known in self.pairs if row]
-        state = replace(self.checkpoint, tensors=tuple(rows), sections=(self.section,))
-        _, found = kinds.by_model(state, self.model)
-        yield from (one for one in found if Field.SHAPE not in ignore or one.rule != SHAPE)
 
-    # --- what the class says ----------------------------------------------------------------------------------------
+    # --- what the class objects to ----------------------------------------------------------------------------------
 
     def findings(self, answer: Answer, ignore: Sequence[Field]) -> Iterator[Finding]:
         """The class's answer; in the order and the words of the names where these say the same."""
@@ -162,11 +155,18 @@ class _Load:
             **{(UNEXPECTED, self._own.get(name, name)): self._unexpected(name) for name in answer.unexpected},
             **{(SHAPE, name): self._mismatch(name) for name in mismatched},
         }
-        for one in self.by_names(ignore):
-            if one.rule not in (MISSING, UNEXPECTED, SHAPE) or said.pop((one.rule, one.fqn or ""), None) is not None:
+        yield from self.wrappers()
+        for one in self._by_names() if said else ():
+            if said.pop((one.rule, one.fqn or ""), None) is not None:
                 yield one
         yield from said.values()
         yield from (self._finding("load-refused", name, message) for name, message in answer.refused)
+
+    def _by_names(self) -> list[Finding]:
+        """What names and shapes say, in the order of the checkpoint, without asking the class."""
+        rows = [replace(row, fqn=known.fqn) if known else row for row, known in self.pairs if row]
+        state = replace(self.checkpoint, tensors=tuple(rows), sections=(self.section,))
+        return kinds.by_model(state, self.model)[1]
 
     def _finding(self, rule: str, name: str | None, message: str) -> Finding:
         about = f"{name}: " if name else ""
@@ -192,24 +192,28 @@ class _Load:
     def notes(self, answer: Answer) -> Iterator[Oddity]:
         """Where the class loads what names and shapes alone would refuse."""
         target, model = self.checkpoint.target, self.model.target
-        filled = [
-            name
-            for name, row in self.registered.items()
-            if row.persistent is not False and name not in self.held and row.saved is not False
-        ]
-        filled = _without(filled, answer.missing)
-        if filled:
-            yield Oddity("filled-in", f"{target} lacks {_listed(filled)}: {model} fills in what is missing on loading")
-        taken = [name for name in self.held if name not in self.registered and name not in answer.extra]
-        taken = [self._own.get(name, name) for name in _without(taken, answer.unexpected)]
-        if taken:
-            yield Oddity("taken-over", f"{model} takes {_listed(taken)} on loading, under other names or not at all")
-        adapted = _without([name for name in self.tensors if self._is_of_another_shape(name)], answer.mismatched)
-        adapted = _without(adapted, [name for name, _ in answer.refused if name])
-        if adapted:
-            yield Oddity("shape-adapted", f"{model} loads {_listed(adapted)} all the same, of another shape")
+        if filled := self._filled(answer):
+            message = f"{target} lacks {_listed(filled)}, and {model} loads without: {_CODE} fills in or renames"
+            yield Oddity("filled-in", message)
+        if taken := self._taken(answer):
+            message = f"{model} registers no {_listed(taken)}, and loads all the same: {_CODE} renames or drops"
+            yield Oddity("taken-over", message)
+        if adapted := self._adapted(answer):
+            yield Oddity("shape-adapted", f"{model} loads {_listed(adapted)} of another shape: {_CODE} adapts it")
         if answer.extra:
             yield Oddity("extra-state", f"whether set_extra_state takes {_listed(answer.extra)} is not tried")
+
+    def _filled(self, answer: Answer) -> list[str]:
+        wanted = [name for name, row in self.registered.items() if _is_expected(row) and name not in self.held]
+        return _without(wanted, answer.missing)
+
+    def _taken(self, answer: Answer) -> list[str]:
+        held = [name for name in self.held if name not in self.registered and name not in answer.extra]
+        return [self._own.get(name, name) for name in _without(held, answer.unexpected)]
+
+    def _adapted(self, answer: Answer) -> list[str]:
+        refused = [name for name, _ in answer.refused if name]
+        return _without(filter(self._is_of_another_shape, self.tensors), (*answer.mismatched, *refused))
 
     def _is_of_another_shape(self, name: str) -> bool:
         known, held = self.registered.get(name), self.tensors[name]
@@ -218,11 +222,12 @@ class _Load:
 
 #: What a strict load objects to, as `kinds.by_model` calls it.
 MISSING, UNEXPECTED, SHAPE = "missing-entry", "unexpected-entry", "shape-mismatch"
+_CODE = "code that runs on loading"
 #: Names that a note lists.
 SHOWN = 3
 
 
-def _without(names: Sequence[str], others: Iterable[str]) -> list[str]:
+def _without(names: Iterable[str], others: Iterable[str]) -> list[str]:
     known = set(others)
     return [name for name in names if name not in known]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from statecli.formats._graph import attributes, mapping
+from statecli.formats._graph import LEAVES, attributes, mapping
 from statecli.formats._reading import Reading
 from statecli.formats._sections import Section
 from statecli.state import StateDict
@@ -19,9 +19,11 @@ def state_dict_of(section: Section, reading: Reading) -> StateDict:
         return StateDict(section.path, is_module=True)
     items = mapping(section.node) or {}
     is_tensor = reading.decoder.is_tensor
-    others = tuple([key for key, value in items.items() if type(key) is str and not is_tensor(value)])
+    others = [key for key, value in items.items() if type(key) is str and not is_tensor(value)]
+    holders = [key for key in others if type(items[key]) not in LEAVES]
     recorded = mapping(attributes(section.node).get("_metadata"))
-    return StateDict(section.path, None if recorded is None else _metadata(recorded, reading), others)
+    metadata = None if recorded is None else _metadata(recorded, reading)
+    return StateDict(section.path, metadata, tuple(others), tuple(holders))
 
 
 def _metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, dict[str, Any]]:

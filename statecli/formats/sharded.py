@@ -206,11 +206,19 @@ def _merged(target: str, states: list[tuple[str, ModelState]]) -> ModelState:
 
 def _state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict, ...]:
     """Without `_metadata`: whoever puts the shards together makes one dict of them, and that has none."""
-    others: dict[str, dict[str, None]] = {}
+    found: dict[str, list[StateDict]] = {}
     for _, state in states:
         for one in state.state_dicts:
-            others.setdefault(one.section, {}).update(dict.fromkeys(one.others))
-    return tuple(StateDict(section, None, tuple(keys)) for section, keys in others.items())
+            found.setdefault(one.section, []).append(one)
+    return tuple(
+        StateDict(
+            section,
+            None,
+            tuple(dict.fromkeys(key for one in ones for key in one.others)),
+            tuple(dict.fromkeys(key for one in ones for key in one.holders)),
+        )
+        for section, ones in found.items()
+    )
 
 
 def _common(states: list[tuple[str, ModelState]]) -> dict[str, Any]:

@@ -27,27 +27,15 @@ from statecli.state import TensorInfo
 
 def load(built: Built, entries: Entries) -> Answer:
     """See `statecli.modules.load`."""
-    module = _instance(built)
-    extra = _silence_extra_states(module)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of quantized and sparse tensors
-        state = OrderedDict[str, Any]((name, _stand_in(tensor)) for name, tensor in entries.tensors.items())
-    state.update((name, _NoTensor()) for name in entries.others)
-    metadata = entries.metadata
-    if entries.as_saved:
-        state.update((name, _NoTensor()) for name in _saved_extra_states(module))
-        metadata = {path: {"version": one._version} for path, one in module.named_modules(remove_duplicate=False)}
-    if metadata is not None:
-        state._metadata = {path: dict(local) for path, local in metadata.items()}  # type: ignore[attr-defined]
-    refusal = _Refusal(module)
-    with built.user_code("load_state_dict()"), refusal.caught(), _nothing_copied(), warnings.catch_warnings():
+    with built.user_code("load_state_dict()"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what meta tensors are not: nobody loads them
-        module.load_state_dict(state)
+        module = _instance(built)
+        extra = _silence_extra_states(module)
+        state = _state_dict(module, entries)
+        refusal = _Refusal(module)
+        with refusal.caught(), _nothing_copied():
+            module.load_state_dict(state)
     return refusal.answer(tuple(name for name in extra if name in state))
-
-
-class _NoTensor:
-    """In place of a value that is no tensor. Code that looks into it fails, and what it would do is not known."""
 
 
 # --- the module ------------------------------------------------------------------------------------------------------
@@ -63,13 +51,14 @@ def _instance(built: Built) -> nn.Module:
         return built.module
 
 
+_HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 _LOADING = ("_load_from_state_dict", "load_state_dict")
 
 
 def _has_own_loading(root: nn.Module) -> bool:
     found = list(root.modules())
     overrides = (getattr(kind, name) for kind in set(map(type, found)) for name in _LOADING)
-    hooks = (hook for module in found for hook in module._load_state_dict_pre_hooks.values())
+    hooks = (hook for module in found for registry in _HOOKS for hook in getattr(module, registry).values())
     return any(not str(getattr(code, "__module__", "")).startswith("torch.") for code in (*overrides, *hooks))
 
 
@@ -94,6 +83,22 @@ def _key(path: str, name: str) -> str:
 
 
 # --- the state_dict --------------------------------------------------------------------------------------------------
+
+
+class _NoTensor:
+    """In place of a value that is no tensor. Code that looks into it fails, and what it would do is not known."""
+
+
+def _state_dict(module: nn.Module, entries: Entries) -> OrderedDict[str, Any]:
+    state = OrderedDict[str, Any]((name, _stand_in(tensor)) for name, tensor in entries.tensors.items())
+    state.update((name, _NoTensor()) for name in entries.others)
+    metadata = entries.metadata
+    if entries.as_saved:
+        state.update((name, _NoTensor()) for name in _saved_extra_states(module))
+        metadata = {path: {"version": one._version} for path, one in module.named_modules(remove_duplicate=False)}
+    if metadata is not None:
+        state._metadata = {path: dict(local) for path, local in metadata.items()}  # type: ignore[attr-defined]
+    return state
 
 
 def _stand_in(tensor: TensorInfo) -> torch.Tensor:
@@ -218,8 +223,14 @@ def _answer(missing: Iterable[str], unexpected: Iterable[str], messages: Iterabl
             mismatched[found[1]] = None
         else:
             named = _NAMED.match(message)
-            refused.append((named[1] if named else None, " ".join(str(message).split())))
+            refused.append((named[1] if named else None, _in_words(message)))
     return Answer(tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(unexpected)), tuple(mismatched), tuple(refused))
+
+
+def _in_words(message: str) -> str:
+    if _NoTensor.__name__ in message:
+        return "refused: the checkpoint has something else than a tensor there"
+    return f"refused: {' '.join(str(message).split())}"
 
 
 @contextmanager
