@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from statecli.diff import Request, compare
+from statecli.diff.comparison import Request, compare
 from statecli.diff.result import Field, Status
 from statecli.errors import NothingMatched, UsageError
 from statecli.state import Kind

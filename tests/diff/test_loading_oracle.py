@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from statecli.diff import Request, compare
+from statecli.diff.comparison import Request, compare
 from statecli.diff.result import Field
 
 MODELS = '''
@@ -177,6 +177,8 @@ def refused(net, path) -> set[tuple[str, str]] | None:
         net.load_state_dict(state)
     except RuntimeError as error:
         text = str(error)
+        if not text.startswith("Error(s) in loading state_dict"):
+            return None
     except AttributeError:
         return None
     else:
@@ -253,7 +255,7 @@ def renamed(state, at):
 
 
 QUICK = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
