@@ -3,8 +3,9 @@
    numpy needs eleven passes for it. Where this file was not compiled, numpy does it all the same.
 
    Sums of float32 go into float64 after TERMS terms, so that none is further than 6e-7 (relative, of sums of positive
-   terms) from one made in float64: 8 roundings of 2^-24, and one of each product. The lanes are fixed and products are
-   not fused with sums, so that any processor, with narrow vectors or wide, finds the same bits. */
+   terms) from one made in float64: 8 roundings of 2^-24, and one of each product. The sum of before * after, whose
+   terms may cancel, is made in float64 throughout. The lanes are fixed and products are not fused with sums, so that
+   any processor, with narrow vectors or wide, finds the same bits. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -14,8 +15,6 @@
 #define LANES 16
 #define TERMS 8
 #define ROW (LANES * TERMS)
-/* Products of a cosine below it are summed in float64 throughout. */
-#define CANCELS 0.1
 
 /* Vectors as wide as those of the processor that runs it. */
 #if defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
@@ -80,7 +79,8 @@ INLINE int differ(float a, float b, int bits) {
 
 /* One row of both; `bits`: what differs in its bits has changed. */
 INLINE void add_row(const float *one, const float *two, int bits, Py_ssize_t at, Sums *sums) {
-    float gaps[LANES], squares[LANES], before[LANES], after[LANES], product[LANES];
+    float gaps[LANES], squares[LANES], before[LANES], after[LANES];
+    double product[LANES];
     int32_t largest[LANES], changed[LANES];
     for (int lane = 0; lane < LANES; lane++) {
         gaps[lane] = squares[lane] = before[lane] = after[lane] = product[lane] = 0;
@@ -94,7 +94,7 @@ INLINE void add_row(const float *one, const float *two, int bits, Py_ssize_t at,
             squares[lane] += gap * gap;
             before[lane] += a * a;
             after[lane] += b * b;
-            product[lane] += a * b;
+            product[lane] += (double)a * b;
             largest[lane] = size > largest[lane] ? size : largest[lane];
             changed[lane] += differ(a, b, bits);
         }
@@ -142,25 +142,6 @@ static double total(const double *lanes) {
     return sum;
 }
 
-/* The product again, in float64 throughout: where terms cancel, what each was rounded by is all that is left. */
-static double product(const char *one, const char *two, int type, int other, Py_ssize_t count) {
-    double sums[LANES] = {0};
-    float a[ROW], b[ROW];
-    char last[2][4 * ROW] = {{0}};
-    for (Py_ssize_t at = 0; at < count; at += ROW) {
-        const char *x = one + at * SIZES[type], *y = two + at * SIZES[other];
-        if (count - at < ROW) {
-            x = memcpy(last[0], x, (count - at) * SIZES[type]);
-            y = memcpy(last[1], y, (count - at) * SIZES[other]);
-        }
-        decode(x, type, a);
-        decode(y, other, b);
-        for (int n = 0; n < ROW; n++)
-            sums[n % LANES] += (double)a[n] * b[n];
-    }
-    return total(sums);
-}
-
 static int type_named(const char *name) {
     for (int type = 0; type < TYPES; type++)
         if (!strcmp(name, NAMES[type]))
@@ -185,12 +166,8 @@ static PyObject *tally(PyObject *Py_UNUSED(module), PyObject *args) {
         goto end;
     }
     Sums sums = {.first = -1};
-    double before, after, inner;
     Py_BEGIN_ALLOW_THREADS;
     add(one.buf, two.buf, type, other, bits, count, &sums);
-    before = total(sums.before), after = total(sums.after), inner = total(sums.product);
-    if (inner * inner < CANCELS * CANCELS * before * after)
-        inner = product(one.buf, two.buf, type, other, count);
     Py_END_ALLOW_THREADS;
     int32_t largest = 0;
     for (int lane = 0; lane < LANES; lane++)
@@ -199,7 +176,7 @@ static PyObject *tally(PyObject *Py_UNUSED(module), PyObject *args) {
         found = Py_BuildValue("");
     else
         found = Py_BuildValue("nndddddd", sums.changed, sums.first, (double)value(largest), total(sums.gaps),
-                              total(sums.squares), before, after, inner);
+                              total(sums.squares), total(sums.before), total(sums.after), total(sums.product));
 end:
     PyBuffer_Release(&one);
     PyBuffer_Release(&two);

@@ -121,7 +121,7 @@ def test_stored_blocks_are_summed_as_float64_would(one, other, n):
     assert found.max_abs == pytest.approx(largest, rel=1e-7)
     got = [found.sum_abs, found.squares, found.before, found.after]
     assert [one.value() for one in got] == pytest.approx(sums, rel=1e-6)
-    assert found.product.value() == pytest.approx(product, rel=1e-6, abs=1e-7 * math.sqrt(sums[2] * sums[3]))
+    assert found.product.value() == pytest.approx(product, abs=1e-13 * math.sqrt(sums[2] * sums[3]))
 
 
 @needs_kernel
