@@ -15,6 +15,8 @@ from statecli.state import ModelState, Oddity, Scalar
 _OF_INDEX = frozenset(("total_size", "total_parameters"))
 #: Which framework wrote the tensors; safetensors alone records it.
 _OF_SAFETENSORS = frozenset(("format",))
+#: How an empty container is told, and what it is.
+_EMPTY: Mapping[Scalar, str] = {"{}": "dict", "[]": "list"}
 _HUGE = re.compile("-?[0-9]{19,400}")
 
 
@@ -50,7 +52,7 @@ def changed_scalars(
         same = _number_and_text if _textual(after) else _text_and_number
         one, two = _Side(one.values), _Side(two.values)
     first, second = _spelled(one, two), _spelled(two, one)
-    kinds = [_change(key, first, second) for key, first, second in _kinds(one, two) if wanted(key)]
+    kinds = [change for change in _kinds(one, two) if wanted(change.key)]
     if MORE in first or MORE in second:
         if first.get(MORE) == second.get(MORE) and sections[0] == sections[1]:
             return [], []
@@ -78,11 +80,11 @@ def _not_wanted(one: Mapping[str, Scalar], two: Mapping[str, Scalar], wanted: Ca
     return [Oddity("settings-left-out", "more settings differ than are told one by one: those beyond were left out")]
 
 
-def _kinds(one: _Side, two: _Side) -> Iterator[tuple[str, dict[str, Scalar], dict[str, Scalar]]]:
+def _kinds(one: _Side, two: _Side) -> Iterator[ScalarChange]:
     """Containers that both sides have, of two kinds; what the whole file is in is no setting."""
     for path, kind in one.kinds.items():
         if path and two.kinds.get(path, kind) != kind:
-            yield path, {path: kind}, {path: two.kinds[path]}
+            yield ScalarChange(path, Status.CHANGED, kind, two.kinds[path])
 
 
 def _change(key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> ScalarChange:
@@ -98,9 +100,14 @@ def _told_by_both(one: Mapping[str, Scalar], two: Mapping[str, Scalar]) -> dict[
 
 
 def _spelled(side: _Side, other: _Side) -> dict[str, Scalar]:
-    """By path; one that is of other types on the other side, spelled out."""
+    """By path; one that is of other types on the other side, spelled out.
+
+    Of a container that is empty here and is not there, what it holds there says enough.
+    """
     told: dict[str, Scalar] = {}
     for key, value in side.values.items():
+        if key in other.kinds and _EMPTY.get(value) == other.kinds[key]:
+            continue
         types = side.types.get(key, "")
         exact = spelled(key, types) if types else key
         contended = exact in other.values or (key in other.values and other.types.get(key, "") != types)

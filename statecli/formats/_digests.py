@@ -16,8 +16,10 @@ from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf
 from statecli.formats._reading import Reading
 from statecli.formats._tensors import raw_bytes
 
-#: Nodes that go into digests, those of a cycle each time they are looked at.
-MAX_DIGESTED = 1_000_000
+#: Entries that go into digests, those of a cycle each time they are looked at.
+MAX_DIGESTED = 2_000_000
+#: Entries that take as long to read as a container by itself.
+_CONTAINER = 4
 #: Bytes of a leaf that is written as it is; of a longer one its hash, which is made once.
 _SHORT = 64
 
@@ -69,28 +71,25 @@ class Digests:
 
     def _read(self, root: Any) -> None:
         """Tarjan's algorithm: containers that hold each other come together, and after all that they hold."""
-        parts: dict[int, list[_Part]] = {}
         number: dict[int, int] = {}
         lowest: dict[int, int] = {}
-        opened: list[Any] = []
+        opened: list[tuple[Any, list[_Part]]] = []
         frames: list[tuple[Any, Iterator[Any]]] = []
         entered = root
         while True:
             if entered is not None:
-                parts[id(entered)] = held = [] if self._left < 0 else list(_held(entered))
-                self._left -= 1 + len(held)
-                number[id(entered)] = lowest[id(entered)] = len(number)
-                opened.append(entered)
-                frames.append((entered, self._below(held)))
-            node, below = frames[-1]
-            entered = None
-            for child in below:
-                if id(child) in self._known:
-                    continue
-                if id(child) not in number:
-                    entered = child
-                    break
-                lowest[id(node)] = min(lowest[id(node)], number[id(child)])
+                held = self._parts(entered)
+                below = self._below(held)
+                if not below:
+                    self._known[id(entered)] = self._container(entered, held, {})
+                else:
+                    number[id(entered)] = lowest[id(entered)] = len(number)
+                    opened.append((entered, held))
+                    frames.append((entered, iter(below)))
+            if not frames:
+                return
+            node, rest = frames[-1]
+            entered = self._next(node, rest, number, lowest)
             if entered is not None:
                 continue
             frames.pop()
@@ -98,22 +97,43 @@ class Digests:
                 above = id(frames[-1][0])
                 lowest[above] = min(lowest[above], lowest[id(node)])
             if lowest[id(node)] == number[id(node)]:
-                start = next(at for at in range(len(opened) - 1, -1, -1) if opened[at] is node)
-                self._settle(opened[start:], parts)
+                start = next(at for at in range(len(opened) - 1, -1, -1) if opened[at][0] is node)
+                self._settle(opened[start:])
                 del opened[start:]
-            if not frames:
-                return
 
-    def _below(self, held: list[_Part]) -> Iterator[Any]:
-        return (child for _, nodes in held for child in nodes if not self.is_leaf(child))
+    def _next(self, node: Any, rest: Iterator[Any], number: dict[int, int], lowest: dict[int, int]) -> Any:
+        """The next container below that was not entered yet; None where all were. Those that are open reach up."""
+        for child in rest:
+            if id(child) in self._known:
+                continue
+            if id(child) not in number:
+                return child
+            lowest[id(node)] = min(lowest[id(node)], number[id(child)])
+        return None
 
-    def _settle(self, together: list[Any], parts: dict[int, list[_Part]]) -> None:
-        first = together[0]
-        held = [parts.pop(id(node)) for node in together]
-        if len(together) > 1 or any(child is first for child in self._below(held[0])):
-            self._known.update(self._cycle(together, held))
+    def _parts(self, node: Any) -> list[_Part]:
+        """What a container holds; nothing where too much was read already."""
+        if self._left < 0:
+            return []
+        self._left -= _CONTAINER
+        if type(node) in (list, tuple):
+            self._left -= len(node)
+            return [(b"", (child,)) for child in node]
+        held = list(_held(node))
+        self._left -= len(held)
+        return held
+
+    def _below(self, held: list[_Part]) -> list[Any]:
+        return [
+            child for _, nodes in held for child in nodes if type(child) not in _SCALARS and not self.is_leaf(child)
+        ]
+
+    def _settle(self, together: list[tuple[Any, list[_Part]]]) -> None:
+        first, held = together[0]
+        if len(together) > 1 or any(child is first for child in self._below(held)):
+            self._known.update(self._cycle([node for node, _ in together], [held for _, held in together]))
         else:
-            self._known[id(first)] = self._container(first, held[0], {})
+            self._known[id(first)] = self._container(first, held, {})
 
     def _cycle(self, together: list[Any], held: list[list[_Part]]) -> dict[int, bytes]:
         """Containers that hold each other, told apart until looking further tells no more apart.
@@ -121,7 +141,7 @@ class Digests:
         The classes of a round and what they hold say all of the cycle, wherever it was entered.
         """
         classes, seen = {id(node): b"itself" for node in together}, 1
-        size = sum(map(len, held)) + len(held)
+        size = sum(map(len, held)) + _CONTAINER * len(held)
         while True:
             self._left -= size
             pairs = zip(together, held, strict=True)
@@ -133,18 +153,24 @@ class Digests:
             classes, seen = further, len(every)
 
     def _container(self, node: Any, held: list[_Part], classes: Mapping[int, bytes]) -> bytes:
+        if type(node) in (list, tuple):
+            return _hash([b"list", *(self._told(child, classes) for _, (child,) in held)])
         ordered: list[bytes] = [kind_of(node).encode("utf-8", "surrogatepass")]
         unordered: list[bytes] = []
         in_order = not _is_set(node)
         for tag, nodes in held:
-            told = [classes.get(id(one)) or self._known.get(id(one)) or self._leaf(one) for one in nodes]
-            part = _framed([tag, *told])
+            part = _framed([tag, *(self._told(one, classes) for one in nodes)])
             (ordered if in_order and len(nodes) == 1 else unordered).append(part)
         return _hash([_framed(ordered), *sorted(unordered)])
 
+    def _told(self, node: Any, classes: Mapping[int, bytes]) -> bytes:
+        return classes.get(id(node)) or self._leaf(node)
+
     def _leaf(self, node: Any) -> bytes:
-        if id(node) in self._known:
-            return self._known[id(node)]
+        """What is known of a container, and of a leaf what it is."""
+        known = self._known.get(id(node))
+        if known is not None:
+            return known
         text = self._written(node)
         if len(text) <= _SHORT:
             return text
@@ -254,7 +280,7 @@ def numpy_scalar(node: Obj) -> Any:
 
 
 def _framed(parts: Iterable[bytes]) -> bytes:
-    return b"".join(b"%d:%b" % (len(part), part) for part in parts)
+    return b"".join([b"%d:%b" % (len(part), part) for part in parts])
 
 
 def _hash(parts: Iterable[bytes]) -> bytes:

@@ -152,8 +152,8 @@ def _entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
     """Of each entry its step in the path, the letter of its key's type, and the entry."""
     items = mapping(node)
     if items is not None:
-        skip = "state" if is_optimizer(node) and _is_empty(items["state"]) else None
-        yield from ((*_step(key, digests), value) for key, value in items.items() if key != skip)
+        skip = {"state"} if is_optimizer(node) and _is_empty(items["state"]) else ()
+        yield from ((*_step(key, digests), value) for key, value in items.items() if key not in skip)
     elif (elements := sequence(node)) is not None:
         yield from ((str(index), "i", value) for index, value in enumerate(elements))
     if type(node) is Obj:

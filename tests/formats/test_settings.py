@@ -203,3 +203,226 @@ def test_settings_of_a_module_in_a_section(tmp_path):
     found = formats.read(path).metadata
     assert 0.25 in found.values()
     assert found["epoch"] == 1
+
+
+TEXT = "a text of the same letters"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        float("nan"), float("inf"), -float("inf"), 2**70, -(2**63) - 1, 2**5000, b"abc", {1, 2}, [0] * 100, [], {},
+        "a" * 2000, torch.float32, torch.device("cuda", 0), complex(1, 2), argparse.Namespace(),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_no_text_reads_as_what_is_none(tmp_path, value):
+    """A text of the very words that another value is told in stands in quotes, and one in quotes gets two pairs."""
+    seen = []
+    for _ in range(4):
+        value = settings(tmp_path, x=value)[0]["x"]
+        seen.append(value)
+    assert len(set(map(repr, seen))) == 4
+    assert seen[3] == f"'''{seen[0]}'''"
+
+
+@pytest.mark.parametrize(
+    "text", ["run", "it's", "'quoted'", "'", "''", "", "<pad>", "f (x)", "a, b", "123", "nano", "1e3"]
+)
+def test_other_texts_are_themselves(tmp_path, text):
+    """Nothing is put in quotes without need."""
+    assert settings(tmp_path, x=text)[0] == {"x": text}
+
+
+def test_names_are_told_apart(tmp_path):
+    """A dtype is pickled as no more than its name."""
+    assert settings(tmp_path, x=torch.float32)[0] == {"x": "<torch.float32>"}
+    assert settings(tmp_path, x=long(torch.float32))[0] != settings(tmp_path, x=long(torch.float16))[0]
+
+
+def test_empty_containers_are_told(tmp_path):
+    """An empty dict and an empty list are settings; an empty tuple is an empty list."""
+    empty = collections.OrderedDict()
+    found, _ = settings(tmp_path, a={}, b=[], c=(), d={"e": {}}, f=empty, g=argparse.Namespace())
+    assert found == {"a": "{}", "b": "[]", "c": "[]", "d.e": "{}", "f": "{}", "g": "argparse.Namespace()"}
+
+
+def test_ordinary_checkpoints_have_no_empty_settings(tmp_path):
+    """Neither a state_dict nor an optimizer without state, nor a module with its dozen dicts of hooks."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    group = torch.optim.SGD(net.parameters(), lr=0.1)
+    found, _ = settings(tmp_path, net=net.state_dict(), whole=net, optimizer=group.state_dict(), pickled=group)
+    assert not [key for key, value in found.items() if value in ("[]", "{}") or "of 0" in str(value)]
+    assert found["optimizer.param_groups.0.lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    "holding",
+    [
+        lambda a, b: {1: a, "1": b},
+        lambda a, b: {True: a, "True": b},
+        lambda a, b: {None: a, "None": b},
+        lambda a, b: {"a.b": a, "a": {"b": b}},
+        lambda a, b: {"a.b.c": a, "a.b": {"c": b}, "a": {"b": {"c": "d"}}},
+        lambda a, b: {(1, 2): a, "[(1, 2)]": b},
+        lambda a, b: {"": {"a": a}, "a": b},
+        lambda a, b: {tuple("q" * 300): a, tuple("q" * 301): b},
+        lambda a, b: {2**70: a, 2**71: b},
+        lambda a, b: {"(and more)": a, "b": b},
+    ],
+)
+def test_keys_are_told_apart_in_any_order(tmp_path, holding):
+    """Two keys that read the same are two settings, and which is which does not depend on their order."""
+    held = holding("a", "b")
+    one, other = settings(tmp_path, x=held)[0], settings(tmp_path, x=dict(reversed(held.items())))[0]
+    assert one == other
+    assert {"a", "b"} <= set(one.values())
+    assert settings(tmp_path, x=holding("b", "a"))[0] != one
+
+
+def test_plain_paths_stay_plain(tmp_path):
+    """Keys are brackets and quotes only where two of them read the same."""
+    found, _ = settings(tmp_path, x={1: "a", "2": "b", "c.d": "c", None: "d"})
+    assert found == {"x.1": "a", "x.2": "b", "x.c.d": "c", "x.None": "d"}
+
+
+def digest(tmp_path, value):
+    return settings(tmp_path, x=long(value))[0]["x"]
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("1", 1),
+        (True, 1),
+        (True, "True"),
+        (None, "None"),
+        (b"a", "a"),
+        (b"", ""),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (0.5, "0.5"),
+        (255, "0xff"),
+        (torch.ones(1), "tensor"),
+        ({1: "a"}, {"1": "a"}),
+        ({1: "a"}, {True: "a"}),
+        ([1], {0: 1}),
+        ([], {}),
+        ([], set()),
+        ({"a": 1, "b": 2}, {"a": 1, "b=i0x2": None}),
+        ({"a": "1", "b": "2"}, {"a": "1['b']='2'"}),
+        (["a", "b"], ["a'b"]),
+        (["ab", "c"], ["a", "bc"]),
+        ([["a"], "b"], [["a", "b"]]),
+        ([[], []], [[[]]]),
+        (argparse.Namespace(a=1), {"a": 1}),
+        ({(1,) * 20: "a"}, {(2,) * 20: "a"}),
+        ({2**70: "a"}, {2**70 + 1: "a"}),
+        ("\ud800", "\ud801"),
+        (10**30, 10**30 + 1),
+        ("#" * 33, "#" * 34),
+        (torch.float32, "torch.float32"),
+        (collections.deque([1]), [1]),
+    ],
+    ids=repr,
+)
+def test_other_contents_have_other_digests(tmp_path, one, two):
+    """Types, lengths and places count."""
+    assert digest(tmp_path, one) != digest(tmp_path, two)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (-0.0, 0),
+        (1e300, int(1e300)),
+        ({1: "a"}, {1.0: "a"}),
+        ({(1,) * 20: "a", (2,) * 20: "b"}, {(2,) * 20: "b", (1,) * 20: "a"}),
+        ({"a": 1, 1: "a", "1": 2}, {"1": 2, 1: "a", "a": 1}),
+        (float("nan"), -float("nan")),
+        (argparse.Namespace(a=1, b=2), argparse.Namespace(b=2, a=1)),
+        ({"a"}, frozenset("a")),
+        (["x" * 5000, "x" * 5000], ["x" * 5000, "".join(["x"] * 5000)]),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_python_holds_equal_has_one_digest(tmp_path, one, two):
+    """In whatever order, and shared or not."""
+    assert digest(tmp_path, one) == digest(tmp_path, two)
+
+
+def test_the_first_and_the_second_look_are_the_same(tmp_path):
+    """A long text that stands twice has one digest."""
+    found, _ = settings(tmp_path, a=TEXT * 100, b=TEXT * 100)
+    assert found["a"] == found["b"]
+
+
+def cycle(first, second):
+    """Two dicts that hold each other."""
+    one, two = {"n": first}, {"n": second}
+    one["other"], two["other"] = two, one
+    return one, two
+
+
+def test_cycles_have_one_digest_wherever_they_are_entered(tmp_path):
+    """What holds itself is read from outside in two orders."""
+    one, two = cycle(1, 2)
+    found = settings(tmp_path, a=long(one), b=long(two))[0]
+    one, two = cycle(1, 2)
+    assert settings(tmp_path, b=long(two), a=long(one))[0] == found
+    assert found["a"] != found["b"]
+    one, two = cycle(1, 3)
+    assert settings(tmp_path, a=long(one), b=long(two))[0]["a"] != found["a"]
+
+
+def test_what_a_cycle_comes_back_to_counts(tmp_path):
+    """[1, [the whole]] and [1, [itself]] both hold a list that holds what is above."""
+    back, inner = [1], []
+    back.append([back])
+    inner.append(inner)
+    assert digest(tmp_path, back) != digest(tmp_path, [1, inner])
+
+
+def test_a_cycle_is_listed_once(tmp_path):
+    """A config whose nodes know their parents does not fill the list with ways round."""
+    one, _ = cycle(1, 2)
+    found, _ = settings(tmp_path, x=one)
+    assert set(found) == {"x.n", "x.other.n", "x.other.other"}
+
+
+def test_attributes_and_arguments_are_settings(tmp_path):
+    """What a dict has as attributes, and an object was made of, is passed over nowhere."""
+    pickled = {"d": Odd(a=1), "e": Made(3)}
+    pickled["d"].note = "x"
+    found, _ = settings(tmp_path, **pickled)
+    assert found == {"d.a": 1, "d.__dict__.note": "x", "e.held": 1, "e.__args__.0": 3}
+
+
+class Odd(dict):
+    """A dict with attributes."""
+
+
+class Made:
+    """An object of an argument and an attribute."""
+
+    def __init__(self, n):
+        self.n, self.held = n, 1
+
+    def __reduce__(self):
+        return Made, (self.n,), {"held": 1}
+
+
+def test_one_line_says_that_too_much_was_left_out(tmp_path, monkeypatch):
+    """However many settings come after the budget is spent."""
+    from statecli.formats import _digests
+
+    monkeypatch.setattr(_digests, "MAX_DIGESTED", 50)
+    _, state = settings(tmp_path, **{f"x{n}": list(range(100)) for n in range(9)})
+    assert [odd.name for odd in state.oddities].count("metadata-cut") == 1
+
+
+def test_more_than_half_a_million_entries_are_read(tmp_path):
+    """The last of them counts, and nothing is left out."""
+    one, state = settings(tmp_path, x=[1] * 500_001)
+    assert one != settings(tmp_path, x=[1] * 500_000 + [2])[0]
+    assert not state.oddities
