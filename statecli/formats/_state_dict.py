@@ -33,6 +33,7 @@ def _metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, dict[s
     for path, node in recorded.items():
         local = mapping(node)
         if type(path) is not str or local is None:
+            reading.odd("state-dict-metadata", "_metadata holds something else than a dict for each module")
             continue
         version = local.get("version")
         if len(local) == 1 and type(version) is int:

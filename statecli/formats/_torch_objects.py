@@ -47,6 +47,7 @@ def state_of(
     if not tensors:
         raise MalformedError(f"holds no tensor: the pickle is {_describe(pickle.root)}")
     metadata = scalars(pickle.root, reading)
+    state_dicts = tuple(state_dict_of(s, reading) for s in sections if s.role in ("model", "module"))
     _name_globals(pickle, reading)
     held = {tensor.section for tensor in tensors}
     return ModelState(
@@ -58,7 +59,7 @@ def state_of(
         oddities=tuple(reading.oddities),
         globals=tuple((found.qualified, found.position) for found in pickle.globals),
         optimizers=tuple(optimizer_facts(s, reading.decoder) for s in sections if s.role == "optimizer"),
-        state_dicts=tuple(state_dict_of(s, reading) for s in sections if s.role in ("model", "module")),
+        state_dicts=state_dicts,
     )
 
 

@@ -194,9 +194,13 @@ def refused(net, path) -> set[tuple[str, str]] | None:
     return found
 
 
-def said(path, target) -> tuple[set[tuple[str, str]] | None, set[str | None]]:
+def said(path, target, device="cpu") -> tuple[set[tuple[str, str]] | None, set[str | None]]:
     """Our findings of load_state_dict's kind, None where it cannot be told, and the names dropped for a tie."""
-    found = compare(Request(str(path), target, ignore=(Field.DTYPE, Field.KIND, Field.REQUIRES_GRAD, Field.TYING)))
+    found = compare(
+        Request(
+            str(path), target, init_device=device, ignore=(Field.DTYPE, Field.KIND, Field.REQUIRES_GRAD, Field.TYING)
+        )
+    )
     if found.broken:
         assert "cannot tell" in found.broken[0].message
         return None, set()
@@ -205,7 +209,7 @@ def said(path, target) -> tuple[set[tuple[str, str]] | None, set[str | None]]:
     return {(f.rule, f.fqn or "") for f in found.findings}, ties
 
 
-RULES = {"missing-entry", "unexpected-entry", "shape-mismatch", "load-refused"}
+RULES = {"wrapper-prefix", "missing-entry", "unexpected-entry", "shape-mismatch", "load-refused"}
 
 
 @st.composite
@@ -267,8 +271,8 @@ def test_the_answer_is_torchs(name, form, zoo, tmp_path):
     target = f"{zoo[0]}:{name}"
 
     @QUICK
-    @given(mutations())
-    def holds(changes):
+    @given(mutations(), st.sampled_from(["cpu", "meta"]))
+    def holds(changes, device):
         state = net.state_dict()
         if form != "net.safetensors":
             state = OrderedDict(state)
@@ -277,7 +281,7 @@ def test_the_answer_is_torchs(name, form, zoo, tmp_path):
             mutated(state, kind, at)
         path = tmp_path / form
         saved(state, path)
-        found, ties = said(path, target)
+        found, ties = said(path, target, device)
         expected = refused(zoo_fresh(zoo, name), path)
         if expected is not None:
             expected = {one for one in expected if one[0] != "missing-entry" or one[1] not in ties}
@@ -290,3 +294,27 @@ def test_the_answer_is_torchs(name, form, zoo, tmp_path):
 def zoo_fresh(zoo, name):
     """The class as the command builds it: a lazy one is lazy."""
     return getattr(zoo[1], name)()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["Convolved", "Normed", "Extra"])
+def test_the_answer_is_torchs_behind_a_prefix(name, form, zoo, tmp_path):
+    """Of a state saved from a wrapper the same is said as without it, beside the prefix itself."""
+    net = made(zoo, name)
+
+    @QUICK
+    @given(mutations())
+    def holds(changes):
+        state = net.state_dict()
+        for kind, at in changes:
+            mutated(state, kind, at)
+        wrapped = OrderedDict((f"module.{key}", value) for key, value in state.items())
+        wrapped._metadata = {"": {"version": 1}}
+        wrapped._metadata |= {f"module.{path}".rstrip("."): about for path, about in state._metadata.items()}
+        saved(state, tmp_path / form)
+        expected = refused(zoo_fresh(zoo, name), tmp_path / form)
+        saved(wrapped, tmp_path / form)
+        found, _ = said(tmp_path / form, f"{zoo[0]}:{name}")
+        assert {(rule, fqn.removeprefix("module.")) for rule, fqn in found} == expected | {("wrapper-prefix", "")}
+
+    holds()

@@ -1,0 +1,70 @@
+"""What a section is to load_state_dict beside its tensors: keys of other values, `_metadata`."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+from statecli import formats
+from statecli.state import StateDict
+
+
+def read(path, thing, **options):
+    torch.save(thing, path, **options)
+    return formats.read(str(path))
+
+
+def test_metadata_is_torchs(tmp_path):
+    """What `state_dict()` records of each module is read as it stands, in either container."""
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.utils.spectral_norm(nn.Linear(2, 2)), nn.MultiheadAttention(2, 1))
+    state = net.state_dict()
+    for zipped in (True, False):
+        (found,) = read(
+            tmp_path / "a.pt", {"epoch": 1, "model": state}, _use_new_zipfile_serialization=zipped
+        ).state_dicts
+        assert found == StateDict("model", dict(state._metadata))
+        assert found.metadata["1"]["spectral_norm"] == {"weight.version": 1}
+
+
+def test_a_plain_dict_has_none(tmp_path):
+    """No `_metadata` is not an empty one: modules ask whether a version is known."""
+    assert read(tmp_path / "a.pt", {"w": torch.ones(1)}).state_dicts == (StateDict("model"),)
+
+
+def test_keys_without_a_tensor(tmp_path):
+    """Numbers, and containers with tensors below them, in the order of the file."""
+    state = {"a": 3, "w": torch.ones(1), "b": {"c": torch.ones(1)}, "d": None}
+    (found,) = read(tmp_path / "a.pt", state).state_dicts
+    assert (found.others, found.holders) == (("a", "b", "d"), ("b",))
+
+
+def test_a_whole_module_has_what_its_class_says(tmp_path):
+    """Its pickle holds neither versions nor extra states."""
+    assert read(tmp_path / "a.pt", nn.Linear(1, 1)).state_dicts == (StateDict("model", is_module=True),)
+
+
+def test_metadata_of_a_strange_kind_is_told(tmp_path):
+    """What is no number, text or dict of them is left out, and an oddity says so."""
+    state = OrderedDict(w=torch.ones(1))
+    state._metadata = {"": {"version": 1, "shape": torch.Size([1])}, "a": 3}
+    found = read(tmp_path / "a.pt", state)
+    assert found.state_dicts[0].metadata == {"": {"version": 1}}
+    assert [odd.message for odd in found.oddities if odd.name == "state-dict-metadata"]
+
+
+def test_shards_have_no_metadata(tmp_path):
+    """They become one dict, which has none; their other keys are all there."""
+    net = nn.Linear(1, 1)
+    for n, name in enumerate(("weight", "bias")):
+        state = net.state_dict()
+        state[f"extra{n}"] = n
+        del state["bias" if name == "weight" else "weight"]
+        torch.save(state, tmp_path / f"pytorch_model-{n}.bin")
+    names = {"weight": "pytorch_model-0.bin", "bias": "pytorch_model-1.bin"}
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    (found,) = formats.read(str(index)).state_dicts
+    assert found == StateDict("model", None, ("extra0", "extra1"))
