@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -16,6 +16,7 @@ from statecli.finding import Finding
 from statecli.formats._pickle import without_gc
 from statecli.inspection import Progress, matches_any
 from statecli.modules.build import Built
+from statecli.stamps import Stamp, stamps
 from statecli.state import Kind, ModelState, Oddity, TensorInfo
 from statecli.values import pool
 
@@ -56,9 +57,10 @@ def compare(request: Request, progress: Progress | None = None) -> Diff:
     all, `NothingMatched` where nothing is left to compare; a file that fails for one pair is in `Diff.broken`.
     """
     built: dict[str, Built] = {}
+    seen = stamps(target.split(text)[0] for text in (request.before, request.after))
     before, after = _read_both(request, built)
     with without_gc():
-        return _Comparison(request, before, after, built).diff(progress)
+        return _Comparison(request, before, after, built, seen).diff(progress)
 
 
 #: Bytes of both files from which on the second is read by a process of its own. What takes time is a long pickle or
@@ -108,8 +110,15 @@ _EQUAL = _Outcome()
 class _Comparison:
     """One run, from two states to a `Diff`."""
 
-    def __init__(self, request: Request, before: ModelState, after: ModelState, built: dict[str, Built]) -> None:
-        self.request, self.before, self.after, self.built = request, before, after, built
+    def __init__(
+        self,
+        request: Request,
+        before: ModelState,
+        after: ModelState,
+        built: dict[str, Built],
+        seen: Mapping[str, Stamp],
+    ) -> None:
+        self.request, self.before, self.after, self.built, self.seen = request, before, after, built, seen
         classes = loading.is_class(before), loading.is_class(after)
         self.any_class, self.loads = any(classes), classes[0] is not classes[1]
         self.model = before if classes[0] else after
@@ -240,7 +249,7 @@ class _Comparison:
 
         pairs = [Pair(one, two) for _, one, two in wanted]
         advance = progress(sum(pair.before.nbytes for pair in pairs)) if progress else None
-        results = compare_all(pairs, self.request.how, jobs=self.request.jobs, progress=advance)
+        results = compare_all(pairs, self.request.how, jobs=self.request.jobs, progress=advance, seen=self.seen)
         for (n, one, two), result in zip(wanted, results, strict=True):
             found[n] = _outcome(result, one, two)
         return found

@@ -11,15 +11,15 @@ added up in order, so that the result is the same, bit for bit, whoever computes
 from __future__ import annotations
 
 import math
-import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from statecli.diff.result import Delta, How
 from statecli.errors import StateError, UnreadableError
+from statecli.stamps import Stamp, stamp, stamps
 from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import pool, sparse
 from statecli.values.elements import Element, element
@@ -56,14 +56,23 @@ Progress = Callable[[str, int], None]
 # --- all of it ---------------------------------------------------------------------------------------------------
 
 
-def compare_all(pairs: Sequence[Pair], how: How, *, jobs: int = 0, progress: Progress | None = None) -> list[Outcome]:
+def compare_all(
+    pairs: Sequence[Pair],
+    how: How,
+    *,
+    jobs: int = 0,
+    progress: Progress | None = None,
+    seen: Mapping[str, Stamp] | None = None,
+) -> list[Outcome]:
     """The outcome of each pair, in order. What goes wrong with one file is the outcome of its pairs alone.
 
+    `seen`: the stamps of files when their headers were read; a file that has another by the end fails its pairs.
     Checksums that a container recorded are verified for what differs, so that damage is not taken for training.
     `progress` is called with bytes of `before`. Raises `UnreadableError` where a worker process dies.
     """
     plans = [_plan(number, pair, how) for number, pair in enumerate(pairs)]
-    stamps = _stamps(pairs)
+    paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in storages(one)}
+    before = {**stamps(path for path in paths if path not in (seen or {})), **(seen or {})}
     results = _Results(len(pairs))
     jobs = jobs or pool.cores()
     results.add(_run([task for plan in plans if isinstance(plan, list) for task in plan], how, jobs, progress))
@@ -78,7 +87,7 @@ def compare_all(pairs: Sequence[Pair], how: How, *, jobs: int = 0, progress: Pro
         results.outcome(n, pair) if isinstance(plan, list) else plan
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
     ]
-    damaged.update(_changed_meanwhile(stamps))
+    damaged.update(_changed_meanwhile({path: before[path] for path in paths}))
     return [
         _first_error(pair, damaged) or outcome if not isinstance(outcome, NotCompared) else outcome
         for pair, outcome in zip(pairs, outcomes, strict=True)
@@ -213,24 +222,11 @@ def _crc_error(work: tuple[ByteRange, str]) -> StateError | None:
     return None
 
 
-def _stamps(pairs: Sequence[Pair]) -> dict[str, tuple[int, ...] | None]:
-    paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in storages(one)}
-    return {path: _stamp(path) for path in paths}
-
-
-def _stamp(path: str) -> tuple[int, ...] | None:
-    try:
-        now = os.stat(path)
-    except OSError:
-        return None  # reading it will say so
-    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
-
-
-def _changed_meanwhile(stamps: dict[str, tuple[int, ...] | None]) -> dict[str | ByteRange, StateError]:
+def _changed_meanwhile(before: Mapping[str, Stamp]) -> dict[str | ByteRange, StateError]:
     return {
         path: UnreadableError("changed while it was read: nothing it says counts; compare again")
-        for path, stamp in stamps.items()
-        if _stamp(path) != stamp
+        for path, then in before.items()
+        if stamp(path) != then
     }
 
 

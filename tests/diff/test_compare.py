@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_model
 from torch import nn
 
+from statecli.diff import comparison
 from statecli.diff.comparison import Request, compare
 from statecli.diff.result import Field, How, Status
 from statecli.errors import NothingMatched, UnreadableError, UsageError
@@ -412,3 +413,20 @@ def test_arrays_without_numbers_are_equal_or_nobody_can_tell(diff):
     found = diff(state, {**state, "names": np.array(["x", "yw"])})
     assert [one.fqn for one in found.broken] == ["names"]
     assert not changed(found)
+
+
+def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypatch):
+    """The stamp that counts is the one from before the header was read: old header and new bytes are no state at all."""
+    for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        torch.save({"w": torch.full((4,), value)}, tmp_path / f"{name}.pt")
+    read = comparison._read_both
+
+    def and_replace(*args):
+        both = read(*args)
+        (tmp_path / "c.pt").replace(tmp_path / "b.pt")
+        return both
+
+    monkeypatch.setattr(comparison, "_read_both", and_replace)
+    found = compare(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
+    assert [broken.fqn for broken in found.broken] == ["w"]
+    assert "b.pt: w: changed while it was read" in found.broken[0].message
