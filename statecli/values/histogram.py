@@ -28,7 +28,7 @@ def histograms(pairs: Sequence[Pair], deltas: Sequence[Delta], *, bins: int = 48
 def _spread(pair: Pair, delta: Delta, bins: int) -> Spread | None:
     if not delta.max_abs or pair.before.data is None or pair.after.data is None:
         return None
-    edges = np.linspace(-delta.max_abs, delta.max_abs, bins + 1)
+    edges = np.linspace(-1.0, 1.0, bins + 1) * delta.max_abs  # from -max to max is more than float64 may hold
     counts = np.zeros(bins, np.int64)
     try:
         for gap in _gaps(pair.before.data, pair.after.data):

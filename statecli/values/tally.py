@@ -115,24 +115,23 @@ class Tally(NamedTuple):
     def delta(self, shape: tuple[int, ...], reason: str | None = None) -> Delta:
         """As the diff shows it."""
         elements = math.prod(shape)
-        largest, mean, l2 = (self.max_abs, self._mean(), self.squares.root()) if self.finite else (None, None, None)
-        if not self.finite and elements:
-            reason = reason or "no position is finite on both sides"
+        largest = mean = l2 = relative = cosine = None
+        if not self.finite:
+            reason = reason or ("no position is finite on both sides" if elements else None)
         elif self.left_out and not self.squares.mantissa:
-            largest = mean = l2 = None
             reason = reason or "what changed is not finite"
-        elif self.finite and not self.before.mantissa:
-            reason = reason or "before is zero throughout"
-        elif not all(value is None or math.isfinite(value) for value in (largest, mean, l2)):
-            reason = reason or "some differences are beyond float64"
+        else:
+            largest, mean, l2 = self.max_abs, self._mean(), self.squares.root()
+            relative, cosine = self._relative(), self._cosine()
+            reason = reason or self._undefined(relative, largest, mean, l2)
         return Delta(
             elements=elements,
             changed=self.changed,
             max_abs=_held(largest),
             mean_abs=_held(mean),
             l2=_held(l2),
-            relative_l2=self._relative() if l2 is not None else None,
-            cosine=self._cosine() if self.finite else None,
+            relative_l2=_held(relative),
+            cosine=cosine,
             nan_before=self.nan_before,
             nan_after=self.nan_after,
             inf_before=self.inf_before,
@@ -150,12 +149,21 @@ class Tally(NamedTuple):
     def _mean(self) -> float:
         return Wide(self.sum_abs.mantissa / self.finite, self.sum_abs.exponent).value()
 
+    def _undefined(self, relative: float | None, *others: float) -> str | None:
+        """Why one of the numbers is not there; None where all are."""
+        if not all(map(math.isfinite, others)):
+            return "some differences are beyond float64"
+        if relative is None:
+            return "before is zero throughout"
+        if not math.isfinite(relative):
+            return "the relative change is beyond float64"
+        return None if self.after.mantissa else "after is zero throughout"
+
     def _relative(self) -> float | None:
         if not self.before.mantissa:
             return None
         share = self.squares.mantissa / self.before.mantissa
-        ratio = Wide(share, self.squares.exponent - self.before.exponent).root()
-        return ratio if math.isfinite(ratio) else None
+        return Wide(share, self.squares.exponent - self.before.exponent).root()
 
     def _cosine(self) -> float | None:
         if not (self.before.mantissa and self.after.mantissa):

@@ -176,3 +176,38 @@ def test_blocks_of_unequal_length_are_refused():
             kernels._native.tally(one, other, "float32", "float32", False)
     with pytest.raises(ValueError, match="not a type"):
         kernels._native.tally(block, block, "float64", "float64", False)
+
+
+def told(before, after):
+    """What is said of the two, as float64."""
+    one, two = (np.array(values, np.float64) for values in (before, after))
+    return kernels.tally(one, two, How(), Decoder()).delta(one.shape)
+
+
+def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
+    """The rest is the same: its cosine of 1 would say that nothing turned, beside a change that nobody can measure."""
+    delta = told([1.0, 2.0, 3.0], [math.nan, 2.0, 3.0])
+    assert (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine) == (None,) * 5
+    assert (delta.reason, delta.left_out) == ("what changed is not finite", 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "missing", "reason"),
+    [
+        ([1e-320, 0.0], [1e300, 0.0], "relative_l2", "the relative change is beyond float64"),
+        ([0.0, 0.0], [1.0, 0.0], "relative_l2", "before is zero throughout"),
+        ([1.0, 0.0], [0.0, 0.0], "cosine", "after is zero throughout"),
+        ([-1.7e308, 0.0], [1.7e308, 0.0], "max_abs", "some differences are beyond float64"),
+    ],
+)
+def test_what_is_null_has_a_reason(before, after, missing, reason):
+    """Whichever statistic float64 has no number for."""
+    delta = told(before, after)
+    assert (getattr(delta, missing), delta.reason) == (None, reason)
+
+
+def test_what_is_there_needs_no_reason():
+    """All statistics of ordinary values."""
+    delta = told([1.0, 2.0], [1.0, 2.5])
+    assert delta.reason is None
+    assert None not in (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine)

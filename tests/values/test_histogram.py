@@ -1,0 +1,27 @@
+"""How differences are spread: between the ends of float64 too."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from statecli.diff.result import How  # noqa: E402
+from statecli.values.compare import Pair, compare_all  # noqa: E402
+from statecli.values.histogram import histograms  # noqa: E402
+
+
+@pytest.mark.parametrize("largest", [1.5e308, 1.0, 5e-324])
+def test_every_difference_is_counted_whatever_its_size(store, largest):
+    """From -max |Δ| to max |Δ|, whose distance float64 may not hold; numpy has nothing to warn of."""
+    before = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    after = torch.tensor([largest, -largest, 1.0], dtype=torch.float64)
+    pairs = [Pair(store(before), store(after))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        deltas = compare_all(pairs, How(), jobs=1)
+        ((edges, counts),) = histograms(pairs, deltas)
+    assert (edges[0], edges[-1], sum(counts)) == (-largest, largest, 3)
+    assert list(edges) == sorted(edges)
