@@ -141,7 +141,8 @@ class _Refusal:
     def caught(self) -> Iterator[None]:
         """`nn.Module.load_state_dict` replaced by one of linear time, and its refusal of the whole module caught.
 
-        torch looks for each child's entries among all of its parent's: a list of 10,000 layers takes it 20 s. A class's own `load_state_dict` calls the replacement as it would call torch's.
+        torch looks for each child's entries among all of its parent's: a list of 10,000 layers takes it 20 s.
+        A class's own `load_state_dict` calls the replacement as it would call torch's.
         """
         torchs, refusal = nn.Module.load_state_dict, self
 
