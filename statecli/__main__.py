@@ -11,6 +11,9 @@ def main() -> None:
     """Everyday lines need no Typer; all others go to it."""
     try:
         # Imported here, so that Ctrl-C during the imports ends as it does anywhere else.
+        from statecli import interrupts
+
+        interrupts.listen()
         from statecli import cli, shortcut
 
         options = shortcut.parse(sys.argv[1:])

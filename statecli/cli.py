@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import NoReturn
 
-from statecli import console
+from statecli import console, interrupts
 from statecli.errors import StateError, UsageError
 from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
@@ -97,7 +97,7 @@ def leave(run: Callable[[], int], debug: bool) -> NoReturn:
         code = run()
         console.finish()
     except StateError as error:
-        code = console.complain(str(error), debug)
+        code = 130 if interrupts.came else console.complain(str(error), debug)
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
@@ -111,4 +111,4 @@ def leave(run: Callable[[], int], debug: bool) -> NoReturn:
         code = console.complain(
             f"internal error: {type(error).__name__}: {error} (please report it, with --debug)", debug
         )
-    raise SystemExit(code)
+    raise SystemExit(130 if interrupts.came else code)

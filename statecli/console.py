@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from statecli import render
+from statecli import interrupts, render
 from statecli.errors import UnreadableError
 from statecli.finding import Finding
 from statecli.inspection import Progress
@@ -90,6 +90,8 @@ def out(path: str | None) -> Stream:
 
 def publish(report: Report, output: Output, path: str | None, color: str, quiet: bool) -> int:
     """Write the report where it belongs; the exit code it asks for."""
+    if interrupts.came:
+        raise KeyboardInterrupt
     sink = out(path)
     terminal = path in (None, "-") and sink.raw.isatty()
     render.write(report, output, sink, Look(terminal, _width(sink), _color(color, terminal), quiet))

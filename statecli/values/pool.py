@@ -105,7 +105,8 @@ def _executor(jobs: int) -> Iterator[Executor]:
     from concurrent.futures import ProcessPoolExecutor
 
     context = multiprocessing.get_context("fork")
-    processes = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_interrupts_to_the_parent)
+    ends = os.pipe()
+    processes = ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_the_parent, initargs=ends)
     try:
         yield processes
     except BaseException:
@@ -117,7 +118,11 @@ def _executor(jobs: int) -> Iterator[Executor]:
         # Waiting could be for ever: a killed worker may have held the lock of the queue.
         processes.shutdown(wait=False, cancel_futures=True)
         raise
-    processes.shutdown()
+    else:
+        processes.shutdown()
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 @contextmanager
@@ -133,6 +138,16 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    """Ctrl-C reaches every process of the group; the parent ends the others, without their tracebacks."""
+def _end_with_the_parent(read: int, write: int) -> None:
+    """A worker's first act. Ctrl-C reaches every process of the group: the parent ends the others, without tracebacks.
+
+    A parent that is killed ends nobody, but its end of a pipe, that nobody writes to, is closed with it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.close(write)
+
+    def wait() -> None:
+        os.read(read, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

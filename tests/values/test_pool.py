@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
@@ -53,35 +52,63 @@ def test_a_worker_that_dies_is_told():
         pool.run(die, list(range(8)), 2)
 
 
-@linux
-def test_ctrl_c_stops_all_workers(tmp_path):
-    """SIGINT to the whole group, as a terminal sends it: out at once, no process left, no traceback of a worker."""
-    script = tmp_path / "long.py"
-    script.write_text(
-        textwrap.dedent("""
-        import os, sys, time
-        from statecli.values import pool
-        def sleepy(path):
-            with open(path, "a") as file: file.write(f"{os.getpid()}\\n")
-            time.sleep(60)
-        if __name__ == "__main__":
-            try:
-                pool.run(sleepy, [sys.argv[1]] * 4, 2)
-            except KeyboardInterrupt:
-                sys.exit(130)
-        """)
-    )
-    pids = tmp_path / "pids"
+SLEEPY = """
+import os, sys, time
+from statecli.values import pool
+def sleepy(path):
+    with open(path, "a") as file: file.write(f"{os.getpid()}\\n")
+    time.sleep(60)
+if __name__ == "__main__":
+    try:
+        pool.run(sleepy, [sys.argv[1]] * 4, 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.fixture
+def sleeping(tmp_path):
+    """A process of its own group with two workers asleep, and the workers' process numbers."""
+    script, pids = tmp_path / "long.py", tmp_path / "pids"
+    script.write_text(SLEEPY)
     process = subprocess.Popen(
         [sys.executable, str(script), str(pids)], start_new_session=True, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and (not pids.exists() or len(pids.read_text().split()) < 2):
         time.sleep(0.05)
+    return process, [int(pid) for pid in pids.read_text().split()]
+
+
+def is_running(pid):
+    """A zombie, whose parent is gone and whom nobody has waited for yet, does not run."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@linux
+def test_ctrl_c_stops_all_workers(sleeping):
+    """SIGINT to the whole group, as a terminal sends it: out at once, no process left, no traceback of a worker."""
+    process, pids = sleeping
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "Traceback" not in err
-    for pid in map(int, pids.read_text().split()):
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    assert not any(map(is_running, pids))
+
+
+@linux
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_workers_end_with_their_parent(sleeping, how):
+    """A parent that is killed cannot end anybody; its workers see to it, or a CI step would wait for them for ever."""
+    process, pids = sleeping
+    process.send_signal(how)
+    process.communicate(timeout=20)
+    assert process.returncode == -how
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(map(is_running, pids)):
+        time.sleep(0.05)
+    assert not any(map(is_running, pids))

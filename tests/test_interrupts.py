@@ -1,0 +1,73 @@
+"""Ctrl-C ends the process with 130, whatever became of the exception."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+
+SWALLOWED = """
+import os, signal, time, weakref
+from statecli import interrupts
+class Thing: pass
+interrupts.listen()
+thing = Thing()
+ref = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+del thing
+time.sleep(30)
+"""
+IGNORED = """
+import os, signal
+from statecli import interrupts
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+interrupts.listen()
+os.kill(os.getpid(), signal.SIGINT)
+print("still here")
+"""
+TURNED = """
+import os, signal
+from statecli import cli, interrupts
+from statecli.errors import UnreadableError
+interrupts.listen()
+def run():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise UnreadableError("a worker was killed") from None
+cli.leave(run, debug=False)
+"""
+
+
+def ran(program):
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_an_interrupt_lost_in_a_callback_still_ends_the_process():
+    """Python prints and drops what a weak reference's callback raises; the process ends all the same, and soon."""
+    begun = time.monotonic()
+    done = ran(SWALLOWED)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert time.monotonic() - begun < 10
+
+
+def test_an_error_that_an_interrupt_caused_is_not_told():
+    """What a killed worker makes of an interrupt is the interrupt."""
+    done = ran(TURNED)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_where_interrupts_are_ignored_they_stay_so():
+    """Behind `nohup` or `&` a shell has turned them off."""
+    assert ran(IGNORED).stdout == "still here\n"
+
+
+def test_the_interrupt_signal_is_left_alone_by_an_import():
+    """Only the command listens; a program that imports statecli keeps its own ways."""
+    before = signal.getsignal(signal.SIGINT)
+    __import__("statecli.interrupts")
+    assert signal.getsignal(signal.SIGINT) is before
