@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -88,7 +89,11 @@ def _rows(state: ModelState) -> dict[str, list[int]]:
 
 
 def in_order(pairs: Iterable[Match], before: ModelState, after: ModelState) -> list[Match]:
-    """The order of after, and what was removed behind what it stood behind."""
+    """The order of after, and what was removed behind what it stood behind.
+
+    Where after is ordered as text (layer 10 before layer 2) or, as safetensors is, by dtype first, that says nothing of
+    the module: the numbers in the names do.
+    """
     position = {id(tensor): n for n, tensor in enumerate(after.tensors)}
     of_before = {id(match.before): match for match in pairs}
     of_after = {id(match.after): match for match in pairs}
@@ -108,7 +113,27 @@ def in_order(pairs: Iterable[Match], before: ModelState, after: ModelState) -> l
         if match is not None:
             ordered.append(match)
         ordered.extend(behind.get(n, ()))
-    return ordered
+    return ordered if _has_own_order(after) else _by_number(ordered)
+
+
+def _has_own_order(state: ModelState) -> bool:
+    names = [tensor.fqn for tensor in state.tensors]
+    return "safetensors" not in state.format and any(map(operator.gt, names, names[1:]))
+
+
+def _by_number(matches: list[Match]) -> list[Match]:
+    """By section in order of first appearance, then by name, with the numbers in it as numbers."""
+    first = {section: n for n, section in enumerate(dict.fromkeys(match.shown.section for match in matches))}
+    ordered = sorted(matches, key=lambda match: _natural(match.shown.fqn))
+    return sorted(ordered, key=lambda match: first[match.shown.section])
+
+
+_NUMBER = re.compile(r"0*([0-9]+)")
+
+
+def _natural(name: str) -> str:
+    """A name that as text stands where its numbers put it: of two numbers the one with more digits is the larger."""
+    return _NUMBER.sub(lambda match: f"{len(match[1]):c}{match[1]}", name)
 
 
 # --- sections --------------------------------------------------------------------------------------------------------

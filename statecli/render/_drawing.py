@@ -23,8 +23,8 @@ MAX_BARS = 500
 MAX_NAMED = 40
 #: Characters of a name below its bar, and units of width of one of them.
 NAME_LENGTH, NAME_WIDTH = 26, 6.3
-#: Ticks of layers on an axis.
-MAX_LAYERS = 24
+#: Units of width of a digit on an axis, and between two numbers there.
+DIGIT, BETWEEN = 7.0, 9.0
 #: The least height of a bar, and that of a zero: what is there is seen.
 MIN_HEIGHT, ZERO_HEIGHT = 1.5, 4.0
 #: A bar of few is no wall.
@@ -35,7 +35,9 @@ _LAYER = re.compile(r"(?:^|[.\[])(\d{1,6})(?=[.\]]|$)")
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """One bar. `mood`: "" a value, "most" and "least" of several, "zero" nothing to show of it, "odd" not to scale."""
+    """One bar. `mood`: "" a value, "most" and "least" of several, "zero" nothing to show of it; not to
+    scale are "odd", not finite, and "boundless".
+    """
 
     x: float
     y: float
@@ -172,11 +174,11 @@ def _bars(chart: Bars) -> Picture:
     room = 12 + NAME_WIDTH * max((len(tick.text) for tick in ticks), default=0) if named else 40.0
     return Picture(
         title=chart.title,
-        note=_note(chart.values, size),
+        note=_note(chart, size),
         width=1100.0,
         height=plot.bottom + room,
         plot=plot,
-        marks=tuple(_marks([pairs[at : at + size] for at in range(0, len(pairs), size)], scale, ground, plot)),
+        marks=tuple(_marks([pairs[at : at + size] for at in range(0, len(pairs), size)], scale, ground, plot, chart)),
         x_ticks=ticks,
         y_ticks=tuple(Tick(plot.y(at), text) for at, text in scale.ticks) if scale else (),
         unit=chart.unit,
@@ -204,16 +206,19 @@ def _height(scale: _Scale | None, value: float, plot: Box) -> float:
     return plot.y(0.0 if scale is None or (scale.log and value <= 0) else scale.at(value))
 
 
-def _marks(bins: list[list[tuple[str, float]]], scale: _Scale | None, ground: float, plot: Box) -> Iterator[Mark]:
+def _marks(
+    bins: list[list[tuple[str, float]]], scale: _Scale | None, ground: float, plot: Box, chart: Bars
+) -> Iterator[Mark]:
     """The bar of each value. Of several: a faint one of the largest, and on it a strong one of the smallest."""
     slot = (plot.right - plot.left) / max(1, len(bins))
     width = min(slot * 0.8, MAX_WIDTH) if slot > 3 else slot
     for n, several in enumerate(bins):
         x = plot.left + slot * n + (slot - width) / 2
-        title = _said(several)
+        title = _said(several, chart.boundless)
         sizes = sorted((value for _, value in several), key=abs)
         if not all(map(math.isfinite, sizes)):
-            yield Mark(x, plot.top, width, plot.bottom - plot.top, title, "odd")
+            mood = "odd" if any(map(math.isnan, sizes)) else "boundless"
+            yield Mark(x, plot.top, width, plot.bottom - plot.top, title, mood)
         elif sizes[-1] == 0:
             yield Mark(x, ground - ZERO_HEIGHT, width, ZERO_HEIGHT, title, "zero")
         else:
@@ -223,48 +228,60 @@ def _marks(bins: list[list[tuple[str, float]]], scale: _Scale | None, ground: fl
                 yield Mark(x, ground if value < 0 else ground - height, width, height, title, mood)
 
 
-def _said(several: list[tuple[str, float]]) -> str:
+def _said(several: list[tuple[str, float]], boundless: str) -> str:
     """What a bar is of: its name and value, or the first and last name and the largest value."""
     if len(several) == 1:
-        return f"{several[0][0]}: {number(several[0][1])}"
+        label, value = several[0]
+        return f"{label}: {number(value) if math.isfinite(value) else boundless if value == value else 'not finite'}"
     finite = [pair for pair in several if math.isfinite(pair[1])]
     parts = [f"{several[0][0]} … {several[-1][0]}"]
     if finite:
         label, value = max(finite, key=lambda pair: abs(pair[1]))
         parts.append(f"the largest is {number(value)}, of {label}")
-    odd = [pair for pair in several if not math.isfinite(pair[1])]
-    if odd:
-        parts.append(f"{len(odd):,} not finite, as {odd[0][0]}")
+    for test, word in ((math.isinf, boundless), (math.isnan, "not finite")):
+        odd = [label for label, value in several if test(value)]
+        if odd:
+            parts.append(f"{len(odd):,} {word}, as {odd[0]}")
     return "; ".join(parts)
 
 
-def _note(values: Sequence[float], size: int) -> str:
+def _note(chart: Bars, size: int) -> str:
     """How to read the bars, as far as they do not say it themselves."""
-    zero, odd = sum(value == 0 for value in values), sum(not math.isfinite(value) for value in values)
+    values = chart.values
+    zero, most, odd = sum(value == 0 for value in values), sum(map(math.isinf, values)), sum(map(math.isnan, values))
     parts = [f"{plural(len(values), 'value')}, in order"]
     if size > 1:
         parts.append(f"each bar is {size:,} neighbours, faint up to the largest, strong up to the smallest")
     if zero:
         parts.append(f"{zero:,} zero (grey)")
+    if most:
+        parts.append(f"{most:,} {chart.boundless} (hollow, full height)")
     if odd:
         parts.append(f"{odd:,} not finite (red, full height)")
     return "; ".join(parts)
 
 
 def _layers(labels: Sequence[str], plot: Box) -> tuple[str, tuple[Tick, ...]]:
-    """`encoder.layer.N`, and where each N of the most frequent such prefix begins; nothing where there are no two."""
+    """`encoder.layer.N`, and the middle of each N of the most frequent such prefix; nothing where there are no two.
+
+    Those that would run into the number before them are left out.
+    """
     matches = [(position, _LAYER.search(label)) for position, label in enumerate(labels)]
     parts = [(position, match.string[: match.start(1)], match[1]) for position, match in matches if match]
     prefix = Counter(start for _, start, _ in parts).most_common(1)[0][0] if parts else ""
-    found: dict[str, int] = {}
+    found: dict[str, list[int]] = {}
     for position, start, layer in parts:
         if start == prefix:
-            found.setdefault(layer, position)
+            found.setdefault(layer, []).append(position)
     if len(found) < 2:
         return "", ()
-    thinned = list(found.items())[:: math.ceil(len(found) / MAX_LAYERS)]
-    ticks = tuple(Tick(plot.x(position / len(labels)), text) for text, position in thinned)
-    return elided(prefix, 90) + "N", ticks
+    ticks: list[Tick] = []
+    for layer, places in found.items():
+        at = plot.x((places[0] + places[-1] + 1) / 2 / len(labels))
+        before = ticks[-1].at + DIGIT * len(ticks[-1].text) / 2 if ticks else -math.inf
+        if at - DIGIT * len(layer) / 2 >= before + BETWEEN:
+            ticks.append(Tick(at, layer))
+    return elided(prefix, 90) + "N", tuple(ticks)
 
 
 # Spread: how often each value occurs.
@@ -272,7 +289,7 @@ def _layers(labels: Sequence[str], plot: Box) -> tuple[str, tuple[Tick, ...]]:
 
 def _spread(chart: Spread) -> Picture:
     """A histogram; bins that are not equally wide are drawn as wide as they are."""
-    plot = Box(52.0, 26.0, 390.0, 170.0)
+    plot = Box(52.0, 26.0, 370.0, 170.0)  # the number at either end stands half outside
     drawable = bool(chart.edges) and all(map(math.isfinite, chart.edges))
     low, high = (min(chart.edges), max(chart.edges)) if drawable else (0.0, 1.0)
     across = _linear(low, high)

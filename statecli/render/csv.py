@@ -1,15 +1,23 @@
-"""`-f csv`: the flat table for spreadsheets and data frames; what was found stands in the row it is about."""
+"""`-f csv`: the flat table for spreadsheets and data frames; what was found stands in the row it is about.
+
+Numbers have every digit, what is not known is an empty cell. A text that a spreadsheet would take for a formula (it
+begins with `=`, `+`, `-` or `@`, and is no number) stands behind a `'`, as OWASP's "CSV injection" has it; tabs and
+line breaks, which would do the same, are written as escapes in every output.
+"""
 
 from __future__ import annotations
 
 import csv
+import re
 from typing import TYPE_CHECKING
 
 from statecli.render._escape import visible
-from statecli.report import Report
+from statecli.report import Cell, Report
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
+
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?", re.ASCII)
 
 
 class _Lines:
@@ -26,14 +34,21 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
     at = names.index("fqn")
     out.writerow([*names, "finding"])
     section = names.index("section") if "section" in names else None
-    by_fqn: dict[tuple[str | None, str | None], list[str]] = {}
+    by_fqn: dict[tuple[Cell, Cell], list[str]] = {}
     for finding in report.beside():
-        where = finding.section if section is not None else None
-        by_fqn.setdefault((where, finding.fqn), []).append(f"{finding.rule}: {finding.message}")
+        about = (finding.section or None) if section is not None else None
+        by_fqn.setdefault((about, finding.fqn), []).append(f"{finding.rule}: {finding.message}")
     for row in table.rows:
         where = row[section] if section is not None else None
-        said = by_fqn.pop((where, row[at]), []) + by_fqn.pop((None, row[at]), [])
-        out.writerow([*map(visible, row), visible("; ".join(said))])
-    for (_, fqn), said in by_fqn.items():
-        rest = [visible(fqn or "") if n == at else "" for n in range(len(names))]
-        out.writerow([*rest, visible("; ".join(said))])
+        found = by_fqn.pop((where, row[at]), []) + by_fqn.pop((None, row[at]), [])
+        out.writerow(map(_written, (*row, "; ".join(found))))
+    for (_, fqn), found in by_fqn.items():
+        rest = [fqn if n == at else None for n in range(len(names))]
+        out.writerow(map(_written, (*rest, "; ".join(found))))
+
+
+def _written(cell: Cell) -> str:
+    if not isinstance(cell, str):
+        return "" if cell is None else repr(cell)
+    shown = visible(cell)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(shown) else shown

@@ -6,9 +6,10 @@ for (const table of document.querySelectorAll("table[data-sorts]")) {
   const words = new Intl.Collator("en", { numeric: true });
   const units = { "": 1, k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
 
-  // The first number of a cell with its unit ("all 1,536", "0.06…0.07", "90.9 MB"); null where there is none.
+  // The first number of a cell with its unit ("all 1,536", "90.9 MB"), the last of a range ("0.06..0.07"); null where
+  // there is none.
   const numeric = (text) => {
-    const found = /(?<![\w.])([-+]?)(?:(inf|∞)|(\d[\d,]*\.?\d*(?:e[-+]?\d+)?)\s?([kMGT]?)(?![a-z]))/.exec(text);
+    const found = /(?<![\w.])([-+]?)(?:(inf|∞)|(\d[\d,]*\.?\d*(?:e[-+]?\d+)?)\s?([kMGT]?)(?![a-z]))/.exec(text.split("..").pop());
     if (!found) return null;
     const size = found[2] ? Infinity : Number(found[3].replaceAll(",", "")) * units[found[4]];
     return found[1] === "-" ? -size : size;

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from statecli.finding import Finding
 from statecli.render._escape import name, sentence, visible
 from statecli.render._paint import painted
-from statecli.report import Column, Page, Report, Table
+from statecli.report import Cell, Column, Page, Report, Table
+from statecli.report.text import number
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -59,7 +60,7 @@ def aligned(table: Table) -> Iterator[str]:
     """The header and each row, padded to the widest cell of its column; the last column is not padded."""
     shown = [n for n, column in enumerate(table.columns) if not column.detail]
     columns = range(len(shown))
-    rows = [tuple(name(row[n]) for n in shown) for row in table.rows]
+    rows = [tuple(_written(row[n]) for n in shown) for row in table.rows]
     heads = [table.columns[n].name for n in shown]
     widths = [min(MAX_PADDING, max([len(heads[c]), *(len(row[c]) for row in rows)])) for c in columns]
     right = [table.columns[n].right for n in shown]
@@ -67,3 +68,7 @@ def aligned(table: Table) -> Iterator[str]:
     yield form.format(*heads).rstrip()
     for row in rows:
         yield form.format(*row).rstrip()
+
+
+def _written(cell: Cell) -> str:
+    return name(cell) if isinstance(cell, str) else number(cell)

@@ -28,11 +28,15 @@ class Column(msgspec.Struct, frozen=True):
     detail: bool = False
 
 
+#: A fact in the flat table, None where there is none: numbers are numbers, for each output to write in its own way.
+Cell = str | int | float | None
+
+
 class Table(msgspec.Struct, frozen=True):
     """The flat one: every row has a cell a column."""
 
     columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[Cell, ...], ...]
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -76,13 +80,17 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Bars(msgspec.Struct, frozen=True):
-    """A value for each of many things in order, one bar each: the change of each layer over depth."""
+    """A value for each of many things in order, one bar each: the change of each layer over depth.
+
+    NaN is a value that is not finite. Infinity is one too large to measure, and nothing bad: `boundless` says what.
+    """
 
     title: str
     labels: tuple[str, ...]
     values: tuple[float, ...]
     #: What a value means, as one reads it: "relative L2 change".
     unit: str = ""
+    boundless: str = "infinite"
 
 
 class Spread(msgspec.Struct, frozen=True):

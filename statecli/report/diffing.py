@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -12,6 +11,7 @@ from enum import Enum
 from statecli.diff.result import Broken, Change, Diff, ScalarChange, Status
 from statecli.report import (
     Bars,
+    Cell,
     Column,
     Group,
     Line,
@@ -25,7 +25,7 @@ from statecli.report import (
     fold,
 )
 from statecli.report.changed import LETTERS, NUMBERS, largest_text, odd, relative_text, side, values_text, what
-from statecli.report.text import NOUNS, bar, flag, number, plural, shape_text, size_text
+from statecli.report.text import NOUNS, bar, plural, said, shape_text, size_text
 from statecli.state import Kind, ModelState, Scalar, TensorInfo
 
 #: The rules of findings that are a row each.
@@ -284,7 +284,7 @@ def _scalar(value: Scalar, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-# The flat table: a row a change, every fact in a column of its own, "-" where there is none.
+# The flat table: a row a change, every fact in a column of its own.
 
 _SIDES = ("dtype", "shape", "requires_grad", "device")
 
@@ -293,24 +293,29 @@ def _flat(diff: Diff, view: DiffView) -> Table:
     rows = _first(differing(diff), view.lines)
     sectioned = len({change.section for change in diff.changes}) > 1
     cells = [_flat_row(change, sectioned) for change in rows]
-    told = bool(diff.scalars or diff.broken) or any(row[-1] != "-" for row in cells)
-    columns = (*_flat_columns(rows, sectioned), Column("change", detail=not told))
-    empty = ("-",) * (len(columns) - 4 - sectioned)
+    told = bool(diff.scalars or diff.broken) or any(row[-1] is not None for row in cells)
+    columns = (*_flat_columns(rows, sectioned, view.verbose), Column("change", detail=not told))
+    empty = (None,) * (len(columns) - 4 - sectioned)
     cells += [
-        (one.status.value, "metadata", *(("-",) if sectioned else ()), one.key, *empty, scalar_text(one, MAX_WHOLE))
+        (one.status.value, "metadata", *((None,) if sectioned else ()), one.key, *empty, scalar_text(one, MAX_WHOLE))
         for one in (diff.scalars if view.lines is None else diff.scalars[: view.lines])
     ]
     cells += [
-        ("not compared", "-", *((one.section or "-",) if sectioned else ()), one.fqn, *empty, one.message)
+        ("not compared", None, *((one.section or None,) if sectioned else ()), one.fqn, *empty, one.message)
         for one in diff.broken
     ]
     return Table(columns, tuple(cells))
 
 
-def _flat_columns(rows: Sequence[Change], sectioned: bool) -> tuple[Column, ...]:
+#: What plain text has of `NUMBERS`, and what -v adds to it.
+_TOLD = ("elements", "changed", "relative_l2", "max_abs")
+_TOLD_VERBOSE = (*_TOLD, "mean_abs", "l2", "cosine")
+
+
+def _flat_columns(rows: Sequence[Change], sectioned: bool, verbose: bool) -> tuple[Column, ...]:
     """All but the last. Those that people need no further are details."""
     measured = any(change.values is not None for change in rows)
-    shown = ("changed", "relative_l2", "max_abs") if measured else ()
+    shown = (_TOLD_VERBOSE if verbose else _TOLD) if measured else ()
     return (
         Column("status"),
         Column("kind"),
@@ -320,36 +325,36 @@ def _flat_columns(rows: Sequence[Change], sectioned: bool) -> tuple[Column, ...]
         Column("fields", detail=True),
         *(Column(f"{name}_{when}", detail=True) for name in _SIDES for when in ("before", "after")),
         *(Column(name, right=True, detail=name not in shown) for name in NUMBERS),
-        Column("first", detail=True),
+        Column("first", detail=not (measured and verbose)),
         Column("not_compared", detail=True),
     )
 
 
-def _flat_row(change: Change, sectioned: bool) -> tuple[str, ...]:
+def _flat_row(change: Change, sectioned: bool) -> tuple[Cell, ...]:
     values = change.values
     text = ", ".join(filter(None, (what(change), *odd([change]))))
     return (
         change.status.value,
         change.kind.value,
-        *((change.section or "-",) if sectioned else ()),
+        *((change.section or None,) if sectioned else ()),
         change.fqn,
-        change.renamed_from or "-",
-        ",".join(field.value for field in change.fields) or "-",
+        change.renamed_from,
+        ",".join(field.value for field in change.fields) or None,
         *(_fact(tensor, name) for name in _SIDES for tensor in (change.before, change.after)),
-        *(number(getattr(values, name, None)) for name in NUMBERS),
-        shape_text(values.first) if values is not None and values.first is not None else "-",
-        change.not_compared or "-",
-        text or "-",
+        *(getattr(values, name, None) for name in NUMBERS),
+        shape_text(values.first) if values is not None and values.first is not None else None,
+        change.not_compared,
+        text or None,
     )
 
 
-def _fact(tensor: TensorInfo | None, name: str) -> str:
+def _fact(tensor: TensorInfo | None, name: str) -> Cell:
     if tensor is None:
-        return "-"
+        return None
     if name == "shape":
         return shape_text(tensor.shape)
-    value = getattr(tensor, name)
-    return flag(value) if name == "requires_grad" else value or "-"
+    value: Cell = getattr(tensor, name)
+    return said(tensor.requires_grad) if name == "requires_grad" else value
 
 
 def _first(rows: list[Change], lines: int | None) -> list[Change]:
@@ -399,11 +404,9 @@ def _names(diff: Diff, names: Names | None) -> Iterable[tuple[str, ...]]:
 
 def _charts(diff: Diff) -> tuple[Bars | Spread, ...]:
     depth = list(filter(_has_depth, diff.changes))
-    names = [change.fqn for change in depth]
-    if names == sorted(names):  # safetensors sorts names as text, layer 10 before layer 2
-        depth.sort(key=lambda change: _in_order(change.fqn))
     title = "change over depth: each parameter, unchanged ones at zero"
-    bars = Bars(title, tuple(c.fqn for c in depth), tuple(map(_relative, depth)), "relative L2 change")
+    names, values = tuple(c.fqn for c in depth), tuple(map(_relative, depth))
+    bars = Bars(title, names, values, "relative L2 change", "from zero, without a ratio")
     spreads = (Spread(one.fqn, one.edges, one.counts, "after - before") for one in diff.histograms)
     return (*((bars,) if any(c.values is not None for c in depth) else ()), *spreads)
 
@@ -412,13 +415,11 @@ def _has_depth(change: Change) -> bool:
     return change.kind is Kind.PARAMETER and change.before is not None and change.after is not None
 
 
-def _in_order(fqn: str) -> list[tuple[int, int, str]]:
-    """The parts of a name, numbers as numbers."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", fqn) if part]
-
-
 def _relative(change: Change) -> float:
-    """0 where nothing changed; NaN where the change has no relation, to values that were all zero."""
-    if change.values is None:
+    """0 where nothing changed; infinite where values that were all zero did, NaN where what changed is not finite."""
+    delta = change.values
+    if delta is None:
         return 0.0
-    return change.values.relative_l2 if change.values.relative_l2 is not None else math.nan
+    if delta.relative_l2 is not None:
+        return delta.relative_l2
+    return math.nan if delta.max_abs is None else math.inf

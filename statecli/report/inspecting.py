@@ -15,12 +15,12 @@ from statecli.report.text import (
     NOUNS,
     STATS,
     count_text,
-    flag,
     kind_text,
     names,
     number,
     place,
     plural,
+    said,
     shape_text,
     size_text,
     stat_cells,
@@ -61,7 +61,7 @@ def _said(odd: Oddity, found: Inspection) -> bool:
     return any(finding.rule == odd.name and finding.fqn == odd.fqn for finding in found.findings)
 
 
-# The flat table: every fact in a column of its own, "-" where the source does not say.
+# The flat table: every fact in a column of its own, none where the source does not say.
 
 _FLAT = (
     Column("kind"),
@@ -94,25 +94,25 @@ def _flat(found: Inspection) -> Table:
     )
     rows = tuple(
         (
-            *((t.section or "-",) if sectioned else ()),
+            *((t.section or None,) if sectioned else ()),
             kind_text(t),
             t.fqn,
             t.evidence.value,
-            flag(t.persistent),
-            str(t.elements),
+            said(t.persistent),
+            t.elements,
             t.layout,
-            place(t.origin) if t.origin else "-",
+            place(t.origin) if t.origin else None,
             t.dtype,
             shape_text(t.shape),
-            str(t.nbytes),
-            t.device or "-",
-            flag(t.requires_grad),
-            flag(t.saved),
-            flag(t.moves),
-            *((t.after.device or "-", flag(t.after.followed)) if moved and t.after else ("-", "-") if moved else ()),
+            t.nbytes,
+            t.device,
+            said(t.requires_grad),
+            said(t.saved),
+            said(t.moves),
+            *((t.after.device, said(t.after.followed)) if moved and t.after else (None, None) if moved else ()),
             *(stat_cells(t.stats) if with_stats else ()),
-            ",".join(t.tied_to) or "-",
-            t.note or "-",
+            ",".join(t.tied_to) or None,
+            t.note,
         )
         for t in tensors
     )

@@ -33,14 +33,17 @@ def shape_text(shape: tuple[int, ...] | None) -> str:
 
 def flag(value: bool | None) -> str:
     """`yes`, `no`, and `-` where the source does not say."""
-    return "-" if value is None else "yes" if value else "no"
+    return said(value) or "-"
 
 
-def stat_cells(stats: Stats | None) -> tuple[str, ...]:
+def said(value: bool | None) -> str | None:
+    """`yes`, `no`, and nothing where the source does not say."""
+    return None if value is None else "yes" if value else "no"
+
+
+def stat_cells(stats: Stats | None) -> tuple[float | int | None, ...]:
     """One cell a name of `STATS`."""
-    if stats is None:
-        return ("-",) * len(STATS)
-    return tuple(number(getattr(stats, name)) for name in STATS)
+    return tuple(getattr(stats, name, None) for name in STATS)
 
 
 def number(value: float | int | None, digits: int = 6) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import hypothesis.strategies as st
@@ -39,9 +40,24 @@ def test_negative_values_stand_below_the_axis():
 def test_a_zero_and_a_nan_look_like_neither_a_small_nor_a_large_value():
     """They have moods of their own, and the note counts them."""
     picture = bars([0.0, math.nan, math.inf, 1.0])
-    assert [mark.mood for mark in picture.marks] == ["zero", "odd", "odd", ""]
+    assert [mark.mood for mark in picture.marks] == ["zero", "odd", "boundless", ""]
     assert "1 zero" in picture.note
-    assert "2 not finite" in picture.note
+    assert "1 not finite (red" in picture.note
+    assert "1 infinite (hollow" in picture.note
+    assert [mark.title for mark in picture.marks[1:3]] == ["x1: not finite", "x2: infinite"]
+
+
+def test_what_has_no_bound_is_named_by_the_chart():
+    """Among neighbours too, and beside a NaN the NaN has the colour."""
+    values = [1.0] * 5000
+    values[7] = values[777] = math.inf
+    values[779] = math.nan
+    picture = drawn(Bars("t", tuple(f"x{n}" for n in range(5000)), tuple(values), "u", "from zero"))
+    one, two = (mark for mark in picture.marks if mark.mood in ("odd", "boundless"))
+    assert (one.mood, two.mood) == ("boundless", "odd")
+    assert "1 from zero, as x7" in one.title
+    assert "1 not finite, as x779" in two.title
+    assert "2 from zero (hollow" in picture.note
 
 
 def test_a_nan_among_neighbours_marks_their_bar():
@@ -53,14 +69,24 @@ def test_a_nan_among_neighbours_marks_their_bar():
     assert "1 not finite, as x777" in odd[0].title
 
 
-def test_layers_are_marked_where_they_begin():
+def test_layers_are_marked_in_their_middle():
     """The axis names the stack and counts its layers; names of another stack do not disturb it."""
     labels = ["emb.w", *(f"h.{n}.{part}" for n in range(12) for part in "abcd"), "z.0.w"]
     picture = bars([1.0] * len(labels), labels)
     assert picture.below == "h.N"
     assert [tick.text for tick in picture.x_ticks] == [str(n) for n in range(12)]
     slot = (picture.plot.right - picture.plot.left) / len(labels)
-    assert picture.x_ticks[3].at == pytest.approx(picture.plot.left + slot * (1 + 3 * 4))
+    assert picture.x_ticks[3].at == pytest.approx(picture.plot.left + slot * (1 + 3 * 4 + 2))
+
+
+@pytest.mark.parametrize(("layers", "others"), [(24, 0), (24, 400), (300, 0), (1200, 3000)])
+def test_numbers_of_layers_never_run_into_each_other(layers, others):
+    """Also where they take a corner of the axis; a digit of 12 px sans-serif is less than 7 units wide."""
+    labels = [f"h.{n}.{part}" for n in range(layers) for part in "abc"] + [f"z{n}" for n in range(others)]
+    ticks = bars([1.0] * len(labels), labels).x_ticks
+    assert len(ticks) > 1
+    for one, two in itertools.pairwise(ticks):
+        assert two.at - one.at >= 7 * (len(one.text) + len(two.text)) / 2 + 5
 
 
 def test_few_bars_have_their_names():
@@ -130,3 +156,12 @@ def test_a_histogram_without_a_finite_range_says_so(edges):
 def test_counts_are_written_whole():
     """There is no half element on an axis."""
     assert [tick.text for tick in drawn(Spread("t", (0.0, 1.0), (1,), "Δ")).y_ticks] == ["0", "1"]
+
+
+@pytest.mark.parametrize("largest", [0.001, 0.00025, 1e-5, 3e-7, 1e300])
+def test_numbers_of_a_histogram_stand_inside_the_picture(largest):
+    """Those at the ends too, half of which is outside the plot; a character of 12 px is 6 to 7 units wide."""
+    picture = drawn(Spread("t", (-largest, 0.0, largest), (1, 2), "Δ"))
+    for tick in picture.x_ticks:
+        assert tick.at - 6.5 * len(tick.text) / 2 >= 0
+        assert tick.at + 6.5 * len(tick.text) / 2 <= picture.width

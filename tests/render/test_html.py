@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -347,3 +349,24 @@ def test_the_script_says_nothing_of_a_name():
     """What the script is made of is a file of ours, byte for byte."""
     own = resources.files("statecli.render").joinpath("page.js").read_text("utf-8")
     assert tree(everywhere("x")).said("script") == [own]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript engine here")
+@pytest.mark.parametrize(
+    ("cell", "number"),
+    [
+        ("0.0069..0.69", 0.69),
+        ("1e-07..1", 1),
+        ("all 2.35 M", 2.35e6),
+        ("12/4,096", 12),
+        ("-", None),
+        ("90.9 MB", 90.9e6),
+    ],
+)
+def test_cells_sort_by_the_number_that_is_drawn(cell, number):
+    """A folded row's bar is of its largest, the last of a range."""
+    own = resources.files("statecli.render").joinpath("page.js").read_text("utf-8")
+    body = re.search(r"  const units = .*?\n  };\n", own, re.S)[0]
+    code = f"{body}console.log(JSON.stringify(numeric({json.dumps(cell)})))"
+    done = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == number
