@@ -100,11 +100,11 @@ def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
     if request.model is not None:
         model = target.registered_by(request.model, init_device=request.init_device)
         state, findings = kinds.by_model(state, model)
-    whole = state
+    whole, sectioned = state, len(state.sections) > 1
     state = filtered(state, request)
     if state is not whole:
         left = {tensor.fqn for tensor in state.tensors}
-        findings = [f for f in findings if f.fqn is None or f.fqn in left or _matches(f.fqn, request)]
+        findings = [f for f in findings if f.fqn in left or _is_wanted(f.fqn, f.section, sectioned, request)]
     size = sum(tensor.nbytes for tensor in state.tensors)
     if request.stats:
         with numpy_needed():
@@ -124,10 +124,12 @@ def filtered(state: ModelState, request: Request) -> ModelState:
     """The tensors that the globs and kinds leave; the same object where nothing was asked."""
     if not (request.include or request.exclude or request.kind):
         return state
+    sectioned = len(state.sections) > 1
     kept = tuple(
         tensor
         for tensor in state.tensors
-        if (not request.kind or tensor.kind in request.kind) and _matches(tensor.fqn, request)
+        if (not request.kind or tensor.kind in request.kind)
+        and _is_wanted(tensor.fqn, tensor.section, sectioned, request)
     )
     if not kept:
         raise NothingMatched(f"{request.target}: {_nothing(request, len(state.tensors))}")
@@ -148,15 +150,27 @@ def _nothing(request: Request, count: int) -> str:
     return f"none of its {count} tensors matches {asked}{hint}"
 
 
-def _matches(fqn: str, request: Request) -> bool:
-    if request.include and not matches_any(fqn, request.include):
-        return False
-    return not matches_any(fqn, request.exclude)
+def _is_wanted(fqn: str | None, section: str | None, sectioned: bool, request: Request) -> bool:
+    return fqn is None or is_wanted(called(fqn, section, sectioned=sectioned), request.include, request.exclude)
 
 
-def matches_any(fqn: str, globs: Sequence[str]) -> bool:
-    """Whether a glob matches the whole name. Brackets may be meant as they stand: names have them."""
-    return any(fnmatchcase(fqn, glob) or fnmatchcase(fqn, glob.replace("[", "[[]")) for glob in globs)
+def called(fqn: str, section: str | None, *, sectioned: bool) -> tuple[str, ...]:
+    """The names by which a glob may know a tensor: its FQN, and among several sections the one behind its section."""
+    return (fqn, f"{section}.{fqn}") if sectioned and section else (fqn,)
+
+
+def is_wanted(names: tuple[str, ...], include: Sequence[str], exclude: Sequence[str]) -> bool:
+    """Whether the globs leave what goes by these names: any of them may match."""
+    return (not include or matches_any(names, include)) and not matches_any(names, exclude)
+
+
+def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
+    """Whether a glob matches one of the names as a whole. Brackets may be meant as they stand: names have them."""
+    return any(_matches(name, glob) for glob in globs for name in names)
+
+
+def _matches(name: str, glob: str) -> bool:
+    return fnmatchcase(name, glob) or ("[" in glob and fnmatchcase(name, glob.replace("[", "[[]")))
 
 
 def _left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:

@@ -11,10 +11,11 @@ from statecli import inspection, modules, target
 from statecli.diff import expectations, fields, loading, pairing, renames, scalars
 from statecli.diff.pairing import Match, Way
 from statecli.diff.result import Broken, Change, Delta, Diff, Field, Histogram, How, ScalarChange, Status
-from statecli.errors import NothingMatched, StateError, UsageError
+from statecli.errors import NothingMatched, StateError
 from statecli.finding import Finding
+from statecli.formats import _shown
 from statecli.formats._pickle import without_gc
-from statecli.inspection import Progress, matches_any
+from statecli.inspection import Progress
 from statecli.modules.build import Built
 from statecli.stamps import Stamp, stamps
 from statecli.state import Kind, ModelState, Oddity, TensorInfo
@@ -125,25 +126,24 @@ class _Comparison:
         self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
         self.notes: list[Oddity] = []
         self.sections: dict[str, str] = {}
+        #: Whether there are tensors of more than one, whose names then stand before theirs.
+        self.sectioned = False
 
     def diff(self, progress: Progress | None) -> Diff:
-        if self.request.expected and not self.values:
-            raise UsageError(
-                "--only, --frozen and --changed ask for values, which are not compared here: leave them out, or let "
-                "the values be read"
-            )
         self._note_values()
         compared = self._compared()
         every = self._matches(*compared)
         matches = [match for match in every if self._is_wanted(match)]
-        if not matches:
+        beside, settings = self._settings()
+        if not matches and not (every and self.request.include and settings):
             raise NothingMatched(self._nothing(len(every)))
+        if not matches:
+            self._note("settings-alone", f"only settings were asked for: {len(settings)} compared")
         differing = fields.differing(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._outcomes(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)
-        beside = [] if self.any_class else self._scalars()
         loaded = self._loaded(every, compared, changes)
-        findings = self._findings(loaded.findings, changes, beside, broken)
+        findings, untold = self._findings(loaded.findings, changes, broken, beside, settings)
         return Diff(
             before=self.before,
             after=self.after,
@@ -151,7 +151,7 @@ class _Comparison:
             scalars=tuple(beside),
             findings=tuple(findings),
             notes=(*self.notes, *loaded.notes, *_cut_short(self.before), *_cut_short(self.after)),
-            broken=(*broken, *loaded.broken, *_cut(self.before), *_cut(self.after)),
+            broken=(*broken, *loaded.broken, *untold, *_cut(self.before), *_cut(self.after)),
             histograms=self._histograms(changes),
             expected=bool(self.request.expected),
             how=self.request.how if self.values else None,
@@ -190,6 +190,7 @@ class _Comparison:
         # A class has one section, whatever a checkpoint calls it.
         self.notes += [note for note in found.notes if not (self.loads and note.name == "sections-paired")]
         matches = found.matches
+        self.sectioned = len({match.shown.section for match in matches}) > 1
         if self.values and self.request.renames:
             with inspection.numpy_needed():
                 same = renames.found(matches, found.sections, self._is_wanted_row, jobs=self.request.jobs)
@@ -201,10 +202,9 @@ class _Comparison:
         asked = self.request
         if not (asked.include or asked.exclude or asked.kind):
             return True
-        names = {side.fqn for side in (match.before, match.after) if side is not None}
         if asked.kind and self._kind(match) not in asked.kind:
             return False
-        return self._is_wanted_name(*names)
+        return self._is_wanted_name(*(name for row in (match.before, match.after) if row for name in self._names(row)))
 
     def _kind(self, match: Match) -> Kind:
         """The kind after, or before where it was removed. A checkpoint's is guessed, a class's is not."""
@@ -212,14 +212,13 @@ class _Comparison:
         return (by_class or match.shown).kind
 
     def _is_wanted_row(self, row: TensorInfo) -> bool:
-        return (not self.request.kind or row.kind in self.request.kind) and self._is_wanted_name(row.fqn)
+        return (not self.request.kind or row.kind in self.request.kind) and self._is_wanted_name(*self._names(row))
+
+    def _names(self, row: TensorInfo) -> tuple[str, ...]:
+        return inspection.called(row.fqn, row.section, sectioned=self.sectioned)
 
     def _is_wanted_name(self, *names: str) -> bool:
-        """Whether the globs leave what has these names: either of them may match."""
-        asked = self.request
-        if asked.include and not any(matches_any(name, asked.include) for name in names):
-            return False
-        return not any(matches_any(name, asked.exclude) for name in names)
+        return inspection.is_wanted(names, self.request.include, self.request.exclude)
 
     def _nothing(self, count: int) -> str:
         both = f"{self.request.before} and {self.request.after}"
@@ -292,17 +291,24 @@ class _Comparison:
             outcome.not_compared,
         )
 
-    def _scalars(self) -> list[ScalarChange]:
-        if self.request.kind:
-            return []
+    def _settings(self) -> tuple[list[ScalarChange], list[str]]:
+        """The settings asked for that differ, and the names of all that were; what was not asked for is noted."""
+        if self.any_class:
+            return [], []
         cut = target.split(self.request.before)[1], target.split(self.request.after)[1]
         paired = {} if any(cut) else self.sections
-        found, notes = scalars.changed_scalars(self.before, self.after, cut, self._is_wanted_name, paired)
+        found, names, notes = scalars.changed_scalars(self.before, self.after, cut, paired)
+        left_out = [one.key for one in found if not self._is_wanted_setting(one.key)]
+        if left_out:
+            differ = "setting differs" if len(left_out) == 1 else "settings differ"
+            message = f"{len(left_out)} {differ} and {'was' if len(left_out) == 1 else 'were'} not asked for"
+            notes.append(Oddity("settings-left-out", f"{message}: {_shown.names(left_out)}"))
         self.notes += notes
-        return found
+        wanted = [one for one in found if self._is_wanted_setting(one.key)]
+        return wanted, [name for name in names if self._is_wanted_setting(name)]
 
-    def _settings(self) -> frozenset[str]:
-        return frozenset((*self.before.metadata, *self.after.metadata))
+    def _is_wanted_setting(self, name: str) -> bool:
+        return not self.request.kind and self._is_wanted_name(name)
 
     def _histograms(self, changes: Sequence[Change]) -> tuple[Histogram, ...]:
         if not self.request.histograms:
@@ -329,25 +335,29 @@ class _Comparison:
         if len(changes) == len(every) and not self.request.exclude:
             return found
         rows = {name for match in every for name in match.names}
-        left = {name for change in changes for name in expectations.names(change)}
+        left = {name for change in changes for name in (change.fqn, change.renamed_from)}
         return found.only(lambda name: name in left or (name not in rows and self._is_wanted_name(name)))
 
     def _findings(
         self,
         loaded: Sequence[Finding],
         changes: Sequence[Change],
-        beside: Sequence[ScalarChange],
         broken: Sequence[Broken],
-    ) -> list[Finding]:
+        beside: Sequence[ScalarChange],
+        settings: Sequence[str],
+    ) -> tuple[list[Finding], list[Broken]]:
+        """What makes it exit 1, and of which expectations nobody can tell."""
         targets = self.before.target, self.after.target
+        if self.loads and not self.request.expected:
+            # Added, removed and another shape are said in the words of load_state_dict.
+            rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in changes if c.before and c.after]
+            changes = [msgspec.structs.replace(c, fields=known) for c, known in rest if known]
+        tensors = expectations.of_tensors(changes, broken, targets, sectioned=self.sectioned, values=self.values)
+        entries = [*tensors, *expectations.of_settings(beside, settings, targets)]
         if self.request.expected:
-            return expectations.failures(self.request.expected, changes, beside, broken, targets, self._settings())
-        if not self.loads:
-            return expectations.differences(changes, beside, targets)
-        # Added, removed and another shape are said in the words of load_state_dict.
-        rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in changes if c.before and c.after]
-        others = [msgspec.structs.replace(c, fields=known) for c, known in rest if known]
-        return [*loaded, *expectations.differences(others, (), targets)]
+            found, untold = expectations.failures(self.request.expected, entries, targets)
+            return found, [one for one in untold if one.fqn not in {other.fqn for other in broken}]
+        return [*loaded, *expectations.differences(entries)], []
 
 
 def _joined(matches: Sequence[Match], same: Sequence[Match]) -> list[Match]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -10,7 +10,7 @@ from statecli.diff import fields, scalars
 from statecli.diff.result import Broken, Change, Field, ScalarChange, Status
 from statecli.errors import NothingMatched
 from statecli.finding import Finding, Severity
-from statecli.inspection import matches_any
+from statecli.inspection import called, matches_any
 
 #: Names of a glob's tensors that one finding lists.
 SHOWN = 3
@@ -28,110 +28,135 @@ class Expected(msgspec.Struct, frozen=True):
         return bool(self.only or self.frozen or self.changed)
 
 
-def failures(
-    expected: Expected,
-    changes: Sequence[Change],
-    beside: Sequence[ScalarChange],
-    broken: Sequence[Broken],
-    targets: tuple[str, str],
-    settings: frozenset[str] = frozenset(),
-) -> list[Finding]:
-    """One finding for what is outside `only` or inside `frozen` and not identical, tensors and numbers beside them,
-    and one for each glob of `changed` in which no value changed.
+class Entry(msgspec.Struct, frozen=True):
+    """A tensor or a setting that was asked for, as the expectations see it.
 
-    A tensor goes by both its names where its bytes were found under another one, and is inside only if both are;
-    where a prefix was looked through, either name will do. Raises NothingMatched for a glob without any tensor.
+    `sides` has the names by which a glob may know it, a tuple for each side that calls it otherwise; `moved`: it is
+    inside a glob only if both are. `what` says how it differs, "" where it does not, and `rule` what a finding on that
+    is called; `changed` is what counts for `--changed`, None where nobody can tell.
     """
-    _check(expected, changes, settings | {one.key for one in beside}, broken, targets)
-    found: list[Finding] = []
+
+    fqn: str
+    section: str | None
+    target: str
+    sides: tuple[tuple[str, ...], ...]
+    rule: str = ""
+    what: str = ""
+    changed: bool | None = False
+    moved: bool = False
+
+    def inside(self, globs: Sequence[str], *, wholly: bool = False) -> bool:
+        """Whether one of the globs matches: `wholly`, of what was moved, at both its places."""
+        found = [matches_any(names, globs) for names in self.sides]
+        return all(found) if wholly and self.moved else any(found)
+
+    def finding(self, rule: str = "", why: str = "") -> Finding:
+        """What is to be said against it; by default, that it differs."""
+        message = f"{self.fqn}: {why}{self.what}"
+        return Finding(rule or self.rule, Severity.ERROR, message, self.target, self.fqn, None, self.section)
+
+
+def of_tensors(
+    changes: Iterable[Change], broken: Iterable[Broken], targets: tuple[str, str], *, sectioned: bool, values: bool
+) -> Iterator[Entry]:
+    """The tensors that were compared, and those that could not be. `values`: whether their values were, where equal."""
     for change in changes:
-        if change.status is Status.IDENTICAL:
+        removed = change.status is Status.REMOVED
+        sides = [called(change.fqn, change.section, sectioned=sectioned)]
+        if change.renamed_from is not None or (change.before and change.before.section != change.section):
+            section = change.before.section if change.before else change.section
+            sides.append(called(change.renamed_from or change.fqn, section, sectioned=sectioned))
+        yield Entry(
+            change.fqn,
+            change.section,
+            targets[0] if removed else targets[1],
+            tuple(sides),
+            change.status.value,
+            "" if change.status is Status.IDENTICAL else fields.described(change),
+            _is_changed(change, values),
+            change.status is Status.RENAMED,
+        )
+    for one in broken:
+        names = called(one.fqn, one.section, sectioned=sectioned)
+        yield Entry(one.fqn, one.section, targets[1], (names,), changed=None)
+
+
+#: What changes when a layer is trained, resized or replaced; a device or requires_grad is none of it.
+_CHANGED = frozenset((Field.DTYPE, Field.SHAPE, Field.VALUES))
+
+
+def _is_changed(change: Change, values: bool) -> bool | None:
+    if change.status in (Status.ADDED, Status.REMOVED, Status.RENAMED) or not _CHANGED.isdisjoint(change.fields):
+        return True
+    return False if values and change.not_compared is None else None
+
+
+def of_settings(found: Iterable[ScalarChange], names: Iterable[str], targets: tuple[str, str]) -> Iterator[Entry]:
+    """The settings that differ, and of those compared (`names`) the others."""
+    differing = {one.key: one for one in found}
+    for name in dict.fromkeys((*differing, *names)):
+        one = differing.get(name)
+        what = scalars.described(one).removeprefix(f"{name}: ") if one else ""
+        yield Entry(name, None, targets[1], ((name,),), "metadata", what, one is not None)
+
+
+def differences(entries: Iterable[Entry]) -> list[Finding]:
+    """One finding for each tensor that is not identical and for each setting that differs."""
+    return [one.finding() for one in entries if one.what]
+
+
+def failures(
+    expected: Expected, entries: Sequence[Entry], targets: tuple[str, str]
+) -> tuple[list[Finding], list[Broken]]:
+    """One finding for what is outside `only` or inside `frozen` and differs, and one for each glob of `changed` in
+    which nothing changed; beside them, the globs of which that cannot be told.
+
+    Raises NothingMatched for a glob that matches none of the entries.
+    """
+    _check(expected, entries, targets)
+    found: list[Finding] = []
+    for one in entries:
+        if one.what and expected.only and not one.inside(expected.only, wholly=True):
+            found.append(one.finding("outside-only", f"outside --only {_globs(expected.only)}: "))
+        if one.what and one.inside(expected.frozen):
+            found.append(one.finding("frozen-changed", "expected to be frozen: "))
+    unsure: list[Broken] = []
+    for glob in expected.changed:
+        inside = [one for one in entries if one.inside((glob,))]
+        if any(one.changed for one in inside):
             continue
-        if expected.only and not _inside(change, expected.only, every=True):
-            found.append(_finding("outside-only", change, targets, f"outside --only {_globs(expected.only)}: "))
-        if expected.frozen and _inside(change, expected.frozen, every=False):
-            found.append(_finding("frozen-changed", change, targets, "expected to be frozen: "))
-    for one in beside:
-        if expected.only and not matches_any(one.key, expected.only):
-            why = f"outside --only {_globs(expected.only)}: "
-            found.append(Finding("outside-only", Severity.ERROR, why + scalars.described(one), targets[1]))
-        if expected.frozen and matches_any(one.key, expected.frozen):
-            message = f"expected to be frozen: {scalars.described(one)}"
-            found.append(Finding("frozen-changed", Severity.ERROR, message, targets[1]))
-    found.extend(_unchanged(expected, changes, beside, broken, targets))
-    return found
+        untold = [one for one in inside if one.changed is None]
+        if untold:
+            unsure.append(_untold(glob, untold))
+        else:
+            found.append(_unchanged(glob, inside, targets))
+    return found, unsure
 
 
-def _matching(beside: Sequence[ScalarChange], glob: str) -> Iterator[bool]:
-    return (matches_any(one.key, (glob,)) for one in beside)
-
-
-def _check(
-    expected: Expected,
-    changes: Sequence[Change],
-    settings: frozenset[str],
-    broken: Sequence[Broken],
-    targets: tuple[str, str],
-) -> None:
-    held = {name for change in changes for name in names(change)} | {one.fqn for one in broken}
-    held |= settings
+def _check(expected: Expected, entries: Sequence[Entry], targets: tuple[str, str]) -> None:
     for option in ("only", "frozen", "changed"):
         for glob in getattr(expected, option):
-            if not any(matches_any(name, (glob,)) for name in held):
-                count = len(changes) + len(broken)
-                raise NothingMatched(
-                    f"--{option} {glob!r}: matches none of the {count} names of {' and '.join(targets)}"
-                )
+            if not any(one.inside((glob,)) for one in entries):
+                held = f"the {len(entries)} names that were compared of {' and '.join(targets)}"
+                raise NothingMatched(f"--{option} {glob!r}: matches none of {held}")
 
 
-def names(change: Change) -> tuple[str, ...]:
-    """The name of a changed tensor, and its name before where that was another."""
-    return (change.fqn,) if change.renamed_from is None else (change.fqn, change.renamed_from)
+def _unchanged(glob: str, inside: Sequence[Entry], targets: tuple[str, str]) -> Finding:
+    message = f"--changed {glob!r}: no value in it changed: {_listed(inside)}"
+    fqn, section = (inside[0].fqn, inside[0].section) if len(inside) == 1 else (None, None)
+    return Finding("unchanged", Severity.ERROR, message, targets[1], fqn, None, section)
 
 
-def _inside(change: Change, globs: Sequence[str], *, every: bool) -> bool:
-    inside = [matches_any(name, globs) for name in names(change)]
-    return all(inside) if every and change.status is Status.RENAMED else any(inside)
+def _untold(glob: str, untold: Sequence[Entry]) -> Broken:
+    why = f"the values of {_listed(untold)} were not compared, and nothing else in it changed"
+    message = f"{untold[0].target}: cannot tell whether --changed {glob!r} holds: {why}"
+    return Broken(untold[0].fqn, untold[0].section or "", message)
 
 
-def _unchanged(
-    expected: Expected,
-    changes: Sequence[Change],
-    beside: Sequence[ScalarChange],
-    broken: Sequence[Broken],
-    targets: tuple[str, str],
-) -> Iterator[Finding]:
-    for glob in expected.changed:
-        inside = [change for change in changes if _inside(change, (glob,), every=False)]
-        # Of a tensor that could not be read nobody can say that it did not change.
-        unknown = any(matches_any(one.fqn, (glob,)) for one in broken)
-        if unknown or any(Field.VALUES in change.fields for change in inside) or any(_matching(beside, glob)):
-            continue
-        more = f" and {len(inside) - SHOWN} more" if len(inside) > SHOWN else ""
-        shown = ", ".join(change.fqn for change in inside[:SHOWN]) + more
-        one = inside[0] if len(inside) == 1 else None
-        yield Finding(
-            "unchanged",
-            Severity.ERROR,
-            f"--changed {glob!r}: no value in it changed: {shown or 'settings'}",
-            targets[1],
-            one.fqn if one else None,
-            None,
-            one.section if one else None,
-        )
+def _listed(entries: Sequence[Entry]) -> str:
+    more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
+    return ", ".join(one.fqn for one in entries[:SHOWN]) + more
 
 
 def _globs(globs: Sequence[str]) -> str:
     return " ".join(repr(glob) for glob in globs)
-
-
-def differences(changes: Sequence[Change], found: Sequence[ScalarChange], targets: tuple[str, str]) -> list[Finding]:
-    """One finding for each tensor that is not identical and for each scalar that differs."""
-    tensors = [_finding(c.status.value, c, targets, "") for c in changes if c.status is not Status.IDENTICAL]
-    return tensors + [Finding("metadata", Severity.ERROR, scalars.described(one), targets[1]) for one in found]
-
-
-def _finding(rule: str, change: Change, targets: tuple[str, str], why: str) -> Finding:
-    target = targets[0] if change.status is Status.REMOVED else targets[1]
-    message = f"{change.fqn}: {why}{fields.described(change)}"
-    return Finding(rule, Severity.ERROR, message, target, change.fqn, None, change.section)

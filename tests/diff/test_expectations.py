@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from statecli.diff.comparison import Request, compare
 from statecli.diff.result import Field
 from statecli.errors import NothingMatched
+from statecli.state import Kind
 
 from .conftest import rules
 
@@ -26,7 +28,7 @@ def after(*names: str) -> dict[str, torch.Tensor]:
 def test_without_expectations_every_difference_is_found(diff):
     """Each tensor by the name of what became of it, each scalar as metadata, with the target it is about."""
     found = diff({**BEFORE, "gone": torch.ones(7), "epoch": 1}, {**after("head.w"), "new": torch.ones(6), "epoch": 2})
-    assert rules(found) == [("changed", "head.w"), ("removed", "gone"), ("added", "new"), ("metadata", None)]
+    assert rules(found) == [("changed", "head.w"), ("removed", "gone"), ("added", "new"), ("metadata", "epoch")]
     assert [finding.target[-4:] for finding in found.findings] == ["b.pt", "a.pt", "b.pt", "b.pt"]
     assert [finding.message for finding in found.findings] == [
         "head.w: values",
@@ -68,17 +70,36 @@ def test_expectations(options, changed, expected, diff):
 def test_scalars_are_expected_too(diff):
     """An epoch that moved on is outside --only 'head.*', unless a glob names it; --frozen holds it still."""
     sides = {**BEFORE, "epoch": 1}, {**after("head.w"), "epoch": 2}
-    assert rules(diff(*sides, only=("head.*",))) == [("outside-only", None)]
+    (outside,) = diff(*sides, only=("head.*",)).findings
+    assert (outside.rule, outside.fqn, outside.section) == ("outside-only", "epoch", None)
+    assert outside.message == "epoch: outside --only 'head.*': 1 → 2"
     assert not diff(*sides, only=("head.*", "epoch")).findings
-    assert rules(diff(*sides, frozen=("epoch",))) == [("frozen-changed", None)]
+    assert rules(diff(*sides, frozen=("epoch",))) == [("frozen-changed", "epoch")]
     assert not diff(*sides, changed=("epoch",)).findings
 
 
-@pytest.mark.parametrize("side", [lambda w: w.double(), lambda w: torch.nn.Parameter(w)])
-def test_trained_means_other_values(side, diff):
-    """--changed is about values: another dtype of the same ones is no training."""
-    found = diff({"w": torch.ones(3)}, {"w": side(torch.ones(3))}, changed=("w",))
+def test_trained_means_other_values(diff):
+    """A flag that changed is no training of what holds the same values."""
+    found = diff({"w": torch.ones(3)}, {"w": torch.nn.Parameter(torch.ones(3))}, changed=("w",))
     assert rules(found) == [("unchanged", "w")]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [{"w": torch.ones(4)}, {"w": torch.ones(3).half()}, {}, {"w": torch.ones(3), "w.b": torch.ones(1)}],
+    ids=["resized", "another dtype", "removed", "added"],
+)
+def test_what_was_replaced_has_changed(after, diff):
+    """--changed fails where nothing in it changed: not where a layer has another shape or dtype, is gone or new."""
+    kept = {"other": torch.arange(9.0)}
+    assert not diff({**kept, "w": torch.ones(3)}, {**kept, **after}, changed=("w*",)).findings
+
+
+def test_what_was_renamed_has_changed(diff):
+    """Under either name."""
+    for glob in ("head.w", "out.w"):
+        moved = {("out.w" if name == "head.w" else name): tensor for name, tensor in BEFORE.items()}
+        assert not diff(BEFORE, moved, changed=(glob,)).findings
 
 
 def test_any_field_counts_unless_ignored(diff):
@@ -113,6 +134,92 @@ def test_a_glob_without_a_tensor(option, diff):
         diff(BEFORE, BEFORE, **{option: ("head.*", "haed.*")})
 
 
+@pytest.mark.parametrize("option", ["only", "frozen", "changed"])
+@pytest.mark.parametrize(
+    "filters", [{"kind": (Kind.PARAMETER,)}, {"include": ("head.*",)}, {"exclude": ("epoch",)}, {"exclude": ("e*",)}]
+)
+def test_a_glob_of_a_setting_that_is_left_out(option, filters, diff):
+    """A filter that hides a setting leaves nothing to be held: an error, as with tensors."""
+    sides = {**BEFORE, "epoch": 1}, {**BEFORE, "epoch": 2}
+    with pytest.raises(NothingMatched, match=f"--{option} 'epoch'"):
+        diff(*sides, **{option: ("epoch",)}, **filters)
+
+
+def test_settings_outside_the_section_are_not_held(save):
+    """Of `a.pt#model` the epoch is no part."""
+    state = {"model": BEFORE, "epoch": 1}
+    one, two = save(state, "a.pt"), save({**state, "epoch": 2}, "b.pt")
+    with pytest.raises(NothingMatched):
+        compare(Request(f"{one}#model", f"{two}#model", frozen=("epoch",)))
+
+
+TRAINED = {
+    "model": {"w": torch.ones(3)},
+    "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+}
+STEPPED = {
+    "model": {"w": torch.zeros(3)},
+    "optimizer": {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+}
+
+
+@pytest.mark.parametrize("glob", ["optimizer.*", "optimizer.state[0]['exp_avg']", "state[[]0]*", "state[0]['exp_avg']"])
+def test_a_name_behind_its_section(glob, diff):
+    """A tensor goes by its FQN, and by the name that rows of several sections have; brackets are what they are."""
+    moment = "state[0]['exp_avg']"
+    assert rules(diff(TRAINED, STEPPED, frozen=(glob,))) == [("frozen-changed", moment)]
+    assert rules(diff(TRAINED, STEPPED, only=(glob,))) == [("outside-only", "w")]
+    assert not diff(TRAINED, STEPPED, changed=(glob,)).findings
+    assert [one.fqn for one in diff(TRAINED, STEPPED, include=(glob,)).changes] == [moment]
+    assert [one.fqn for one in diff(TRAINED, STEPPED, exclude=(glob,)).changes] == ["w"]
+
+
+def test_the_only_section_is_in_no_name(diff):
+    """`-x 'model.*'` leaves what a state_dict has outside its module `model`."""
+    state = {"model.w": torch.ones(3), "lm_head.w": torch.ones(2)}
+    assert [one.fqn for one in diff(state, state, exclude=("model.*",)).changes] == ["lm_head.w"]
+
+
+def test_without_values_names_shapes_and_dtypes_are_held(diff):
+    """What needs no values is told without them."""
+    half = {**BEFORE, "head.w": BEFORE["head.w"].half()}
+    assert rules(diff(BEFORE, half, values=False, frozen=("head.*",))) == [("frozen-changed", "head.w")]
+    assert rules(diff(BEFORE, half, values=False, only=("backbone.*",))) == [("outside-only", "head.w")]
+    assert not diff(BEFORE, half, values=False, only=("head.*",), changed=("head.*",)).findings
+
+
+@pytest.mark.parametrize("options", [{"values": False}, {"ignore": (Field.VALUES,)}])
+def test_without_values_nobody_knows_what_stood_still(options, diff):
+    """--changed of what has the same metadata neither holds nor fails."""
+    found = diff(BEFORE, after("head.w"), changed=("head.*",), **options)
+    assert not found.findings
+    (broken,) = found.broken
+    assert broken.fqn == "head.w"
+    assert "cannot tell whether --changed 'head.*' holds" in broken.message
+
+
+def test_tensors_without_values_did_not_stand_still(diff):
+    """On meta nothing is known of a tensor's values."""
+    state = {"w": torch.empty(3, device="meta")}
+    found = diff(state, state, changed=("w",))
+    assert (found.findings, len(found.broken)) == ((), 1)
+
+
+def test_a_class_is_held_too(source, save):
+    """Names, shapes and dtypes of a class against a file; its values are nobody's."""
+    net = source("self.a = nn.Linear(2, 3)\nself.b = nn.Linear(3, 4)")
+    state = {
+        "a.weight": torch.ones(3, 2),
+        "a.bias": torch.ones(3),
+        "b.weight": torch.ones(5, 3),
+        "b.bias": torch.ones(4),
+    }
+    path = save(state, "net.pt")
+    assert rules(compare(Request(net, path, only=("a.*",)))) == [("outside-only", "b.weight")]
+    assert not compare(Request(net, path, frozen=("a.*",), changed=("b.*",))).findings
+    assert [one.fqn for one in compare(Request(net, path, changed=("a.*",))).broken] == ["a.weight"]
+
+
 def test_unchanged_names_a_few(diff):
     """The message lists three of the tensors, and says how many more there are."""
     (finding,) = diff(BEFORE, after(), changed=("*",)).findings
@@ -131,4 +238,5 @@ def test_settings_that_stood_still(diff):
     """--frozen holds for one, and --changed fails for it."""
     state = {**BEFORE, "lr": 0.1}
     assert not diff(state, state, frozen=("lr",)).findings
-    assert rules(diff(state, state, changed=("lr",))) == [("unchanged", None)]
+    (unchanged,) = diff(state, state, changed=("lr",)).findings
+    assert (unchanged.fqn, unchanged.message) == ("lr", "--changed 'lr': no value in it changed: lr")
