@@ -32,52 +32,46 @@ def changed_scalars(
     before: ModelState,
     after: ModelState,
     sections: tuple[str | None, str | None],
-    wanted: Callable[[str], bool],
     paired: Mapping[str, str] = {},
-) -> tuple[list[ScalarChange], list[Oddity]]:
-    """What differs in the metadata of two checkpoints, by dotted path, in the order of before, then of after.
+) -> tuple[list[ScalarChange], list[str], list[Oddity]]:
+    """What differs in the metadata of two checkpoints, by dotted path, in the order of before, then of after; the
+    paths of all that was compared, and what must be said of it.
 
     Of a target that is one section (`train.ckpt#optimizer`), what lies below that section, by its path from there.
     What only one side's format can record is no difference, and a note names it. safetensors holds nothing but text:
-    against another format, a number equals its text. `wanted` says which keys the globs leave, `paired` which section
-    of before is compared with which of after. A key that is a number and one that is its text are two keys, and a
-    container of another kind is a change. Of more settings than are told, those that both sides tell are compared,
-    and the digest of all.
+    against another format, a number equals its text. `paired` says which section of before is compared with which of
+    after. A key that is a number and one that is its text are two keys, and a container of another kind is a change.
+    Of more settings than are told, those that both sides tell are compared, and the digest of all.
     """
     one, two = (_side(state, section) for state, section in zip((before, after), sections, strict=True))
     if not any(sections):
-        one = _moved(one, paired)
+        one, two = _moved(one, two, paired)
     same: Callable[[Scalar, Scalar], bool] = _same
     if _textual(before) != _textual(after):
         same = _number_and_text if _textual(after) else _text_and_number
         one, two = _Side(one.values), _Side(two.values)
     first, second = _spelled(one, two), _spelled(two, one)
-    kinds = [change for change in _kinds(one, two) if wanted(change.key)]
+    kinds = list(_kinds(one, two))
     if MORE in first or MORE in second:
         if first.get(MORE) == second.get(MORE) and sections[0] == sections[1]:
-            return [], []
+            return [], [*first], []
         first, second = _told_by_both(first, second), _told_by_both(second, first)
     found: list[ScalarChange] = []
     passed: list[str] = []
-    for key in (*first, *(key for key in second if key not in first)):
-        if not wanted(key) or (key in first and key in second and same(first[key], second[key])):
+    keys = list(dict.fromkeys((*first, *second)))
+    for key in keys:
+        if key in first and key in second and same(first[key], second[key]):
             continue
         if (key not in second and key in _own(before, after)) or (key not in first and key in _own(after, before)):
             passed.append(key)
         else:
             found.append(_change(key, first, second))
-    return kinds + found, [*_not_wanted(first, second, wanted), *_passed(passed)]
+    return kinds + found, keys, _passed(passed)
 
 
 def _passed(keys: Sequence[str]) -> list[Oddity]:
     message = f"only one side's format records {_shown.names(keys)}: no difference"
     return [Oddity("format-metadata", message)] if keys else []
-
-
-def _not_wanted(one: Mapping[str, Scalar], two: Mapping[str, Scalar], wanted: Callable[[str], bool]) -> list[Oddity]:
-    if (MORE not in one and MORE not in two) or wanted(MORE):
-        return []
-    return [Oddity("settings-left-out", "more settings differ than are told one by one: those beyond were left out")]
 
 
 def _kinds(one: _Side, two: _Side) -> Iterator[ScalarChange]:
@@ -106,7 +100,7 @@ def _spelled(side: _Side, other: _Side) -> dict[str, Scalar]:
     """
     told: dict[str, Scalar] = {}
     for key, value in side.values.items():
-        if key in other.kinds and _EMPTY.get(value) == other.kinds[key]:
+        if key in other.kinds and key not in side.kinds and _EMPTY.get(value) == other.kinds[key]:
             continue
         types = side.types.get(key, "")
         exact = spelled(key, types) if types else key
@@ -139,20 +133,28 @@ def _renamed(side: _Side, renaming: Callable[[str], tuple[str, str] | None]) -> 
     )
 
 
-def _moved(side: _Side, paired: Mapping[str, str]) -> _Side:
-    """The settings of a section under the name of the one that it is compared with."""
-    moves = [(f"{old}.", f"{new}.") for old, new in paired.items() if old and new]
-    moves.sort(key=lambda move: len(move[0]), reverse=True)
+def _moved(one: _Side, two: _Side, paired: Mapping[str, str]) -> tuple[_Side, _Side]:
+    """The settings of each section before under the name of the one that it is compared with.
 
-    def move(key: str) -> tuple[str, str]:
-        return next((one for one in moves if key.startswith(one[0])), ("", ""))
+    A section is what it is called, on both sides: which keys lead there is no setting.
+    """
+    moves = {f"{old}.": f"{new}." for old, new in paired.items() if old and new}
+    before, after = _beginning(moves), _beginning({new: new for new in moves.values()})
+    names = [new + key[len(old) :] for key in one.values for old, new in [before(key)]]
+    if len(set(names)) < len(names):
+        return one, two  # something else of before has that name already: shown as gone and new, and nothing lost
+    return _renamed(one, before), _renamed(two, after)
 
-    if all(old == new for old, new in moves):
-        return side
-    # Where something else of before has that name already, nothing gives way to it.
-    stays = [key for key in side.values if move(key) == ("", "")]
-    moves = [(old, new) for old, new in moves if not any(key.startswith(new) for key in stays)]
-    return _renamed(side, move)
+
+def _beginning(moves: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
+    """How a path begins, and shall begin: of sections in sections, the inner one."""
+    inner_first = sorted(moves, key=len, reverse=True)
+
+    def renaming(key: str) -> tuple[str, str]:
+        old = next((old for old in inner_first if key.startswith(old)), "")
+        return old, moves.get(old, "")
+
+    return renaming
 
 
 def _textual(state: ModelState) -> bool:
