@@ -25,8 +25,8 @@ MAX_NAMED = 40
 NAME_LENGTH, NAME_WIDTH = 26, 6.3
 #: Units of width of a digit on an axis, and between two numbers there.
 DIGIT, BETWEEN = 7.0, 9.0
-#: The least height of a bar, and that of a zero: what is there is seen.
-MIN_HEIGHT, ZERO_HEIGHT = 1.5, 4.0
+#: The least height of a bar, and those of a zero and of what hangs from the top: what is there is seen.
+MIN_HEIGHT, ZERO_HEIGHT, BOUNDLESS_HEIGHT = 1.5, 4.0, 7.0
 #: A bar of few is no wall.
 MAX_WIDTH = 40.0
 
@@ -215,13 +215,15 @@ def _marks(
     for n, several in enumerate(bins):
         x = plot.left + slot * n + (slot - width) / 2
         title = _said(several, chart.boundless)
-        sizes = sorted((value for _, value in several), key=abs)
-        if not all(map(math.isfinite, sizes)):
-            mood = "odd" if any(map(math.isnan, sizes)) else "boundless"
-            yield Mark(x, plot.top, width, plot.bottom - plot.top, title, mood)
-        elif sizes[-1] == 0:
+        sizes = sorted((value for _, value in several if math.isfinite(value)), key=abs)
+        if any(math.isnan(value) for _, value in several):
+            yield Mark(x, plot.top, width, plot.bottom - plot.top, title, "odd")
+            continue
+        if len(sizes) < len(several):
+            yield Mark(x, plot.top, width, BOUNDLESS_HEIGHT, title, "boundless")
+        if sizes and sizes[-1] == 0:
             yield Mark(x, ground - ZERO_HEIGHT, width, ZERO_HEIGHT, title, "zero")
-        else:
+        elif sizes:
             moods = ["most", "least"] if len(several) > 1 else [""]
             for value, mood in zip((sizes[-1], sizes[0]), moods, strict=False):
                 height = max(abs(ground - _height(scale, value, plot)), MIN_HEIGHT) if value else 0.0
@@ -255,7 +257,7 @@ def _note(chart: Bars, size: int) -> str:
     if zero:
         parts.append(f"{zero:,} zero (grey)")
     if most:
-        parts.append(f"{most:,} {chart.boundless} (hollow, full height)")
+        parts.append(f"{most:,} {chart.boundless} (from the top)")
     if odd:
         parts.append(f"{odd:,} not finite (red, full height)")
     return "; ".join(parts)

@@ -406,7 +406,7 @@ def _charts(diff: Diff) -> tuple[Bars | Spread, ...]:
     depth = list(filter(_has_depth, diff.changes))
     title = "change over depth: each parameter, unchanged ones at zero"
     names, values = tuple(c.fqn for c in depth), tuple(map(_relative, depth))
-    bars = Bars(title, names, values, "relative L2 change", "from zero, without a ratio")
+    bars = Bars(title, names, values, "relative L2 change", "changed from zero, without a ratio")
     spreads = (Spread(one.fqn, one.edges, one.counts, "after - before") for one in diff.histograms)
     return (*((bars,) if any(c.values is not None for c in depth) else ()), *spreads)
 
