@@ -9,6 +9,7 @@ import typer
 
 from statecli import __version__, cli
 from statecli.diff.result import Field
+from statecli.errors import UsageError
 from statecli.options import Color, DiffOptions, InspectOptions
 from statecli.render import Output
 from statecli.state import Kind
@@ -162,15 +163,35 @@ def schema(
     cli.leave(lambda: cli.schema(command), debug)
 
 
+#: The parser's own kind of mistake. Typer has no name for it: it is click's, or its copy of click's.
+_Mistake: type[Exception] = typer.BadParameter.__mro__[1]
+
+
 def run() -> int:
-    """Parse `sys.argv` and run what it asks for; the exit code of what Typer itself answered (help, a mistake)."""
+    """Parse `sys.argv` and run what it asks for; the exit code of what Typer itself answered (help).
+
+    Raises `UsageError` for a mistake on the command line.
+    """
     before = sys.stdout
     try:
-        app()
+        code = app(prog_name="statecli", standalone_mode=False)
     except SystemExit as done:
         # Typer ends a closed pipe with 1 and puts a wrapper in the place of stdout; it is no finding.
         if done.code == 1 and sys.stdout is not before:
             sys.stdout = before
             raise BrokenPipeError from done
         return done.code if isinstance(done.code, int) else 0
-    return 0
+    except typer.Abort as why:
+        raise KeyboardInterrupt from why
+    except _Mistake as mistake:
+        return _told(mistake)
+    return code if isinstance(code, int) else 0
+
+
+def _told(mistake: Any) -> int:
+    command = mistake.ctx.command_path if mistake.ctx else "statecli"
+    if len(sys.argv) == 1:
+        typer.echo(mistake.format_message(), err=True)
+        return 2
+    message = mistake.format_message().rstrip(".").replace("Value error, ", "")
+    raise UsageError(f"{message}; see {command} --help")

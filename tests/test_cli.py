@@ -539,3 +539,20 @@ def test_a_device_of_any_length_is_refused(refused, tmp_path):
     assert raw.count(short) == 1
     (tmp_path / "long.pt").write_bytes(raw.replace(short, long))
     assert "its device has a name of 5,000 characters" in refused(tmp_path / "long.pt")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("diff a.pt", "Missing argument 'AFTER'; see statecli diff --help"),
+        ("inspect a.pt --rtol 1", "No such option: --rtol"),
+        ("diff a.pt b.pt --ignore colour", "'colour' is not one of 'dtype', 'shape'"),
+        ("show a.pt", "No such command 'show'; see statecli --help"),
+    ],
+)
+def test_a_mistake_on_the_line_is_told_in_one(statecli, line, said):
+    """What was mistaken and where the help is, and nothing else; exit 2."""
+    done = statecli(*line.split())
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert said in done.err
