@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from statecli import interrupts
+
 ROOT = Path(__file__).parent.parent
 
 
