@@ -19,7 +19,7 @@ from statecli.formats._tensors import raw_bytes
 #: Entries that go into digests, those of a cycle each time they are looked at.
 MAX_DIGESTED = 2_000_000
 #: Entries that take as long to read as a container by itself.
-_CONTAINER = 4
+_CONTAINER = 6
 #: Bytes of a leaf that is written as it is; of a longer one its hash, which is made once.
 _SHORT = 64
 
@@ -50,7 +50,8 @@ class Digests:
             self._read(node)
         if self._left < 0 and not self._said:
             self._said = True
-            message = f"{where} and what follows hold more than {MAX_DIGESTED:,} entries; only the first are read"
+            entries = f"{MAX_DIGESTED:,} entries (a container counts as {_CONTAINER})"
+            message = f"{where} and what follows hold more than {entries}; only the first are read"
             self._reading.odd("metadata-cut", message)
         return _shown(self._leaf(node))
 

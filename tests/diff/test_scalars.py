@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
 import math
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from statecli.diff import Request, compare, scalars
+from statecli import formats
+from statecli.diff import scalars
+from statecli.diff.comparison import Request, compare
 from statecli.diff.result import ScalarChange, Status
 from statecli.state import Kind, ModelState
 
@@ -24,7 +29,7 @@ def between(before: dict, after: dict, formats: tuple[str, str] = ("torch-zip", 
     states = [
         ModelState(n, format, (), metadata=m) for n, format, m in zip("ab", formats, (before, after), strict=True)
     ]
-    found, notes = scalars.changed_scalars(*states, more.get("cut", (None, None)), more.get("wanted", lambda _: True))
+    found, _, notes = scalars.changed_scalars(*states, more.get("cut", (None, None)))
     return [*found, *notes]
 
 
@@ -138,3 +143,169 @@ def test_arrays_are_compared_by_value(diff):
     found = diff(state, {**state, "mean": np.array([0.0, 1.0, 5.0])})
     assert [(f.rule, f.fqn) for f in found.findings] == [("changed", "mean")]
     assert next(c for c in found.changes if c.fqn == "mean").values.max_abs == 3
+
+
+LOOKALIKES = [
+    *(0, 0.0, 1, 1.0, True, False, None, "1", "True", "None", "", "a", "a.b", 1.5, 2**70, float(2**70), str(2**70)),
+    *(math.nan, math.inf, "nan", "inf", "'nan'", "''nan''", "[]", "{}", b"", b"a", "torch.float32", "<torch.float32>"),
+    *(torch.float32, torch.float16, "x" * 1001, "x" * 1002),
+]
+KEYS = ["a", "b", "a.b", "", 1, "1", True, "True", None, "None", 1.5, "[1.5]", (1, "a"), ("q",) * 9, "(and more)"]
+
+
+def containers(inner: st.SearchStrategy) -> st.SearchStrategy:
+    """Whatever torch.save writes of settings."""
+    mappings = st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
+    named = st.dictionaries(st.sampled_from("ab"), inner, max_size=2).map(lambda held: argparse.Namespace(**held))
+    return st.lists(inner, max_size=3) | mappings | named | st.sets(st.sampled_from(["a", "1", 1, None]), max_size=3)
+
+
+NESTED = st.recursive(st.sampled_from(LOOKALIKES), containers, max_leaves=6)
+#: As it is, where no list is told one by one, and where no depth is.
+PLACED = [lambda held: held, lambda held: [held, *range(100)], lambda held: [[[[[[[[[[held]]]]]]]]]]]
+
+
+def plain(held: Any) -> Any:
+    """What Python's == makes of it, but for nan, which is itself, True, which is not 1, and tuples, which are lists."""
+    if isinstance(held, dict):
+        return "dict", frozenset((plain(key), plain(value)) for key, value in held.items())
+    if isinstance(held, argparse.Namespace):
+        return "namespace", plain(vars(held))
+    if isinstance(held, (list, tuple)):
+        return "list", tuple(map(plain, held))
+    if isinstance(held, set):
+        return "set", frozenset(map(plain, held))
+    return ("nan",) if held != held else (type(held) if type(held) is not int else float, held)
+
+
+def turned(held: Any) -> Any:
+    """The same with every dict in the other order, tuples for lists and floats for small integers."""
+    if isinstance(held, dict):
+        return collections.OrderedDict((key, turned(value)) for key, value in reversed(held.items()))
+    if isinstance(held, argparse.Namespace):
+        return argparse.Namespace(**turned(vars(held)))
+    if isinstance(held, list):
+        return tuple(map(turned, held))
+    return float(held) if type(held) is int and held < 100 else held
+
+
+def altered(held: Any, draw: Any) -> Any:
+    """The same but for one place in it, most of the time."""
+    if isinstance(held, dict) and held:
+        key = draw(st.sampled_from(list(held)))
+        return {**held, key: altered(held[key], draw)}
+    if isinstance(held, list) and held:
+        return [altered(held[0], draw), *held[1:]]
+    return draw(st.sampled_from([str(held), [held], {"a": held}, {1: held}, {"1": held}, *LOOKALIKES, [], {}]))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data(), place=st.sampled_from(PLACED))
+def test_what_differs_is_shown_and_nothing_else(save, data, place):
+    """Settings in files are equal for a diff if and only if they are for Python, whatever order they were saved in."""
+    held = data.draw(NESTED)
+    other = altered(held, data.draw)
+    states = [formats.read(save({**W, "x": place(one)}, "a.pt")) for one in (held, turned(held), other)]
+    for one, two in ((0, 1), (1, 0)):
+        assert beside(states[one], states[two]) == []
+    for one, two in ((0, 2), (2, 0), (1, 2), (2, 1)):
+        assert bool(beside(states[one], states[two])) == (plain(held) != plain(other))
+
+
+def beside(one: ModelState, two: ModelState, *cut: str | None, paired: dict[str, str] | None = None) -> list:
+    """The scalars that differ between two states that were read, and the notes."""
+    found, _, notes = scalars.changed_scalars(one, two, cut or (None, None), paired or {})
+    return [*found, *notes]
+
+
+@pytest.fixture
+def lines(save):
+    """What is said of the settings `x` of two files."""
+
+    def found(before, after):
+        one, two = (formats.read(save({**W, **held}, "a.pt")) for held in (before, after))
+        return [scalars.described(change) for change in beside(one, two)]
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({"x": math.nan}, {"x": "nan"}, ["x: 'nan' → \"'nan'\""]),
+        ({"x": 2**70}, {"x": str(2**70)}, [f"x: '{2**70}' → \"'{2**70}'\""]),
+        ({"x": 2**70}, {"x": float(2**70)}, []),
+        ({"x": 2**70}, {"x": float(2**71)}, [f"x: '{2**70}' → {2.0**71}"]),
+        ({}, {"x": []}, ["x: added: '[]'"]),
+        ({"x": {}}, {}, ["x: removed: '{}'"]),
+        ({"x": {}}, {"x": []}, ["x: '{}' → '[]'"]),
+        ({"x": {}}, {"x": {"a": 1}}, ["x.a: added: 1"]),
+        ({"x": {"a": 1}}, {"x": {}}, ["x.a: removed: 1"]),
+        ({"x": {1: "a"}}, {"x": {"1": "a"}}, ["x.1: removed: 'a'", "x.['1']: added: 'a'"]),
+        ({"x": {1: "a", "1": "b"}}, {"x": {"1": "b"}}, ["x.1: removed: 'a'"]),
+        ({"x": {"a.b": 1}}, {"x": {"a": {"b": 1}}}, ["x.['a.b']: removed: 1", "x.a.b: added: 1"]),
+        ({"x": {0: "a"}}, {"x": ["a"]}, ["x: 'dict' → 'list'"]),
+        ({"x": argparse.Namespace(a=1)}, {"x": {"a": 1}}, ["x: 'argparse.Namespace' → 'dict'"]),
+        ({"x": torch.float16}, {"x": torch.float32}, ["x: '<torch.float16>' → '<torch.float32>'"]),
+    ],
+)
+def test_in_so_many_words(lines, before, after, said):
+    """Exactly these lines and no more."""
+    assert lines(before, after) == said
+
+
+def many(count: int) -> dict[str, int]:
+    """More settings than are told one by one."""
+    return {f"k{n}": n for n in range(count)}
+
+
+def test_more_than_are_told_in_another_order(lines):
+    """Which ones are told depends on the order of the file; whether all are equal does not."""
+    held = many(25_000)
+    assert lines({"x": held}, {"x": dict(reversed(held.items()))}) == []
+
+
+def test_more_than_are_told_and_one_of_them_differs(lines):
+    """None that was merely not told is said to be gone."""
+    held = many(25_000)
+    assert [line.split(":")[0] for line in lines({"x": held}, {"x": {**held, "k24999": 0}})] == ["(and more)"]
+    assert [line.split(":")[0] for line in lines({"x": held}, {"x": {**held, "k0": 1}})] == ["x.k0", "(and more)"]
+    del held["k0"]
+    assert [line.split(":")[0] for line in lines({"x": many(25_000)}, {"x": held})] == ["(and more)"]
+
+
+def test_more_than_are_told_and_not_asked_for(diff):
+    """Where the globs leave the rest out, a note says that it differs."""
+    held = many(25_000)
+    found = diff({**W, "x": held}, {**W, "x": {**held, "k24999": 0}}, include=("w",))
+    assert found.scalars == ()
+    assert "settings-left-out" in notes(found)
+
+
+def test_text_that_reads_as_a_number_against_safetensors(save, tmp_path):
+    """Its text 'nan' is what a float is told as, and what a text of a pickle is."""
+    save_file(W, tmp_path / "a.safetensors", {"x": "nan", "y": "z" * 2000, "z": "'nan'"})
+    text = formats.read(str(tmp_path / "a.safetensors"))
+    same = formats.read(save({**W, "x": math.nan, "y": "z" * 2000, "z": "'nan'"}, "a.pt"))
+    assert beside(text, same) == [] == beside(same, text)
+    assert beside(text, formats.read(save({**W, "x": "nan", "y": "z" * 2000, "z": "'nan'"}, "a.pt"))) == []
+    other = formats.read(save({**W, "x": "'nan'", "y": "z" * 2001, "z": "nan"}, "a.pt"))
+    assert {change.key for change in beside(text, other)} == {"x", "y", "z"}
+
+
+def test_the_section_of_a_file_that_is_nothing_else(save):
+    """`a.pt#model` of a lone state_dict has the settings that stand in it."""
+    one, two = (formats.read(save({**W, "scale": scale}, "a.pt")) for scale in (1.5, 2.5))
+    assert beside(one, two, "model", "model") == [ScalarChange("scale", Status.CHANGED, 1.5, 2.5)]
+
+
+def test_sections_that_take_each_others_names(save):
+    """Nothing of before is lost where a section is compared under a name that is taken."""
+    held = {"a": {"lr": 1}, "a.b": {"lr": 2}, "c": {"lr": 3}, "d": {1: "e", "1": "f"}}
+    state = formats.read(save({**W, **held}, "a.pt"))
+    turned = formats.read(save({**W, "a": {"lr": 3}, "a.b": {"lr": 2}, "c": {"lr": 1}, "d": held["d"]}, "b.pt"))
+    assert beside(state, turned, paired={"a": "c", "c": "a", "a.b": "a.b"}) == []
+    assert beside(state, formats.read(save({**W, **held}, "b.pt")), paired={"a": "c"}) == []
+    assert beside(state, formats.read(save({**W, "n": held["d"]}, "b.pt")), "d", "n") == []
+    other = formats.read(save({**W, **{key: held[key] for key in ("a", "c", "d")}, "e.f": {"lr": 2}}, "b.pt"))
+    assert beside(state, other, paired={"a.b": "e.f"}) == []
