@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 
+from statecli import target
 from statecli.diff.comparison import Request
-from statecli.diff.result import How
+from statecli.diff.result import Field, How
 from statecli.errors import UsageError
 from statecli.options import DiffOptions
 from statecli.render import Output
@@ -33,23 +34,45 @@ def check(options: DiffOptions) -> None:
         raise UsageError(f"--device {options.device}: cpu, cuda or cuda:N")
     for one, other in _contradictions(options):
         raise UsageError(f"{one} and {other} contradict each other; leave one of them out")
+    _check_classes(options)
 
 
 def _contradictions(options: DiffOptions) -> list[tuple[str, str]]:
     """Pairs of options, both given, of which one would be ignored."""
-    tolerance = "--atol" if options.atol else "--rtol" if options.rtol else ""
     names = "--name-only" if options.name_only else "--name-status" if options.name_status else ""
     output = f"-f {options.output_format.value}"
-    lines = f"-n {options.lines}" if options.lines is not None else ""
+    rows = f"-n {options.lines}" if options.lines is not None else "--tree" if options.tree else ""
+    ignored = "--ignore values" if Field.VALUES in options.ignore else ""
     pairs = [
-        ("--bitwise" if options.bitwise else "", tolerance),
-        ("--metadata-only" if options.metadata_only else "", "--bitwise" if options.bitwise else tolerance),
+        ("--bitwise" if options.bitwise else "", _tolerance(options)),
+        ("--metadata-only" if options.metadata_only else ignored, _of_values(options)),
         ("--name-only" if options.name_only else "", "--name-status" if options.name_status else ""),
         (names, output if options.output_format not in (Output.TABLE, Output.PLAIN) else ""),
-        (names, "--tree" if options.tree else "--quiet" if options.quiet else lines),
-        (lines, output if options.output_format in _WHOLE else ""),
+        (names, "--quiet" if options.quiet else rows),
+        (rows or ("--all" if options.all else ""), output if options.output_format in _WHOLE else ""),
     ]
     return [(one, other) for one, other in pairs if one and other]
+
+
+def _tolerance(options: DiffOptions) -> str:
+    return "--atol" if options.atol else "--rtol" if options.rtol else ""
+
+
+def _of_values(options: DiffOptions) -> str:
+    """What says how values are compared."""
+    return "--bitwise" if options.bitwise else _tolerance(options)
+
+
+def _check_classes(options: DiffOptions) -> None:
+    """What is of classes alone needs one; what is of values is of files alone."""
+    both = (options.before, options.after)
+    classes = [text for text in both if target.spec_of(text) is not None]
+    if options.init_device != "cpu" and not classes:
+        raise UsageError(f"--init-device {options.init_device}: neither {' nor '.join(both)} is a class to be built")
+    device = f"--device {options.device}" if options.device != "cpu" else ""
+    how = _of_values(options) or device
+    if classes and how:
+        raise UsageError(f"{how}: values are not compared, {classes[0]} is a class; leave it out")
 
 
 def request(options: DiffOptions) -> Request:

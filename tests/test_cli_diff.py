@@ -168,6 +168,11 @@ def test_metadata_only_reads_no_values(statecli, b):
         ("--name-only", "-n", "3"),
         ("--name-only", "-q"),
         ("-n", "3", "-f", "csv"),
+        ("--tree", "-f", "csv"),
+        ("--tree", "-f", "json"),
+        ("--all", "-f", "jsonl"),
+        ("--ignore", "values", "--bitwise"),
+        ("--ignore", "values", "--atol", "1e-6"),
     ],
 )
 def test_what_makes_no_sense_is_refused(statecli, words):
@@ -177,6 +182,28 @@ def test_what_makes_no_sense_is_refused(statecli, words):
     assert result.err.count("\n") == 1
     assert words[0].partition("=")[0] in result.err
     assert "missing.pt" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("targets", "words", "said"),
+    [
+        (("a.pt", "b.pt"), ("--init-device", "bogus"), "neither a.pt nor b.pt is a class"),
+        (("net.py:Net", "b.pt"), ("--bitwise",), "net.py:Net is a class"),
+        (("a.pt", "net.py:Net"), ("--atol", "1"), "net.py:Net is a class"),
+        (("a.pt", "net.py:Net"), ("--rtol", "1"), "net.py:Net is a class"),
+        (("net.py:Net", "net.py:Net"), ("--device", "cuda"), "net.py:Net is a class"),
+        (("a.pt", "s3://bucket/b.pt"), (), "s3://bucket/b.pt: remote targets are not read by this version"),
+        (("https://host/b.pt", "a.pt"), (), "https://host/b.pt: remote targets are not read by this version"),
+        (("hf://org/b#model", "a.pt"), (), "hf://org/b#model: remote targets are not read by this version"),
+    ],
+)
+def test_what_does_not_go_with_the_targets_is_refused(statecli, targets, words, said):
+    """One line, 2, before anything is read: the files are not even there."""
+    result = statecli("diff", *targets, *words)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"statecli: {words[0]}" if words else f"statecli: {said}")
+    assert said in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_every_problem_is_one_line(statecli, a):
@@ -340,3 +367,26 @@ def test_what_could_not_be_compared_is_in_every_output(statecli, tmp_path, outpu
     assert found.code == 2
     assert "checksum wrong" in found.out
     assert "w: checksum wrong" in found.err
+
+
+def test_filters_and_expectations_of_settings(statecli):
+    """What is hidden is said, what is asked for is found, and each finding has the name of what it is about."""
+    for name, epoch in (("a.pt", 1), ("b.pt", 2)):
+        torch.save({"model": {"w": torch.ones(3)}, "epoch": epoch}, name)
+    hidden = statecli("diff", "a.pt", "b.pt", "--kind", "parameter")
+    assert hidden.code == 0
+    assert "1 setting differs and was not asked for: epoch" in hidden.out
+    assert statecli("diff", "a.pt", "b.pt", "-i", "epoch").code == 1
+    refused = statecli("diff", "a.pt", "b.pt", "--kind", "parameter", "--frozen", "epoch")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--frozen 'epoch': matches none" in refused.err
+    (finding,) = statecli("diff", "a.pt", "b.pt", "--frozen", "epoch", "-f", "json").json["findings"]
+    assert (finding["rule"], finding["fqn"]) == ("frozen-changed", "epoch")
+
+
+def test_an_expectation_that_nobody_can_tell_ends_2(statecli, b):
+    """Neither passed nor failed; what was compared is shown."""
+    result = statecli("diff", "a.pt", "b.pt", "--metadata-only", "--changed", "layers.*")
+    assert result.code == 2
+    assert "no difference found in 6 tensors" in result.out
+    assert "cannot tell whether --changed 'layers.*' holds" in result.err
