@@ -347,6 +347,11 @@ def _left_out(held: set[str], registered: dict[str, TensorInfo], section: str) -
     return found
 
 
+def _holder(state: ModelState, section: str) -> str:
+    """What to call a section of a file, which often has but one."""
+    return f"{state.target}#{section}" if section and len(state.sections) > 1 else state.target
+
+
 def _missing(
     missing: dict[str, TensorInfo], held: set[str], state: ModelState, model: ModelState, section: str
 ) -> list[Finding]:
@@ -356,6 +361,6 @@ def _missing(
             continue
         tied = next((f", tied to {other}, which is there" for other in tensor.tied_to if other in held), "")
         what = f"{model.target} registers it ({tensor.kind.value} {_shown(tensor)}{tied})"
-        message = f"{fqn}: missing: {what}, {section} lacks it"
+        message = f"{fqn}: missing: {what}, {_holder(state, section)} lacks it"
         found.append(_finding("missing-entry", message, state, section, fqn))
     return found

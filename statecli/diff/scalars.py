@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -201,8 +203,17 @@ def _number_and_text(told: Scalar, text: Scalar) -> bool:
 
 def described(change: ScalarChange) -> str:
     """What became of it, on one line: `epoch: 3 → 4`."""
-    if change.status is Status.ADDED:
-        return f"{change.key}: added: {change.after!r}"
-    if change.status is Status.REMOVED:
-        return f"{change.key}: removed: {change.before!r}"
-    return f"{change.key}: {change.before!r} → {change.after!r}"
+    word = f"{change.status.value}: " if change.status in (Status.ADDED, Status.REMOVED) else ""
+    return f"{change.key}: {word}{told(change)}"
+
+
+def told(change: ScalarChange, longest: int = sys.maxsize) -> str:
+    """`3 → 4`, or the one value where it was added or removed; as JSON writes them, so that "1" is not 1."""
+    sides = [_json(change.before, longest)] if change.status is not Status.ADDED else []
+    sides += [_json(change.after, longest)] if change.status is not Status.REMOVED else []
+    return " → ".join(sides)
+
+
+def _json(value: Scalar, longest: int) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from statecli.finding import Finding
 from statecli.render._escape import name, sentence, visible
 from statecli.render._paint import painted
-from statecli.report import Cell, Column, Page, Report, Table
+from statecli.report import Cell, Column, Page, Report, Table, first
 from statecli.report.text import number
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:
         for fix in page.fixes:
             for line in fix.text.splitlines():
                 sink.text(f"fix: {visible(fix.place)}: {visible(line)}\n")
-    for finding in report.findings if look.quiet else report.beside():
+    for finding in first(report.findings if look.quiet else report.beside(), report.lines):
         sink.text(painted(finding_line(finding), "bold red", look.color) + "\n")
 
 

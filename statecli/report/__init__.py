@@ -7,11 +7,11 @@ exit 1. One module a command makes its report: `inspecting.py`, `diffing.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from statecli.finding import Finding
+from statecli.finding import Finding, Severity
 from statecli.state import Oddity
 
 
@@ -120,6 +120,9 @@ class Report(msgspec.Struct, frozen=True):
     #: Names alone (`--name-only`), in place of all else: a line each, its parts set apart by tabs.
     listing: Callable[[], Iterable[tuple[str, ...]]] | None = None
 
+    #: At most so many findings are told people, and how many more there are (`-n`); None: each.
+    lines: int | None = None
+
     def beside(self) -> tuple[Finding, ...]:
         """The findings that no row shows."""
         return tuple(finding for finding in self.findings if finding.rule not in self.in_rows)
@@ -136,3 +139,12 @@ class View(msgspec.Struct, frozen=True):
     tree: bool = False
     verbose: bool = False
     quiet: bool = False
+
+
+def first(findings: Sequence[Finding], lines: int | None) -> tuple[Finding, ...]:
+    """At most so many of them, and how many more there are; one at least, since no exit 1 is without its reason."""
+    kept = len(findings) if lines is None else max(1, lines)
+    if len(findings) <= kept:
+        return tuple(findings)
+    more = f"… and {len(findings) - kept:,} more (-n {lines})"
+    return (*findings[:kept], Finding("more", Severity.NOTE, more, findings[0].target))

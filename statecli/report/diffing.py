@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+from statecli.diff import scalars
 from statecli.diff.result import Broken, Change, Diff, ScalarChange, Status
 from statecli.report import (
     Bars,
@@ -22,17 +22,20 @@ from statecli.report import (
     View,
     changed,
     documents,
+    first,
     fold,
 )
 from statecli.report.changed import LETTERS, NUMBERS, largest_text, odd, relative_text, side, values_text, what
 from statecli.report.text import NOUNS, bar, plural, said, shape_text, size_text
-from statecli.state import Kind, ModelState, Scalar, TensorInfo
+from statecli.state import Kind, ModelState, TensorInfo
 
 #: The rules of findings that are a row each.
 ROW_RULES = frozenset(("added", "removed", "changed", "renamed", "metadata"))
 #: Characters of a text beside the tensors (`__metadata__`) that are shown in a row for people, and in the flat table.
 MAX_SCALAR = 60
 MAX_WHOLE = 10_000
+#: A longer one is remarked: it would make its whole column as wide.
+MAX_CELL = 40
 
 
 class Names(str, Enum):
@@ -55,6 +58,8 @@ class DiffView(View, frozen=True):
 
 def of_diff(diff: Diff, view: DiffView) -> Report:
     """Everything `diff` has to say."""
+    # What a class says to a file is not what its rows say.
+    in_rows = frozenset[str]() if diff.expected or _is_load(diff) else ROW_RULES
     report = Report(
         title=f"{diff.before.target} → {diff.after.target}",
         document=lambda: documents.of_diff(diff),
@@ -64,19 +69,25 @@ def of_diff(diff: Diff, view: DiffView) -> Report:
         notes=fold.notes(diff.notes, view.verbose),
         charts=lambda: _charts(diff),
         outline=view.tree,
-        in_rows=frozenset() if diff.expected else ROW_RULES,
+        in_rows=in_rows,
+        lines=view.lines,
         listing=(lambda: _names(diff, view.names)) if view.names else None,
     )
     return report
 
 
+def _is_load(diff: Diff) -> bool:
+    return (diff.before.format == "module") is not (diff.after.format == "module")
+
+
 def _page(diff: Diff, view: DiffView, report: Report) -> Page:
     told = report.findings if view.quiet else report.beside()
+    told = told if view.unfold else fold.findings(told)
     verdict = _verdict(diff, view)
     columns = changed.COLUMNS if view.tree else _columns(diff)
     groups = changed.groups(diff, view.unfold) if view.tree else _groups(diff, view, columns)
     if diff.scalars:
-        groups = (*groups, _scalars(diff.scalars, columns, view))
+        groups = (*groups, _settings(diff.scalars, columns, view))
     if diff.broken:
         groups = (*groups, _broken(diff.broken, columns))
     return Page(
@@ -84,7 +95,7 @@ def _page(diff: Diff, view: DiffView, report: Report) -> Page:
         columns=columns,
         groups=tuple(_shortened(group, view) for group in groups),
         totals=(verdict, *_shortening(diff, view)),
-        findings=told if view.unfold else fold.findings(told),
+        findings=first(told, view.lines),
         verdict=verdict,
     )
 
@@ -141,6 +152,8 @@ def _nothing(diff: Diff, view: DiffView, *, sure: bool) -> str:
     tensors = [change.after for change in diff.changes if change.after is not None]
     size = sum(total.bytes for total in documents.totals(tensors).values())
     same = f"{plural(len(diff.changes), 'tensor')}, {size_text(size)}"
+    if diff.findings and not diff.expected:
+        return f"no tensor differs, yet {plural(len(diff.findings), 'thing')} would keep it from loading: {same}"
     if any(note.name == "values-not-compared" for note in diff.notes):
         return f"nothing differs{view.within}: {same}; values not compared"
     return f"identical{view.within}: {same}"
@@ -253,10 +266,10 @@ def _line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Lin
     return Line((name, values_text(rows), largest_text(rows), *how_much), remark, line.mood)
 
 
-def _scalars(scalars: Sequence[ScalarChange], columns: tuple[Column, ...], view: DiffView) -> Group:
-    lines = [_scalar_line(one, columns) for one in scalars]
+def _settings(beside: Sequence[ScalarChange], columns: tuple[Column, ...], view: DiffView) -> Group:
+    lines = [_scalar_line(one, columns) for one in beside]
     folded = len(lines) > fold.ABOVE and not view.unfold
-    return Group("metadata", _tally(one.status for one in scalars), tuple(fold.lines(lines) if folded else lines))
+    return Group("metadata", _tally(one.status for one in beside), tuple(fold.lines(lines) if folded else lines))
 
 
 def _broken(broken: Sequence[Broken], columns: tuple[Column, ...]) -> Group:
@@ -266,22 +279,11 @@ def _broken(broken: Sequence[Broken], columns: tuple[Column, ...]) -> Group:
 
 
 def _scalar_line(one: ScalarChange, columns: tuple[Column, ...]) -> Line:
-    name, text, mood = f"{LETTERS[one.status]} {one.key}", scalar_text(one), changed.MOODS.get(one.status, "")
-    if columns is _FACTS:
+    name, mood = f"{LETTERS[one.status]} {one.key}", changed.MOODS.get(one.status, "")
+    text = scalars.told(one, MAX_SCALAR)
+    if columns is _FACTS and len(text) <= MAX_CELL:
         return Line((name, text), mood=mood)
     return Line((name, *("" for _ in columns[1:])), text, mood)
-
-
-def scalar_text(change: ScalarChange, longest: int = MAX_SCALAR) -> str:
-    """`3 → 4`, or the one value where it was added or removed; as JSON writes them, so that "1" is not 1."""
-    sides = [_scalar(change.before, longest)] if change.status is not Status.ADDED else []
-    sides += [_scalar(change.after, longest)] if change.status is not Status.REMOVED else []
-    return " → ".join(sides)
-
-
-def _scalar(value: Scalar, longest: int) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 # The flat table: a row a change, every fact in a column of its own.
@@ -297,7 +299,7 @@ def _flat(diff: Diff, view: DiffView) -> Table:
     columns = (*_flat_columns(rows, sectioned, view.verbose), Column("change", detail=not told))
     empty = (None,) * (len(columns) - 4 - sectioned)
     cells += [
-        (one.status.value, "metadata", *((None,) if sectioned else ()), one.key, *empty, scalar_text(one, MAX_WHOLE))
+        (one.status.value, "metadata", *((None,) if sectioned else ()), one.key, *empty, scalars.told(one, MAX_WHOLE))
         for one in (diff.scalars if view.lines is None else diff.scalars[: view.lines])
     ]
     cells += [

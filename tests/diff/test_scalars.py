@@ -120,7 +120,7 @@ def test_filters(diff):
 def test_in_words():
     """One line each."""
     found = [ScalarChange("a", Status.ADDED, None, 1), ScalarChange("b", Status.REMOVED, "x", None)]
-    assert [scalars.described(one) for one in found] == ["a: added: 1", "b: removed: 'x'"]
+    assert [scalars.described(one) for one in found] == ["a: added: 1", 'b: removed: "x"']
     assert scalars.described(ScalarChange("lr", Status.CHANGED, 0.1, 0.2)) == "lr: 0.1 → 0.2"
 
 
@@ -232,21 +232,21 @@ def lines(save):
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ({"x": math.nan}, {"x": "nan"}, ["x: 'nan' → \"'nan'\""]),
-        ({"x": 2**70}, {"x": str(2**70)}, [f"x: '{2**70}' → \"'{2**70}'\""]),
+        ({"x": math.nan}, {"x": "nan"}, ['x: "nan" → "\'nan\'"']),
+        ({"x": 2**70}, {"x": str(2**70)}, [f'x: "{2**70}" → "\'{2**70}\'"']),
         ({"x": 2**70}, {"x": float(2**70)}, []),
-        ({"x": 2**70}, {"x": float(2**71)}, [f"x: '{2**70}' → {2.0**71}"]),
-        ({}, {"x": []}, ["x: added: '[]'"]),
-        ({"x": {}}, {}, ["x: removed: '{}'"]),
-        ({"x": {}}, {"x": []}, ["x: '{}' → '[]'"]),
+        ({"x": 2**70}, {"x": float(2**71)}, [f'x: "{2**70}" → {2.0**71}']),
+        ({}, {"x": []}, ['x: added: "[]"']),
+        ({"x": {}}, {}, ['x: removed: "{}"']),
+        ({"x": {}}, {"x": []}, ['x: "{}" → "[]"']),
         ({"x": {}}, {"x": {"a": 1}}, ["x.a: added: 1"]),
         ({"x": {"a": 1}}, {"x": {}}, ["x.a: removed: 1"]),
-        ({"x": {1: "a"}}, {"x": {"1": "a"}}, ["x.1: removed: 'a'", "x.['1']: added: 'a'"]),
-        ({"x": {1: "a", "1": "b"}}, {"x": {"1": "b"}}, ["x.1: removed: 'a'"]),
+        ({"x": {1: "a"}}, {"x": {"1": "a"}}, ['x.1: removed: "a"', """x.['1']: added: "a\""""]),
+        ({"x": {1: "a", "1": "b"}}, {"x": {"1": "b"}}, ['x.1: removed: "a"']),
         ({"x": {"a.b": 1}}, {"x": {"a": {"b": 1}}}, ["x.['a.b']: removed: 1", "x.a.b: added: 1"]),
-        ({"x": {0: "a"}}, {"x": ["a"]}, ["x: 'dict' → 'list'"]),
-        ({"x": argparse.Namespace(a=1)}, {"x": {"a": 1}}, ["x: 'argparse.Namespace' → 'dict'"]),
-        ({"x": torch.float16}, {"x": torch.float32}, ["x: '<torch.float16>' → '<torch.float32>'"]),
+        ({"x": {0: "a"}}, {"x": ["a"]}, ['x: "dict" → "list"']),
+        ({"x": argparse.Namespace(a=1)}, {"x": {"a": 1}}, ['x: "argparse.Namespace" → "dict"']),
+        ({"x": torch.float16}, {"x": torch.float32}, ['x: "<torch.float16>" → "<torch.float32>"']),
     ],
 )
 def test_in_so_many_words(lines, before, after, said):
@@ -309,3 +309,18 @@ def test_sections_that_take_each_others_names(save):
     assert beside(state, formats.read(save({**W, "n": held["d"]}, "b.pt")), "d", "n") == []
     other = formats.read(save({**W, **{key: held[key] for key in ("a", "c", "d")}, "e.f": {"lr": 2}}, "b.pt"))
     assert beside(state, other, paired={"a.b": "e.f"}) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (ScalarChange("k", Status.CHANGED, 1, "1"), '1 → "1"'),
+        (ScalarChange("k", Status.CHANGED, None, False), "null → false"),
+        (ScalarChange("k", Status.ADDED, None, None), "null"),
+        (ScalarChange("k", Status.REMOVED, 0.5, None), "0.5"),
+    ],
+)
+def test_scalars_are_written_as_json_has_them(change, text):
+    """A text is not mistaken for a number, nor a null for nothing; a finding has the words of the table."""
+    assert scalars.told(change) == text
+    assert scalars.described(change).removeprefix("k: ").removeprefix(f"{change.status.value}: ") == text

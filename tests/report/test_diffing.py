@@ -15,7 +15,7 @@ from statecli.diff.result import Broken, Field, Histogram, ScalarChange, Status
 from statecli.finding import Finding, Severity
 from statecli.render import Output
 from statecli.report import Bars, Spread
-from statecli.report.diffing import DiffView, Names, of_diff, scalar_text
+from statecli.report.diffing import DiffView, Names, of_diff
 from statecli.state import Kind, Oddity
 
 from ..changes import added, diff, nudged, page, recast, removed, renamed, rows, same, tensor, written
@@ -79,18 +79,13 @@ def test_metadata_are_told_and_counted():
     assert page(found).verdict == "metadata: 1 changed"
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (ScalarChange("k", Status.CHANGED, 1, "1"), '1 → "1"'),
-        (ScalarChange("k", Status.CHANGED, None, False), "null → false"),
-        (ScalarChange("k", Status.ADDED, None, None), "null"),
-        (ScalarChange("k", Status.REMOVED, 0.5, None), "0.5"),
-    ],
-)
-def test_scalars_are_written_as_json_has_them(change, text):
-    """A text is not mistaken for a number, nor a null for nothing."""
-    assert scalar_text(change) == text
+def test_a_long_setting_leaves_the_others_their_column():
+    """It stands behind its name, or below, and the short ones beside theirs."""
+    long = ScalarChange("prompt", Status.CHANGED, "x" * 50, "y" * 50)
+    found = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4), long))
+    lines = written(found, "table").splitlines()
+    assert "  M epoch   3 → 4" in lines
+    assert lines[lines.index("  M epoch   3 → 4") + 1] == "  M prompt"
 
 
 def test_a_changed_row():
