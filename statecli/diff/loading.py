@@ -173,7 +173,7 @@ class _Load:
         return Finding(rule, Severity.ERROR, about + message, self.checkpoint.target, name, section=self.section)
 
     def _missing(self, name: str) -> Finding:
-        message = f"missing: {self.model.target} asks for it, {self.section} lacks it"
+        message = f"missing: {self.model.target} asks for it, {self.checkpoint.target} lacks it"
         return self._finding(MISSING, name, message)
 
     def _unexpected(self, name: str) -> Finding:

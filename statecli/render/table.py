@@ -84,7 +84,7 @@ class _Layout:
         first = cells[0]
         lines: list[str] = []
         if self.name == 0 or self.cell_len(first) > self.name:
-            lines.extend(" " * INDENT + part for part in self._broken(first, self.width - INDENT))
+            lines.extend(" " * INDENT + part for part in self._both(first, self.width - INDENT))
             first = ""
         if self.name:
             start = " " * INDENT + self._padded(first, self.name) + " " * GAP
@@ -93,9 +93,22 @@ class _Layout:
         below = [(" " * INDENT * 2 + self._row(row, cells)).rstrip() for row in self.rows]
         return [*lines, *(part for line in below if line for part in self._broken(line, self.width))]
 
+    def _both(self, text: str, room: int) -> list[str]:
+        """A name; two that are too long for one line each have their own, `R before` and `→ after`."""
+        before, arrow, after = text.rpartition(" → ")
+        if not arrow or self.cell_len(text) <= room:
+            return self._broken(text, room)
+        return [*self._broken(before, room), *self._broken("→ " + after, room)]
+
     def _broken(self, text: str, room: int) -> list[str]:
-        """What is wider than the terminal, in pieces."""
-        return [text[at : at + room] for at in range(0, len(text), room)] or [""]
+        """What is wider than the terminal, in pieces: of words, else of the parts of a name, else of any."""
+        pieces = []
+        while len(text) > room:
+            ends = (text.rfind(mark, room // 2, room) + 1 for mark in " .")
+            end = next(filter(None, ends), room)
+            pieces.append(text[:end])
+            text = text[end:]
+        return [*pieces, text]
 
     def _row(self, columns: list[int], cells: tuple[str, ...]) -> str:
         return (" " * GAP).join(

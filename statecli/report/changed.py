@@ -70,12 +70,14 @@ _FACTS: dict[Field, Callable[[TensorInfo], str]] = {
 
 
 def values_text(rows: Sequence[Change]) -> str:
-    """`12/4,096` or `all 4,096`: elements that differ, of all that were compared, in these tensors together."""
+    """`12/4,096`, `all 4,096` or `all 2.35 M but 61`: elements that differ, of all, in these tensors together."""
     deltas = _deltas(rows)
     if not deltas:
         return ""
     differ, of = sum(one.changed for one in deltas), sum(one.elements for one in deltas)
-    return f"all {_count(of)}" if differ == of else f"{_count(differ)}/{_count(of)}"
+    if _count(differ) != _count(of):
+        return f"{_count(differ)}/{_count(of)}"
+    return f"all {_count(of)}" + (f" but {_count(of - differ)}" if differ < of else "")
 
 
 def _count(elements: int) -> str:
@@ -143,7 +145,7 @@ def _statistics(delta: Delta) -> list[str]:
     parts = [f"first {shape_text(delta.first)}"] if delta.first is not None else []
     told = (("mean |Δ|", delta.mean_abs), ("L2", delta.l2), ("cosine", delta.cosine))
     parts.extend(f"{word} {number(value, 6)}" for word, value in told if value is not None)
-    return parts + ([f"{delta.left_out:,} positions left out"] if delta.left_out else [])
+    return parts + ([f"{plural(delta.left_out, 'position')} left out"] if delta.left_out else [])
 
 
 # Sums by module.

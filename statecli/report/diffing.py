@@ -153,7 +153,7 @@ def _nothing(diff: Diff, view: DiffView, *, sure: bool) -> str:
     size = sum(total.bytes for total in documents.totals(tensors).values())
     same = f"{plural(len(diff.changes), 'tensor')}, {size_text(size)}"
     if diff.findings and not diff.expected:
-        return f"no tensor differs, yet {plural(len(diff.findings), 'thing')} would keep it from loading: {same}"
+        return f"no tensor differs, but load_state_dict would fail ({plural(len(diff.findings), 'finding')}): {same}"
     if any(note.name == "values-not-compared" for note in diff.notes):
         return f"nothing differs{view.within}: {same}; values not compared"
     return f"identical{view.within}: {same}"

@@ -40,3 +40,19 @@ def test_a_row_without_cells_leaves_no_blank_line():
     """A rename too long for its column is one line."""
     text = written(diff(nudged("a"), renamed("x" * 40, "y" * 30)), "table")
     assert f"{'x' * 40} → {'y' * 30}\n\n1 of" in text
+
+
+def test_two_long_names_have_a_line_each():
+    """A rename is broken at its arrow, not within a word."""
+    lines = written(diff(nudged("a"), renamed("model.before." + "x" * 50, "after." + "y" * 50)), "table").splitlines()
+    at = lines.index("  R model.before." + "x" * 50)
+    assert lines[at + 1] == "  → after." + "y" * 50
+
+
+def test_a_name_is_broken_between_its_parts():
+    """Where it has any."""
+    parts = ["module", "encoder", "layers", "attention", "projection", "weight"] * 3
+    lines = written(diff(nudged(".".join(parts))), "table", width=60).splitlines()
+    shown = [line.strip() for line in lines if line.strip().split(".")[0].removeprefix("M ") in parts]
+    assert "".join(shown) == "M " + ".".join(parts)
+    assert all(line.endswith(".") for line in shown[:-1])

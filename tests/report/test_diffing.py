@@ -10,6 +10,7 @@ import math
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from statecli.diff.result import Broken, Field, Histogram, ScalarChange, Status
 from statecli.finding import Finding, Severity
@@ -417,3 +418,61 @@ def test_a_column_that_says_nothing_is_not_shown():
     assert "change " not in written(diff(nudged("a")), "plain").splitlines()[0] + " "
     assert written(diff(nudged("a"), added("b")), "plain").splitlines()[0].endswith("  change")
     assert written(diff(nudged("a")), "csv").splitlines()[0].endswith(",change,finding")
+
+
+def test_all_but_a_few():
+    """Where both numbers would read the same, how many did not change is said; sorting still finds the large one."""
+    text = rows(diff(nudged("a", elements=2_345_678, changed=2_345_617)))["parameters"][0][0][1]
+    assert text == "all 2.35 M but 61"
+    assert rows(diff(nudged("a", elements=2_345_678, changed=2_300_000)))["parameters"][0][0][1] == "2.3 M/2.35 M"
+
+
+def test_one_position_is_no_positions():
+    """-v counts what the statistics leave out."""
+    for count, text in ((1, "1 position left out"), (2, "2 positions left out")):
+        assert rows(diff(nudged("a", left_out=count)), verbose=True)["parameters"][0][1].endswith(f", {text}")
+
+
+def test_plain_has_what_verbose_promises():
+    """-v through a pipe: where first, mean, L2, cosine in columns of their own; how many elements there are always."""
+    head, row, *_ = written(diff(nudged("a")), "plain").splitlines()
+    assert head.split() == ["status", "kind", "fqn", "elements", "changed", "relative_l2", "max_abs"]
+    head, row, *_ = written(diff(nudged("a")), "plain", verbose=True).splitlines()
+    assert head.split()[3:] == ["elements", "changed", "relative_l2", "max_abs", "mean_abs", "l2", "cosine", "first"]
+    assert row.split()[3:] == ["16", "3", "0.001", "0.5", "0.1", "0.7", "0.99", "[0,1]"]
+
+
+EXPECTED = [Finding("frozen-changed", Severity.ERROR, f"w{n}x: changed", "b.pt", f"w{n}x") for n in range(9)]
+
+
+@pytest.mark.parametrize("output", ["table", "plain", "markdown"])
+@pytest.mark.parametrize("quiet", [False, True])
+def test_lines_limit_findings_too(output, quiet):
+    """-n 2: two of them and how many more, alone or beside the rows."""
+    text = written(diff(*LAYERS, findings=tuple(EXPECTED), expected=True), output, quiet=quiet, lines=2)
+    assert [n for n in range(9) if f"w{n}x" in text] == [0, 1]
+    assert "… and 7 more (-n 2)" in text
+
+
+def loaded(*changes, **facts):
+    """A diff of a class and a checkpoint."""
+    found = diff(*changes, **facts)
+    return replace(found, before=replace(found.before, target="net.py:Net", format="module"))
+
+
+def test_a_load_that_fails_is_not_called_without_difference():
+    """Only the names differ, by a prefix: no row says so, and the verdict does."""
+    note = Oddity("values-not-compared", "values are not compared: Net is a class")
+    finding = Finding("wrapper-prefix", Severity.ERROR, "the names differ by 'module.'", "b.pt")
+    text = written(loaded(same("a"), findings=(finding,), notes=(note,)), "plain")
+    assert text.startswith("no tensor differs, but load_state_dict would fail (1 finding): 1 tensor, 64 B\n")
+    assert "nothing differs" not in text
+    assert written(loaded(same("a"), notes=(note,)), "plain").startswith("nothing differs")
+
+
+@pytest.mark.parametrize("output", ["table", "plain", "markdown"])
+def test_a_load_says_why_it_ends_1(output):
+    """Also of a dtype, which load_state_dict accepts and casts."""
+    half = recast("a", tensor("a"), tensor("a", "float16"), Field.DTYPE)
+    finding = Finding("changed", Severity.ERROR, "a: dtype: float32 → float16", "b.pt", "a")
+    assert "error[changed]" in written(loaded(half, findings=(finding,)), output)
