@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from statecli import console, interrupts
@@ -15,7 +15,7 @@ from statecli.render import Output
 from statecli.report import View, documents, inspecting
 from statecli.state import ModelState
 
-#: Tensors that could not be compared that stderr names one by one; the result has each.
+#: Tensors that could not be read or compared that stderr names one by one; the result has each.
 TOLD = 20
 
 
@@ -42,7 +42,8 @@ def inspect(options: InspectOptions) -> int:
         found = run_inspection(request, progress)
     _refuse_overwriting(options.output, found.state)
     report = inspecting.of_inspection(found, View(unfold=options.all, tree=options.tree, verbose=options.verbose))
-    return console.publish(report, options.output_format, options.output, options.color.value, options.quiet)
+    code = console.publish(report, options.output_format, options.output, options.color.value, options.quiet)
+    return _complained(found.broken, "read", code)
 
 
 def diff(options: DiffOptions) -> int:
@@ -64,10 +65,15 @@ def diff(options: DiffOptions) -> int:
     code = console.publish(report, output, options.output, options.color.value, options.quiet)
     if view.names is not None:
         console.tell(report.beside())
-    for broken in found.broken[:TOLD]:
-        code = console.complain(broken.message, debug=False)
-    if len(found.broken) > TOLD:
-        console.complain(f"and {len(found.broken) - TOLD:,} more tensors that could not be compared", debug=False)
+    return _complained([broken.message for broken in found.broken], "compared", code)
+
+
+def _complained(messages: Sequence[str], done: str, code: int) -> int:
+    """The exit code after these were told: `code` where there are none."""
+    for message in messages[:TOLD]:
+        code = console.complain(message, debug=False)
+    if len(messages) > TOLD:
+        console.complain(f"and {len(messages) - TOLD:,} more tensors that could not be {done}", debug=False)
     return code
 
 

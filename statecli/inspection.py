@@ -40,6 +40,11 @@ class Inspection(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     to: str | None = None
 
+    @property
+    def broken(self) -> list[str]:
+        """A line for each tensor that cannot be read."""
+        return [tensor.damage for tensor in self.state.tensors if tensor.damage]
+
 
 def device(to: str | None, cuda: bool) -> str | None:
     """The device that `--to` and `--cuda` ask for together."""

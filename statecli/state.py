@@ -157,6 +157,8 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     data: TensorData | None = None
     #: The parts of a tensor that is no single strided view: sparse indices and values, a subclass's inner tensors.
     parts: tuple[tuple[str, TensorData], ...] = ()
+    #: Why it cannot be read, in one line with its file: nothing else that is said of it counts.
+    damage: str | None = None
 
 
 class Oddity(msgspec.Struct, frozen=True, gc=False):

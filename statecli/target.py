@@ -27,13 +27,13 @@ def spec_of(text: str) -> Spec | None:
     return parse(text)
 
 
-def checkpoint(text: str, *, read: Callable[[str], ModelState] = formats.read) -> ModelState:
+def checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
     """A file or folder, or one section of it (`train.ckpt#optimizer`), with kinds by the best evidence in it.
 
     The evidence is looked for before the section is cut out: the optimizer says what the model's parameters are.
     """
     path, section = split(text)
-    state = kinds.classified(read(path))
+    state = kinds.classified(read(path, section))
     return replace(state if section is None else _cut(state, section), target=text)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -150,7 +150,7 @@ class _Comparison:
             changes=tuple(changes),
             scalars=tuple(beside),
             findings=tuple(findings),
-            notes=(*self.notes, *loaded.notes, *_cut_short(self.before), *_cut_short(self.after)),
+            notes=(*self.notes, *loaded.notes, *_told(self.before), *_told(self.after)),
             broken=(*broken, *loaded.broken, *untold, *_cut(self.before), *_cut(self.after)),
             histograms=self._histograms(changes),
             expected=bool(self.request.expected),
@@ -235,7 +235,7 @@ class _Comparison:
         for n, match in enumerate(matches if self.values else ()):
             if match.before is None or match.after is None:
                 continue
-            if match.before.shape != match.after.shape:
+            if fields.shape(match.before) != fields.shape(match.after):
                 found[n] = self._of_two_shapes(match)
             elif _is_hollow(match.before) and _is_hollow(match.after):
                 found[n] = _Outcome(not_compared="neither side holds values")
@@ -267,9 +267,10 @@ class _Comparison:
         broken: list[Broken] = []
         for match, known, outcome in zip(matches, differing, outcomes, strict=True):
             row = match.shown
-            if outcome.error is not None:
-                broken.append(Broken(row.fqn, row.section, outcome.error))
-                if not known:
+            damage = (one.damage for one in (match.before, match.after) if one and one.damage)
+            if (error := next(damage, outcome.error)) is not None:
+                broken.append(Broken(row.fqn, row.section, error))
+                if not known or error is not outcome.error:
                     continue
             changes.append(self._change(match, known, outcome))
         return changes, broken
@@ -415,9 +416,10 @@ def _cut(state: ModelState) -> list[Broken]:
     ]
 
 
-def _cut_short(state: ModelState) -> list[Oddity]:
-    return [
-        Oddity(odd.name, f"{state.target}: {odd.message}: not compared", odd.fqn)
-        for odd in state.oddities
-        if odd.name in _LEFT_OUT
-    ]
+def _told(state: ModelState) -> Iterator[Oddity]:
+    """What must be known of a state to read what it is compared with."""
+    for odd in state.oddities:
+        if odd.name in _LEFT_OUT:
+            yield Oddity(odd.name, f"{state.target}: {odd.message}: not compared", odd.fqn)
+        elif odd.name == "bare-storage":
+            yield Oddity(odd.name, f"{state.target}: {odd.message}", odd.fqn)

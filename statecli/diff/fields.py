@@ -13,8 +13,16 @@ from statecli.state import Evidence, TensorInfo
 _GUESSES = (Evidence.ASSUMED, Evidence.CONVENTION)
 
 
+def shape(tensor: TensorInfo) -> tuple[object, ...] | None:
+    """Its shape; of a nested tensor, which has no one, its parts and theirs. None where the source does not say."""
+    if tensor.shape is None and tensor.parts:
+        return tuple((name, part.shape) for name, part in tensor.parts)
+    return tensor.shape
+
+
 def _shape(before: TensorInfo, after: TensorInfo) -> bool:
-    return before.shape != after.shape and before.shape is not None and after.shape is not None
+    one, two = shape(before), shape(after)
+    return one != two and one is not None and two is not None
 
 
 def _kind(before: TensorInfo, after: TensorInfo) -> bool:
@@ -41,7 +49,7 @@ _DIFFERS: tuple[tuple[Field, Callable[[TensorInfo, TensorInfo], bool]], ...] = (
 
 
 def differing(matches: Sequence[Match], ignore: Sequence[Field], *, devices: bool) -> list[tuple[Field, ...]]:
-    """For each match the fields that differ, without values, in the order of `Field`; () where one side is missing.
+    """For each match the fields that differ, without values, in order; () where one side is missing or damaged.
 
     `devices` False: a class is one side, whose devices are only those it was built on.
     """
@@ -51,7 +59,7 @@ def differing(matches: Sequence[Match], ignore: Sequence[Field], *, devices: boo
     found: list[tuple[Field, ...]] = []
     for n, match in enumerate(matches):
         before, after = match.before, match.after
-        if before is None or after is None:
+        if before is None or after is None or before.damage or after.damage:
             found.append(())
             continue
         fields = tuple([field for field, test in tests if test(before, after)])
@@ -109,7 +117,8 @@ def _shown(field: Field, tensor: TensorInfo | None) -> str:
         return "none"
     if field is Field.TYING:
         return f"tied to {', '.join(tensor.tied_to[:3])}" if tensor.tied_to else "untied"
-    value = getattr(tensor, field.value)
     if field is Field.SHAPE:
-        return str(list(value))
+        held = ", ".join(f"{name} {list(part.shape)}" for name, part in tensor.parts)
+        return held if tensor.shape is None else str(list(tensor.shape))
+    value = getattr(tensor, field.value)
     return str(getattr(value, "value", value)).replace("True", "true").replace("False", "false")

@@ -449,10 +449,11 @@ class Machine:
         else:
             raise self.error(pos, f"{opcode} on {_a(target)}")
 
-    def integer(self, data: bytes, pos: int) -> int:
-        """A little-endian two's complement of any length."""
+    def integer(self, data: bytes) -> Value:
+        """A little-endian two's complement of any length; an absurdly long one as a call, not made as all are not."""
         if len(data) > MAX_INT_BYTES:
-            raise self.error(pos, f"absurd integer of {len(data)} bytes")
+            self.objects += 1
+            return Obj(_INT, (data,))
         return int.from_bytes(data, "little", signed=True)
 
     def decimal(self, line: bytes, pos: int) -> int:
@@ -512,6 +513,8 @@ _RECORD = re.compile(
 _ONES_5, _STEPS_5 = (sum(digit << 32 * place for place, digit in enumerate(run)) for run in ([1] * 5, range(5)))
 _ONES_7, _STEPS_7 = (sum(digit << 32 * place for place, digit in enumerate(run)) for run in ([1] * 7, range(7)))
 _DECIMAL = re.compile(rb"[+-]?[0-9]+")
+#: In whose place stands an integer of more than `MAX_INT_BYTES`.
+_INT = Global("builtins", "int", 0)
 _U32 = struct.Struct("<I").unpack_from
 _U16 = struct.Struct("<H").unpack_from
 _I32 = struct.Struct("<i").unpack_from
@@ -646,15 +649,15 @@ def _binint2(m: Machine, pos: int) -> int:
 
 def _long1(m: Machine, pos: int) -> int:
     length = m.data[pos]
-    m.stack.append(m.integer(m.take(pos + 1, length), pos))
+    m.stack.append(m.integer(m.take(pos + 1, length)))
     return pos + 1 + length
 
 
 def _long4(m: Machine, pos: int) -> int:
     length: int = _I32(m.data, pos)[0]
-    if not 0 <= length <= MAX_INT_BYTES:
+    if length < 0:
         raise m.error(pos, f"absurd integer of {length} bytes")
-    m.stack.append(m.integer(m.take(pos + 4, length), pos))
+    m.stack.append(m.integer(m.take(pos + 4, length)))
     return pos + 4 + length
 
 

@@ -60,6 +60,14 @@ class Reading:
         """Record something odd but readable."""
         self.oddities.append(Oddity(name, message, fqn))
 
+    def tensor(self, node: Any, fqn: str) -> Tensor | None:
+        """As `Decoder.tensor`; one that contradicts the file is there, and says how."""
+        try:
+            return self.decoder.tensor(node, fqn)
+        except MalformedError as error:
+            why = str(error).removeprefix(f"{fqn}: ")
+            return Tensor("unknown", None, 0, 0, None, False, note=f"cannot be read: {why}", damage=f"{fqn}: {why}")
+
     def below(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[tuple[str, Any, Any]]:
         """(path, node, Tensor or module node) of everything below, each container once, in the order of the file."""
         seen = set() if seen is None else seen
@@ -68,7 +76,7 @@ class Reading:
             path, node, depth = stack.pop()
             if type(node) in LEAVES:
                 continue
-            found = self.decoder.tensor(node, path)
+            found = self.tensor(node, path)
             if found is not None:
                 yield path, node, found
                 continue

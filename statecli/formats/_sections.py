@@ -39,7 +39,10 @@ OTHER_WORDS = re.compile(
 
 
 class Section(msgspec.Struct):
-    """One container of state: its path, its node, and what is in it ("module", "optimizer", "model" or "other")."""
+    """One container of state: its path, its node, and what is in it.
+
+    `role` is "module", "optimizer", "model", "other", or "moments" for a container inside an optimizer.
+    """
 
     path: str
     node: Any
@@ -78,8 +81,45 @@ class Search:
             stack.extend((child, False) for _, child in children(node) if type(child) not in LEAVES)
 
 
-def find_sections(root: Any, search: Search) -> list[Section]:
-    """The containers that hold state, in the order of the file. A lone state is the section `model`."""
+def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[Section]:
+    """The containers that hold state, in the order of the file. A lone state is the section `model`.
+
+    `wanted` is the dotted path of a container that must be one, or hold some, if it holds tensors at all.
+    """
+    found = _found(root, search)
+    if not wanted or any(f"{one.path}.".startswith(f"{wanted}.") for one in found):
+        return found
+    node = _at(wanted, root)
+    if search.is_tensor(node) or not search.holds_tensor(node):
+        return found
+    around = next(one for one in found if one.node is root or wanted.startswith(f"{one.path}."))
+    rest = [one for one in found if one is not around]
+    return [*rest, *_within(wanted, node, "moments" if around.role == "optimizer" else around.role, search)]
+
+
+def _at(path: str, root: Any) -> Any:
+    """What lies at a dotted path, None where nothing does. A key may have dots of its own."""
+    stack = [(f"{path}.", root)]
+    while stack:
+        rest, node = stack.pop()
+        if not rest:
+            return node
+        steps = ((f"{dotted('', key)}.", child) for key, child in entries(node))
+        stack.extend((rest[len(step) :], child) for step, child in steps if rest.startswith(step))
+    return None
+
+
+def _within(path: str, node: Any, role: str, search: Search) -> list[Section]:
+    if is_module(node):
+        return [Section(path, node, "module")]
+    if is_optimizer(node):
+        return [Section(path, node, "optimizer")]
+    if role == "model" and _descends(node, search):
+        return list(_sections(path, node, search, 0))
+    return [Section(path, node, role)]
+
+
+def _found(root: Any, search: Search) -> list[Section]:
     if is_module(root):
         return [Section("model", root, "module")]
     if is_optimizer(root):

@@ -18,8 +18,7 @@ def state_dict_of(section: Section, reading: Reading) -> StateDict:
     if section.role == "module":
         return StateDict(section.path, is_module=True)
     items = mapping(section.node) or {}
-    is_tensor = reading.decoder.is_tensor
-    others = [key for key, value in items.items() if type(key) is str and not is_tensor(value)]
+    others = [key for key, value in items.items() if type(key) is str and not reading.decoder.is_torch(value)]
     holders = [key for key in others if type(items[key]) not in LEAVES]
     recorded = mapping(attributes(section.node).get("_metadata"))
     metadata = None if recorded is None else _metadata(recorded, reading)

@@ -50,6 +50,7 @@ class Tensor(msgspec.Struct, gc=False):
     storage_bytes: int | None = None
     data: TensorData | None = None
     parts: tuple[tuple[str, TensorData], ...] = ()
+    damage: str | None = None
 
 
 class Decoder:
@@ -67,6 +68,8 @@ class Decoder:
         self.done: dict[int, Tensor | None] = {}
         self.depth = 0
         self.builders: dict[int, Builder | None] = {}
+        #: The FQNs of storages saved by themselves.
+        self.bare: list[str] = []
         self.named: dict[str, Builder] = {
             "torch._utils._rebuild_tensor": self._plain,
             "torch._utils._rebuild_tensor_v2": self._plain,
@@ -89,9 +92,9 @@ class Decoder:
         }
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
-        """The tensor that `node` rebuilds, None where it is no tensor."""
+        """The tensor that `node` rebuilds, None where it is none. A storage saved by itself is one of its dtype."""
         if type(node) is not Obj:
-            return None
+            return self._bare(node, fqn) if type(node) is Persistent else None
         builder = self._builder(node.cls)
         if builder == self._plain and node.state is None:
             return self._plain(node.args, fqn)
@@ -115,7 +118,13 @@ class Decoder:
 
     def is_tensor(self, node: Any) -> bool:
         """Whether `tensor` would find one, without reading or checking anything."""
-        return type(node) is Obj and (self._builder(node.cls) is not None or _is_numpy(node))
+        if type(node) is not Obj:
+            return type(node) is Persistent
+        return self.is_torch(node) or _is_numpy(node)
+
+    def is_torch(self, node: Any) -> bool:
+        """Whether Python would have a torch.Tensor there, as `load_state_dict` demands: no array and no storage."""
+        return type(node) is Obj and self._builder(node.cls) is not None
 
     def _builder(self, cls: Any) -> Builder | None:
         key = id(cls)
@@ -128,6 +137,24 @@ class Decoder:
         if found is None:
             raise MalformedError(f"{fqn}: its {what} is no tensor")
         return found
+
+    def _bare(self, node: Persistent, fqn: str) -> Tensor:
+        key, dtype, device, where, length = self._storage(node, fqn)
+        elements = length * 8 // BITS[dtype] * PACKED.get(dtype, 1)
+        data = TensorData(where, dtype, (elements,)) if where is not None else None
+        self.bare.append(fqn)
+        return Tensor(
+            dtype,
+            (elements,),
+            elements,
+            length,
+            device,
+            False,
+            note="storage",
+            storage=key,
+            storage_bytes=length,
+            data=data,
+        )
 
     # One method a rebuild function; the argument orders are torch's.
 
@@ -230,7 +257,7 @@ class Decoder:
         held = of_state(args[3])
         _marks(found, held)
         cls = name_of(args[1])
-        if cls not in ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"):
+        if cls not in _PLAIN_CLASSES and found.layout != "jagged":
             found.note = _subclass_note(cls, held, self, fqn)
         found.is_parameter |= cls == "torch.nn.parameter.Parameter"
         found.parts = found.parts or self._inner(held, fqn)
@@ -303,16 +330,21 @@ class Decoder:
 
     def _nested(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _at_least(args, 1, fqn)
-        return self._ragged(self.required(args[0], fqn, "values"), "nested")
+        return self._ragged("nested", dict(zip(("values", "sizes", "strides", "offsets"), args, strict=False)), fqn)
 
     def _jagged(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         held = named(args[0]) if args else {}
-        return self._ragged(self.required(held.get("_values"), fqn, "values"), "jagged")
+        parts = {name: held.get(name, held.get(f"_{name}")) for name in ("values", "offsets", "lengths")}
+        found = self._ragged("jagged", parts, fqn)
+        return msgspec.structs.replace(found, requires_grad=held.get("requires_grad") is True)
 
-    def _ragged(self, values: Tensor, layout: str) -> Tensor:
+    def _ragged(self, layout: str, parts: Mapping[str, Any], fqn: str) -> Tensor:
         # The inner shapes are tensors themselves, and listing reads no tensor's bytes.
         note = "nested: its inner shapes are data, which listing does not read"
-        return msgspec.structs.replace(values, shape=None, layout=layout, note=note)
+        values = self.required(parts["values"], fqn, "values")
+        inner = ((name, self.required(node, fqn, name).data) for name, node in parts.items() if node is not None)
+        held = tuple((name, data) for name, data in inner if data is not None)
+        return msgspec.structs.replace(values, shape=None, layout=layout, note=note, data=None, parts=held)
 
     def _from_cpu(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _at_least(args, 4, fqn)
@@ -324,6 +356,9 @@ class Decoder:
     def _uninitialized(self, args: tuple[Any, ...], fqn: str) -> Tensor:  # noqa: ARG002  # one signature for all
         note = "uninitialized (lazy): it has no shape before the first forward"
         return Tensor("unknown", None, 0, 0, None, bool(args and args[0] is True), is_parameter=True, note=note)
+
+
+_PLAIN_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 
 
 def _part_of(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from statecli.errors import MalformedError
-from statecli.formats import _globals
+from statecli.formats import _globals, _shown
 from statecli.formats._graph import LEAVES, attributes, children, key_path, mapping, name_of, unwrapped
 from statecli.formats._pickle import Obj, Pickle
 from statecli.formats._reading import MAX_ROWS, Reading, Row, row_of
@@ -29,23 +29,31 @@ from statecli.state import ByteRange, Evidence, Kind, ModelState, Oddity, Tensor
 
 
 def state_of(
-    pickle: Pickle, storages: Mapping[str, ByteRange], *, target: str, format: str, oddities: list[Oddity]
+    pickle: Pickle,
+    storages: Mapping[str, ByteRange],
+    *,
+    target: str,
+    format: str,
+    oddities: list[Oddity],
+    wanted: str | None = None,
 ) -> ModelState:
-    """Everything that is a tensor in the pickled object, grouped into sections.
+    """Everything that is a tensor in the pickled object, grouped into sections, of which `wanted` is to be one.
 
-    Raises `MalformedError` when a tensor contradicts the storages of the file, and when there is no tensor at all.
+    Raises `MalformedError` when there is no tensor at all. One that contradicts the storages of the file has `damage`.
     """
     reading = Reading(Decoder(storages), list(oddities))
     for key in pickle.duplicate_keys:
         reading.odd("key-set-twice", f"the key {key!r} is set twice: the last one counts, as in torch")
-    sections = find_sections(pickle.root, Search(reading.decoder))
+    sections = find_sections(pickle.root, Search(reading.decoder), wanted)
     tensors: list[TensorInfo] = []
     for section in sections:
-        tensors.extend(_info(row, section.path) for row in _rows(section, reading))
+        tensors.extend(_info(row, section.path, target) for row in _rows(section, reading))
         if len(tensors) > MAX_ROWS:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors")
     if not tensors:
         raise MalformedError(f"holds no tensor: the pickle is {_describe(pickle.root)}")
+    if bare := list(dict.fromkeys(reading.decoder.bare)):
+        reading.odd("bare-storage", f"saved as a storage, shown as a tensor of one dimension: {_shown.names(bare)}")
     metadata = scalars(pickle.root, reading)
     state_dicts = tuple(state_dict_of(s, reading) for s in sections if s.role in ("model", "module"))
     _name_globals(pickle, reading)
@@ -58,7 +66,7 @@ def state_of(
         metadata=metadata,
         oddities=tuple(reading.oddities),
         globals=tuple((found.qualified, found.position) for found in pickle.globals),
-        optimizers=tuple(optimizer_facts(s, reading.decoder) for s in sections if s.role == "optimizer"),
+        optimizers=tuple(optimizer_facts(s, reading) for s in sections if s.role == "optimizer"),
         state_dicts=state_dicts,
     )
 
@@ -84,6 +92,8 @@ def _rows(section: Section, reading: Reading) -> Iterator[Row]:
         return module_rows(inner, reading, prefix="_orig_mod." if inner is not section.node else "")
     if section.role == "optimizer":
         return _optimizer_rows(section.node, reading)
+    if section.role == "moments":
+        return _state_rows(section.node, reading, Kind.OPTIMIZER, Evidence.OPTIMIZER)
     if section.role == "other":
         return _state_rows(section.node, reading, Kind.OTHER, Evidence.CONVENTION)
     return _state_rows(section.node, reading, Kind.PARAMETER, Evidence.ASSUMED)
@@ -91,7 +101,7 @@ def _rows(section: Section, reading: Reading) -> Iterator[Row]:
 
 def _state_rows(node: Any, reading: Reading, kind: Kind, evidence: Evidence) -> Iterator[Row]:
     """The entries of a dict under their own keys; what lies deeper as Python would reach it."""
-    tensor = reading.decoder.tensor(node, "tensor")
+    tensor = reading.tensor(node, "tensor")
     if tensor is not None:
         yield row_of("tensor", tensor, kind, evidence)
         return
@@ -101,7 +111,7 @@ def _state_rows(node: Any, reading: Reading, kind: Kind, evidence: Evidence) -> 
     else:
         numbered = enumerate(items.items())
         named = ((key if type(key) is str else key_path(key) or f"[#{i}]", child) for i, (key, child) in numbered)
-    tensor_of = reading.decoder.tensor
+    tensor_of = reading.tensor
     seen = {id(node)}
     for path, child in named:
         tensor = tensor_of(child, path)
@@ -134,7 +144,7 @@ def _optimizer_rows(node: Any, reading: Reading) -> Iterator[Row]:
                 yield row_of(path, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER)
 
 
-def _info(row: Row, section: str) -> TensorInfo:
+def _info(row: Row, section: str, target: str) -> TensorInfo:
     tensor = row.tensor
     note = "; ".join(text for text in (row.note, tensor.note) if text) or None if row.note else tensor.note
     return TensorInfo(
@@ -158,4 +168,5 @@ def _info(row: Row, section: str) -> TensorInfo:
         storage_offset=tensor.data.offset if tensor.data else 0,
         data=tensor.data,
         parts=tensor.parts,
+        damage=f"{target}: {tensor.damage}" if tensor.damage else None,
     )

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from statecli.formats._graph import attributes, mapping, sequence
+from statecli.formats._reading import Reading
 from statecli.formats._sections import Section
-from statecli.formats._tensors import Decoder
 from statecli.state import OptimizerFacts, OptimizerGroup
 
 #: Optimizer state of the same shape as its parameter, by the names torch.optim and apex give it.
 MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "grad_avg", "acc_delta", "sum", "prev", "ax", "mu")
 
 
-def optimizer_facts(section: Section, decoder: Decoder) -> OptimizerFacts:
+def optimizer_facts(section: Section, reading: Reading) -> OptimizerFacts:
     """Which parameters an optimizer says it trains, as far as its `state_dict()` tells."""
     items = mapping(section.node)
     if items is None:
@@ -25,14 +25,14 @@ def optimizer_facts(section: Section, decoder: Decoder) -> OptimizerFacts:
         group = mapping(node) or {}
         ids = tuple(one for one in sequence(group.get("params")) or () if type(one) in (int, str))
         names = tuple(one for one in sequence(group.get("param_names")) or () if type(one) is str)
-        shapes = tuple(_moment_shape(mapping(state.get(one)), decoder) for one in ids)
+        shapes = tuple(_moment_shape(mapping(state.get(one)), reading) for one in ids)
         groups.append(OptimizerGroup(ids, names if names and len(names) == len(ids) else None, shapes))
     return OptimizerFacts(section.path, tuple(groups))
 
 
-def _moment_shape(state: Mapping[Any, Any] | None, decoder: Decoder) -> tuple[int, ...] | None:
+def _moment_shape(state: Mapping[Any, Any] | None, reading: Reading) -> tuple[int, ...] | None:
     for name in MOMENTS:
-        moment = decoder.tensor((state or {}).get(name), name)
+        moment = reading.tensor((state or {}).get(name), name)
         if moment is not None:
             return moment.shape
     return None

@@ -76,7 +76,7 @@ class _ModuleWalk:
         for kind, group in groups:
             for name, node in (mapping(held.get(group)) or {}).items():
                 fqn = f"{path}{name}"
-                tensor = self.reading.decoder.tensor(node, fqn)
+                tensor = self.reading.tensor(node, fqn)
                 if tensor is None:
                     if node is None and kind is Kind.PARAMETER:
                         self.reading.odd("none-parameter", f"{fqn} is registered as None", fqn)

@@ -64,7 +64,7 @@ def sniff(path: str, head: bytes) -> bool:
     return int.from_bytes(head[:8], "little") < 2**40 or not head[:8].isascii()
 
 
-def read(path: str) -> ModelState:
+def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
     """The header of one file as a `ModelState`: no device, no requires_grad, since the format records neither.
 
     Raises UnreadableError and MalformedError, without the path. Two names of `__metadata__` that say "this tensor was

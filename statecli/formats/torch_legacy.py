@@ -41,7 +41,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     return _MAGIC.match(head) is not None
 
 
-def read(path: str) -> ModelState:
+def read(path: str, section: str | None = None) -> ModelState:
     """The state in one stream. Raises UnreadableError where it is damaged, at whatever byte it ends."""
     oddities: list[Oddity] = []
     with Source(path) as source:
@@ -53,7 +53,7 @@ def read(path: str) -> ModelState:
         end = max((one.offset + one.length for one in storages.values()), default=keys.end)
         if end < source.size:
             oddities.append(Oddity("suffixed", f"{source.size - end} bytes are appended after the last storage"))
-    return state_of(pickle, storages, target=path, format=NAME, oddities=oddities)
+    return state_of(pickle, storages, target=path, format=NAME, oddities=oddities, wanted=section)
 
 
 def _pickles(source: Source) -> list[Pickle]:

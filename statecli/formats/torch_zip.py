@@ -28,10 +28,10 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     return head.startswith(b"PK\3\4")
 
 
-def read(path: str) -> ModelState:
+def read(path: str, section: str | None = None) -> ModelState:
     """The state in one archive. Raises UnreadableError for a zip that is none of torch.save, or a damaged one."""
     pickle, storages, oddities = _contents(path)
-    return state_of(pickle, storages, target=path, format=NAME, oddities=oddities)
+    return state_of(pickle, storages, target=path, format=NAME, oddities=oddities, wanted=section)
 
 
 def _contents(path: str) -> tuple[Pickle, dict[str, ByteRange], list[Oddity]]:

@@ -107,7 +107,7 @@ def _stand_in(tensor: TensorInfo) -> torch.Tensor:
         lazy: Any = nn.UninitializedParameter  # its stub has no arguments
         return lazy(device="meta", dtype=_dtype(tensor))  # type: ignore[no-any-return]
     if tensor.shape is None:
-        raise ModelError(f"{tensor.fqn} is nested, and no tensor on meta is")
+        raise ModelError(tensor.damage or f"{tensor.fqn} is nested, and no tensor on meta is")
     layout = torch.strided if tensor.layout == "quantized" else getattr(torch, tensor.layout, torch.jagged)
     try:
         return torch.empty(tensor.shape, dtype=_dtype(tensor), layout=layout, device="meta")

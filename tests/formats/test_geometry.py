@@ -20,10 +20,16 @@ def read(body, storages=STORAGES):
 
 def refusal(**lie):
     """The one line for a tensor `w` over 16 bytes that lies in these fields."""
-    with pytest.raises(MalformedError) as caught:
-        read(state_dict(w=tensor(**lie)))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return damage(state_dict(w=tensor(**lie)))
+
+
+def damage(body):
+    """The line, without its file, for the only tensor of a body."""
+    (row,) = read(body).tensors
+    assert (row.dtype, row.shape, row.data, row.parts) == ("unknown", None, None, ())
+    assert "\n" not in row.damage
+    assert row.damage.startswith("file.pt: ")
+    return row.damage.removeprefix("file.pt: ")
 
 
 def test_an_honest_tensor_is_read():
@@ -81,8 +87,7 @@ def test_an_empty_tensor_may_lie_anywhere():
 def test_requires_grad_must_be_a_bool():
     """torch raises there, and so is it told here."""
     body = state_dict(w=tensor()).replace(b"\x89", b"K\x07")
-    with pytest.raises(MalformedError, match="requires_grad is recorded as 7, not as a bool"):
-        read(body)
+    assert damage(body) == "w: requires_grad is recorded as 7, not as a bool"
 
 
 def test_a_key_set_twice_is_told():
@@ -96,15 +101,13 @@ def test_a_key_set_twice_is_told():
 def test_a_storage_that_is_no_persistent_id():
     """A tensor over a plain object is malformed, not a crash."""
     body = pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00(K\x04t(K\x01t\x89NtRs")
-    with pytest.raises(MalformedError, match="w: malformed storage record"):
-        read(body)
+    assert damage(body) == "w: malformed storage record"
 
 
 def test_a_rebuild_call_without_its_arguments():
     """Too few arguments are counted."""
     body = pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n)Rs")
-    with pytest.raises(MalformedError, match="its rebuild call has 0 arguments"):
-        read(body)
+    assert damage(body).startswith("w: its rebuild call has 0 arguments")
 
 
 def test_a_view_of_a_storage_in_its_persistent_id():
@@ -139,18 +142,16 @@ def test_depth_is_cut_with_a_word():
 
 def test_long_names_and_objects_never_print_whole():
     """A message quotes scalars, cut short, and types of everything else."""
-    with pytest.raises(MalformedError) as caught:
-        read(state_dict(w=tensor(key="k" * 10_000)))
-    assert len(str(caught.value)) < 11_000
+    assert len(refusal(key="k" * 10_000)) < 11_000
 
 
 def test_rebuild_calls_inside_each_other_are_counted():
-    """A hundred thousand Parameters around one tensor are refused, not recursed into."""
+    """A hundred thousand Parameters around one tensor are damage, not recursed into."""
     call = b"ctorch._utils\n_rebuild_parameter\n"
     deep = b"q\x01" + call + b"q\x020" + tensor() + b"q\x030"
     body = b"".join(b"h\x02h\x03\x88N\x87Rq\x030" for _ in range(100_000))
-    with pytest.raises(MalformedError, match="w: is rebuilt from tensors more than 16 levels deep"):
-        read(pickled(b"}" + deep[2:] + body + text("w") + b"h\x03s"))
+    said = damage(pickled(b"}" + deep[2:] + body + text("w") + b"h\x03s"))
+    assert said == "w: is rebuilt from tensors more than 16 levels deep"
 
 
 def test_shared_parts_are_decoded_once():

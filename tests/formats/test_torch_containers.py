@@ -34,7 +34,7 @@ class Contents:
 def contents(tmp_path, monkeypatch):
     """A function that reads bytes with a reader, whose graph is not looked at."""
 
-    def stand_in(pickle, storages, *, target, format, oddities):
+    def stand_in(pickle, storages, *, target, format, oddities, wanted):
         return Contents(pickle, dict(storages), target, format, [oddity.name for oddity in oddities])
 
     monkeypatch.setattr(torch_zip, "state_of", stand_in)
