@@ -218,6 +218,22 @@ def test_globs_keep_and_drop(statecli, small):
     assert list(statecli("inspect", small, "-i", "fc.*", "-x", "*.weight", "-f", "json").rows()) == ["fc.bias"]
 
 
+def test_globs_of_several_sections(statecli, tmp_path):
+    """A tensor goes by its FQN, and behind its section where there are several; as it is printed, brackets and all."""
+    moment = "state[0]['exp_avg']"
+    state = {"model": {"w": torch.ones(2)}, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": []}}
+    torch.save(state, tmp_path / "train.ckpt")
+    for glob in ("optimizer.*", f"optimizer.{moment}", moment):
+        assert list(statecli("inspect", tmp_path / "train.ckpt", "-i", glob, "-f", "json").rows()) == [moment]
+        assert list(statecli("inspect", tmp_path / "train.ckpt", "-x", glob, "-f", "json").rows()) == ["w"]
+
+
+def test_the_only_section_is_in_no_name(statecli, tmp_path):
+    """-x 'model.*' leaves the head of a state_dict beside its module `model`."""
+    torch.save({"model.w": torch.ones(2), "head.w": torch.ones(2)}, tmp_path / "net.pt")
+    assert list(statecli("inspect", tmp_path / "net.pt", "-x", "model.*", "-f", "json").rows()) == ["head.w"]
+
+
 def test_a_name_with_brackets_can_be_typed(statecli):
     """`anchors[0]` is its own glob."""
     found = statecli("inspect", "sample_models/anchors.py:Head", "-i", "*[[]0]", "-f", "json")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from statecli import inspection, modules, target
-from statecli.diff import expectations, fields, loading, pairing, renames, scalars
+from statecli.diff import expectations, fields, hints, loading, pairing, renames, scalars
 from statecli.diff.pairing import Match, Way
 from statecli.diff.result import Broken, Change, Delta, Diff, Field, Histogram, How, ScalarChange, Status
 from statecli.errors import NothingMatched, StateError
@@ -196,6 +196,7 @@ class _Comparison:
                 same = renames.found(matches, found.sections, self._is_wanted_row, jobs=self.request.jobs)
             if same:
                 matches = pairing.in_order(_joined(matches, same), before, after)
+        self.notes += hints.of_prefix(matches, found.sections, before, after, self.request.map)
         return matches
 
     def _is_wanted(self, match: Match) -> bool:
