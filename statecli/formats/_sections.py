@@ -92,9 +92,10 @@ def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[
     node = _at(wanted, root)
     if search.is_tensor(node) or not search.holds_tensor(node):
         return found
-    around = next(one for one in found if one.node is root or wanted.startswith(f"{one.path}."))
-    rest = [one for one in found if one is not around]
-    return [*rest, *_within(wanted, node, "moments" if around.role == "optimizer" else around.role, search)]
+    around = [one for one in found if one.node is root or wanted.startswith(f"{one.path}.")]
+    role = max(around, key=lambda one: len(one.path)).role if around else "other"
+    rest = [one for one in found if one not in around]
+    return [*rest, *_within(wanted, node, "moments" if role == "optimizer" else role, search)]
 
 
 def _at(path: str, root: Any) -> Any:

@@ -1,0 +1,125 @@
+"""One tensor that contradicts its file: it is named, the rest is shown, and the command ends 2."""
+
+from __future__ import annotations
+
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+SAID = "a: storage 0: the record holds 100 bytes, the pickle says 400"
+
+
+@pytest.fixture
+def sound(tmp_path):
+    path = str(tmp_path / "sound.pt")
+    torch.save({"a": torch.ones(100), "b": torch.zeros(3), "c": torch.ones(2)}, path)
+    return path
+
+
+@pytest.fixture
+def damaged(tmp_path, sound):
+    """The same file, 100 bytes in place of the 400 of `a`."""
+    return cut_short(sound, str(tmp_path / "damaged.pt"))
+
+
+def cut_short(sound, path):
+    with zipfile.ZipFile(sound) as whole, zipfile.ZipFile(path, "w") as short:
+        for info in whole.infolist():
+            content = whole.read(info)
+            short.writestr(info.filename, content[:100] if info.filename.endswith("data/0") else content)
+    return path
+
+
+@pytest.mark.parametrize("options", [(), ("--stats",), ("--to", "cpu"), ("--to", "meta"), ("-i", "a")])
+def test_the_rest_is_listed(statecli, damaged, options):
+    """One line on stderr with the file, the tensor and both numbers; its row says the same."""
+    result = statecli("inspect", damaged, *options)
+    assert (result.code, result.err) == (2, f"statecli: {damaged}: {SAID}\n")
+    rows = statecli("inspect", damaged, *options, "-f", "json").rows()
+    assert rows["a"]["note"].startswith(f"cannot be read: {SAID.removeprefix('a: ')}")
+    assert (rows["a"]["dtype"], rows["a"]["shape"]) == ("unknown", None)
+    assert list(rows) == (["a"] if "-i" in options else ["a", "b", "c"])
+
+
+def test_what_leaves_it_out_is_whole(statecli, damaged):
+    """`-x a` asks for nothing that is damaged."""
+    result = statecli("inspect", damaged, "-x", "a")
+    assert (result.code, result.err) == (0, "")
+
+
+@pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--ignore", "values"), ("--frozen", "b")])
+@pytest.mark.parametrize("swapped", [False, True], ids=["after", "before"])
+def test_a_diff_compares_the_rest(statecli, tmp_path, sound, damaged, swapped, options):
+    """What differs elsewhere is shown, the pair is neither equal nor different, and no field of it is."""
+    other = str(tmp_path / "other.pt")
+    torch.save({"a": torch.ones(100), "b": torch.zeros(4), "c": torch.ones(2)}, other)
+    for beside, found in ((sound, []), (other, ["b"])):
+        result = statecli("diff", *((damaged, beside) if swapped else (beside, damaged)), *options, "-f", "json")
+        assert (result.code, result.err) == (2, f"statecli: {damaged}: {SAID}\n")
+        assert [change["fqn"] for change in result.json["changes"]] == found
+        assert [one["message"] for one in result.json["broken"]] == [f"{damaged}: {SAID}"]
+
+
+def test_a_diff_without_it_is_whole(statecli, sound, damaged):
+    """`-x a` compares the other two."""
+    result = statecli("diff", sound, damaged, "-x", "a")
+    assert (result.code, result.out) == (0, "identical: 2 tensors, 20 B\n")
+
+
+def test_one_that_only_one_side_has(statecli, tmp_path, damaged):
+    """Damage is told of what was added as well."""
+    other = str(tmp_path / "other.pt")
+    torch.save({"b": torch.zeros(3), "c": torch.ones(2)}, other)
+    result = statecli("diff", other, damaged)
+    assert (result.code, result.err) == (2, f"statecli: {damaged}: {SAID}\n")
+
+
+def test_a_class_cannot_tell(statecli, tmp_path, sound):
+    """Whether it loads is not known: torch.load fails on the file before."""
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef Net():\n    return nn.Linear(10, 10)\n")
+    torch.save(nn.Linear(10, 10).state_dict(), sound)
+    damaged = cut_short(sound, str(tmp_path / "damaged.pt"))
+    said = f"statecli: {damaged}: weight: storage 0: the record holds 100 bytes, the pickle says 400\n"
+    result = statecli("diff", f"{tmp_path / 'net.py'}:Net", damaged)
+    assert result.code == 2
+    assert said in result.err
+    result = statecli("inspect", damaged, "--model", f"{tmp_path / 'net.py'}:Net")
+    assert (result.code, result.err) == (2, said)
+
+
+def test_a_moment_of_an_optimizer(statecli, tmp_path):
+    """What its optimizer says of a model is looked for in what can be read."""
+    net = nn.Linear(10, 10)
+    optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+    net(torch.ones(10)).sum().backward()
+    optimizer.step()
+    path = str(tmp_path / "whole.pt")
+    torch.save({"optimizer": optimizer.state_dict(), "model": net.state_dict()}, path)
+    damaged = cut_short(path, str(tmp_path / "damaged.pt"))
+    result = statecli("inspect", damaged)
+    assert result.code == 2
+    assert result.err.startswith(f"statecli: {damaged}: state[0]['momentum_buffer']: storage 0: ")
+
+
+def test_many_are_counted(statecli, tmp_path):
+    """Twenty lines, then how many more."""
+    sound = str(tmp_path / "sound.pt")
+    torch.save(dict.fromkeys([f"w{n}" for n in range(30)], torch.ones(100)), sound)
+    result = statecli("inspect", cut_short(sound, str(tmp_path / "damaged.pt")))
+    lines = result.err.splitlines()
+    assert (len(lines), lines[-1]) == (21, "statecli: and 10 more tensors that could not be read")
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_an_absurd_integer_spoils_nothing(statecli, tmp_path, legacy):
+    """A setting of 20,000 bits is compared as all are; the tensors beside it are read."""
+    paths = [str(tmp_path / f"{n}.pt") for n in range(3)]
+    for n, path in enumerate(paths):
+        thing = {"w": torch.ones(2), "key": 2**20_000 + (n == 2), "minus": -(2**9_000)}
+        torch.save(thing, path, _use_new_zipfile_serialization=not legacy)
+    assert statecli("diff", *paths[:2]).code == 0
+    changed = statecli("diff", *paths[1:], "-f", "json")
+    assert (changed.code, [one["key"] for one in changed.json["metadata"]]) == (1, ["key"])
+    assert list(statecli("inspect", paths[0], "-f", "json").rows()) == ["w"]

@@ -1,0 +1,127 @@
+"""`file#dotted.path`: any container inside a file, by the keys that lead to it."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+from statecli import target
+from statecli.errors import UnreadableError
+from statecli.state import Kind
+
+
+@pytest.fixture
+def cut(tmp_path):
+    """The state of one section of an object, and where it lies."""
+
+    def read(thing, section, **options):
+        path = str(tmp_path / "file.pt")
+        torch.save(thing, path, **options)
+        return target.checkpoint(f"{path}#{section}")
+
+    return read
+
+
+def weights(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(3, 2).state_dict()
+
+
+def names(state):
+    return [(tensor.section, tensor.fqn) for tensor in state.tensors]
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize(
+    ("thing", "section"),
+    [
+        ({"a": {"net": weights(), "ema": weights(1)}, "step": 1}, "a.net"),
+        ({"state": {"model": weights(), "optimizer": {}}}, "state.model"),
+        ({"x": {"y": [1, weights()]}}, "x.y.1"),
+        ({"x": {3: {None: weights()}}}, "x.3.None"),
+        ({"a.b": {"c.d": weights()}, "a": {"q": torch.ones(1)}}, "a.b.c.d"),
+        ({"model": {"inner": weights(), "w": torch.ones(1)}}, "model.inner"),
+    ],
+    ids=["one of two", "below an unknown word", "in a list", "odd keys", "keys with dots", "inside a section"],
+)
+def test_a_path_selects_what_lies_below_it(cut, thing, section, legacy):
+    """Its tensors alone, under the names they have in it."""
+    state = cut(thing, section, _use_new_zipfile_serialization=not legacy)
+    assert names(state) == [(section, "weight"), (section, "bias")]
+    assert all(tensor.tied_to == () for tensor in state.tensors)
+    assert [one.section for one in state.state_dicts if one.section in state.sections] == [section]
+
+
+def test_a_container_of_models_is_each_of_them(cut):
+    """`#a` of {"a": {"net": …, "ema": …}} is two sections, as it is where the file has nothing else."""
+    state = cut({"a": {"net": weights(), "ema": weights(1)}, "step": 1}, "a")
+    assert state.sections == ("a.net", "a.ema")
+
+
+def test_a_part_of_an_optimizer_stays_an_optimizers(cut):
+    """`#optimizer.state` holds no parameters."""
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(2)).sum().backward()
+    optimizer.step()
+    state = cut({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, "optimizer.state")
+    assert {tensor.kind for tensor in state.tensors} == {Kind.OPTIMIZER}
+    assert len(state.tensors) == 6
+
+
+@pytest.mark.parametrize("section", ["a.nothing", "a.net.weight", "a.args", "net", "a.net.", ".a"])
+def test_a_path_to_nothing_is_refused(cut, section):
+    """A tensor is no container, and a container without tensors no section."""
+    with pytest.raises(UnreadableError, match="has no section"):
+        cut({"a": {"net": weights(), "args": {"lr": 1}}}, section)
+
+
+KEYS = st.text("ab.1", min_size=1, max_size=3) | st.integers(0, 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.recursive(st.just("leaf"), lambda below: st.dictionaries(KEYS, below, min_size=1, max_size=3), max_leaves=8))
+def test_every_path_that_reads_as_one_selects_its_tensors(tmp_path_factory, tree):
+    """However keys are nested: as many tensors as lie below all containers of that path's name."""
+    if tree == "leaf":
+        return
+    count = iter(range(1000))
+
+    def made(node):
+        return torch.tensor(next(count)) if node == "leaf" else {key: made(child) for key, child in node.items()}
+
+    thing = made(tree)
+    path = str(tmp_path_factory.mktemp("sections") / "file.pt")
+    torch.save(thing, path)
+    below = {}
+    stack = [("", thing)]
+    while stack:
+        where, node = stack.pop()
+        if isinstance(node, dict):
+            below.setdefault(where, []).append(len(torch.utils._pytree.tree_leaves(node)))
+            stack += [(f"{where}.{key}" if where else str(key), child) for key, child in node.items()]
+    for where, counts in below.items():
+        if where:
+            assert len(target.checkpoint(f"{path}#{where}").tensors) in (*counts, sum(counts))
+
+
+def test_a_section_of_a_diff_says_nothing_of_the_rest(statecli, tmp_path):
+    """Two files that differ elsewhere are identical there, and changed there only is found."""
+    a, b = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
+    torch.save({"a": {"net": weights(), "ema": weights()}}, a)
+    torch.save({"a": {"net": weights(), "ema": weights(1)}}, b)
+    assert statecli("diff", f"{a}#a.net", f"{b}#a.net").out == "identical: 2 tensors, 32 B\n"
+    changed = statecli("diff", f"{a}#a.ema", f"{b}#a.ema", "-f", "json")
+    assert changed.code == 1
+    assert [change["fqn"] for change in changed.json["changes"]] == ["weight", "bias"]
+
+
+def test_a_class_loads_a_section(statecli, tmp_path):
+    """Its own names, without the path."""
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef Net():\n    return nn.Linear(3, 2)\n")
+    torch.save({"state": {"model": weights()}}, tmp_path / "file.pt")
+    result = statecli("diff", f"{tmp_path / 'net.py'}:Net", f"{tmp_path / 'file.pt'}#state.model")
+    assert (result.code, result.err) == (0, "")
