@@ -1,8 +1,16 @@
-"""`-f markdown`: for pull requests and job summaries; the same groups and folds as the table."""
+"""`-f markdown`: for pull requests and job summaries; the same groups and folds as the table.
+
+What a file or a user may have named is no markup: text in which anything could be taken for some, for a link, a
+mention or an issue stands in a code span. The whole fits a pull-request comment, and says how many lines do not.
+"""
 
 from __future__ import annotations
 
 import html
+import math
+import re
+import string
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from statecli.render._escape import name, sentence, visible
@@ -14,69 +22,126 @@ if TYPE_CHECKING:
 
 #: Rows above which the tables of a report that has a verdict are folded away.
 MANY = 20
+#: Characters of a comment, as GitHub has it.
+LIMIT = 65_536
+#: Of these, those kept for the last line.
+RESERVED = 200
+
+#: What GitHub would make something of: emphasis, links, mentions, issues, formulas, emoji; a list, where a line begins.
+_LIVE = re.compile(r"[\\`*_~<>\[\]#@&$|]|://|\bwww\.|\bGH-\d|:\w+:|^\s*(?:[-+=]+|\d+[.)])\s", re.IGNORECASE)
+
+
+class _Room:
+    """How many characters are left, and how many lines had no room; after the first of them none has."""
+
+    def __init__(self, left: float) -> None:
+        self.left = left
+        self.more = 0
+
+    def kept(self, lines: Iterable[str]) -> str:
+        """As many of the lines as there is room for."""
+        fit = []
+        for line in lines:
+            self.left -= len(line)
+            if self.left >= 0:
+                fit.append(line)
+            else:
+                self.left = min(self.left, 0) - 1
+                self.more += 1
+        return "".join(fit)
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:
     page = report.page()
-    sink.text(f"### {_code(report.title)}\n\n")
+    limit = math.inf if report.whole else LIMIT - RESERVED
+    head = "".join(_head(report, page))
+    beside = 0 if look.quiet else sum(len(group.lines) for group in page.groups)
+    # What makes it fail is never crowded out by rows, nor the other way round.
+    below = _Room((limit - len(head)) / (2 if beside else 1))
+    last = _findings(page, below) + ("" if look.quiet else _fixes(page, below) + _notes(report, below))
+    above = _Room(limit - len(head) - len(last))
+    sink.text(head)
+    # What can be read from its first line alone may have the rest out of the way.
+    folded = bool(page.verdict) and beside > MANY
+    for group in page.groups if beside else ():
+        sink.text(_group(group, page.columns, above, folded))
+    sink.text(last)
+    more = above.more + below.more
+    if more:
+        why = f"beyond the {LIMIT:,} characters of a comment"
+        sink.text(f"\n… and {more:,} more, {why}; all with `-f json` or `--all`\n")
+
+
+def _head(report: Report, page: Page) -> Iterable[str]:
+    yield f"### {_code(report.title)}\n\n"
     if page.verdict:
-        sink.text(f"**{_text(page.verdict)}**\n\n")
-    sink.text(f"{_text(page.subtitle)}\n")
-    if not look.quiet:
-        # What can be read from its first line alone may have the rest out of the way.
-        folded = bool(page.verdict) and sum(len(group.lines) for group in page.groups) > MANY
-        for group in page.groups:
-            _group(group, page.columns, sink, folded)
-        _fixes(page, sink)
-    if page.findings:
-        sink.text("\n**Findings**\n\n" + "".join(f"- {_text(finding_line(f))}\n" for f in page.findings))
-    if report.notes and not look.quiet:
-        sink.text("\n**Notes**\n\n" + "".join(f"- {_text(note.message)}\n" for note in report.notes))
+        yield f"**{_text(page.verdict)}**\n\n"
+    yield f"{_text(page.subtitle)}\n"
 
 
-def _group(group: Group, columns: tuple[Column, ...], sink: Sink, folded: bool) -> None:
+def _findings(page: Page, room: _Room) -> str:
+    return _listed("Findings", [f"- {_code(finding_line(one))}\n" for one in page.findings], room)
+
+
+def _notes(report: Report, room: _Room) -> str:
+    return _listed("Notes", [f"- {_text(note.message)}\n" for note in report.notes], room)
+
+
+def _listed(heading: str, lines: list[str], room: _Room) -> str:
+    return (f"\n**{heading}**\n\n" + room.kept(lines)) if lines else ""
+
+
+def _group(group: Group, columns: tuple[Column, ...], room: _Room, folded: bool) -> str:
     remarks = any(line.remark for line in group.lines)
-    heads = [_text(column.name) for column in columns] + ([""] if remarks else [])
+    heads = [column.name.replace("|", "\\|") for column in columns] + ([""] if remarks else [])
     rules = ["---:" if column.right else "---" for column in columns] + (["---"] if remarks else [])
+    table = f"| {' | '.join(heads)} |\n| {' | '.join(rules)} |\n"
     if folded:
-        heading, summary = html.escape(sentence(group.heading)), html.escape(sentence(group.summary))
-        sink.text(f"\n<details><summary><b>{heading}</b>: {summary}</summary>\n\n")
+        heading, summary = _in_html(group.heading), _in_html(group.summary)
+        start, end = f"\n<details><summary><b>{heading}</b>: {summary}</summary>\n\n{table}", "\n</details>\n"
     else:
-        sink.text(f"\n**{_text(group.heading)}**: {_text(group.summary)}\n\n")
-    sink.text(f"| {' | '.join(heads)} |\n| {' | '.join(rules)} |\n")
-    for line in group.lines:
-        cells = [_cell(line.cells[0]), *map(_text, line.cells[1:]), *([_text(line.remark)] if remarks else [])]
-        sink.text(f"| {' | '.join(cells)} |\n")
-    if folded:
-        sink.text("\n</details>\n")
+        start, end = f"\n**{_text(group.heading)}**: {_text(group.summary)}\n\n{table}", ""
+    room.left -= len(start) + len(end)
+    rows = room.kept(_row(line.cells, line.remark if remarks else None) for line in group.lines)
+    return start + rows + end if rows else ""
 
 
-def _fixes(page: Page, sink: Sink) -> None:
+def _row(cells: tuple[str, ...], remark: str | None) -> str:
+    shown = [_cell(cells[0]), *map(_text, cells[1:]), *([] if remark is None else [_text(remark)])]
+    return f"| {' | '.join(shown)} |\n"
+
+
+def _fixes(page: Page, room: _Room) -> str:
     if not page.fixes:
-        return
-    sink.text("\n**Fix**\n\n```python\n")
-    for fix in page.fixes:
-        lines = "\n".join(map(visible, fix.text.splitlines()))
-        sink.text(f"# {visible(fix.place)}\n{lines}\n")
-    sink.text("```\n")
+        return ""
+    lines = [visible(line) for fix in page.fixes for line in (f"# {fix.place}", *fix.text.splitlines())]
+    fence = "`" * max(3, *(1 + len(run) for line in lines for run in re.findall("`+", line)), 3)
+    return f"\n**Fix**\n\n{fence}python\n" + room.kept(f"{line}\n" for line in lines) + f"{fence}\n"
 
 
 def _cell(text: str) -> str:
     indent = len(text) - len(text.lstrip(" "))
-    return "&nbsp;" * indent + _code(text.lstrip(" ")) if text.strip() else ""
-
-
-def _code(text: str) -> str:
-    """A code span: nothing in it is markup but a run of backticks as long as its fence, and in a table the pipe."""
-    shown = name(text).replace("|", "\\|")
-    fence = "`"
-    while fence in shown:
-        fence += "`"
-    return f"{fence}{shown}{fence}" if fence == "`" else f"{fence} {shown} {fence}"
+    return "&nbsp;" * indent + _code(name(text.lstrip(" "))) if text.strip() else ""
 
 
 def _text(text: str) -> str:
-    escaped = sentence(text)
-    for char in "\\`*_<>|":
-        escaped = escaped.replace(char, "\\" + char)
-    return escaped
+    """Words as they are, unless there is anything in them that could be markup."""
+    return _code(sentence(text)) if _LIVE.search(text) else sentence(text)
+
+
+def _in_html(text: str) -> str:
+    """The same inside a tag, where Markdown is not read and mentions are."""
+    return _entities(sentence(text)) if _LIVE.search(text) else html.escape(sentence(text))
+
+
+def _code(text: str) -> str:
+    """Code, in which nothing is markup; by entities where a backtick, or a table's pipe, would end it."""
+    shown = visible(text)
+    return _entities(shown) if "`" in shown or "|" in shown or shown != shown.strip() else f"`{shown}`" if shown else ""
+
+
+_ENTITIES = str.maketrans({char: f"&#{ord(char)};" for char in string.punctuation})
+
+
+def _entities(shown: str) -> str:
+    return f"<code>{shown.translate(_ENTITIES)}</code>"

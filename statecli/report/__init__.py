@@ -120,6 +120,8 @@ class Report(msgspec.Struct, frozen=True):
     #: Names alone (`--name-only`), in place of all else: a line each, its parts set apart by tabs.
     listing: Callable[[], Iterable[tuple[str, ...]]] | None = None
 
+    #: Each line is asked for (`--all`), also by who writes for a place of limited size.
+    whole: bool = False
     #: At most so many findings are told people, and how many more there are (`-n`); None: each.
     lines: int | None = None
 

@@ -71,6 +71,7 @@ def of_diff(diff: Diff, view: DiffView) -> Report:
         outline=view.tree,
         in_rows=in_rows,
         lines=view.lines,
+        whole=view.unfold,
         listing=(lambda: _names(diff, view.names)) if view.names else None,
     )
     return report

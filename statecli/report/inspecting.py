@@ -38,6 +38,7 @@ def of_inspection(found: Inspection, view: View) -> Report:
         page=lambda: _page(found, view),
         findings=found.findings,
         outline=view.tree,
+        whole=view.unfold,
         notes=fold.notes([odd for odd in state.oddities if not _said(odd, found)], view.verbose),
     )
 

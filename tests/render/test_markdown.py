@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from ..changes import diff, nudged, same, written
+import html
+import re
+
+import pytest
+
+from statecli.diff.result import Field, ScalarChange, Status
+from statecli.finding import Finding, Severity
+from statecli.state import Oddity
+
+from ..changes import diff, nudged, recast, renamed, same, tensor, written
+
+markdown_it = pytest.importorskip("markdown_it")  # rich comes with it
 
 MANY = [nudged(f"w{chr(97 + n)}") for n in range(21)]
 
@@ -34,4 +45,102 @@ def test_a_summary_in_html_is_escaped():
     changes = [nudged(f"w{n}", section="<img src=x>") for n in range(15)] + [nudged(f"v{n}") for n in range(15)]
     text = written(diff(*changes), "markdown", unfold=True)
     assert "<img" not in text
-    assert "&lt;img src=x&gt;: parameters" in text
+    assert "<code>&#60;img src&#61;x&#62;&#58; parameters</code>" in text
+
+
+HOSTILE = [
+    "[x](http://e)",
+    "![x](http://e)",
+    "http://example.com",
+    "www.example.com",
+    "~f~ ~~g~~",
+    "*a* _b_ __c__",
+    "@user #123 closes #1",
+    "GH-12 @org/team",
+    "`a` ``b`` | c",
+    "a\\|b\\",
+    "<b>x</b> &amp; &copy;",
+    "$x$ :tada:",
+    "```",
+    "- [ ] item",
+    "1. item",
+    "# head",
+    "  spaces  ",
+]
+
+
+def everywhere(text):
+    """A diff with the text wherever a file may have a name or a text."""
+    finding = Finding("frozen-changed", Severity.ERROR, f"{text}: expected to be frozen", "b.pt", text)
+    note = Oddity("prefix", text)
+    setting = ScalarChange(text, Status.CHANGED, text, text + "!")
+    tied = recast(text, tensor(text), tensor(text, tied_to=(text,)), Field.TYING)
+    changes = (nudged(text, section=text), renamed(text, text + "2"), tied, same("a"))
+    return diff(*changes, scalars=(setting,), findings=(finding,), notes=(note,), expected=True)
+
+
+def live(tokens):
+    """What a reader of the Markdown would find outside of code, and the tags that were made."""
+    texts, tags, in_code = [], [], False
+    for token in tokens:
+        tags.append(token.type)
+        if token.type == "inline":
+            inner, more = live(token.children)
+            texts.append(inner)
+            tags += more
+        elif token.type == "html_block":
+            texts.append(re.sub(r"<code>.*?</code>", "", token.content, flags=re.S))
+            tags += re.findall(r"</?\w+", token.content)
+        elif token.type == "html_inline":
+            in_code = token.content == "<code>"
+            tags += re.findall(r"</?\w+", token.content)
+        elif token.type == "text" and not in_code:
+            texts.append(token.content)
+    return "\n".join(texts), tags
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("unfold", [False, True])
+def test_no_name_is_markup_anywhere(text, unfold):
+    """Every row, setting, finding, note and heading: nothing but our own tags, no link, no mention, no issue."""
+    parser = markdown_it.MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    shown, tags = live(parser.parse(written(everywhere(text), "markdown", unfold=unfold)))
+    _, harmless = live(parser.parse(written(everywhere("harmless"), "markdown", unfold=unfold)))
+    made = set(tags) - {"code_inline", "html_inline", "<code", "</code"}
+    assert made <= set(harmless) | {"<details", "<summary", "<b"}
+    assert tags.count("td_open") == harmless.count("td_open")
+    assert tags.count("list_item_open") == harmless.count("list_item_open")
+    assert not re.search(r"@\w|#\d|GH-\d|://|www\.|~|:\w+:|\$", shown)
+
+
+def test_what_is_shown_is_the_name():
+    """A pipe, a backtick and a backslash survive the table."""
+    parser = markdown_it.MarkdownIt("commonmark").enable("table")
+    page = parser.render(written(diff(nudged("a|b`c\\|d\\")), "markdown"))
+    (name,) = re.findall(r"<code>(M .*?)</code>", page)
+    assert html.unescape(name) == "M a|b`c\\|d\\"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("expected", [False, True])
+def test_it_fits_a_comment(quiet, expected):
+    """65,536 characters, whatever differs, and as many findings as rows have room; the last line counts the rest."""
+    changes = [nudged(f"encoder.{n * 7919:x}zz.weight") for n in range(3000)]
+    rule = "frozen-changed" if expected else "changed"
+    findings = [Finding(rule, Severity.ERROR, f"{one.fqn}: {rule}", "b.pt", one.fqn) for one in changes]
+    found = diff(*changes, findings=tuple(findings), expected=expected)
+    text = written(found, "markdown", quiet=quiet)
+    shown = sum(line.startswith(("| `M", "- `error")) for line in text.splitlines())
+    more = int(re.search(r"… and ([\d,]+) more", text.splitlines()[-1])[1].replace(",", ""))
+    assert 50_000 < len(text) <= 65_536
+    assert shown + more == (0 if quiet else 3000) + (3000 if expected or quiet else 0)
+    assert text.count("<details>") == text.count("</details>")
+    if expected:
+        assert "- `error" in text
+
+
+def test_all_is_all():
+    """--all is not cut: what is written to a file has room."""
+    text = written(diff(*(nudged(f"encoder.{n * 7919:x}zz.weight") for n in range(3000))), "markdown", unfold=True)
+    assert sum(line.startswith("| `M") for line in text.splitlines()) == 3000
+    assert "more" not in text.splitlines()[-1]
