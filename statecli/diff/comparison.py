@@ -350,16 +350,23 @@ class _Comparison:
     ) -> tuple[list[Finding], list[Broken]]:
         """What makes it exit 1, and of which expectations nobody can tell."""
         targets = self.before.target, self.after.target
-        if self.loads and not self.request.expected:
-            # Added, removed and another shape are said in the words of load_state_dict.
-            rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in changes if c.before and c.after]
-            changes = [msgspec.structs.replace(c, fields=known) for c, known in rest if known]
+        expected = self.request.expected
+        if not expected:
+            changes, settings = self._differing(changes), ()
         tensors = expectations.of_tensors(changes, broken, targets, sectioned=self.sectioned, values=self.values)
         entries = [*tensors, *expectations.of_settings(beside, settings, targets)]
-        if self.request.expected:
-            found, untold = expectations.failures(self.request.expected, entries, targets)
-            return found, [one for one in untold if one.fqn not in {other.fqn for other in broken}]
-        return [*loaded, *expectations.differences(entries)], []
+        if not expected:
+            return [*loaded, *expectations.differences(entries)], []
+        found, untold = expectations.failures(expected, entries, targets)
+        return found, [one for one in untold if one.fqn not in {other.fqn for other in broken}]
+
+    def _differing(self, changes: Sequence[Change]) -> list[Change]:
+        differing = [change for change in changes if change.status is not Status.IDENTICAL]
+        if not self.loads:
+            return differing
+        # Added, removed and another shape are said in the words of load_state_dict.
+        rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in differing if c.before and c.after]
+        return [msgspec.structs.replace(c, fields=known) for c, known in rest if known]
 
 
 def _joined(matches: Sequence[Match], same: Sequence[Match]) -> list[Match]:

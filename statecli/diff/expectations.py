@@ -10,6 +10,7 @@ from statecli.diff import fields, scalars
 from statecli.diff.result import Broken, Change, Field, ScalarChange, Status
 from statecli.errors import NothingMatched
 from statecli.finding import Finding, Severity
+from statecli.formats._settings import MORE
 from statecli.inspection import called, matches_any
 
 #: Names of a glob's tensors that one finding lists.
@@ -120,7 +121,7 @@ def failures(
             found.append(one.finding("outside-only", f"outside --only {_globs(expected.only)}: "))
         if one.what and one.inside(expected.frozen):
             found.append(one.finding("frozen-changed", "expected to be frozen: "))
-    unsure: list[Broken] = []
+    unsure = list(_beyond(expected.frozen, entries))
     for glob in expected.changed:
         inside = [one for one in entries if one.inside((glob,))]
         if any(one.changed for one in inside):
@@ -131,6 +132,17 @@ def failures(
         else:
             found.append(_unchanged(glob, inside, targets))
     return found, unsure
+
+
+def _beyond(frozen: Sequence[str], entries: Sequence[Entry]) -> Iterator[Broken]:
+    """The globs of settings of which some may be among those that are too many to be told one by one, and differ."""
+    settings = [one for one in entries if one.section is None]
+    more = next((one for one in settings if one.fqn == MORE and one.what), None)
+    for glob in frozen if more else ():
+        inside = [one for one in settings if one.inside((glob,))]
+        if more and inside and glob not in {one.fqn for one in inside}:
+            why = "more settings differ than are told one by one; name each that is meant"
+            yield Broken(MORE, "", f"{more.target}: cannot tell whether --frozen {glob!r} holds: {why}")
 
 
 def _check(expected: Expected, entries: Sequence[Entry], targets: tuple[str, str]) -> None:
