@@ -224,3 +224,8 @@ class ModelState(msgspec.Struct, frozen=True):
     globals: tuple[tuple[str, int], ...] = ()
     optimizers: tuple[OptimizerFacts, ...] = ()
     state_dicts: tuple[StateDict, ...] = ()
+
+    @property
+    def whole_modules(self) -> tuple[str, ...]:
+        """The sections that are modules pickled whole, which hold more than their state_dict."""
+        return tuple(one.section for one in self.state_dicts if one.is_module and one.section in self.sections)

@@ -174,7 +174,7 @@ class _Comparison:
     def _compared(self) -> tuple[ModelState, ModelState]:
         """Both states without what the other cannot have."""
         if not self.loads:
-            return self.before, self.after
+            return self._of_files()
         checkpoint = self.after if self.model is self.before else self.before
         checkpoint, notes = loading.of_model(checkpoint, self.model)
         checkpoint, more = loading.expected(checkpoint)
@@ -183,6 +183,15 @@ class _Comparison:
         model, most = loading.expected(self.model)
         self.notes += [*notes, *more, *most]
         return (model, checkpoint) if self.model is self.before else (checkpoint, model)
+
+    def _of_files(self) -> tuple[ModelState, ModelState]:
+        """Both; of a module pickled whole what its state_dict would hold, where the other side has no such module."""
+        both = self.before, self.after
+        if self.any_class or all(state.whole_modules for state in both):
+            return both
+        (before, notes), (after, more) = (loading.expected(one) if one.whole_modules else (one, []) for one in both)
+        self.notes += [*notes, *more]
+        return before, after
 
     def _matches(self, before: ModelState, after: ModelState) -> list[Match]:
         found = pairing.matched(before, after, self.request.map)

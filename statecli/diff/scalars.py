@@ -45,7 +45,8 @@ def changed_scalars(
     after. A key that is a number and one that is its text are two keys, and a container of another kind is a change.
     Of more settings than are told, those that both sides tell are compared, and the digest of all.
     """
-    one, two = (_side(state, section) for state, section in zip((before, after), sections, strict=True))
+    one, of_one = _side(before, sections[0], after)
+    two, of_two = _side(after, sections[1], before)
     if not any(sections):
         one, two = _moved(one, two, paired)
     same: Callable[[Scalar, Scalar], bool] = _same
@@ -56,7 +57,7 @@ def changed_scalars(
     kinds = list(_kinds(one, two))
     if MORE in first or MORE in second:
         if first.get(MORE) == second.get(MORE) and sections[0] == sections[1]:
-            return [], [*first], []
+            return [], [*first], _of_modules((*of_one, *of_two))
         first, second = _told_by_both(first, second), _told_by_both(second, first)
     found: list[ScalarChange] = []
     passed: list[str] = []
@@ -68,12 +69,18 @@ def changed_scalars(
             passed.append(key)
         else:
             found.append(_change(key, first, second))
-    return kinds + found, keys, _passed(passed)
+    return kinds + found, keys, [*_passed(passed), *_of_modules((*of_one, *of_two))]
 
 
 def _passed(keys: Sequence[str]) -> list[Oddity]:
     message = f"only one side's format records {_shown.names(keys)}: no difference"
     return [Oddity("format-metadata", message)] if keys else []
+
+
+def _of_modules(keys: Sequence[str]) -> list[Oddity]:
+    shown = _shown.names(list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
+    message = f"only one side has whole modules, which record more than their state_dict ({shown}): no difference"
+    return [Oddity("module-attributes", message)] if keys else []
 
 
 def _kinds(one: _Side, two: _Side) -> Iterator[ScalarChange]:
@@ -111,14 +118,29 @@ def _spelled(side: _Side, other: _Side) -> dict[str, Scalar]:
     return told
 
 
-def _side(state: ModelState, section: str | None) -> _Side:
+def _side(state: ModelState, section: str | None, other: ModelState) -> tuple[_Side, list[str]]:
+    """The settings below the section, and those left out: attributes of whole modules, where the other has none."""
     metadata = state.metadata
     side = _Side(metadata, metadata.types, metadata.kinds) if isinstance(metadata, Settings) else _Side(metadata)
+    start = "" if section is None else _start(side, state, section)
+    modules = () if other.whole_modules else tuple(_start(side, state, one) for one in state.whole_modules)
+    if not start and not modules:
+        return side, []
+
+    def name(key: str) -> tuple[str, str] | None:
+        if f"{key}.".startswith(modules):
+            return None
+        return (start, "") if key.startswith(start) else ("", "") if key == MORE else None
+
+    left_out = [key for key in side.values if key.startswith(start) and f"{key}.".startswith(modules)]
+    return _renamed(side, name), left_out
+
+
+def _start(side: _Side, state: ModelState, section: str) -> str:
+    """What stands before the settings of a section; nothing where the file is nothing else."""
     start = f"{section}."
     named = section in side.kinds or any(key.startswith(start) for key in side.values)
-    if section is None or (state.sections == (section,) and not named):
-        return side  # the section of a file that is nothing else has no name in it
-    return _renamed(side, lambda key: (start, "") if key.startswith(start) else ("", "") if key == MORE else None)
+    return start if named or state.sections != (section,) else ""
 
 
 def _renamed(side: _Side, renaming: Callable[[str], tuple[str, str] | None]) -> _Side:

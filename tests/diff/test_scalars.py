@@ -324,3 +324,49 @@ def test_scalars_are_written_as_json_has_them(change, text):
     """A text is not mistaken for a number, nor a null for nothing; a finding has the words of the table."""
     assert scalars.told(change) == text
     assert scalars.described(change).removeprefix("k: ").removeprefix(f"{change.status.value}: ") == text
+
+
+# --- a module pickled whole ------------------------------------------------------------------------------------------
+
+
+def whole(p: float = 0.5) -> torch.nn.Module:
+    """A module with more than its state_dict holds: settings, a buffer that is not saved, a plain tensor."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(p))
+    module.register_buffer("table", torch.ones(3), persistent=False)
+    module[0].plain = torch.ones(2)
+    return module
+
+
+@pytest.mark.parametrize("names", [("a.pt", "b.pt"), ("a.legacy.pt", "b.pt"), ("a.pt", "b.safetensors")])
+@pytest.mark.parametrize("swapped", [False, True], ids=["before", "after"])
+def test_a_whole_module_and_its_state_dict(diff, names, swapped):
+    """What only the module records is no difference, and one note a kind says so."""
+    both = whole(), whole().state_dict()
+    found = diff(*(reversed(both) if swapped else both), names=tuple(reversed(names)) if swapped else names)
+    assert (found.findings, found.scalars, found.broken) == ((), (), ())
+    assert notes(found) == ["not-expected", "module-attributes"]
+
+
+@pytest.mark.parametrize("section", [None, "net"])
+def test_what_is_beside_a_whole_module_is_compared(save, section):
+    """An epoch that differs is found wherever the module lies, and a tensor of it that changed."""
+    a, b = save({"net": whole(), "epoch": 3}, "a.pt"), save({"net": whole().state_dict(), "epoch": 4}, "b.pt")
+    if section:
+        found = compare(Request(f"{a}#{section}", f"{b}#{section}", jobs=1))
+        assert (found.scalars, found.findings) == ((), ())
+    else:
+        assert [one.key for one in compare(Request(a, b, jobs=1)).scalars] == ["epoch"]
+    changed = whole().state_dict()
+    changed["0.bias"] += 1
+    found = compare(Request(a, save({"net": changed, "epoch": 3}, "c.pt"), jobs=1))
+    assert [(finding.rule, finding.fqn) for finding in found.findings] == [("changed", "0.bias")]
+
+
+def test_two_whole_modules_are_compared_whole(diff):
+    """Both record the dropout and the plain tensor: a difference in them is one."""
+    other = whole(0.25)
+    other[0].plain += 1
+    found = diff(whole(), other)
+    assert [one.key for one in found.scalars] == ["_modules.1.p"]
+    assert [one.fqn for one in found.changes if one.values] == ["0.plain"]
