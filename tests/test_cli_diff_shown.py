@@ -1,0 +1,151 @@
+"""What `statecli diff` shows, end to end: order, digits, limits, and words that agree with the exit code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from .test_cli import on_a_terminal, process
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def layers():
+    """a.safetensors and b.safetensors: twelve layers of two dtypes, all of them changed."""
+    torch.manual_seed(0)
+    before = {f"layers.{n}.norm": torch.randn(3) for n in range(12)}
+    before |= {f"layers.{n}.weight": torch.randn(3).bfloat16() for n in range(12)}
+    save_file(before, "a.safetensors")
+    save_file({name: tensor + 1 for name, tensor in before.items()}, "b.safetensors")
+    return [f"layers.{n}.{name}" for n in range(12) for name in ("norm", "weight")]
+
+
+def test_rows_stand_in_the_order_of_layers(statecli, layers):
+    """safetensors writes float32 before bfloat16, and layer 10 before layer 2; every output has the module's order."""
+    both = ("a.safetensors", "b.safetensors")
+    assert statecli("diff", *both, "--name-only").out.split() == layers
+    assert [row["fqn"] for row in statecli("diff", *both, "-f", "json").json["changes"]] == layers
+    assert [row["fqn"] for row in csv.DictReader(io.StringIO(statecli("diff", *both, "-f", "csv").out))] == layers
+    plain = statecli("diff", *both, "-f", "plain").out.splitlines()
+    assert [line.split()[2] for line in plain[1:25]] == layers
+    table, _ = on_a_terminal(["diff", *both, "--all", "--no-progress"])
+    assert [line.split()[1] for line in table.splitlines() if line.startswith("  M ")] == layers
+    told = statecli("diff", *both, "-q").out.splitlines()
+    assert [line.split()[1].removesuffix(":") for line in told] == layers
+
+
+def test_a_page_of_the_largest_differences():
+    """Δ near the end of float64 is drawn, and nothing is said on stderr."""
+    torch.save({"w": torch.tensor([1e308, -1.0], dtype=torch.float64)}, "a.pt")
+    torch.save({"w": torch.tensor([-1.0, 1.5e308], dtype=torch.float64)}, "b.pt")
+    done = process("diff", "a.pt", "b.pt", "-f", "html")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.count("<svg") == 2
+
+
+def test_csv_has_every_digit(statecli, layers):
+    """The floats of the JSON, whole; what is not known is an empty cell."""
+    both = ("a.safetensors", "b.safetensors")
+    changes = statecli("diff", *both, "-f", "json").json["changes"]
+    rows = list(csv.DictReader(io.StringIO(statecli("diff", *both, "-f", "csv").out)))
+    for change, row in zip(changes, rows, strict=True):
+        for name in ("relative_l2", "max_abs", "mean_abs", "l2", "cosine"):
+            assert float(row[name]) == change["values"][name]
+        assert int(row["elements"]) == change["values"]["elements"]
+        assert (row["device_before"], row["renamed_from"], row["not_compared"]) == ("", "", "")
+
+
+@pytest.mark.parametrize("name", ['=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
+def test_csv_holds_no_formula(statecli, name):
+    """A name from a file that a spreadsheet would compute is text there; negative numbers stay numbers."""
+    torch.save({name: torch.tensor([1.0, 2.0]), "lr": 1}, "a.pt")
+    torch.save({name: torch.tensor([-1.0, -2.0]), "lr": 1, "delta": -5}, "b.pt")
+    for command in (("diff", "a.pt", "b.pt"), ("inspect", "a.pt")):
+        for row in csv.reader(io.StringIO(statecli(*command, "-f", "csv").out)):
+            assert not [cell for cell in row if cell.startswith(("=", "+", "@", "\t", "\r"))]
+            assert all(float(cell) < 0 for cell in row if cell.startswith("-"))
+    first, second = csv.DictReader(io.StringIO(statecli("diff", "a.pt", "b.pt", "-f", "csv").out))
+    assert (float(first["cosine"]), second["change"]) == (pytest.approx(-1), "-5")
+
+
+def test_verbose_says_more_through_a_pipe(statecli, layers):
+    """What -v promises, in columns of their own."""
+    both = ("a.safetensors", "b.safetensors")
+    promised = {"first", "mean_abs", "l2", "cosine"}
+    assert promised <= set(statecli("diff", *both, "-v").out.splitlines()[0].split())
+    assert not promised & set(statecli("diff", *both).out.splitlines()[0].split())
+
+
+def test_lines_limit_what_quiet_says(statecli, layers):
+    """-q -n 2: two reasons and how many more; -n beside a failed expectation too."""
+    both = ("a.safetensors", "b.safetensors")
+    told = statecli("diff", *both, "-q", "-n", "2")
+    assert (told.code, len(told.out.splitlines())) == (1, 3)
+    assert "… and 22 more" in told.out
+    shown = statecli("diff", *both, "--frozen", "*", "-n", "2").out
+    assert shown.count("error[frozen-changed]") == 2
+    assert shown.count("… and 22 more") == 2  # of the rows, and of the findings
+
+
+def test_markdown_fits_a_comment(statecli):
+    """However many tensors changed; --all has them all."""
+    names = [f"encoder.{n * 7919:x}zz.weight" for n in range(1500)]
+    for path, value in (("a.pt", 1.0), ("b.pt", 2.0)):
+        torch.save({name: torch.full((2,), value) for name in names}, path)
+    for options in ((), ("--frozen", "*"), ("-q",)):
+        shown = statecli("diff", "a.pt", "b.pt", "-f", "markdown", *options).out
+        assert len(shown) <= 65_536
+        assert "more, beyond the 65,536 characters of a comment; all with" in shown.splitlines()[-1]
+    shown = statecli("diff", "a.pt", "b.pt", "-f", "markdown", "--all").out
+    assert all(f"`M {name}`" in shown for name in names)
+
+
+@pytest.fixture
+def spec(tmp_path):
+    """A class of one layer."""
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(2, 3)\n"
+    )
+    return "net.py:Net"
+
+
+HELD = {"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3)}
+
+
+@pytest.mark.parametrize("output", ["table", "plain", "markdown"])
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({f"module.{name}": tensor for name, tensor in HELD.items()}, "error[wrapper-prefix]"),
+        ({**HELD, "fc.bias": torch.zeros(3).half()}, "error[changed]: fc.bias: dtype"),
+        ({"fc.weight": HELD["fc.weight"]}, "net.pt lacks it"),
+    ],
+)
+def test_a_load_that_ends_1_says_why_and_nothing_else(statecli, spec, held, said, output):
+    """The verdict does not say that nothing differs, and a file is called by its name."""
+    torch.save(held, "net.pt")
+    result = statecli("diff", spec, "net.pt", "-f", output)
+    assert result.code == 1
+    assert said in result.out
+    assert "nothing differs" not in result.out
+
+
+def test_a_setting_is_written_in_one_way(statecli):
+    """-q and the table have the same words for null and true."""
+    torch.save({"w": torch.ones(1), "best": None, "flag": True}, "a.pt")
+    torch.save({"w": torch.ones(1), "best": 0.5, "flag": False}, "b.pt")
+    told, shown = (statecli("diff", "a.pt", "b.pt", *options).out for options in (("-q",), ()))
+    for text in ("null → 0.5", "true → false"):
+        assert text in told
+        assert text in shown
+    assert json.loads(statecli("diff", "a.pt", "b.pt", "-f", "json").out)["metadata"][0]["before"] is None
