@@ -500,3 +500,99 @@ def test_keys_that_cannot_be_written_are_numbered(tmp_path):
     assert "state[#1]['exp_avg']" in names
     torch.save({(1, 2): torch.ones(2), (3, 4): torch.ones(3)}, tmp_path / "tuples.pt")
     assert [t.fqn for t in formats.read(str(tmp_path / "tuples.pt")).tensors] == ["[(1, 2)]", "[(3, 4)]"]
+
+
+# --- storages and nested tensors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_storage_saved_by_itself_is_a_tensor_of_its_dtype(tmp_path, legacy):
+    """Its elements in one dimension; an untyped one is bytes. A note names them."""
+    storages = {
+        "floats": torch.FloatStorage([1.0, 2.0]),
+        "longs": torch.LongStorage([1, 2, 3]),
+        "bytes": torch.FloatStorage([1.0, 2.0]).untyped(),
+        "empty": torch.FloatStorage([]),
+    }
+    state = read(tmp_path, {"deep": [storages], "w": torch.ones(1)}, _use_new_zipfile_serialization=not legacy)
+    found = {name.split("'")[1]: (row.dtype, row.shape, row.nbytes) for name, row in rows(state).items() if "'" in name}
+    assert found == {
+        name: (str(one.dtype).removeprefix("torch.") if name != "bytes" else "uint8", (len(one),), one.nbytes())
+        for name, one in storages.items()
+    }
+    (odd,) = (odd for odd in state.oddities if odd.name == "bare-storage")
+    assert odd.message.endswith("deep[0]['floats'], deep[0]['longs'], deep[0]['bytes'], deep[0]['empty']")
+
+
+def test_a_storage_alone_is_a_file(tmp_path):
+    """What torch.save is given may be nothing else."""
+    (row,) = read(tmp_path, torch.FloatStorage([1.0, 2.0])).tensors
+    assert (row.fqn, row.shape, row.note) == ("tensor", (2,), "storage")
+
+
+def test_a_storage_is_tied_to_the_tensor_over_it(tmp_path):
+    """Both are the same bytes."""
+    storage = torch.FloatStorage([1.0, 2.0, 3.0])
+    found = rows(read(tmp_path, {"w": torch.empty(0).set_(storage), "s": storage}))
+    assert (found["w"].tied_to, found["s"].tied_to) == (("s",), ("w",))
+
+
+def test_what_load_state_dict_takes_for_no_tensor(tmp_path):
+    """A storage and an array have values, and are no torch.Tensor."""
+    thing = {"w": torch.ones(1), "s": torch.FloatStorage([1.0]), "n": torch.ones(1).numpy(), "x": 3}
+    (found,) = read(tmp_path, thing).state_dicts
+    assert found.others == ("s", "n", "x")
+
+
+def ragged(layout, *lengths):
+    return torch.nested.nested_tensor([torch.ones(n, 3) for n in lengths], layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "parts"),
+    [
+        (torch.jagged, "jagged", ["values", "offsets"]),
+        (torch.strided, "nested", ["values", "sizes", "strides", "offsets"]),
+    ],
+)
+def test_a_nested_tensor_is_its_parts(tmp_path, layout, name, parts):
+    """Its values and where each of its tensors begins; it has no one shape."""
+    made = ragged(layout, 2, 4).requires_grad_(layout is torch.jagged)
+    (row,) = read(tmp_path, {"w": made}).tensors
+    assert (row.layout, row.shape, row.dtype, row.elements, row.data) == (name, None, "float32", 18, None)
+    assert [part for part, _ in row.parts] == parts
+    assert row.requires_grad is (True if layout is torch.jagged else None)
+    assert row.note.startswith("nested: ")
+
+
+def test_a_jagged_tensor_with_lengths(tmp_path):
+    """One with holes says how long each of its tensors is."""
+    made = torch.nested.nested_tensor_from_jagged(torch.ones(6, 3), torch.tensor([0, 2, 6]), torch.tensor([1, 3]))
+    (row,) = read(tmp_path, {"w": made}).tensors
+    assert {name: data.shape for name, data in row.parts} == {"values": (6, 3), "offsets": (3,), "lengths": (2,)}
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.parametrize(
+    ("before", "after", "code"), [((2, 4), (2, 4), 0), ((2, 4), (4, 2), 1), ((2, 4), (2, 2, 2), 1), ((2, 4), (2, 5), 1)]
+)
+def test_a_diff_of_nested_tensors(statecli, tmp_path, layout, before, after, code):
+    """Equal values cut in other places are another tensor; so are more of them."""
+    for lengths, path in ((before, tmp_path / "a.pt"), (after, tmp_path / "b.pt")):
+        torch.save({"w": ragged(layout, *lengths), "x": torch.ones(1)}, path)
+    result = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", "json")
+    assert (result.code, result.err) == (code, "")
+    assert [change["fqn"] for change in result.json["changes"]] == ["w"] * code
+
+
+@pytest.mark.parametrize("untyped", [False, True])
+def test_a_diff_of_storages(statecli, tmp_path, untyped):
+    """One value of a storage that nothing else holds is found, and what it is shown as is said."""
+    for value, path in ((2.0, tmp_path / "a.pt"), (3.0, tmp_path / "b.pt")):
+        storage = torch.FloatStorage([1.0, value])
+        torch.save({"s": storage.untyped() if untyped else storage, "w": torch.ones(2)}, path)
+    assert statecli("diff", tmp_path / "a.pt", tmp_path / "a.pt").code == 0
+    result = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt")
+    assert result.code == 1
+    assert "1 of 2" in result.out or "1 of 1 buffers" in result.out
+    assert "b.pt: saved as a storage, shown as a tensor of one dimension: s\n" in result.out
