@@ -60,9 +60,15 @@ def _field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
     return f"{field.value} {sides[0]} → {sides[1]}"
 
 
+def _shape(tensor: TensorInfo) -> str:
+    """A nested tensor has none, but its parts have."""
+    parts = "" if tensor.shape else ", ".join(f"{name} {shape_text(part.shape)}" for name, part in tensor.parts)
+    return parts or shape_text(tensor.shape)
+
+
 _FACTS: dict[Field, Callable[[TensorInfo], str]] = {
     Field.DTYPE: lambda t: t.dtype,
-    Field.SHAPE: lambda t: shape_text(t.shape),
+    Field.SHAPE: _shape,
     Field.KIND: lambda t: t.kind.value,
     Field.REQUIRES_GRAD: lambda t: flag(t.requires_grad),
     Field.DEVICE: lambda t: t.device or "-",

@@ -419,10 +419,10 @@ def _has_depth(change: Change) -> bool:
 
 
 def _relative(change: Change) -> float:
-    """0 where nothing changed; infinite where values that were all zero did, NaN where what changed is not finite."""
+    """0 where nothing changed; infinite where values that were all zero did, NaN where NaN or infinities came up."""
     delta = change.values
     if delta is None:
         return 0.0
-    if delta.relative_l2 is not None:
-        return delta.relative_l2
-    return math.nan if delta.max_abs is None else math.inf
+    if delta.max_abs is None or changed.mood(change) == "bad":
+        return math.nan
+    return math.inf if delta.relative_l2 is None else delta.relative_l2
