@@ -118,7 +118,7 @@ def _shown(field: Field, tensor: TensorInfo | None) -> str:
     if field is Field.TYING:
         return f"tied to {', '.join(tensor.tied_to[:3])}" if tensor.tied_to else "untied"
     if field is Field.SHAPE:
-        held = ", ".join(f"{name} {list(part.shape)}" for name, part in tensor.parts)
-        return held if tensor.shape is None else str(list(tensor.shape))
+        parts = ", ".join(f"{name} {list(part.shape)}" for name, part in tensor.parts)
+        return parts if tensor.shape is None else str(list(tensor.shape))
     value = getattr(tensor, field.value)
     return str(getattr(value, "value", value)).replace("True", "true").replace("False", "false")

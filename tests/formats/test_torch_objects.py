@@ -585,6 +585,16 @@ def test_a_diff_of_nested_tensors(statecli, tmp_path, layout, before, after, cod
     assert [change["fqn"] for change in result.json["changes"]] == ["w"] * code
 
 
+def test_parts_of_other_shapes_are_shown(statecli, tmp_path):
+    """Where a nested tensor is another because there is more of it, the table and the finding say of what."""
+    for lengths, path in (((2, 4), tmp_path / "a.pt"), ((2, 5), tmp_path / "b.pt")):
+        torch.save({"w": ragged(torch.jagged, *lengths)}, path)
+    table = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", "table").out
+    assert "shape values [6,3], offsets [3] → values [7,3], offsets [3]" in " ".join(table.split())
+    (finding,) = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", "json").json["findings"]
+    assert "shape: values [6, 3], offsets [3] → values [7, 3], offsets [3]" in finding["message"]
+
+
 @pytest.mark.parametrize("untyped", [False, True])
 def test_a_diff_of_storages(statecli, tmp_path, untyped):
     """One value of a storage that nothing else holds is found, and what it is shown as is said."""
