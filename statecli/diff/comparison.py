@@ -416,9 +416,9 @@ def _status(match: Match, known: tuple[Field, ...]) -> Status:
 
 
 def _by_how_much(change: Change) -> tuple[float, float]:
+    """What was zero before, as biases mostly were, comes last: any change of it is beyond measure."""
     delta = change.values or Delta()
-    unbounded = float("inf") if delta.max_abs else 0.0
-    return unbounded if delta.relative_l2 is None else delta.relative_l2, delta.max_abs or 0.0
+    return delta.relative_l2 or 0.0, delta.max_abs or 0.0
 
 
 #: What a reader left out: nothing can be said of it.

@@ -143,7 +143,7 @@ def _verdict(diff: Diff, view: DiffView) -> str:
     if unsure:
         text += f"; values of {plural(len(unsure), 'tensor')} not compared"
     if diff.broken:
-        text += f"; {plural(len(diff.broken), 'tensor')} could not be read"
+        text += f"; {plural(len(diff.broken), 'tensor')} could not be compared"
     return text
 
 

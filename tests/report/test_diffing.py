@@ -53,7 +53,7 @@ def test_what_could_not_be_compared_is_not_called_identical():
     text = verdict(same("a"), same("b", not_compared="no values on meta"))
     assert text == "no difference found in 2 tensors; values of 1 tensor not compared"
     text = verdict(same("a"), broken=(Broken("b", "model", "a.pt: b: cut short"),))
-    assert text == "no difference found in 1 tensor; 1 tensor could not be read"
+    assert text == "no difference found in 1 tensor; 1 tensor could not be compared"
 
 
 def test_the_verdict_counts_each_role_apart():
