@@ -65,6 +65,8 @@ def inspect(request: Request, progress: Progress | None = None) -> Inspection:
     spec = target.spec_of(request.target)
     if spec is not None:
         return _of_module(request, spec)
+    if request.init_device != "cpu" and request.model is None:
+        raise UsageError(f"--init-device {request.init_device}: {request.target} is no class to be built")
     return _of_checkpoint(request, progress)
 
 

@@ -575,3 +575,8 @@ def test_a_mistake_on_the_line_is_told_in_one(statecli, line, said):
     assert (done.code, done.out) == (2, "")
     assert done.err.count("\n") == 1
     assert said in done.err
+
+
+def test_a_device_to_build_on_is_for_classes(refused, small):
+    """A checkpoint is not built: the option would be ignored."""
+    assert refused(small, "--init-device", "meta").startswith("--init-device meta: ")

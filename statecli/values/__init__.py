@@ -9,6 +9,7 @@ Importing this package imports nothing. Its modules need numpy (`place` also tor
     place.py      a checkpoint's tensors -> a device, and back, compared
     compare.py    pairs of tensors -> how they differ: the plan, and adding it up
     run.py        one task of that plan, in any process; pool.py has the processes
-    kernels.py    two blocks of values -> their `Tally` (tally.py); on_device.py the same on a GPU
+    kernels.py    two blocks of values -> their `Tally` (tally.py): _native.c where it was compiled, numpy otherwise;
+                  on_device.py the same on a GPU
     sparse.py     two sparse tensors by value; histogram.py how differences are spread
 """
