@@ -260,7 +260,7 @@ class _Comparison:
         advance = progress(sum(pair.before.nbytes for pair in pairs)) if progress else None
         results = compare_all(pairs, self.request.how, jobs=self.request.jobs, progress=advance, seen=self.seen)
         for (n, one, two), result in zip(wanted, results, strict=True):
-            found[n] = _outcome(result, one, two)
+            found[n] = self._outcome(result, one, two)
         return found
 
     def _of_two_shapes(self, match: Match) -> _Outcome:
@@ -268,7 +268,23 @@ class _Comparison:
         if Field.SHAPE not in self.request.ignore:
             return _Outcome(not_compared=why)
         # The shape is said not to count, and what of the values is then the same nobody has said.
-        return _Outcome(not_compared=why, error=_cannot_tell(match.shown, why))
+        return _Outcome(not_compared=why, error=self._cannot_tell(match.shown, why))
+
+    def _outcome(self, result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
+        """A pair that cannot be told equal or different is broken, unless both are the same bytes of the same file."""
+        if isinstance(result, Delta):
+            return _Outcome(result) if result.changed else _EQUAL
+        if isinstance(result, StateError):
+            return _Outcome(not_compared="could not be read", error=str(result))
+        reason = str(getattr(result, "reason", result))
+        if before.data == after.data and before.parts == after.parts and (before.data or before.parts):
+            return _EQUAL
+        return _Outcome(not_compared=reason, error=self._cannot_tell(after, reason))
+
+    def _cannot_tell(self, row: TensorInfo, why: str) -> str:
+        files = " and ".join(dict.fromkeys((self.before.target, self.after.target)))
+        said = f"{files}: {row.fqn}: cannot tell whether its values differ: {why}"
+        return f"{said}; leave it out with -x, or --ignore values"
 
     def _changes(
         self, matches: Sequence[Match], differing: Sequence[tuple[Field, ...]], outcomes: Sequence[_Outcome]
@@ -387,22 +403,6 @@ def _joined(matches: Sequence[Match], same: Sequence[Match]) -> list[Match]:
 def _is_hollow(row: TensorInfo) -> bool:
     """On meta, or not yet initialized: there are no values, rather than none that can be read."""
     return row.data is None and not row.parts and (row.device == "meta" or "uninitialized" in (row.note or ""))
-
-
-def _outcome(result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
-    """A pair that cannot be told equal or different is broken, unless both are the same bytes of the same file."""
-    if isinstance(result, Delta):
-        return _Outcome(result) if result.changed else _EQUAL
-    if isinstance(result, StateError):
-        return _Outcome(not_compared="could not be read", error=str(result))
-    reason = str(getattr(result, "reason", result))
-    if before.data == after.data and before.parts == after.parts and (before.data or before.parts):
-        return _EQUAL
-    return _Outcome(not_compared=reason, error=_cannot_tell(after, reason))
-
-
-def _cannot_tell(row: TensorInfo, why: str) -> str:
-    return f"{row.fqn}: cannot tell whether its values differ: {why}; leave it out with -x, or --ignore values"
 
 
 def _status(match: Match, known: tuple[Field, ...]) -> Status:

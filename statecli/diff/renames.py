@@ -96,11 +96,14 @@ def _ends_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _is_constant(row: TensorInfo) -> bool:
-    """Whether all elements are one value bit for bit, or there is none."""
-    if row.elements < 2 or row.data is None:
-        return True
+    """Whether all elements are one value bit for bit, or there is none; of a tensor made of parts, in each part."""
+    parts = [row.data] if row.data is not None else [data for _, data in row.parts]
+    return all(_is_fill(data, row) for data in parts)
+
+
+def _is_fill(data: TensorData, row: TensorInfo) -> bool:
     # Of most tensors, the first two of each dimension tell.
-    return _repeats(_cut(row.data, 2), row) and _repeats(row.data, row)
+    return prod(data.shape) < 2 or (_repeats(_cut(data, 2), row) and _repeats(data, row))
 
 
 def _cut(data: TensorData, size: int) -> TensorData:
@@ -129,4 +132,4 @@ def _repeats(data: TensorData, row: TensorInfo) -> bool:
 
 
 def _of(row: TensorInfo, data: TensorData) -> TensorInfo:
-    return replace(row, shape=data.shape, elements=prod(data.shape), data=data)
+    return replace(row, shape=data.shape, elements=prod(data.shape), layout="strided", data=data, parts=())

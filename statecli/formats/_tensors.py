@@ -445,8 +445,6 @@ def _inline(raw: bytes, dtype: str, shape: tuple[int, ...], elements: int, state
         raise MalformedError(f"numpy array of {elements} {dtype} in {len(raw)} bytes")
     order = state[2].state if type(state[2]) is Obj and type(state[2].state) is tuple else ()
     where = ByteRange("", 0, len(raw), big_endian=">" in order[1:2])
-    if not known:
-        return TensorData(where, dtype, shape, inline=raw)
     strides = _columns_first(shape) if state[3] is True else None
     return TensorData(where, dtype, shape, strides=strides, inline=raw)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -417,15 +418,32 @@ def test_histograms_are_of_parameters_first(diff):
     assert [one.fqn for one in diff(before, after, histograms=3).histograms] == ["w", "bn.running_mean"]
 
 
-def test_arrays_without_numbers_are_equal_or_nobody_can_tell(diff):
-    """Text of numpy: the same bytes are identical, others end 2 rather than 0."""
-    import numpy as np
-
-    state = {"model": {"a.w": torch.ones(2)}, "names": np.array(["x", "yz"])}
+def test_text_of_numpy_differs_by_element(diff):
+    """Equal bytes are identical, others changed; nothing can be said of how far they are apart."""
+    state = {"model": {"a.w": torch.ones(2)}, "names": np.array(["x", "yz", "v"])}
     assert nothing_else(diff(state, state))
-    found = diff(state, {**state, "names": np.array(["x", "yw"])})
-    assert [one.fqn for one in found.broken] == ["names"]
-    assert not changed(found)
+    delta = changed(diff(state, {**state, "names": np.array(["x", "yw", "v"])}))["names"].values
+    assert (delta.elements, delta.changed, delta.first, delta.max_abs, delta.cosine) == (3, 1, (1,), None, None)
+    assert delta.reason == "numpy U2 elements are not numbers that statecli reads"
+
+
+def test_text_in_columns_is_compared_in_its_order(diff):
+    """The same bytes in another order of dimensions are another array."""
+    rows = np.array([["a", "b"], ["c", "d"]])
+    assert changed(diff({"n": rows}, {"n": np.asfortranarray(rows.T.copy().T)})) == {}
+    columns = np.asfortranarray(np.array([["a", "c"], ["b", "d"]]))
+    assert columns.tobytes("A") == rows.tobytes()
+    delta = changed(diff({"n": rows}, {"n": columns}))["n"].values
+    assert (delta.changed, delta.first) == (2, (0, 1))
+
+
+@pytest.mark.parametrize("dtype", ["O", "M8[Y]"])
+def test_arrays_nobody_can_tell(dtype, diff):
+    """Python objects, and dates in units that listing does not know: 2, with the files, rather than 0."""
+    before, after = (np.array(["2020", year]).astype(dtype) for year in ("2021", "2022"))
+    found = diff({"w": torch.ones(2), "n": before}, {"w": torch.ones(2), "n": after})
+    files = f"{found.before.target} and {found.after.target}"
+    assert [one.message.partition(" whether")[0] for one in found.broken] == [f"{files}: n: cannot tell"]
 
 
 def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypatch):

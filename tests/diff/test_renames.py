@@ -144,3 +144,25 @@ def test_suffixes_take_linear_time():
     found = list(renames.by_suffix(rows[0], rows[1][::-1]))
     assert len(found) == 20_000
     assert all(one.fqn[1:] == two.fqn[1:] for one, two in found)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_sparse_tensors(layout, diff):
+    """Tensors made of parts are found by the bytes of all of them, and not by those of some."""
+    before, other = (getattr(ramp(12, start).view(3, 4), layout)() for start in (1, 2))
+    assert renamed(diff({"x.a": before}, {"y.b": before})) == {"y.b": "x.a"}
+    assert not renamed(diff({"x.a": before}, {"y.b": other}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_sparse_tensor_that_stores_nothing(diff):
+    """Says as little as a fill does."""
+    empty = torch.zeros(3, 4).to_sparse()
+    assert not renamed(diff({"x.a": empty}, {"y.b": empty}))
+
+
+def test_the_same_bits_not_yet_conjugated(diff):
+    """Bits that mean something else are no rename."""
+    plain, lazy = torch.view_as_complex(ramp(8).view(4, 2)), torch.view_as_complex(ramp(8).view(4, 2)).conj()
+    assert not renamed(diff({"x.a": plain}, {"y.b": lazy}))
