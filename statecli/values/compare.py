@@ -23,7 +23,7 @@ from statecli.stamps import Stamp, stamp, stamps
 from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import pool, sparse
 from statecli.values.elements import Element, element
-from statecli.values.read import check_crc, contiguous_strides, no_numbers, opened, raw_bytes
+from statecli.values.read import check_crc, contiguous_strides, no_numbers, opened, packed, stored
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
 from statecli.values.stats import storages
 from statecli.values.tally import Tally
@@ -130,7 +130,7 @@ class _Results:
 
 def _delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
     if pair.after.data is not None:
-        return total.delta(shape)
+        return total.delta(shape, _no_values(pair.after.data))
     parts = ", ".join(name for name, _ in pair.after.parts)
     delta = total.delta((total.finite + total.left_out,), f"of its parts taken together: {parts}")
     return msgspec.structs.replace(delta, elements=pair.after.elements, first=None)
@@ -250,7 +250,7 @@ def _plan(number: int, pair: Pair, how: How) -> list[Task] | Delta | NotCompared
         return parts
     tasks: list[Task] = []
     for what, before, after in parts:
-        reason = _no_values(before) or _no_values(after)
+        reason = _incomparable(before, after)
         if reason:
             return NotCompared(reason)
         tasks += _tasks(number, what, before, after)
@@ -292,6 +292,17 @@ def _why_no_values(tensor: TensorInfo) -> str | None:
     return "uninitialized" if tensor.shape is None else "its values are not in the file"
 
 
+def _incomparable(before: TensorData, after: TensorData) -> str | None:
+    """Why nothing can be said of two pieces; elements that are no numbers can be equal, bit for bit."""
+    kinds = element(before.dtype), element(after.dtype)
+    reason = _no_values(before) or _no_values(after)
+    if before.dtype == after.dtype and None not in kinds and (before.quantizer is None) is (after.quantizer is None):
+        return None
+    if reason is None and kinds[0] and kinds[1] and kinds[0].values != kinds[1].values:
+        return f"{before.dtype} and {after.dtype} have other numbers of values in an element"
+    return reason
+
+
 def _no_values(data: TensorData) -> str | None:
     return no_numbers(data.dtype, data.quantizer is not None)
 
@@ -311,7 +322,8 @@ def _piece(data: TensorData) -> Piece | None:
     kind = element(data.dtype)
     plain = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
     lazy = data.conjugate or data.negative or data.quantizer is not None
-    if kind is None or not plain or lazy or data.storage.big_endian or data.inline is not None:
+    inline = data.inline is not None
+    if kind is None or not plain or lazy or data.storage.big_endian or inline or packed(data.dtype):
         return None
     size = _size(kind)
     inside = (data.offset + math.prod(data.shape)) * size <= data.storage.length
@@ -328,25 +340,31 @@ def _size(kind: Element) -> int:
 def fingerprints(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[int | None]:
     """CRC-32 of each tensor's elements in C order, little-endian; None where there are none to read.
 
-    Equal ones are a hint, which `compare_all` has to confirm. What a zip recorded of a whole storage is not computed
-    again.
+    Of a tensor made of parts, of one part after the other. Equal ones are a hint, which `compare_all` has to confirm.
+    What a zip recorded of a whole storage is not computed again.
     """
     jobs = jobs or pool.cores()
     small = sum(tensor.nbytes for tensor in tensors) < ALONE
-    return pool.run(_fingerprint, [tensor.data for tensor in tensors], 1 if small else jobs)
+    return pool.run(_fingerprint, [tuple(_datas(tensor)) for tensor in tensors], 1 if small else jobs)
 
 
-def _fingerprint(data: TensorData | None) -> int | None:
-    if data is None or data.quantizer is not None or _no_values(data):
+def _fingerprint(datas: tuple[TensorData, ...]) -> int | None:
+    found = [_crc(data) for data in datas]
+    if not found or None in found:
+        return None
+    return found[0] if len(found) == 1 else zlib.crc32(repr(found).encode())
+
+
+def _crc(data: TensorData) -> int | None:
+    if data.quantizer is not None or element(data.dtype) is None:
         return None
     if _piece(data) and data.storage.crc32 is not None and math.prod(data.shape) * _width(data) == data.storage.length:
         return data.storage.crc32
     try:
         with opened(data) as view:
             found = 0
-            for block in raw_bytes(view):
+            for block in stored(view):
                 found = zlib.crc32(block.data, found)
-            del view
     except StateError:
         return None  # comparing it will say what is wrong
     return found

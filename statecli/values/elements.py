@@ -11,6 +11,7 @@ all their values, built here from the definition of the format:
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -60,6 +61,10 @@ QUANTIZED = frozenset(["qint8", "quint8", "qint32", "quint4x2", "quint2x4"])
 
 COMPLEX = frozenset(["complex128", "complex64", "complex32"])
 
+#: Types that hold no numbers, of which only whole elements can be told equal or different.
+OPAQUE = {"bits8": "u1", "bits16": "u2", "bits1x8": "u1", "bits2x4": "u1", "bits4x2": "u1"}
+_TEXT = re.compile(r"numpy ([SU])([1-9][0-9]{0,8})")
+
 
 class Element(NamedTuple):
     """How one element type is stored and decoded.
@@ -67,7 +72,7 @@ class Element(NamedTuple):
     `stored` is numpy's name of one stored item. `items` stored items make one element (2 for complex32),
     `values` come out of one stored item (2 for float4). `table` maps a stored item to its value or values;
     without one, the item is the value, except for bfloat16 (`shift`). `half` is float16, with a shorter way than
-    its table.
+    its table. Without `numbers`, items are there to be equal, and worth nothing.
     """
 
     stored: str
@@ -76,11 +81,12 @@ class Element(NamedTuple):
     table: Array | None = None
     shift: bool = False
     half: bool = False
+    numbers: bool = True
 
 
 @cache
 def element(dtype: str) -> Element | None:
-    """How `dtype` is decoded, or None for a type that holds no numbers (bits8, uint3, an unknown name)."""
+    """How `dtype` is stored and decoded, or None for a type of which neither is known (uint3, an unknown name)."""
     if dtype in DIRECT:
         return Element(DIRECT[dtype])
     if dtype == "bfloat16":
@@ -96,6 +102,11 @@ def element(dtype: str) -> Element | None:
         return Element("u1", table=_exponent_table())
     if dtype in SMALL_FLOATS:
         return Element("u1", table=small_float_table(dtype))
+    if dtype in OPAQUE:
+        return Element(OPAQUE[dtype], numbers=False)
+    text = _TEXT.fullmatch(dtype)
+    if text:
+        return Element("u4" if text[1] == "U" else "u1", items=int(text[2]), numbers=False)
     return None
 
 

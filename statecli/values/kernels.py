@@ -28,28 +28,39 @@ ORTHOGONAL = 0.01
 _ONES = np.ones(ROW, np.float32)
 
 
-def tally(before: Array, after: Array, how: How, decoder: Decoder, changed: Array | None = None) -> Tally:
+def tally(
+    before: Array, after: Array, how: How, decoder: Decoder, changed: Array | None = None, values: int = 1
+) -> Tally:
     """Two flat blocks of equally many decoded values, as `values.read` gives them: float, integer or complex.
 
-    `changed`, a mask, overrides what counts as changed: with `how.bitwise` equal bits alone are equal.
-    Neither block is written to.
+    `changed`, a mask, overrides what counts as changed: with `how.bitwise` equal bits alone are equal. So many `values`
+    make an element. Neither block is written to.
     """
     if not before.size:
         return Tally()
     with np.errstate(all="ignore"):
-        kinds = before.dtype.kind + after.dtype.kind
         if before.dtype == after.dtype == np.float32 and not (how.atol or how.rtol):
+            if values > 1 and changed is None:
+                changed = elements_differ(before, after, values)
             found = _in_float32(before, after, decoder, changed)
             if found is not None:
                 return found
-        if "c" in kinds:
-            return _floats(before.astype(np.complex128), after.astype(np.complex128), how, changed)
-        if kinds in ("ii", "uu", "iu", "ui"):
-            return _integers(before, after, how, changed)
-        if changed is None and kinds != "ff" and not (how.atol or how.rtol):
-            changed = _integer_is_float(before, after)
-        wide = before.astype(np.float64), after.astype(np.float64)
-        return _floats(*wide, how, changed, None if changed is None else _rounded_away(before, after, changed))
+        kinds = before.dtype.kind + after.dtype.kind
+        wide = np.complex128 if "c" in kinds else np.float64
+        one, two = before.astype(wide), after.astype(wide)
+        finite = np.isfinite(one) & np.isfinite(two)
+        gap = (
+            _distance(before, after) if "f" not in kinds and "c" not in kinds else _gap(before, after, one, two, finite)
+        )
+        if changed is None:
+            changed = _of_elements(_differ(one, two, finite, gap, how), values)
+        return _tallied(one, two, finite, gap, changed)
+
+
+def opaque(changed: Array) -> Tally:
+    """Of elements that are no numbers: which differ is all that can be said."""
+    count = int(np.count_nonzero(changed))
+    return Tally(changed=count, first=int(changed.argmax()) if count else None, left_out=changed.size)
 
 
 def stored(before: Array, after: Array, types: tuple[str, str], bits: bool = False) -> Tally | None:
@@ -78,14 +89,6 @@ def stored(before: Array, after: Array, types: tuple[str, str], bits: bool = Fal
         after=Wide(norm_b),
         product=Wide(product),
     )
-
-
-def _rounded_away(before: Array, after: Array, changed: Array) -> Array:
-    """What float64 hides of the gaps between big integers and floats, for the elements that changed."""
-    hidden = np.zeros(before.size)
-    for at in np.flatnonzero(changed & (before.astype(np.float64) == after.astype(np.float64))):
-        hidden[at] = abs(int(after[at]) - int(before[at]))
-    return hidden
 
 
 def norm(block: Array, decoder: Decoder) -> Tally:
@@ -203,61 +206,55 @@ def _may_have_vanished(squares: float, block: Array) -> bool:
 # --- float64, and whatever float32 could not carry ----------------------------------------------------------------
 
 
-def _floats(before: Array, after: Array, how: How, changed: Array | None, hidden: Array | None = None) -> Tally:
-    """Of float64, or of complex128, whose gap is an absolute value too."""
-    finite = np.isfinite(before) & np.isfinite(after)
-    gap = np.abs(after[finite] - before[finite])
-    if hidden is not None:
-        gap += hidden[finite]
-    if changed is None:
-        changed = _differ(before, after, finite, gap, how)
-    return _tallied(before, after, finite, gap, changed)
+def _gap(before: Array, after: Array, one: Array, two: Array, finite: Array) -> Array:
+    """|after - before| where both are `finite`, in float64; `one` and `two` are the same values, widened."""
+    gap: Array = np.abs(two[finite] - one[finite])
+    for whole, other, real in ((before, after, two.real), (after, before, one.real)):
+        if whole.dtype.kind in "iu" and whole.dtype.itemsize == 8:
+            hidden = _rounded_away(whole, real)[finite]
+            gap = np.hypot(hidden, gap) if other.dtype.kind == "c" else gap + hidden
+    return gap
+
+
+def _rounded_away(whole: Array, real: Array) -> Array:
+    """How far a 64-bit integer is from the float64 that it rounds to where that is `real`, 0 elsewhere; exactly."""
+    rounded = whole.astype(np.float64) == real
+    top = rounded & (real >= 2.0**63)
+    low = np.where(rounded & ~top, real, 0).astype(np.int64).view(np.uint64)
+    high = np.where(top, real - 2.0**63, 0).astype(np.uint64) + (top.astype(np.uint64) << np.uint64(63))
+    # Modulo 2 ** 64, of which the distance is a tiny part.
+    apart = (whole.view(np.uint64) - low - high).view(np.int64)
+    return np.where(rounded, np.abs(apart), 0).astype(np.float64)
 
 
 def _differ(before: Array, after: Array, finite: Array, gap: Array, how: How) -> Array:
     """Which elements differ: by more than the tolerance where both are finite, at all where not."""
-    changed: Array = ~((before == after) | (np.isnan(before) & np.isnan(after)))
-    if how.atol or how.rtol:
-        changed[finite] = gap > how.atol + how.rtol * np.abs(before[finite])
+    changed: Array = ~_alike(before, after)
+    changed[finite] = gap > how.atol + how.rtol * np.abs(before[finite]) if how.atol or how.rtol else gap != 0
     return changed
 
 
-def _integers(before: Array, after: Array, how: How, changed: Array | None) -> Tally:
-    """Differences of 64-bit integers are exact as unsigned ones, and only then rounded to float64."""
-    gap = _distance(before, after)
-    if changed is None:
-        changed = gap > how.atol + how.rtol * np.abs(before.astype(np.float64)) if how.atol or how.rtol else gap != 0
-    wide = gap.astype(np.float64)
-    everywhere = np.ones(before.size, bool)
-    return _tallied(before.astype(np.float64), after.astype(np.float64), everywhere, wide, changed)
+def _alike(before: Array, after: Array) -> Array:
+    """Equal, or both NaN. A complex value is the two parts that it has: nan+1j is not nan+2j."""
+    alike: Array = (before == after) | (np.isnan(before) & np.isnan(after))
+    if before.dtype.kind == "c" and np.isnan(before).any():
+        alike = ~_of_elements(~_alike(before.view(np.float64), after.view(np.float64)), 2)
+    return alike
 
 
 def _distance(before: Array, after: Array) -> Array:
-    """|after - before| as uint64, exactly, saturating at its largest value."""
+    """|after - before| of integers, rounded once to float64: a uint64 is as far as 1.5 * 2 ** 64 from an int64."""
     if before.dtype.kind == after.dtype.kind:
         wide = np.int64 if before.dtype.kind == "i" else np.uint64
         a, b = before.astype(wide), after.astype(wide)
-        apart: Array = np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)
-        return apart
+        return (np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)).astype(np.float64)
     signed, plain = (before, after) if before.dtype.kind == "i" else (after, before)
     s, p = signed.astype(np.int64), plain.astype(np.uint64)
     below = s < 0
     size = np.where(below, np.uint64(0) - s.view(np.uint64), s.view(np.uint64))
     far = p + size
-    near = np.maximum(p, size) - np.minimum(p, size)
-    return np.where(below, np.where(far < p, np.uint64(2**64 - 1), far), near)
-
-
-def _integer_is_float(before: Array, after: Array) -> Array | None:
-    """Which of an integer and a float differ, exactly; None where float64 holds all the integers anyway."""
-    whole, real = (after, before) if before.dtype.kind == "f" else (before, after)
-    if whole.dtype.kind not in "iu" or whole.dtype.itemsize < 8:
-        return None
-    wide = real.astype(np.float64)
-    low, high = (0.0, 2.0**64) if whole.dtype.kind == "u" else (-(2.0**63), 2.0**63)
-    inside = (wide >= low) & (wide < high) & (np.trunc(wide) == wide)
-    differ: Array = ~(inside & (np.where(inside, wide, 0).astype(whole.dtype) == whole))
-    return differ
+    near = (np.maximum(p, size) - np.minimum(p, size)).astype(np.float64)
+    return np.where(below, far.astype(np.float64) + np.where(far < p, 2.0**64, 0.0), near)
 
 
 def _tallied(before: Array, after: Array, finite: Array, gap: Array, changed: Array) -> Tally:
@@ -314,5 +311,8 @@ def bits_differ(before: Array, after: Array, items: int) -> Array:
 
 def elements_differ(before: Array, after: Array, items: int) -> Array:
     """Which elements differ, of which each has `items` values."""
-    differ: Array = before != after
+    return _of_elements(before != after, items)
+
+
+def _of_elements(differ: Array, items: int) -> Array:
     return np.asarray(differ.reshape(-1, items).any(axis=1)) if items > 1 else differ

@@ -92,7 +92,8 @@ def _joined(a: Partial, b: Partial, count: int) -> tuple[float, float]:
     """Mean and deviation of two sets together, halved on the way: a difference of two floats can overflow."""
     share_a, share_b = a.finite / count, b.finite / count
     half = b.mean / 2 - a.mean / 2
-    mean = 2 * (a.mean / 2 + half * share_b)
+    # Half of the smallest float is nothing.
+    mean = min(max(2 * (a.mean / 2 + half * share_b), min(a.mean, b.mean)), max(a.mean, b.mean))
     between = half * (2 * math.sqrt(share_a * share_b))
     return mean, math.hypot(a.deviation * math.sqrt(share_a), b.deviation * math.sqrt(share_b), between)
 

@@ -6,7 +6,7 @@ What came back is compared with what the file holds. Only here does anything in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ import numpy as np
 
 from statecli.errors import MissingDependency, UsageError
 from statecli.state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
+from statecli.values.elements import Array
 from statecli.values.live import first_line
-from statecli.values.read import check_crc, contiguous_strides, mapped
+from statecli.values.read import check_crc, contiguous_strides, open_range
 from statecli.values.stats import storages
 
 if TYPE_CHECKING:
@@ -163,12 +164,18 @@ def _on_meta(data: TensorData, what: str) -> Arrival:
 
 
 def _read_through(where: ByteRange, what: str) -> None:
-    with mapped(where, what) as (memory, before):
+    for _ in _chunks(where, what):
+        pass
+
+
+def _chunks(where: ByteRange, what: str) -> Iterator[tuple[int, Array]]:
+    """The bytes of a storage with where they begin, each chunk valid until the next is asked for."""
+    buffer = np.empty(min(CHUNK, where.length), np.uint8)
+    with open_range(where, what) as source:
         for start in range(0, where.length, CHUNK):
-            before(min(CHUNK, where.length - start))
-            # One byte of each page makes the system read the page.
-            int(memory[start : start + CHUNK : 4096].max())
-        del memory
+            chunk = buffer[: where.length - start]
+            source.read(start, chunk)
+            yield start, chunk
 
 
 def _plain(torch: Any, dtype: DType) -> DType:
@@ -185,26 +192,18 @@ def _plain(torch: Any, dtype: DType) -> DType:
 
 
 def _round_trip(where: ByteRange, dtype_name: str, what: str, device: Device) -> Arrival:
-    """Sends a storage to the device and back, and compares. The buffer is ours: torch must not write to a mapping."""
+    """Sends a storage to the device and back, and compares."""
     torch = _torch()
     dtype = getattr(torch, dtype_name, None)
     dtype = _plain(torch, dtype) if isinstance(dtype, torch.dtype) else torch.uint8
-    buffer = np.empty(min(CHUNK, where.length), np.uint8)
-    with mapped(where, what) as (memory, before):
-        for start in range(0, where.length, CHUNK):
-            size = min(CHUNK, where.length - start)
-            before(size)
-            np.copyto(buffer[:size], memory[start : start + size])
-            try:
-                back = _there_and_back(torch, buffer[:size], dtype, device)
-            except (RuntimeError, TypeError, NotImplementedError) as why:
-                del memory
-                return Arrival(False, f"{device} refuses it: {first_line(why)}", refused=True)
-            wrong = int(np.count_nonzero(back != memory[start : start + size]))
-            if wrong:
-                del memory
-                return Arrival(False, f"{wrong} bytes came back changed, the first after byte {start} of its storage")
-        del memory
+    for start, chunk in _chunks(where, what):
+        try:
+            back = _there_and_back(torch, chunk, dtype, device)
+        except (RuntimeError, TypeError, NotImplementedError) as why:
+            return Arrival(False, f"{device} refuses it: {first_line(why)}", refused=True)
+        wrong = int(np.count_nonzero(back != chunk))
+        if wrong:
+            return Arrival(False, f"{wrong} bytes came back changed, the first after byte {start} of its storage")
     return Arrival(True)
 
 

@@ -1,19 +1,18 @@
 """From where a tensor's bytes are to its values, chunk by chunk, whatever the format.
 
-A `TensorData` is plain data: path, offset, length, strides. Its bytes are memory-mapped and walked in chunks of at
-most `CHUNK` values, so that memory stays bounded however big the tensor is. A file is measured before it is mapped
-and again before each chunk: touching mapped bytes beyond the end of a file kills the process.
+A `TensorData` is plain data: path, offset, length, strides. Its bytes are read, never mapped: a process that touches
+mapped bytes of a file which somebody cuts short is killed. Memory stays bounded however big the tensor is: what lies in
+order is read a chunk at a time, what does not (a transposed matrix) in bands, each in one walk through the file.
 """
 
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
 from typing import Any
 
@@ -27,17 +26,19 @@ from statecli.values.elements import QUANTIZED, Array, Decoder, Element, element
 
 #: Values decoded at a time: the buffers of one chunk stay in a core's second-level cache.
 CHUNK = 64 * 1024
-#: Mapped bytes read before the pages are given back, so that a big file does not count as ours.
-KEEP = 64 << 20
+#: Bytes gathered at a time of a tensor whose elements do not lie in their order.
+BAND = 16 << 20
+#: Bytes read at once to pick elements from, and how far apart these may lie before each is read by itself.
+WINDOW = 1 << 20
+GAP = 16 << 10
+#: Bytes of a line of the cache.
+LINE = 64
 #: A tensor whose windows overlap may have this many times more elements than lie in its storage ...
 OVERLAP = 16
 #: ... unless it is small enough not to matter.
 OVERLAP_FREE = 1 << 24
 #: Dimensions that numpy 1 can hold, less one for the parts of a complex32.
 DIMENSIONS = 31
-PAGE = 4096
-#: Bytes of a range that are copied rather than mapped.
-COPIED = 8 << 20
 
 
 class Affine(msgspec.Struct, frozen=True, gc=False):
@@ -48,13 +49,39 @@ class Affine(msgspec.Struct, frozen=True, gc=False):
     axis: int | None = None
 
 
+class Range:
+    """The bytes of one range of an open file."""
+
+    def __init__(self, where: ByteRange, what: str, file: io.FileIO) -> None:
+        self.size = where.length
+        self._where, self._what, self._file = where, what, file
+
+    def read(self, at: int, into: Array) -> None:
+        """The bytes from `at` on, as many as `into`, contiguous, has. Raises `MalformedError` where the file ends."""
+        fill(into.reshape(-1).view(np.uint8), self._file, self._where.offset + at, self._where, self._what)
+
+    def gather(self, at: int, into: Array, strides: Sequence[int]) -> None:
+        """Elements `strides` bytes apart, the first of them at `at`. The axes of `into` have descending strides."""
+        if into.flags.c_contiguous and tuple(strides) == into.strides:
+            self.read(at, into)
+            return
+        reach = into.itemsize + sum((size - 1) * step for size, step in zip(into.shape, strides, strict=True))
+        if reach <= WINDOW and strides[0] <= GAP:
+            window = np.empty(reach, np.uint8)
+            self.read(at, window)
+            np.copyto(into, np.ndarray(into.shape, into.dtype, window.data, 0, tuple(strides)))
+            return
+        rows = WINDOW // strides[0] if strides[0] <= GAP else 1
+        for start in range(0, len(into), rows) if 1 < rows < len(into) else ():
+            self.gather(at + start * strides[0], into[start : start + rows], strides)
+        for row in range(len(into)) if not 1 < rows < len(into) else ():
+            self.gather(at + row * strides[0], into[row, ...], strides[1:])
+
+
 class Strided(msgspec.Struct, frozen=True, gc=False):
-    """A strided view into bytes that are in memory or mapped. Offset and strides count elements, as torch's do.
+    """A strided view into bytes that are in memory or in a file. Offset and strides count elements, as torch's do."""
 
-    `before_chunk` is called with the number of bytes about to be touched.
-    """
-
-    memory: Array
+    memory: Array | Range
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -63,7 +90,6 @@ class Strided(msgspec.Struct, frozen=True, gc=False):
     conjugate: bool = False
     negative: bool = False
     affine: Affine | None = None
-    before_chunk: Callable[[int], None] | None = None
 
     @property
     def elements(self) -> int:
@@ -81,36 +107,6 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
-
-
-class _Mapping:
-    """One mapped range of one open file."""
-
-    def __init__(self, where: ByteRange, what: str, handle: int) -> None:
-        self._where, self._what, self._handle, self._touched = where, what, handle, 0
-        self.check(0)
-        start = where.offset - where.offset % mmap.ALLOCATIONGRANULARITY
-        skip = where.offset - start
-        self._map = mmap.mmap(handle, skip + where.length, access=mmap.ACCESS_READ, offset=start)
-        self.memory: Array = np.frombuffer(self._map, np.uint8, where.length, skip)
-
-    def check(self, touched: int) -> None:
-        """Refuses a file that has become shorter than the range, and gives pages back now and then."""
-        size, end = os.fstat(self._handle).st_size, self._where.offset + self._where.length
-        if size < end:
-            raise _cut_short(self._where, self._what, size)
-        self._touched += touched
-        if self._touched > KEEP and hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self._touched = 0
-
-    def close(self) -> None:
-        """Unmaps, unless a caller still holds a view: then the mapping goes with the last view."""
-        del self.memory
-        try:
-            self._map.close()
-        except BufferError:
-            return
 
 
 def _cut_short(where: ByteRange, what: str, size: int) -> MalformedError:
@@ -135,58 +131,30 @@ def open_regular(path: str) -> int:
     return handle
 
 
-def fill(into: Array, file: io.FileIO, where: ByteRange, what: str) -> None:
-    """The bytes of `where`, as many as `into` has. Raises `MalformedError` where the file ends before."""
-    file.seek(where.offset)
-    view, got = memoryview(into.data), 0
-    while got < where.length:
-        more = file.readinto(view[got:])
+def fill(into: Array, file: io.FileIO, offset: int, where: ByteRange, what: str) -> None:
+    """The bytes from `offset` on, as many as `into` has; `where` is the range that they are part of.
+
+    Raises `MalformedError` where the file ends before.
+    """
+    file.seek(offset)
+    got = file.readinto(into.data)
+    while got < into.size:
+        more = file.readinto(into[got:].data)
         if not more:
             raise _cut_short(where, what, os.fstat(file.fileno()).st_size)
         got += more
 
 
-def _copied(where: ByteRange, what: str, handle: int) -> Array:
-    """The range in memory: a process that touches mapped bytes of a file that somebody cuts short is killed."""
-    memory = np.empty(where.length, np.uint8)
-    with open(handle, "rb", buffering=0, closefd=False) as file:
-        fill(memory, file, where, what)
-    memory.flags.writeable = False
-    return memory
-
-
 @contextmanager
-def mapped(where: ByteRange, what: str = "storage") -> Iterator[tuple[Array, Callable[[int], None]]]:
-    """The range's bytes as a read-only uint8 array, and a function to call before touching the next n of them.
+def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
+    """The range's bytes, to be read. `what` names it in messages.
 
-    Raises `UnreadableError` if the file is gone or cannot be read, `MalformedError` if it is too short; `what`
-    names the range in the message.
+    Raises `UnreadableError` if the file is gone or cannot be read.
     """
     if where.length < 0 or where.offset < 0:
         raise MalformedError(f"{where.path}: {what}: impossible place: {where.length} bytes at byte {where.offset}")
-    handle = open_regular(where.path)
-    try:
-        if not where.length:
-            yield np.empty(0, np.uint8), lambda _: None
-            return
-        if where.length <= COPIED:
-            yield _copied(where, what, handle), lambda _: None
-            return
-        try:
-            mapping = _Mapping(where, what, handle)
-        except (OSError, ValueError, OverflowError) as why:
-            raise UnreadableError(f"{where.path}: {what}: cannot be mapped into memory: {why}") from why
-        try:
-            yield mapping.memory, mapping.check
-        finally:
-            mapping.close()
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _inline(raw: bytes) -> Iterator[tuple[Array, Callable[[int], None]]]:
-    yield np.frombuffer(raw, np.uint8), lambda _: None
+    with open(open_regular(where.path), "rb", buffering=0) as file:
+        yield Range(where, what, file)
 
 
 def check_crc(where: ByteRange, what: str = "storage") -> None:
@@ -214,9 +182,9 @@ def check_crc(where: ByteRange, what: str = "storage") -> None:
 
 @contextmanager
 def opened(data: TensorData, what: str = "tensor") -> Iterator[Strided]:
-    """`data` with its storage mapped and its place in it checked. Raises as `mapped` does."""
+    """`data` with its file open and its place in it checked. Raises as `open_range` does."""
     affine = _affine(data.quantizer, what) if data.quantizer else None
-    with mapped(data.storage, what) if data.inline is None else _inline(data.inline) as (memory, before):
+    with _memory(data, what) as memory:
         view = Strided(
             memory=memory,
             dtype=data.dtype,
@@ -227,14 +195,17 @@ def opened(data: TensorData, what: str = "tensor") -> Iterator[Strided]:
             conjugate=data.conjugate,
             negative=data.negative,
             affine=affine,
-            before_chunk=before,
         )
         wrong = out_of_bounds(view)
         if wrong:
             raise MalformedError(f"{data.storage.path}: {what}: {wrong}")
-        del memory
         yield view
-        del view
+
+
+def _memory(data: TensorData, what: str) -> AbstractContextManager[Array | Range]:
+    if data.inline is None:
+        return open_range(data.storage, what)
+    return nullcontext(np.frombuffer(data.inline, np.uint8))
 
 
 def _affine(quantizer: Quantizer, what: str) -> Affine:
@@ -250,7 +221,6 @@ def _vector(data: TensorData, what: str) -> Array:
     """A small tensor whole, as float64."""
     with opened(data, what) as view:
         parts = [chunk.astype(np.float64) for chunk in values(view)]
-        del view
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
@@ -336,12 +306,146 @@ def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
     return index[::-1]
 
 
+# --- stored items --------------------------------------------------------------------------------------------------
+
+
+def stored(view: Strided) -> Iterator[Array]:
+    """The stored items of all elements in logical (C) order and native byte order, flat, at most `CHUNK` at a time.
+
+    Each chunk is valid until the next is asked for. Elements of quantized types that share bytes come as one code each.
+    Raises `UnreadableError` for a type whose items are not known.
+    """
+    kind = element(view.dtype)
+    if kind is None:
+        raise UnreadableError(f"{view.dtype} elements are not numbers that statecli reads")
+    if 0 in view.shape:
+        return
+    if packed(view.dtype):
+        yield from _codes(view, kind.values)
+        return
+    buffer = _Buffer()
+    for block in _raw_blocks(view, kind, max(CHUNK // (kind.items * kind.values), 1)):
+        if block.flags.c_contiguous and block.flags.aligned and block.dtype.isnative:
+            yield block.reshape(-1)
+            continue
+        flat = buffer.of(block.nbytes)[: block.nbytes].view(kind.stored)
+        np.copyto(flat.reshape(block.shape), block)
+        yield flat
+
+
+def packed(dtype: str) -> bool:
+    """Whether several elements share a byte."""
+    kind = element(dtype)
+    return dtype in QUANTIZED and kind is not None and kind.values > 1
+
+
+def _raw_blocks(view: Strided, kind: Element, limit: int) -> Iterator[Array]:
+    """The stored items in logical order, at most `limit` elements at a time."""
+    for items in _items(view, kind):
+        for index in _blocks(items.shape[: items.ndim - (kind.items > 1)], limit):
+            yield items[index]
+
+
+def code_counts(view: Strided, decoder: Decoder) -> Array:
+    """How often each of the 256 codes of a one-byte type occurs in the view; packed values are counted by the byte."""
+    kind, counts = Element("u1"), np.zeros(256, np.int64)
+    for block in _raw_blocks(view, kind, CHUNK):
+        decoder.count(block, counts)
+    return counts
+
+
+def _items(view: Strided, kind: Element) -> Iterator[Array]:
+    """The stored items as numpy views, one after another, with an axis more where an element is made of several.
+
+    One view of what is in memory. From a file, a view into a buffer of each band.
+    """
+    dtype = np.dtype(kind.stored).newbyteorder(">" if view.big_endian else "=")
+    size = dtype.itemsize * kind.items
+    shape, strides = _merged(view.shape, view.strides)
+    if len(shape) > DIMENSIONS:
+        raise UnreadableError(f"{len(shape)} dimensions: more than {DIMENSIONS} cannot be read")
+    steps = tuple(stride * size for stride in strides)
+    more, step = ((kind.items,), (dtype.itemsize,)) if kind.items > 1 else ((), ())
+    if not isinstance(view.memory, Range):
+        yield np.ndarray((*shape, *more), dtype, view.memory.data, view.offset * size, (*steps, *step))
+        return
+    in_order = steps == tuple(sorted(steps, reverse=True))
+    limit = CHUNK if in_order else max(BAND // size, 1)
+    buffer = _Buffer()
+    for index in _blocks(shape, limit):
+        at, part = _place(index, shape, steps)
+        memory, compact = _gathered(view.memory, view.offset * size + at, part, steps, size, buffer)
+        yield np.ndarray((*part, *more), dtype, memory.data, 0, (*compact, *step))
+
+
+def _place(index: tuple[int | slice, ...], shape: tuple[int, ...], steps: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """Where a block of `_blocks` begins, in bytes, and its shape, of as many dimensions as the whole has."""
+    whole = (*index, *[slice(None)] * (len(shape) - len(index)))
+    ranges = [
+        one.indices(size)[:2] if isinstance(one, slice) else (one, one + 1)
+        for one, size in zip(whole, shape, strict=True)
+    ]
+    at = sum(start * step for (start, _), step in zip(ranges, steps, strict=True))
+    return at, tuple(stop - start for start, stop in ranges)
+
+
+def _gathered(
+    source: Range, at: int, shape: tuple[int, ...], steps: Sequence[int], size: int, buffer: _Buffer
+) -> tuple[Array, tuple[int, ...]]:
+    """Reads the elements, each once; gives the memory where they are then and their strides there, in bytes."""
+    order = sorted((axis for axis, step in enumerate(steps) if step and shape[axis] > 1), key=lambda axis: -steps[axis])
+    sizes = [shape[axis] for axis in order]
+    # Rows a power of two apart would all fall into the same few lines of the cache.
+    compact = [step * size for step in contiguous_strides(sizes)]
+    if len(order) > 1 and compact[-2] % 1024 == 0:
+        compact = [step + step // compact[-2] * LINE for step in compact[:-1]] + compact[-1:]
+    memory = buffer.of(sizes[0] * compact[0] if order else size)
+    # What they are does not matter here, only that numpy moves this many bytes at once.
+    word = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.get(size, f"V{size}")
+    source.gather(at, np.ndarray(tuple(sizes), word, memory.data, 0, tuple(compact)), [steps[axis] for axis in order])
+    found = dict(zip(order, compact, strict=True))
+    return memory, tuple(found.get(axis, 0) for axis in range(len(shape)))
+
+
+class _Buffer:
+    """Memory that is used again."""
+
+    def __init__(self) -> None:
+        self._memory: Array = np.empty(0, np.uint8)
+
+    def of(self, size: int) -> Array:
+        if self._memory.size < size:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory
+
+
+def _codes(view: Strided, per: int) -> Iterator[Array]:
+    """Elements that share bytes; torch packs them one after another across rows and keeps such tensors contiguous."""
+    if _merged(view.shape, view.strides) != ((view.elements,), (1,)):
+        raise UnreadableError(f"{view.dtype} with strides {list(view.strides)} is not read")
+    first, last, bits = view.offset, view.offset + view.elements, 8 // per
+    for start in range(first - first % per, last, CHUNK):
+        stop = min(start + CHUNK, last)
+        block = _bytes(view.memory, start // per, -(-stop // per))
+        codes = (block[:, None] >> np.arange(0, 8, bits).astype(np.uint8)) & np.uint8((1 << bits) - 1)
+        yield codes.reshape(-1)[max(first - start, 0) : stop - start]
+
+
+def _bytes(memory: Array | Range, start: int, stop: int) -> Array:
+    if not isinstance(memory, Range):
+        return memory[start:stop]
+    block = np.empty(stop - start, np.uint8)
+    memory.read(start, block)
+    return block
+
+
 # --- values --------------------------------------------------------------------------------------------------------
 
 
 def no_numbers(dtype: str, quantized: bool = False) -> str | None:
     """Why elements of `dtype` cannot be read as numbers; None if they can. `quantized`: their scale is known."""
-    if element(dtype) is None:
+    kind = element(dtype)
+    if kind is None or not kind.numbers:
         return f"{dtype} elements are not numbers that statecli reads"
     if dtype in QUANTIZED and not quantized:
         return f"{dtype} without a recorded scale"
@@ -356,78 +460,24 @@ def values(view: Strided, decoder: Decoder | None = None) -> Iterator[Array]:
     numbers.
     """
     reason = no_numbers(view.dtype, view.affine is not None)
-    kind = element(view.dtype)
-    if reason or kind is None:
-        raise UnreadableError(reason or view.dtype)
-    if 0 in view.shape:
-        return
+    if reason:
+        raise UnreadableError(reason)
     decoder = decoder or Decoder()
     done = 0
-    for chunk in _decoded(view, kind, decoder):
+    for items in stored(view):
+        chunk = valued(view, items, done, decoder)
         done += chunk.size
-        yield _finished(view, chunk, done - chunk.size, decoder)
+        yield chunk
 
 
-def _decoded(view: Strided, kind: Element, decoder: Decoder) -> Iterator[Array]:
-    if view.dtype in QUANTIZED and kind.values > 1:
-        yield from _unpacked(view, kind, decoder)
-        return
-    for block in _raw_blocks(view, kind, CHUNK // (kind.items * kind.values)):
-        yield decoder(block, kind)
+def valued(view: Strided, items: Array, start: int, decoder: Decoder) -> Array:
+    """What stored items are worth, as `values` has it, the first of them that of element `start`.
 
-
-def _raw_blocks(view: Strided, kind: Element, limit: int) -> Iterator[Array]:
-    """The stored items in logical order, at most `limit` elements at a time."""
-    items = _items(view, kind)
-    dims = items.ndim - (kind.items > 1)
-    # A stride touches more than its elements: up to a page for each.
-    touched = max(items.itemsize, min(PAGE, *items.strides[:dims]))
-    for index in _blocks(items.shape[:dims], limit):
-        block = items[index]
-        if view.before_chunk:
-            view.before_chunk(block.size * touched)
-        yield block
-
-
-def code_counts(view: Strided, decoder: Decoder) -> Array:
-    """How often each of the 256 codes of a one-byte type occurs in the view; packed values are counted by the byte."""
-    kind, counts = Element("u1"), np.zeros(256, np.int64)
-    for block in _raw_blocks(view, kind, CHUNK):
-        decoder.count(block, counts)
-    return counts
-
-
-def _items(view: Strided, kind: Element) -> Array:
-    """The stored items as a numpy view, one axis more where an element is made of several."""
-    dtype = np.dtype(kind.stored)
-    size = dtype.itemsize * kind.items
-    shape, strides = _merged(view.shape, view.strides)
-    if len(shape) > DIMENSIONS:
-        raise UnreadableError(f"{len(shape)} dimensions: more than {DIMENSIONS} cannot be read")
-    steps = [stride * size for stride in strides]
-    if kind.items > 1:
-        shape, steps = (*shape, kind.items), [*steps, dtype.itemsize]
-    if view.big_endian:
-        dtype = dtype.newbyteorder(">")
-    return np.ndarray(shape, dtype, view.memory.data, view.offset * size, steps)
-
-
-def _unpacked(view: Strided, kind: Element, decoder: Decoder) -> Iterator[Array]:
-    """Values that share bytes; torch packs them one after another across rows and keeps such tensors contiguous."""
-    if _merged(view.shape, view.strides) != ((view.elements,), (1,)):
-        raise UnreadableError(f"{view.dtype} with strides {list(view.strides)} is not read")
-    per = kind.values
-    first, last = view.offset, view.offset + view.elements
-    for start in range(first - first % per, last, CHUNK):
-        stop = min(start + CHUNK, last)
-        block = view.memory[start // per : -(-stop // per)]
-        if view.before_chunk:
-            view.before_chunk(block.size)
-        yield decoder(block, kind)[max(first - start, 0) : stop - start]
-
-
-def _finished(view: Strided, chunk: Array, start: int, decoder: Decoder) -> Array:
-    """What torch does to elements lazily: scale them, conjugate them, negate them."""
+    That is what torch does lazily too: scale, conjugate, negate.
+    """
+    kind = element(view.dtype)
+    assert kind is not None  # noqa: S101 - it has been stored
+    chunk = items if packed(view.dtype) else decoder(items, kind)
     if view.affine is not None:
         chunk = _dequantized(view, view.affine, chunk, start, decoder)
     if view.conjugate and chunk.dtype.kind == "c":
@@ -454,30 +504,8 @@ def _dequantized(view: Strided, affine: Affine, chunk: Array, start: int, decode
     return out
 
 
-def raw_values(view: Strided, word: int = 0) -> Iterator[Array]:
-    """The stored bits of each element as an unsigned integer, in C order; of 16-byte elements one of two words."""
-    for flat, size in _native(view):
-        yield flat.view(f"u{min(size, 8)}")[word :: max(size // 8, 1)]
-
-
-def raw_bytes(view: Strided) -> Iterator[Array]:
-    """The stored elements in C order and native byte order, as bytes."""
-    return (flat.view(np.uint8) for flat, _ in _native(view))
-
-
-def _native(view: Strided) -> Iterator[tuple[Array, int]]:
-    """Flat stored items, and the bytes of one element."""
-    kind = element(view.dtype)
-    if kind is None or (kind.values > 1 and view.dtype in QUANTIZED):
-        raise UnreadableError(f"{view.dtype}: its elements cannot be compared bit by bit")
-    for block in _raw_blocks(view, kind, CHUNK) if 0 not in view.shape else ():
-        flat = block.astype(block.dtype.newbyteorder("="), order="C").reshape(-1)
-        yield flat, flat.itemsize * kind.items
-
-
 def all_values(data: TensorData) -> Any:
     """Every value of a small tensor as one flat numpy array. For bigger ones use `opened` and `values`."""
     with opened(data) as view:
         chunks = [chunk.copy() for chunk in values(view)]
-        del view
     return np.concatenate(chunks) if chunks else np.empty(0)

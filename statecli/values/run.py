@@ -6,6 +6,7 @@ Tasks are plain data and results are small, so that any process, here or elsewhe
 from __future__ import annotations
 
 import io
+import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -18,7 +19,17 @@ from statecli.errors import StateError, UnreadableError
 from statecli.state import ByteRange, TensorData
 from statecli.values import kernels
 from statecli.values.elements import Arena, Array, Decoder, Element, element
-from statecli.values.read import Strided, fill, open_regular, opened, overlap, raw_values, values
+from statecli.values.read import (
+    Strided,
+    fill,
+    no_numbers,
+    open_regular,
+    opened,
+    overlap,
+    span,
+    stored,
+    valued,
+)
 from statecli.values.tally import Tally
 
 #: Elements compared at a time; with both sides decoded they fit a core's second-level cache.
@@ -111,6 +122,8 @@ class Worker:
 
     def _norm(self, task: Task, before: Piece) -> Tally:
         kind = _element(before.dtype)
+        if no_numbers(before.dtype):
+            return Tally(left_out=task.count)
         total = Tally()
         for start, count in self._cut(task):
             raw = self._read(0, before, kind, start, count, task.what).view(kind.stored)
@@ -124,11 +137,12 @@ class Worker:
             if found is not None:
                 return found.moved(start)
         kind, other = _element(one), _element(two)
+        if no_numbers(one):
+            return kernels.opaque(kernels.bits_differ(a, b, kind.items)).moved(start)
         changed = kernels.bits_differ(a, b, kind.items) if one == two and self.how.bitwise else None
-        x, y = self.one(a, kind), self.two(b, other)
-        if kind.values > 1 and changed is None:
-            changed = kernels.elements_differ(x, y, kind.values)
-        return kernels.tally(x, y, self.how, self.sums, changed).moved(start)
+        return kernels.tally(self.one(a, kind), self.two(b, other), self.how, self.sums, changed, kind.values).moved(
+            start
+        )
 
     def _cut(self, task: Task) -> Iterator[tuple[int, int]]:
         end = task.start + task.count
@@ -148,7 +162,8 @@ class Worker:
     def _read(self, side: int, piece: Piece, kind: Element, start: int, count: int, what: str) -> Array:
         size = np.dtype(kind.stored).itemsize * kind.items
         into = self._raw[side][: count * size]
-        fill(into, self._file(piece.path), ByteRange(piece.path, piece.offset + start * size, count * size), what)
+        where = ByteRange(piece.path, piece.offset + start * size, count * size)
+        fill(into, self._file(piece.path), where.offset, where, what)
         return into
 
     def _file(self, path: str) -> io.FileIO:
@@ -160,52 +175,92 @@ class Worker:
             self._files[path] = self._stack.enter_context(handle)
         return self._files[path]
 
-    # Strides, quantization, lazy conjugation, byte order: values only.
+    # Strides, quantization, lazy conjugation, byte order.
 
     def _whole(self, what: str, before: TensorData, after: TensorData) -> Tally:
+        whole = before.shape
+        before, after, times = _once(before, after)
         with opened(before, what) as one, opened(after, what) as two:
-            for view, data in ((one, before), (two, after)):
-                reason = overlap(view)
-                if reason:
-                    raise UnreadableError(f"{data.storage.path}: {what}: {reason}")
+            reasons = [overlap(one), overlap(two)]
+            if all(reasons):
+                if _same_stored(one, two):
+                    return Tally()
+                raise UnreadableError(f"{before.storage.path} and {after.storage.path}: {what}: {reasons[0]}")
             total, start = Tally(), 0
-            bits = self._bits(one, two) if self.how.bitwise and before.dtype == after.dtype else None
-            blocks = rechunked(values(one, self.one)), rechunked(values(two, self.two))
-            for a, b in zip(*blocks, strict=True):
-                changed = None if bits is None else next(bits)
-                total = total.plus(kernels.tally(a, b, self.how, self.sums, changed).moved(start))
-                start += a.size
-            del one, two
-        return total
+            for a, b in zip(_items(one), _items(two), strict=True):
+                found = self._worth(a, one, b, two, start)
+                total = total.plus(found)
+                start += a.size // _element(one.dtype).items
+        return total if times == 1 else _repeated(total, times, before.shape, whole)
 
-    def _bits(self, one: Strided, two: Strided) -> Iterator[Array]:
-        words = range(2 if one.dtype == "complex128" else 1)
-        differ = [
-            (
-                np.not_equal(a, b)
-                for a, b in zip(
-                    rechunked(raw_values(one, word)),
-                    rechunked(raw_values(two, word)),
-                    strict=True,
-                )
-            )
-            for word in words
-        ]
-        return (np.logical_or.reduce(masks) for masks in zip(*differ, strict=True))
+    def _worth(self, a: Array, one: Strided, b: Array, two: Strided, start: int) -> Tally:
+        """Of stored items, and of what torch does to them lazily."""
+        if not (_is_lazy(one) or _is_lazy(two)):
+            return self._tally(a, one.dtype, b, two.dtype, start)
+        x, y = valued(one, a, start, self.one), valued(two, b, start, self.two)
+        changed = None
+        if self.how.bitwise and one.dtype == two.dtype:
+            # Equal bits may mean something else, and what is worth the same may be stored in another way.
+            changed = kernels.bits_differ(a, b, _element(one.dtype).items) | kernels.bits_differ(x, y, 1)
+        return kernels.tally(x, y, self.how, self.sums, changed).moved(start)
 
 
-def rechunked(chunks: Iterable[Array]) -> Iterator[Array]:
-    """The same values in blocks of `BLOCK`, the last one shorter, each valid until the next is asked for."""
+def _items(view: Strided) -> Iterator[Array]:
+    return rechunked(stored(view), BLOCK * _element(view.dtype).items)
+
+
+def _is_lazy(view: Strided) -> bool:
+    return view.conjugate or view.negative or view.affine is not None
+
+
+def _once(before: TensorData, after: TensorData) -> tuple[TensorData, TensorData, int]:
+    """Both without repeating themselves along the dimensions where both do, and how often each element then counts."""
+    strides = before.strides, after.strides
+    if None in strides or before.quantizer or after.quantizer or math.prod(before.shape) >= 2**62:
+        return before, after, 1
+    both = [not (one or two) for one, two in zip(*strides, strict=True)]  # type: ignore[arg-type]
+    shape = tuple(1 if repeats else size for repeats, size in zip(both, before.shape, strict=True))
+    times = math.prod(before.shape) // max(math.prod(shape), 1)
+    if 0 in before.shape:
+        return before, after, 1
+    return msgspec.structs.replace(before, shape=shape), msgspec.structs.replace(after, shape=shape), times
+
+
+def _repeated(tally: Tally, times: int, shape: tuple[int, ...], whole: tuple[int, ...]) -> Tally:
+    """The tally of a tensor of shape `whole` that repeats one of `shape` so many times."""
+    first = tally.first
+    if first is not None:
+        first = int(np.ravel_multi_index(np.unravel_index(first, shape), whole))
+    sums = {name: getattr(tally, name) for name in ("sum_abs", "squares", "before", "after", "product")}
+    counts = ("changed", "finite", "nan_before", "nan_after", "inf_before", "inf_after", "left_out")
+    return tally._replace(
+        first=first,
+        **{name: getattr(tally, name) * times for name in counts},
+        **{name: one._replace(mantissa=one.mantissa * times) for name, one in sums.items()},
+    )
+
+
+def _same_stored(one: Strided, two: Strided) -> bool:
+    """Whether two views that overlap without end are the same view of equal bytes."""
+    flat = [msgspec.structs.replace(view, shape=(span(view),), strides=(1,)) for view in (one, two)]
+    same = [(view.dtype, view.shape, view.strides, view.conjugate, view.negative) for view in (one, two)]
+    if same[0] != same[1] or one.affine is not None or two.affine is not None:
+        return False
+    return all(np.array_equal(a, b) for a, b in zip(*map(_items, flat), strict=True))
+
+
+def rechunked(chunks: Iterable[Array], block: int = BLOCK) -> Iterator[Array]:
+    """The same values in blocks of `block`, the last one shorter, each valid until the next is asked for."""
     held: Array | None = None
     filled = 0
     for chunk in chunks:
         done = 0
-        held = np.empty(BLOCK, chunk.dtype) if held is None else held
+        held = np.empty(block, chunk.dtype) if held is None else held
         while done < chunk.size:
-            taken = min(BLOCK - filled, chunk.size - done)
+            taken = min(block - filled, chunk.size - done)
             held[filled : filled + taken] = chunk[done : done + taken]
             filled, done = filled + taken, done + taken
-            if filled == BLOCK:
+            if filled == block:
                 yield held
                 filled = 0
     if held is not None and filled:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from msgspec.structs import replace
 
 from statecli.diff.result import Delta, How
 from statecli.errors import UnreadableError
@@ -22,7 +21,8 @@ LIMIT = 1 << 24
 
 
 def delta(before: TensorInfo, after: TensorInfo, how: How) -> Delta:
-    """How two sparse tensors of equal shape differ. `how.bitwise` is not for them: they are compared by value.
+    """How two sparse tensors of equal shape differ. With `how.bitwise` the bits of values of equal places count, which
+    are those of 0.0 where nothing is stored.
 
     Raises `UnreadableError` for a layout that is not read, or too many stored values.
     """
@@ -33,7 +33,8 @@ def delta(before: TensorInfo, after: TensorInfo, how: How) -> Delta:
         found.append(values)
     union = np.union1d(*places)
     one, two = (_spread(at, values, union) for at, values in zip(places, found, strict=True))
-    tally = kernels.tally(one, two, replace(how, bitwise=False), Decoder())
+    changed = kernels.bits_differ(one, two, 1) if how.bitwise and before.dtype == after.dtype else None
+    tally = kernels.tally(one, two, how, Decoder(), changed)
     shape = after.shape or ()
     if not tally.changed:
         return Delta(elements=math.prod(shape))
@@ -63,7 +64,8 @@ def _stored(tensor: TensorInfo) -> tuple[Array, Array]:
         at = np.repeat(np.arange(rows.size), rows) * (tensor.shape or (0, 0))[1] + columns
     else:
         raise UnreadableError(f"{tensor.layout} tensors that store other places are not compared")
-    return _summed(at, values)
+    at, values = _summed(at, values)
+    return at, np.minimum(values, 1) if tensor.dtype == "bool" else values
 
 
 def _flat(indices: Array, shape: tuple[int, ...]) -> Array:
@@ -77,11 +79,13 @@ def _flat(indices: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _summed(at: Array, values: Array) -> tuple[Array, Array]:
+    """Each place once; values stored at the same place are added in their own type, as torch does: integers wrap."""
     places, inverse = np.unique(at, return_inverse=True)
     if places.size == at.size:
         ordered = np.empty_like(values)
         ordered[inverse] = values
         return places, ordered
-    wide = np.zeros(places.size, np.complex128 if values.dtype.kind == "c" else np.float64)
-    np.add.at(wide, inverse, values)
-    return places, wide
+    summed = np.zeros(places.size, values.dtype)
+    with np.errstate(all="ignore"):
+        np.add.at(summed, inverse, values)
+    return places, summed

@@ -17,8 +17,10 @@ from safetensors.torch import save_file  # noqa: E402
 from statecli import formats  # noqa: E402
 from statecli.diff.result import Delta, How  # noqa: E402
 from statecli.errors import MalformedError, UnreadableError  # noqa: E402
-from statecli.values import compare, on_device, run  # noqa: E402
+from statecli.state import ByteRange, Quantizer, TensorData, TensorInfo  # noqa: E402
+from statecli.values import compare, kernels, on_device, run  # noqa: E402
 from statecli.values.compare import NotCompared, Pair, compare_all, fingerprints  # noqa: E402
+from statecli.values.elements import Decoder  # noqa: E402
 from statecli.values.histogram import histograms  # noqa: E402
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"]
@@ -461,3 +463,235 @@ def test_any_two_arrays(tmp_path_factory, data):
         expected.pop("elements")
         expected["changed"] = delta.changed
         agrees(delta, expected)
+
+
+# --- bits that mean something else -----------------------------------------------------------------------------------
+
+
+def quantized(codes, scale, zero=0):
+    return torch._make_per_tensor_quantized_tensor(codes, scale, zero)
+
+
+def per_channel(codes, scales):
+    return torch._make_per_channel_quantized_tensor(codes, torch.tensor(scales), torch.zeros(2, dtype=torch.long), 0)
+
+
+CODES = torch.tensor([[1, 2, 0], [3, -4, 5]], dtype=torch.int8)
+ROOT = torch.view_as_complex(torch.tensor([[1.0, 2.0], [3.0, 0.0], [5.0, -6.0]]))
+LAZY = {
+    "conjugated": (ROOT, ROOT.conj(), 3),  # 0.0 and -0.0 too
+    "conjugated and resolved": (ROOT.conj(), ROOT.conj().resolve_conj(), 3),
+    "negated": (ROOT.imag.contiguous(), torch._neg_view(ROOT.imag.contiguous()), 3),
+    "scale": (quantized(CODES, 0.1), quantized(CODES, 0.2), 5),
+    "zero point": (quantized(CODES, 0.1), quantized(CODES, 0.1, 1), 6),
+    "one channel's scale": (per_channel(CODES, [0.1, 0.2]), per_channel(CODES, [0.1, 0.3]), 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", LAZY)
+def test_bitwise_sees_what_bits_mean(paired, case):
+    """Stored differently, or worth something else: each counts, and a tensor still equals itself."""
+    before, after, count = LAZY[case]
+    assert compare_all(paired({"t": before}, {"t": after}), How(bitwise=True))[0].changed == count
+    assert compare_all(paired({"t": after}, {"t": after}), How(bitwise=True))[0].changed == 0
+
+
+# --- sparse ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int8", "uint8", "bool", "float32", "float64", "complex64"])
+def test_an_uncoalesced_tensor_is_its_coalesced_self(paired, dtype):
+    """Duplicates are summed in their own type: integers wrap, big ones are exact."""
+    big = {"int64": 2**62 + 1, "int32": 2**30 + 1, "bool": 1, "float32": 2**24 + 2.0}.get(dtype, 100)
+    values = torch.tensor([1, big, 1, big, 1], dtype=getattr(torch, dtype))
+    twice = torch.sparse_coo_tensor([[0, 1, 1, 1, 1], [2, 0, 0, 0, 0]], values, (2, 3))
+    assert compare_all(paired({"t": twice}, {"t": twice.coalesce()}), How())[0].changed == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_duplicates_of_big_integers_are_exact(paired):
+    """2 ** 60 + 1 is not 2 ** 60 + 2, though float64 thinks so."""
+    one, two = (torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, k]), (3,)) for k in (1, 2))
+    (delta,) = compare_all(paired({"t": one}, {"t": two}), How())
+    assert (delta.changed, delta.first, delta.max_abs) == (1, (1,), 1.0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_bits_of_sparse_values(paired):
+    """--bitwise tells -0.0 from 0.0 there too; equal by value otherwise."""
+    one, two = (torch.sparse_coo_tensor([[0, 2]], [zero, 1.0], (4,)).coalesce() for zero in (0.0, -0.0))
+    assert compare_all(paired({"t": one}, {"t": two}), How())[0].changed == 0
+    (delta,) = compare_all(paired({"t": one}, {"t": two}), How(bitwise=True))
+    assert (delta.changed, delta.first) == (1, (0,))
+
+
+# --- numbers of two kinds --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("complex_", [torch.complex64, torch.complex128])
+def test_a_big_integer_beside_a_complex_value(paired, complex_):
+    """Equal only where the real part is that integer, exactly, and there is nothing beside it."""
+    before = torch.tensor([2**53 + 1, 2**53, 7, 7, -(2**63), 2**63 - 1])
+    after = torch.tensor([2**53, 2**53, 7, 7 + 1j, -(2**63), 2**63]).to(complex_)
+    for pair in (({"t": before}, {"t": after}), ({"t": after}, {"t": before})):
+        (delta,) = compare_all(paired(*pair), How())
+        assert (delta.changed, delta.first, delta.max_abs) == (3, (0,), 1.0)
+
+
+@given(
+    whole=st.lists(st.integers(-(2**63), 2**64 - 1), min_size=1, max_size=6),
+    nudge=st.integers(-2, 2),
+    dtype=st.sampled_from([np.float64, np.complex128, np.int64, np.uint64]),
+)
+def test_integers_beside_anything(whole, nudge, dtype):
+    """Python's own integers say which differ, and by how much to a last digit of float64."""
+    low, high = (-(2**63), 2**63 - 1) if min(whole) < 0 else (0, 2**64 - 1)
+    exact = [min(max(n, low), high) for n in whole]
+    before = np.array(exact, np.int64 if low else np.uint64)
+    near = [n + nudge for n in exact]
+    if np.dtype(dtype).kind in "iu":
+        info = np.iinfo(dtype)
+        near = [min(max(n, int(info.min)), int(info.max)) for n in near]
+    after = np.array(near, dtype)
+    others = [int(n.real) if np.dtype(dtype).kind == "c" else int(n) for n in after]
+    gaps = [abs(one - two) for one, two in zip(exact, others, strict=True)]
+    found = kernels.tally(before, after, How(), Decoder())
+    assert found.changed == sum(gap > 0 for gap in gaps)
+    assert found.max_abs == pytest.approx(float(max(gaps)), rel=1e-15)
+
+
+def test_a_uint64_beside_an_int64(paired):
+    """Up to 1.5 * 2 ** 64 apart, which no 64-bit integer holds."""
+    before, after = torch.tensor([2**64 - 1], dtype=torch.uint64), torch.tensor([-(2**63)])
+    (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
+    assert delta.max_abs == delta.mean_abs == delta.l2 == 1.5 * 2.0**64
+    assert delta.relative_l2 == 1.5
+
+
+@pytest.mark.parametrize("how", [How(), How(atol=1.0), How(bitwise=True)])
+def test_complex_values_are_their_parts(paired, how):
+    """nan+1j is not nan+2j, whichever part is NaN; NaN equals NaN part by part."""
+    nan, inf = math.nan, math.inf
+    pairs = [
+        [nan, 1, nan, 2],
+        [1, nan, 3, nan],
+        [nan, 1, nan, 1],
+        [nan, nan, nan, nan],
+        [nan, 1, 1, nan],
+        [inf, 1, inf, 2],
+    ]
+    parts = torch.tensor(pairs, dtype=torch.float64)
+    before, after = (torch.view_as_complex(parts[:, side : side + 2].contiguous()) for side in (0, 2))
+    (delta,) = compare_all(paired({"t": before}, {"t": after}), how)
+    assert (delta.changed, delta.first) == (4, (0,))
+
+
+# --- more or less than one number an element -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [How(), How(bitwise=True), How(atol=0.1), How(rtol=0.01, atol=0.01)])
+@pytest.mark.parametrize("view", [lambda t: t, torch.t], ids=["in order", "transposed"])
+def test_float4_counts_elements(paired, how, view):
+    """An element of float4 is a byte of two values: it differs where either does, and that once."""
+    codes = torch.arange(24, dtype=torch.uint8).reshape(4, 6)
+    other = codes.clone()
+    other[3, 5] += 0x11
+    before, after = (view(t.view(torch.float4_e2m1fn_x2)) for t in (codes, other))
+    (delta,) = compare_all(paired({"t": before}, {"t": after}), how)
+    assert (delta.elements, delta.changed) == (24, 1)
+    assert delta.first == ((3, 5) if before.shape == (4, 6) else (5, 3))
+    assert compare_all(paired({"t": before}, {"t": after}), How(atol=100))[0].changed == 0
+
+
+def test_float4_beside_another_type(paired):
+    """Twice as many values in the same shape: nobody can tell."""
+    before, after = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), torch.zeros(4)
+    (found,) = compare_all(paired({"t": before}, {"t": after}), How())
+    assert isinstance(found, NotCompared)
+
+
+@pytest.mark.parametrize("dtype", ["bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"])
+@pytest.mark.parametrize("view", [lambda t: t, torch.t], ids=["in order", "transposed"])
+@pytest.mark.parametrize("how", [How(), How(bitwise=True), How(atol=100)])
+def test_bits_are_equal_or_not(paired, dtype, view, how):
+    """Which elements differ is all that can be said of what is no number."""
+    codes = torch.arange(24, dtype=torch.int16 if dtype == "bits16" else torch.uint8).reshape(4, 6)
+    other = codes.clone()
+    other[1, 2] += 1
+    before, after = (view(t.view(getattr(torch, dtype))) for t in (codes, other))
+    assert compare_all(paired({"t": before}, {"t": before}), how)[0].changed == 0
+    (delta,) = compare_all(paired({"t": before}, {"t": after}), how)
+    assert (delta.elements, delta.changed) == (24, 1)
+    assert delta.first == ((1, 2) if before.shape == (4, 6) else (2, 1))
+    assert (delta.max_abs, delta.mean_abs, delta.l2, delta.cosine) == (None,) * 4
+    assert delta.reason == f"{dtype} elements are not numbers that statecli reads"
+
+
+@pytest.mark.parametrize("dtype", ["quint4x2", "quint2x4"])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_packed_quantized_tensors(tmp_path, dtype, scaled):
+    """Elements that share a byte are told apart, with their scale or without; and across rows of odd length."""
+    per = {"quint4x2": 2, "quint2x4": 4}[dtype]
+    pair = []
+    for name, codes in (("a", [0x21, 0x43, 0x65, 0x07]), ("b", [0x21, 0x43, 0x66, 0x07])):
+        (tmp_path / name).write_bytes(bytes(codes))
+        quantizer = Quantizer("torch.per_tensor_affine", 0.5, 0) if scaled else None
+        where = ByteRange(str(tmp_path / name), 0, 4)
+        shape = (1, 4 * per - 1)
+        data = TensorData(where, dtype, shape, quantizer=quantizer)
+        pair.append(TensorInfo("t", dtype, shape, shape[1], 4, data=data))
+    for how in (How(), How(bitwise=True)):
+        (delta,) = compare_all([Pair(*pair)], how)
+        codes = [(0x66 >> shift & 15, 0x65 >> shift & 15) for shift in (0, 4)] if per == 2 else [(2, 1), (1, 1)]
+        assert delta.changed == sum(one != two for one, two in codes)
+        assert delta.first == (0, 2 * per)
+        assert delta.max_abs == (0.5 if scaled else None)
+        assert compare_all([Pair(pair[0], pair[0])], how)[0].changed == 0
+
+
+# --- tensors that repeat themselves ----------------------------------------------------------------------------------
+
+
+def test_an_expanded_tensor_is_compared_once(paired):
+    """25 million elements that are one: equal at once, and where they differ all of them do."""
+    one, two = (torch.full((1,), value).expand(5000, 5000) for value in (1.0, 3.0))
+    assert compare_all(paired({"t": one}, {"t": one}), How())[0].changed == 0
+    (delta,) = compare_all(paired({"t": one}, {"t": two}), How())
+    assert (delta.elements, delta.changed, delta.first) == (25_000_000, 25_000_000, (0, 0))
+    assert (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine) == (2.0, 2.0, 10_000.0, 2.0, 1.0)
+
+
+def test_repeats_count_as_often_as_they_are_there(paired):
+    """All that is said of an expanded tensor is what is said of it written out."""
+    before = torch.randn(7, 1, 5, dtype=torch.float64)
+    after = before.clone()
+    after[3:, 0, 2], before[6, 0, 4] = 1.0, math.nan
+    tensors = [(t.expand(7, 4, 5), t.expand(7, 4, 5).contiguous()) for t in (before, after)]
+    expanded, written = (compare_all(paired({"t": tensors[0][n]}, {"t": tensors[1][n]}), How())[0] for n in (0, 1))
+    assert expanded.first == written.first == (3, 0, 2)
+    for name in Delta.__struct_fields__:
+        one, two = getattr(expanded, name), getattr(written, name)
+        assert one == (pytest.approx(two, rel=1e-12) if isinstance(two, float) else two), name
+
+
+def test_one_side_that_repeats_itself(paired):
+    """As much is read as the other side holds."""
+    before = torch.ones(1).expand(5000, 5000)
+    after = before.contiguous()
+    after[4321, 1234] = 2
+    (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
+    assert (delta.changed, delta.first) == (1, (4321, 1234))
+
+
+def test_windows_that_overlap_without_end(paired):
+    """2 ** 30 elements in 4 kB: the same windows of equal bytes are equal, of others nobody can tell."""
+    one, two = torch.zeros(1 << 10), torch.zeros(1 << 10)
+    two[1000] = 1
+    before, after = (t.as_strided((1 << 8,) * 4, (1, 1, 1, 1)) for t in (one, two))
+    assert compare_all(paired({"t": before}, {"t": before}), How()) == [Delta(elements=1 << 32)]
+    (found,) = compare_all(paired({"t": before}, {"t": after}), How())
+    assert isinstance(found, UnreadableError)
+    assert "a.pt" in str(found)
+    assert "b.pt: t: 4294967296 elements overlap in 1021 stored ones" in str(found)

@@ -171,16 +171,17 @@ def test_a_file_cut_short_after_listing(store, left):
         all_values(data)
 
 
-def test_a_file_cut_short_while_it_is_read(store, monkeypatch):
-    """Where the file is mapped, the next chunk is refused instead of killing the process."""
-    monkeypatch.setattr(read, "COPIED", 0)
-    data = store(torch.zeros(read.CHUNK * 4)).data
+@pytest.mark.parametrize("layout", [lambda x: x, torch.t], ids=["in order", "transposed"])
+def test_a_file_cut_short_while_it_is_read(store, layout, monkeypatch):
+    """The next chunk is refused, or the next band."""
+    monkeypatch.setattr(read, "BAND", read.CHUNK * 4)
+    data = store(layout(torch.zeros(512, read.CHUNK * 4 // 512))).data
     with opened(data) as view:
         chunks = values(view)
         next(chunks)
         os.truncate(data.storage.path, 4096)
         with pytest.raises(MalformedError, match="cut short"):
-            next(chunks)
+            list(chunks)
 
 
 def test_a_file_that_vanished(store):
@@ -201,7 +202,7 @@ def test_a_file_replaced_by_a_pipe_does_not_block(store):
 
 
 def test_a_range_without_bytes_is_no_error(tmp_path):
-    """Zero bytes cannot be mapped, and need not be."""
+    """There is nothing to read, and nothing wrong."""
     path = tmp_path / "empty"
     path.touch()
     assert all_values(TensorData(ByteRange(str(path), 0, 0, 0), "float32", (0, 4))).size == 0
@@ -256,7 +257,7 @@ print(found.zeros * 8 == size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrs
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sparse files, and ru_maxrss in KiB")
 def test_a_gigabyte_is_read_in_a_hundred_megabytes(tmp_path):
-    """Resident memory, mapped pages included, does not grow with the file."""
+    """Resident memory does not grow with the file."""
     path, size = tmp_path / "sparse", 1 << 30
     with open(path, "wb") as file:
         file.truncate(size)
@@ -315,3 +316,31 @@ def test_quantized_values_without_a_scale_are_refused(store):
     data = store(torch.zeros(4, dtype=torch.uint8)).data
     with pytest.raises(UnreadableError, match="quint8 without a recorded scale"):
         all_values(TensorData(data.storage, "quint8", (4,)))
+
+
+# --- elements that do not lie in their order -------------------------------------------------------------------------
+
+
+@given(
+    shape=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    strides=st.lists(st.integers(0, 9), min_size=4, max_size=4),
+    band=st.sampled_from([1, 8, 40, 1 << 20]),
+    window=st.sampled_from([1, 16, 100]),
+    gap=st.sampled_from([0, 8, 1000]),
+    dtype=st.sampled_from([torch.uint8, torch.float32, torch.complex32, torch.complex128]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+def test_any_strides_any_bands(store, monkeypatch, shape, strides, band, window, gap, dtype):
+    """However a file is gathered, band by band and window by window, every element arrives where it belongs."""
+    for name, value in (("BAND", band), ("WINDOW", window), ("GAP", gap), ("CHUNK", 8)):
+        monkeypatch.setattr(read, name, value)
+    strides = strides[: len(shape)]
+    needed = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    tensor = made(dtype, needed).as_strided(shape, strides)
+    np.testing.assert_array_equal(all_values(store(tensor).data), as_numpy(tensor))
+
+
+def test_rows_that_would_share_lines_of_the_cache(store):
+    """Bands whose rows are a power of two apart are padded, which loses nothing."""
+    tensor = torch.arange(1024.0 * 512).reshape(1024, 512).t()
+    np.testing.assert_array_equal(all_values(store(tensor).data), tensor.reshape(-1).numpy())
