@@ -35,7 +35,8 @@ class Field(str, Enum):
 class How(msgspec.Struct, frozen=True):
     """When two elements are equal.
 
-    Exactly by default: NaN equals NaN in the same place and -0.0 equals 0.0. `bitwise`: only equal bits are equal.
+    Exactly by default: NaN equals NaN in the same place and -0.0 equals 0.0, of a complex value part by part.
+    `bitwise`: only equal bits are equal, and only where they mean the same (scale, lazy conjugation, negation).
     Else |after - before| <= atol + rtol * |before|, as `torch.isclose(after, before)` has it.
     `device`: "cpu" computes with numpy, "cuda" and "cuda:N" with torch on that device.
     """

@@ -461,3 +461,31 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
     found = compare(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
     assert [broken.fqn for broken in found.broken] == ["w"]
     assert "b.pt: w: changed while it was read" in found.broken[0].message
+
+
+COMPLEX = torch.tensor([complex(1, 2), complex(3, 0)])
+HIDDEN = {
+    "lazy conjugation": (COMPLEX, COMPLEX.conj(), How(bitwise=True)),
+    "NaN beside another part": (torch.tensor([complex("nan+1j")]), torch.tensor([complex("nan+2j")]), How()),
+    "duplicates of big integers": (
+        torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, 1]), (3,)),
+        torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, 2]), (3,)),
+        How(),
+    ),
+    "a sparse -0.0": (
+        torch.sparse_coo_tensor([[1]], torch.tensor([0.0]), (3,)),
+        torch.sparse_coo_tensor([[1]], torch.tensor([-0.0]), (3,)),
+        How(bitwise=True),
+    ),
+    "expanded": (torch.ones(1).expand(5000, 5000), torch.zeros(1).expand(5000, 5000), How()),
+    "bits8": (torch.zeros(3, dtype=torch.uint8).view(torch.bits8), torch.ones(3).byte().view(torch.bits8), How()),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", HIDDEN)
+def test_what_hides_easily_is_a_finding(case, diff):
+    """Found against another, and identical with itself: neither hidden nor beyond telling."""
+    before, after, how = HIDDEN[case]
+    assert rules(diff({"w": before}, {"w": after}, how=how)) == [("changed", "w")]
+    assert nothing_else(diff({"w": before}, {"w": before}, how=how))
