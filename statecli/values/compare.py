@@ -294,6 +294,8 @@ def _why_no_values(tensor: TensorInfo) -> str | None:
 
 def _incomparable(before: TensorData, after: TensorData) -> str | None:
     """Why nothing can be said of two pieces; elements that are no numbers can be equal, bit for bit."""
+    if before.shape != after.shape:
+        return f"made of parts of other shapes, {list(before.shape)} and {list(after.shape)}"
     kinds = element(before.dtype), element(after.dtype)
     reason = _no_values(before) or _no_values(after)
     if before.dtype == after.dtype and None not in kinds and (before.quantizer is None) is (after.quantizer is None):
@@ -310,7 +312,7 @@ def _no_values(data: TensorData) -> str | None:
 def _tasks(number: int, what: str, before: TensorData, after: TensorData) -> Iterator[Task]:
     elements = math.prod(after.shape)
     one, two = _piece(before), _piece(after)
-    if one is None or two is None or before.shape != after.shape:
+    if one is None or two is None:
         yield Task(number, what, 0, elements, before, after)
         return
     for start in range(0, elements, TASK):

@@ -6,7 +6,6 @@ Tasks are plain data and results are small, so that any process, here or elsewhe
 from __future__ import annotations
 
 import io
-import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -178,9 +177,8 @@ class Worker:
     # Strides, quantization, lazy conjugation, byte order.
 
     def _whole(self, what: str, before: TensorData, after: TensorData) -> Tally:
-        whole = before.shape
-        before, after, times = _once(before, after)
-        with opened(before, what) as one, opened(after, what) as two:
+        with opened(before, what) as first, opened(after, what) as second:
+            one, two, times = _once(first, second)
             reasons = [overlap(one), overlap(two)]
             if all(reasons):
                 if _same_stored(one, two):
@@ -191,7 +189,7 @@ class Worker:
                 found = self._worth(a, one, b, two, start)
                 total = total.plus(found)
                 start += a.size // _element(one.dtype).items
-        return total if times == 1 else _repeated(total, times, before.shape, whole)
+        return total if times == 1 else _repeated(total, times, one.shape, before.shape)
 
     def _worth(self, a: Array, one: Strided, b: Array, two: Strided, start: int) -> Tally:
         """Of stored items, and of what torch does to them lazily."""
@@ -213,17 +211,14 @@ def _is_lazy(view: Strided) -> bool:
     return view.conjugate or view.negative or view.affine is not None
 
 
-def _once(before: TensorData, after: TensorData) -> tuple[TensorData, TensorData, int]:
+def _once(one: Strided, two: Strided) -> tuple[Strided, Strided, int]:
     """Both without repeating themselves along the dimensions where both do, and how often each element then counts."""
-    strides = before.strides, after.strides
-    if None in strides or before.quantizer or after.quantizer or math.prod(before.shape) >= 2**62:
-        return before, after, 1
-    both = [not (one or two) for one, two in zip(*strides, strict=True)]  # type: ignore[arg-type]
-    shape = tuple(1 if repeats else size for repeats, size in zip(both, before.shape, strict=True))
-    times = math.prod(before.shape) // max(math.prod(shape), 1)
-    if 0 in before.shape:
-        return before, after, 1
-    return msgspec.structs.replace(before, shape=shape), msgspec.structs.replace(after, shape=shape), times
+    if one.affine is not None or two.affine is not None or not 0 < one.elements < 2**62:
+        return one, two, 1
+    strides = zip(one.shape, one.strides, two.strides, strict=True)
+    shape = tuple(size if a or b else 1 for size, a, b in strides)
+    once = [msgspec.structs.replace(view, shape=shape) for view in (one, two)]
+    return once[0], once[1], one.elements // once[0].elements
 
 
 def _repeated(tally: Tally, times: int, shape: tuple[int, ...], whole: tuple[int, ...]) -> Tally:

@@ -695,3 +695,25 @@ def test_windows_that_overlap_without_end(paired):
     assert isinstance(found, UnreadableError)
     assert "a.pt" in str(found)
     assert "b.pt: t: 4294967296 elements overlap in 1021 stored ones" in str(found)
+
+
+@pytest.mark.parametrize("strides", [(0,), (0, 0, 0), (-1, 0), (9, 9)])
+def test_impossible_strides_are_an_error_of_the_file(tmp_path, strides):
+    """One line, whatever the other side is."""
+    (tmp_path / "a").write_bytes(bytes(100))
+    where = ByteRange(str(tmp_path / "a"), 0, 100)
+    datas = [TensorData(where, "float32", (3, 3), 0, one) for one in (strides, (0, 1))]
+    for one, two in (datas, datas[::-1], datas[:1] * 2):
+        pair = Pair(*(TensorInfo("t", "float32", (3, 3), 9, 36, data=data) for data in (one, two)))
+        assert isinstance(compare_all([pair], How())[0], MalformedError)
+
+
+def test_parts_of_other_shapes(tmp_path):
+    """Tensors of one shape that are made of parts of other shapes: nobody can tell."""
+    (tmp_path / "a").write_bytes(bytes(100))
+    where = ByteRange(str(tmp_path / "a"), 0, 100)
+    rows = [
+        TensorInfo("t", "float32", (3, 3), 9, 36, layout="jagged", parts=(("x", TensorData(where, "float32", shape)),))
+        for shape in ((3,), (4,))
+    ]
+    assert isinstance(compare_all([Pair(*rows)], How())[0], NotCompared)
