@@ -89,8 +89,9 @@ def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[
     found = _found(root, search)
     if not wanted or any(f"{one.path}.".startswith(f"{wanted}.") for one in found):
         return found
-    node = _at(wanted, root)
-    if search.is_tensor(node) or not search.holds_tensor(node):
+    held = (node for node in _at(wanted, root) if not search.is_tensor(node) and search.holds_tensor(node))
+    node = next(held, None)
+    if node is None:
         return found
     around = [one for one in found if one.node is root or wanted.startswith(f"{one.path}.")]
     role = max(around, key=lambda one: len(one.path)).role if around else "other"
@@ -98,16 +99,15 @@ def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[
     return [*rest, *_within(wanted, node, "moments" if role == "optimizer" else role, search)]
 
 
-def _at(path: str, root: Any) -> Any:
-    """What lies at a dotted path, None where nothing does. A key may have dots of its own."""
+def _at(path: str, root: Any) -> Iterator[Any]:
+    """What lies at a dotted path. A key may have dots of its own, and 1 is written as '1' is."""
     stack = [(f"{path}.", root)]
     while stack:
         rest, node = stack.pop()
         if not rest:
-            return node
+            yield node
         steps = ((f"{dotted('', key)}.", child) for key, child in entries(node))
         stack.extend((rest[len(step) :], child) for step, child in steps if rest.startswith(step))
-    return None
 
 
 def _within(path: str, node: Any, role: str, search: Search) -> list[Section]:

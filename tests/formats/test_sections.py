@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from torch import nn
 
 from statecli import target
@@ -83,6 +83,7 @@ KEYS = st.text("ab.1", min_size=1, max_size=3) | st.integers(0, 3)
 
 
 @settings(max_examples=60, deadline=None)
+@example({1: {"1": "leaf"}, "1": "leaf"})
 @given(st.recursive(st.just("leaf"), lambda below: st.dictionaries(KEYS, below, min_size=1, max_size=3), max_leaves=8))
 def test_every_path_that_reads_as_one_selects_its_tensors(tmp_path_factory, tree):
     """However keys are nested: as many tensors as lie below all containers of that path's name."""
