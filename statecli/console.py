@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from statecli import interrupts, render
@@ -117,19 +117,22 @@ def _color(choice: str, terminal: bool) -> bool:
 
 def complain(message: str, debug: bool) -> int:
     """One line on stderr; the exit code for "could not do it"."""
-    if debug:
-        traceback.print_exc()
     line = visible(elided(" ".join(message.splitlines()), MAX_LINE))
-    if sys.stderr is not None:
-        print(f"statecli: {line}", file=sys.stderr)
+    _say((traceback.format_exc() if debug else "") + f"statecli: {line}")
     return 2
 
 
 def tell(findings: Sequence[Finding]) -> None:
     """Findings for which the output has no place, on stderr."""
     for finding in findings:
+        _say(finding_line(finding))
+
+
+def _say(text: str) -> None:
+    """On stderr, if there is any; where it cannot be written, the exit code is all that is left to tell."""
+    with suppress(OSError, ValueError):
         if sys.stderr is not None:
-            print(finding_line(finding), file=sys.stderr)
+            print(text, file=sys.stderr, flush=True)
 
 
 def finish() -> None:
@@ -150,7 +153,7 @@ def silence() -> None:
 @contextmanager
 def progress(*, enabled: bool) -> Iterator[Progress | None]:
     """A bar on stderr, on a terminal only, drawn from the moment something is read."""
-    if not enabled or not sys.stderr.isatty():
+    if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

@@ -580,3 +580,13 @@ def test_a_mistake_on_the_line_is_told_in_one(statecli, line, said):
 def test_a_device_to_build_on_is_for_classes(refused, small):
     """A checkpoint is not built: the option would be ignored."""
     assert refused(small, "--init-device", "meta").startswith("--init-device meta: ")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device here that is always full")
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+def test_an_error_that_cannot_be_told_is_still_2(small, stderr):
+    """A full disk or a closed stderr makes no finding of it, and no error of a good run."""
+    for line, code in ((f"inspect {small}.not", 2), (f"diff {small} {small} --bogus", 2), (f"diff {small} {small}", 0)):
+        command = ["sh", "-c", f"exec {sys.executable} -m statecli {line} {stderr}"]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        assert done.returncode == code, line
