@@ -51,11 +51,14 @@ class Built:
     origins: Origins
     init_device: str
     values: bool
-    _make: Callable[[], nn.Module]
+    _make: Callable[[bool, int], nn.Module]
 
-    def again(self) -> nn.Module:
-        """A second instance, built afresh. Raises ModelError where the spec names an object that exists only once."""
-        other = self._make()
+    def again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
+        """A second instance, built afresh, as the first was or with other values of the random generator.
+
+        Raises ModelError where the spec names an object that exists only once.
+        """
+        other = self._make(self.values if values is None else values, seed)
         if other is self.module:
             raise ModelError(f"{self.spec.text}: it is always the same object, so there is no second one to try on")
         return other
@@ -85,8 +88,8 @@ def build(spec: Spec, *, init_device: str = "cpu", values: bool = False) -> Buil
     origins = Origins(_typed(spec))
     with _guarded(spec), _one_line(spec, "importing it"):
         found = _lookup(spec, _import(spec))
-    make = functools.partial(_make, spec, found, init_device, values, None)
-    module = _make(spec, found, init_device, values, origins)
+    make = functools.partial(_make, spec, found, init_device, None)
+    module = _make(spec, found, init_device, origins, values)
     return Built(spec, module, origins, init_device, values, make)
 
 
@@ -270,7 +273,7 @@ def _near_attributes(found: Any, name: str) -> str:
 # --- building -----------------------------------------------------------------------------------------------
 
 
-def _make(spec: Spec, found: Any, init_device: str, values: bool, origins: Origins | None) -> nn.Module:
+def _make(spec: Spec, found: Any, init_device: str, origins: Origins | None, values: bool, seed: int = 0) -> nn.Module:
     """One instance. Where not drawing the initial values made the constructor fail, it is run again with them."""
     from statecli.modules.drawing import Skipped, skipping
 
@@ -280,14 +283,14 @@ def _make(spec: Spec, found: Any, init_device: str, values: bool, origins: Origi
         if not values:
             try:
                 with skipping(skipped):
-                    return _instance(spec, found, init_device, origins)
+                    return _instance(spec, found, init_device, origins, seed)
             except Exception:  # whatever it was, it may be for want of the values
                 if not skipped.count:
                     raise
-        return _instance(spec, found, init_device, origins)
+        return _instance(spec, found, init_device, origins, seed)
 
 
-def _instance(spec: Spec, found: Any, init_device: str, origins: Origins | None) -> nn.Module:
+def _instance(spec: Spec, found: Any, init_device: str, origins: Origins | None, seed: int) -> nn.Module:
     import torch
     from torch import nn
 
@@ -299,7 +302,7 @@ def _instance(spec: Spec, found: Any, init_device: str, origins: Origins | None)
         raise ModelError(
             f"{spec.text}: {spec.attribute} is {_a(found)}, not a model class or a function that gives one"
         )
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     # No device mode for the cpu: it would override a default device that the user's own code sets.
     device = nullcontext() if init_device == "cpu" else torch.device(init_device)
     with device, origins.recording() if origins else nullcontext():
