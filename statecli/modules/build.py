@@ -86,11 +86,16 @@ def build(spec: Spec, *, init_device: str = "cpu", values: bool = False) -> Buil
 
     _check_device(torch, init_device)
     origins = Origins(_typed(spec))
-    with _guarded(spec), _one_line(spec, "importing it"):
-        found = _lookup(spec, _import(spec))
+    found = load(spec)
     make = functools.partial(_make, spec, found, init_device, None)
     module = _make(spec, found, init_device, origins, values)
     return Built(spec, module, origins, init_device, values, make)
+
+
+def load(spec: Spec) -> Any:
+    """Import what `spec` names, and do not call it. Raises ModelError for whatever the user's code did."""
+    with _guarded(spec), _one_line(spec, "importing it"):
+        return _lookup(spec, _import(spec))
 
 
 def _torch() -> Any:
