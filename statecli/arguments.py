@@ -10,9 +10,10 @@ import typer
 from statecli import __version__, cli
 from statecli.diff.result import Field
 from statecli.errors import UsageError
-from statecli.options import Color, DiffOptions, InspectOptions
+from statecli.options import Color, DiffOptions, InspectOptions, VerifyOptions
 from statecli.render import Output
 from statecli.state import Kind
+from statecli.verify.result import Name
 
 app = typer.Typer(
     name="statecli",
@@ -57,6 +58,7 @@ To = Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="
 Colors = Annotated[Color, typer.Option("--color", help="auto: on a terminal, unless NO_COLOR is set.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what makes it exit 1.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also evidence, other names, source lines.")]
+VerboseVerify = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was measured, and every note.")]
 VerboseDiff = Annotated[bool, typer.Option("--verbose", "-v", help="Also where first, mean, L2, cosine.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="A traceback with every error.")]
@@ -98,7 +100,7 @@ def inspect(
 
 
 #: Typer gives a list of these, or None.
-REPEATABLE = ("include", "exclude", "kind", "map", "ignore", "only", "frozen", "changed")
+REPEATABLE = ("include", "exclude", "kind", "map", "ignore", "only", "frozen", "changed", "check", "input")
 
 
 def _given(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -155,8 +157,52 @@ def diff(
 
 
 @app.command()
+def verify(
+    target: Annotated[str, typer.Argument(metavar="MODEL", help="file.py:Class / pkg.mod:Class(arg=1).")],
+    check: Annotated[list[Name] | None, typer.Option("--check", help="Only this proof (repeatable).")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="DEVICE", help="Move to cuda, cuda:N, cpu, meta, or fake-cuda: no GPU needed."
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="DTYPE", help="Cast to this one: float64, bfloat16.")
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option("--optimizer", metavar="NAME", help="Step with this one: sgd, adamw.")
+    ] = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="SPEC", help="2x3x224x224, int64:2x16<30522, name=2x3 (repeatable)."),
+    ] = None,
+    inputs: Annotated[
+        str | None, typer.Option("--inputs", metavar="FILE.PY:MAKE", help="Call this for what forward takes.")
+    ] = None,
+    all: All = False,
+    init_device: InitDevice = "cpu",
+    include: Globs = None,
+    exclude: NotGlobs = None,
+    kind: Kinds = None,
+    output_format: Form = Output.TABLE,
+    output: To = None,
+    color: Colors = Color.AUTO,
+    quiet: Quiet = False,
+    verbose: VerboseVerify = False,
+    no_progress: NoProgress = False,
+    debug: Debug = False,
+) -> None:
+    """Prove on MODEL itself what follows a move, is saved, restored and trained. Exit 1 if anything does not."""
+
+    options = VerifyOptions(**_given(locals()))
+    cli.leave(lambda: cli.verify(options), debug)
+
+
+@app.command()
 def schema(
-    command: Annotated[str, typer.Argument(metavar="COMMAND", help="Whose JSON is described: inspect or diff.")],
+    command: Annotated[
+        str, typer.Argument(metavar="COMMAND", help="Whose JSON is described: inspect, diff or verify.")
+    ],
     debug: Debug = False,
 ) -> None:
     """Print the JSON Schema of a command's JSON output."""

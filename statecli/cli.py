@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -10,7 +11,7 @@ from statecli import console, interrupts
 from statecli.errors import StateError, UsageError
 from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
-from statecli.options import DiffOptions, InspectOptions
+from statecli.options import DiffOptions, InspectOptions, VerifyOptions
 from statecli.render import Output
 from statecli.report import View, documents, inspecting
 from statecli.state import ModelState
@@ -19,8 +20,10 @@ from statecli.state import ModelState
 TOLD = 20
 
 
-def run(options: InspectOptions | DiffOptions) -> int:
+def run(options: InspectOptions | DiffOptions | VerifyOptions) -> int:
     """Whichever command these are the options of; the exit code."""
+    if isinstance(options, VerifyOptions):
+        return verify(options)
     return diff(options) if isinstance(options, DiffOptions) else inspect(options)
 
 
@@ -66,6 +69,54 @@ def diff(options: DiffOptions) -> int:
     if view.names is not None:
         console.tell(report.beside())
     return _complained([broken.message for broken in found.broken], "compared", code)
+
+
+def verify(options: VerifyOptions) -> int:
+    """`statecli verify`; the exit code. What could be proved is shown, whatever could not be told."""
+    from statecli import verify as proofs
+    from statecli.report import verifying
+    from statecli.verify.result import Name
+
+    _check(options)
+    console.keep_stdout()
+    request = proofs.Request(
+        target=options.target,
+        checks=tuple(name for name in Name if name in options.check),
+        device=options.device,
+        dtype=options.dtype,
+        optimizer=options.optimizer or "sgd",
+        input=options.input,
+        inputs=options.inputs,
+        init_device=options.init_device,
+        include=options.include,
+        exclude=options.exclude,
+        kind=options.kind,
+    )
+    with console.steps(len(request.checks or Name), enabled=not options.no_progress) as step:
+        found = proofs.run(request, lambda _: step())
+    _refuse_overwriting(options.output, found.state)
+    report = verifying.of_verification(found, View(unfold=options.all, verbose=options.verbose))
+    code = console.publish(report, options.output_format, options.output, options.color.value, options.quiet)
+    untold = verifying.untold(found, options.check)
+    for message in untold:
+        console.complain(message, debug=False)
+    return 2 if untold and code == 0 else code
+
+
+_DEVICE = re.compile(r"meta|cpu|fake-cuda|cuda(?::(?:0|[1-9]\d{0,3}))?")
+
+
+def _check(options: VerifyOptions) -> None:
+    """Raise UsageError for what makes no sense, before the model is built."""
+    if options.device is not None and not _DEVICE.fullmatch(options.device):
+        raise UsageError(f"--device {options.device}: meta, cpu, cuda, cuda:N or fake-cuda")
+    if options.input and options.inputs:
+        raise UsageError("--input and --inputs contradict each other; leave one of them out")
+    asked = {name.value for name in options.check}
+    for option, of in (("device", {"move", "forward"}), ("dtype", {"cast"}), ("optimizer", {"step"})):
+        value = getattr(options, option)
+        if asked and value is not None and not asked & of:
+            raise UsageError(f"--{option} {value}: --check leaves out {' and '.join(sorted(of))}; leave it out too")
 
 
 def _complained(messages: Sequence[str], done: str, code: int) -> int:

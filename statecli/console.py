@@ -24,7 +24,17 @@ MAX_LINE = 2_000
 
 
 #: How our own signs are written where the encoding has none: a bar cell for cell.
-ASCII = {"→": "->", "…": "...", "Δ": "d", "↳": ">", **dict.fromkeys("█▉▊▋▌▍▎▏", "#")}
+ASCII = {
+    "→": "->",
+    "…": "...",
+    "Δ": "d",
+    "↳": ">",
+    "✓": "+",
+    "✗": "x",
+    "–": "-",
+    "×": "x",
+    **dict.fromkeys("█▉▊▋▌▍▎▏", "#"),
+}
 
 
 def _written(error: UnicodeError) -> tuple[str, int]:
@@ -171,3 +181,18 @@ def progress(*, enabled: bool) -> Iterator[Progress | None]:
         yield start
     finally:
         bar.stop()
+
+
+@contextmanager
+def steps(total: int, *, enabled: bool) -> Iterator[Callable[[], None]]:
+    """A bar of so many steps on stderr, on a terminal only; what it gives is called after each."""
+    if not enabled or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)

@@ -9,6 +9,7 @@ import msgspec
 from statecli.diff.result import Field
 from statecli.render import Output
 from statecli.state import Kind
+from statecli.verify.result import Name
 
 
 class Color(str, Enum):
@@ -23,7 +24,6 @@ class SharedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What every command that reads a target takes; a field an option, by the option's name."""
 
     all: bool = False
-    tree: bool = False
     init_device: str = "cpu"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -45,6 +45,7 @@ class InspectOptions(SharedOptions, frozen=True, kw_only=True):
     cuda: bool = False
     model: str | None = None
     stats: bool = False
+    tree: bool = False
 
 
 class DiffOptions(SharedOptions, frozen=True, kw_only=True):
@@ -62,8 +63,21 @@ class DiffOptions(SharedOptions, frozen=True, kw_only=True):
     only: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    tree: bool = False
     name_only: bool = False
     name_status: bool = False
     lines: int | None = None
     device: str = "cpu"
     jobs: int = 0
+
+
+class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
+    """`statecli verify`. `check` (): every proof; `device` None: a GPU where there is one, else a pretended one."""
+
+    target: str
+    check: tuple[Name, ...] = ()
+    device: str | None = None
+    dtype: str | None = None
+    optimizer: str | None = None
+    input: tuple[str, ...] = ()
+    inputs: str | None = None

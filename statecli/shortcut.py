@@ -14,9 +14,13 @@ from typing import Any
 import msgspec
 
 from statecli.diff.result import Field
-from statecli.options import Color, DiffOptions, InspectOptions
+from statecli.options import Color, DiffOptions, InspectOptions, VerifyOptions
 from statecli.render import Output
 from statecli.state import Kind
+from statecli.verify.result import Name
+
+#: What a line asks for, whichever command it is.
+Options = InspectOptions | DiffOptions | VerifyOptions
 
 #: An option's spelling -> its field, and what makes a value of the word; ValueError where it is none.
 Takes = Mapping[str, tuple[str, Callable[[str], object]]]
@@ -25,7 +29,7 @@ Takes = Mapping[str, tuple[str, Callable[[str], object]]]
 class Command(msgspec.Struct, frozen=True):
     """One command's grammar: the fields of its targets in order, and its options by spelling."""
 
-    options: type[InspectOptions | DiffOptions]
+    options: type[Options]
     targets: tuple[str, ...]
     flags: Mapping[str, str]
     values: Takes
@@ -37,7 +41,7 @@ def _flags(*fields: str) -> dict[str, str]:
 
 
 FLAGS = {
-    **_flags("all", "tree", "quiet", "verbose", "no_progress", "debug"),
+    **_flags("all", "quiet", "verbose", "no_progress", "debug"),
     "-q": "quiet",
     "-v": "verbose",
 }
@@ -61,14 +65,14 @@ COMMANDS = {
     "inspect": Command(
         InspectOptions,
         ("target",),
-        {**FLAGS, **_flags("cuda", "stats")},
+        {**FLAGS, **_flags("cuda", "stats", "tree")},
         {**VALUES, "--to": ("to", str), "--model": ("model", str)},
         REPEATABLE,
     ),
     "diff": Command(
         DiffOptions,
         ("before", "after"),
-        {**FLAGS, **_flags("bitwise", "metadata_only", "no_renames", "name_only", "name_status")},
+        {**FLAGS, **_flags("tree", "bitwise", "metadata_only", "no_renames", "name_only", "name_status")},
         {
             **VALUES,
             "--atol": ("atol", float),
@@ -88,10 +92,23 @@ COMMANDS = {
             "--changed": ("changed", str),
         },
     ),
+    "verify": Command(
+        VerifyOptions,
+        ("target",),
+        FLAGS,
+        {
+            **VALUES,
+            "--device": ("device", str),
+            "--dtype": ("dtype", str),
+            "--optimizer": ("optimizer", str),
+            "--inputs": ("inputs", str),
+        },
+        {**REPEATABLE, "--check": ("check", Name), "--input": ("input", str)},
+    ),
 }
 
 
-def parse(words: list[str]) -> InspectOptions | DiffOptions | None:
+def parse(words: list[str]) -> Options | None:
     """The options of a line; None where Typer must look at it."""
     command = COMMANDS.get(words[0]) if words else None
     if command is None:

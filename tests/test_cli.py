@@ -405,7 +405,7 @@ def test_an_ascii_stdout_gets_escapes(small):
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     found = process("inspect", NET, "--to", "meta", "-f", "markdown", env=env)
     assert found.returncode == 1
-    assert "cpu -> meta \\u2713" in found.stdout
+    assert "cpu -> meta +" in found.stdout
 
 
 def test_colour_follows_its_variables(monkeypatch):

@@ -15,7 +15,7 @@ OPTIONS = {
     command: [one for one in GROUP[command].params if one.param_type_name == "option" and one.name != "help"]
     for command in COMMANDS
 }
-TARGETS = {"inspect": ("target",), "diff": ("before", "after")}
+TARGETS = {"inspect": ("target",), "diff": ("before", "after"), "verify": ("target",)}
 
 
 def by_typer(words):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from statecli.render._escape import name, sentence, visible
 from statecli.render._paint import painted
-from statecli.report import Line, Page, Report
+from statecli.report import Group, Line, Page, Report
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -62,7 +62,7 @@ class _Layout:
     def _hoist(self) -> bool:
         """Say a value that all rows share once, above the table, rather than in a column."""
         for c in reversed(self.columns):
-            values = {line.cells[c] for line in self.lines}
+            values = {line.cells[c] for line in self.lines} - {""}
             shared = self.page.columns[c].shared
             if shared and len(values) == 1:
                 self.said.append(shared.format(values.pop()))
@@ -160,8 +160,9 @@ class _Page:
             self.wrapped_heading(name(group.heading), sentence(group.summary))
             for line in self.layout.laid(heads) if number == 0 else ():
                 self.put((line, "dim"))
+            hung = self.hung(group)
             for row in group.lines:
-                self.line(row)
+                self.line(row, hung)
 
     def wrapped_heading(self, heading: str, summary: str) -> None:
         if self.layout.cell_len(heading) + GAP + self.layout.cell_len(summary) <= self.width:
@@ -170,23 +171,39 @@ class _Page:
         self.put((heading, "bold"))
         self.wrapped(summary, "", " " * INDENT)
 
-    def line(self, line: Line) -> None:
+    def hung(self, group: Group) -> int | None:
+        """Where remarks begin in a group of names and remarks alone that has no room for them behind the columns."""
+        if any(any(row.cells[1:]) for row in group.lines):
+            return None
+        cell_len = self.layout.cell_len
+        if all(self.remark_column(row) + cell_len(sentence(row.remark)) <= self.width for row in group.lines):
+            return None
+        beside = INDENT + max(cell_len(name(row.cells[0])) for row in group.lines) + GAP
+        return beside if beside * 3 <= self.width else None
+
+    def line(self, line: Line, hung: int | None) -> None:
+        """A row and its remark: from column `hung` on, else behind the columns, else below."""
         style = MOODS[line.mood]
         *above, last = self.layout.laid(tuple(map(name, line.cells)))
         remark = sentence(line.remark)
         for text in above:
             self.put((text, style))
-        beside = self.remark_column(line) if self.layout.name else 0
+        beside = hung or self.remark_column(line)
         gap = " " * (beside - self.layout.cell_len(last))
         if remark and len(gap) >= GAP and beside + self.layout.cell_len(remark) <= self.width:
             self.put((last + gap, style), (remark, style or "dim"))
+            return
+        if remark and hung:
+            self.wrapped(remark, style or "dim", " " * beside, last + gap)
             return
         self.put((last, style))
         if remark:
             self.wrapped(remark, style or "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
 
     def remark_column(self, line: Line) -> int:
-        """Behind the columns; in their place where a row has nothing in them."""
+        """Behind the columns; in their place where a row has nothing in them; 0 where names stand above."""
+        if not self.layout.name:
+            return 0
         used = any(line.cells[c] for c in self.layout.columns)
         widths = [self.layout.widths[c] for c in self.layout.columns] if used else []
         return INDENT + self.layout.name + sum(width + GAP for width in widths) + GAP

@@ -14,6 +14,7 @@ from statecli.errors import UsageError
 from statecli.finding import Finding
 from statecli.inspection import Inspection
 from statecli.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
+from statecli.verify.result import Check, Name, Verdict, Verification
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -143,8 +144,62 @@ class DiffDocument(msgspec.Struct, frozen=True):
     compared: Compared | None = None
 
 
+class CellRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One tensor in one column of a proof. `before` and `after` are what was measured there, null where nothing was."""
+
+    fqn: str
+    column: str
+    verdict: Verdict
+    before: str | None
+    after: str | None
+    reason: str | None = None
+
+
+class CheckRow(msgspec.Struct, frozen=True):
+    """One proof. `passed` is null where it was skipped or cannot be told; `how` says what was done.
+
+    `tensors` has an entry for each tensor and column that the proof has something to say of.
+    """
+
+    check: Name
+    passed: bool | None
+    verdict: Verdict
+    how: str
+    reason: str | None
+    columns: tuple[str, ...]
+    tensors: tuple[CellRow, ...]
+
+
+class VerifySummary(msgspec.Struct, frozen=True):
+    """How many proofs ended how; of how many tensors nothing (`passed`) or something (`failed`) was proved false.
+
+    A tensor of which a column is inconclusive, and none failed, is in `inconclusive`; one without any verdict in
+    `skipped`.
+    """
+
+    checks: dict[str, int]
+    tensors: dict[str, int]
+
+
+class VerifyDocument(msgspec.Struct, frozen=True):
+    """`statecli verify -f json`. Consumers ignore keys they do not know. `tensors` are as in `inspect`."""
+
+    schema: str
+    statecli: str
+    target: str
+    summary: VerifySummary
+    checks: tuple[CheckRow, ...]
+    tensors: tuple[TensorRow, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[Oddity, ...] = ()
+
+
 #: Command -> the type of its JSON document; `statecli schema COMMAND` prints it.
-DOCUMENTS: dict[str, type[msgspec.Struct]] = {"inspect": InspectDocument, "diff": DiffDocument}
+DOCUMENTS: dict[str, type[msgspec.Struct]] = {
+    "inspect": InspectDocument,
+    "diff": DiffDocument,
+    "verify": VerifyDocument,
+}
 
 
 def schema(command: str) -> bytes:
@@ -287,3 +342,64 @@ def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
         count[1] += elements
         count[2] += size
     return {kind.value: Totals(*count) for kind, count in counts.items() if kind is not Kind.OTHER or count[0]}
+
+
+def of_verification(found: Verification) -> VerifyDocument:
+    """The document of one run of the proofs."""
+    return VerifyDocument(
+        "statecli.verify/1",
+        __version__,
+        found.state.target,
+        proved(found),
+        tuple(map(_check, found.checks)),
+        tuple(map(_row, found.state.tensors)),
+        found.findings,
+        found.notes,
+    )
+
+
+def proved(found: Verification) -> VerifySummary:
+    """How many proofs and how many tensors there are of each verdict."""
+    worst = worst_of(found)
+    return VerifySummary(
+        _counted(check.verdict for check in found.checks),
+        _counted(worst[tensor.fqn] for tensor in found.state.tensors),
+    )
+
+
+#: Worst first: what is said of a tensor, or of several, as a whole.
+_WORST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
+
+
+def worst_of(found: Verification) -> dict[str, Verdict]:
+    """The worst that any column or finding says of each tensor; SKIPPED where none says anything."""
+    said: dict[str, set[Verdict]] = {tensor.fqn: {Verdict.SKIPPED} for tensor in found.state.tensors}
+    for check in found.checks:
+        for column in check.columns:
+            for fqn, cell in column.cells.items():
+                said.setdefault(fqn, set()).add(cell.verdict)
+    for finding in found.findings:
+        if finding.fqn is not None:
+            said.setdefault(finding.fqn, set()).add(Verdict.FAILED)
+    return {fqn: next(one for one in _WORST if one in verdicts) for fqn, verdicts in said.items()}
+
+
+def _counted(verdicts: Iterable[Verdict]) -> dict[str, int]:
+    counts = Counter(verdicts)
+    return {verdict.value: counts[verdict] for verdict in Verdict}
+
+
+def _check(check: Check) -> CheckRow:
+    return CheckRow(
+        check.check,
+        {Verdict.PASSED: True, Verdict.FAILED: False}.get(check.verdict),
+        check.verdict,
+        check.how,
+        check.reason,
+        tuple(column.name for column in check.columns),
+        tuple(
+            CellRow(fqn, column.name, cell.verdict, cell.before, cell.after, cell.reason)
+            for column in check.columns
+            for fqn, cell in column.cells.items()
+        ),
+    )

@@ -1,0 +1,305 @@
+"""The report of `statecli verify`: tensors down, what was proved of them across, then each proof in a line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from statecli import report
+from statecli.finding import Finding
+from statecli.report import Fix, Group, Line, Page, Report, Table, View, documents, fold
+from statecli.report.text import NOUNS, kind_text, place, plural, said, shape_text, size_text
+from statecli.state import Kind, TensorInfo
+from statecli.verify.result import Cell, Check, Column, Name, Verdict, Verification
+
+#: How a cell is drawn; a tensor of which a column says nothing is drawn as skipped.
+SIGNS = {Verdict.PASSED: "✓", Verdict.FAILED: "✗", Verdict.SKIPPED: "–", Verdict.INCONCLUSIVE: "?"}
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """One column of a proof under the name by which the table knows it.
+
+    `told` are the tensors that the proof has findings of, `why` is the reason of the proof as a whole.
+    """
+
+    name: str
+    cells: dict[str, Cell]
+    told: frozenset[str | None]
+    why: str | None
+
+    def verdict(self, fqn: str) -> Verdict:
+        """SKIPPED where there is no cell."""
+        return self.cells[fqn].verdict if fqn in self.cells else Verdict.SKIPPED
+
+    def reason(self, fqn: str) -> str | None:
+        """Why the cell is as it is, unless a finding or the proof's own line says so already."""
+        cell = self.cells.get(fqn)
+        if cell is None or (cell.verdict is Verdict.FAILED and fqn in self.told):
+            return None
+        return cell.reason if cell.reason != self.why else None
+
+
+def of_verification(found: Verification, view: View) -> Report:
+    """Everything `verify` has to say."""
+    known = {(finding.rule, finding.fqn) for finding in found.findings}
+    notes = [note for note in found.notes if (note.name, note.fqn) not in known]
+    return Report(
+        title=found.state.target,
+        document=lambda: documents.of_verification(found),
+        table=lambda: _flat(found),
+        page=lambda: _page(found, view),
+        findings=found.findings,
+        notes=fold.notes(notes, view.verbose),
+        whole=view.unfold,
+    )
+
+
+def untold(found: Verification, asked: Sequence[Name]) -> tuple[str, ...]:
+    """A line for each proof that could not be told, or not tried although it was asked for: what exit 2 is for.
+
+    Where no proof was tried at all one says so, asked for or not.
+    """
+    target = found.state.target
+    if not found.state.tensors:
+        return (f"{target}: the model holds no tensor: there is nothing to prove",)
+    lines = [
+        f"{target}: {check.check.value}: {_why_not(check)}"
+        for check in found.checks
+        if check.verdict is Verdict.INCONCLUSIVE or (check.verdict is Verdict.SKIPPED and check.check in asked)
+    ]
+    if not lines and all(check.verdict is Verdict.SKIPPED for check in found.checks):
+        lines = [f"{target}: nothing was proved: {_names(found.checks)} skipped"]
+    return tuple(lines)
+
+
+def _why_not(check: Check) -> str:
+    """The reason of the whole, else that of the first tensor which has one, and of how many it is true."""
+    if check.reason:
+        return check.reason
+    cells = [(fqn, cell) for column in check.columns for fqn, cell in column.cells.items()]
+    unsure = [(fqn, cell) for fqn, cell in cells if cell.verdict is Verdict.INCONCLUSIVE]
+    if not unsure:
+        return "does not apply to this model" if check.verdict is Verdict.SKIPPED else "cannot tell"
+    fqn, cell = unsure[0]
+    count = len({fqn for fqn, _ in unsure})
+    more = f"; nor of {plural(count - 1, 'other tensor')}" if count > 1 else ""
+    return f"{fqn}: {cell.reason or 'cannot tell'}{more}"
+
+
+def _columns(found: Verification) -> tuple[Shown, ...]:
+    """The proofs' columns in order; one whose name an earlier proof has too is called after its own proof as well."""
+    shown: list[Shown] = []
+    for check in found.checks:
+        told = frozenset(finding.fqn for finding in check.findings)
+        for column in check.columns:
+            taken = any(other.name == column.name for other in shown)
+            name = f"{column.name} ({check.check.value})" if taken else column.name
+            shown.append(Shown(name, column.cells, told, check.reason))
+    return tuple(shown)
+
+
+# The flat table: every fact in a column of its own.
+
+
+def _flat(found: Verification) -> Table:
+    shown = _columns(found)
+    measured = [(column, when) for column in shown for when in ("before", "after")]
+    columns = (
+        report.Column("kind"),
+        report.Column("fqn"),
+        report.Column("dtype", detail=True),
+        report.Column("shape", detail=True),
+        report.Column("requires_grad", detail=True),
+        report.Column("origin", detail=True),
+        *(report.Column(column.name) for column in shown),
+        *(report.Column(f"{column.name}_{when}", detail=True) for column, when in measured),
+        report.Column("reason"),
+    )
+    rows = tuple(
+        (
+            kind_text(row),
+            row.fqn,
+            row.dtype,
+            shape_text(row.shape),
+            said(row.requires_grad),
+            place(row.origin) if row.origin else None,
+            *(column.cells[row.fqn].verdict.value if row.fqn in column.cells else None for column in shown),
+            *(getattr(column.cells.get(row.fqn), when, None) for column, when in measured),
+            "; ".join(_reasons(row.fqn, shown, ())) or None,
+        )
+        for row in found.state.tensors
+    )
+    return Table(columns, rows)
+
+
+# For people: grouped by kind, then the proofs.
+
+
+def _page(found: Verification, view: View) -> Page:
+    shown = _columns(found)
+    heads = (report.Column("name"), *(report.Column(one.name, shared=f"{one.name}: all {{}}") for one in shown))
+    proofs = tuple(_proof_line(check, len(shown)) for check in found.checks)
+    verdict = _verdict(found)
+    return Page(
+        subtitle=_subtitle(found),
+        columns=heads,
+        groups=(*_groups(found, shown, view), Group("proofs", _tally(found.checks), proofs)),
+        totals=(*(f"{line.cells[0]}: {line.remark}" for line in proofs), verdict),
+        fixes=_fixes(found),
+        findings=found.findings if view.unfold else fold.findings(found.findings),
+        verdict=verdict,
+    )
+
+
+def _subtitle(found: Verification) -> str:
+    tensors = found.state.tensors
+    size = sum(total.bytes for total in documents.totals(tensors).values())
+    return f"{found.state.format}, {plural(len(tensors), 'tensor')}, {size_text(size)}"
+
+
+def _groups(found: Verification, shown: Sequence[Shown], view: View) -> tuple[Group, ...]:
+    worst = documents.worst_of(found)
+    folded = not view.unfold and len(found.state.tensors) > fold.ABOVE
+    groups = []
+    for kind in Kind:
+        rows = [row for row in found.state.tensors if row.kind is kind]
+        if not rows:
+            continue
+        shared = _shared(rows, shown)
+        lines = [_line(row, shown, shared, worst[row.fqn], view) for row in rows]
+        summary = _summary(rows, worst) + "".join(f"; {reason}" for reason in _worded(shared))
+        groups.append(Group(NOUNS[kind], summary, tuple(fold.lines(lines) if folded else lines)))
+    return tuple(groups)
+
+
+def _summary(rows: Sequence[TensorInfo], worst: dict[str, Verdict]) -> str:
+    text = plural(len(rows), "tensor")
+    for verdict in (Verdict.FAILED, Verdict.INCONCLUSIVE):
+        count = sum(worst[row.fqn] is verdict for row in rows)
+        text += f", {count:,} {verdict.value}" if count else ""
+    return text
+
+
+#: A column's name, and why a cell of it is as it is.
+Because = tuple[str, str]
+
+
+def _shared(rows: Sequence[TensorInfo], shown: Sequence[Shown]) -> tuple[Because, ...]:
+    """What is true of every row of a group alike: said once, beside its heading."""
+    found = []
+    for column in shown:
+        alike = {(column.verdict(row.fqn), column.reason(row.fqn)) for row in rows}
+        _, reason = alike.pop()
+        if not alike and reason:
+            found.append((column.name, reason))
+    return tuple(found)
+
+
+def _reasons(fqn: str, shown: Sequence[Shown], shared: Sequence[Because]) -> list[str]:
+    """Why its cells are as they are, each reason once, behind the columns that it holds for."""
+    own = [(column.name, column.reason(fqn)) for column in shown]
+    return _worded([(name, reason) for name, reason in own if reason and (name, reason) not in shared])
+
+
+def _worded(becauses: Iterable[Because]) -> list[str]:
+    columns: dict[str, list[str]] = {}
+    for name, reason in becauses:
+        columns.setdefault(reason, []).append(name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in columns.items()]
+
+
+_MOODS = {Verdict.FAILED: "bad", Verdict.INCONCLUSIVE: "warn"}
+
+
+def _line(row: TensorInfo, shown: Sequence[Shown], shared: Sequence[Because], worst: Verdict, view: View) -> Line:
+    """The remark has what the signs do not say; of a tensor that passed everything, nothing but its own note."""
+    parts = _reasons(row.fqn, shown, shared)
+    if row.note:
+        parts.append(row.note)
+    if view.verbose:
+        parts.extend(_measured(row.fqn, shown))
+    if row.origin and (worst is Verdict.FAILED or view.verbose):
+        parts.append(place(row.origin))
+    signs = (SIGNS[column.verdict(row.fqn)] for column in shown)
+    return Line((row.fqn, *signs), "; ".join(parts), _MOODS.get(worst, ""))
+
+
+def _measured(fqn: str, shown: Sequence[Shown]) -> list[str]:
+    """`moves: cpu → cuda:0`, of each column that measured something."""
+    cells = [(column.name, column.cells[fqn]) for column in shown if fqn in column.cells]
+    return [
+        f"{name}: {cell.before or '-'} → {cell.after or '-'}"
+        for name, cell in cells
+        if cell.before is not None or cell.after is not None
+    ]
+
+
+def _proof_line(check: Check, columns: int) -> Line:
+    """`✗ move`, and behind it what was done and what came of it."""
+    parts = [check.how]
+    if check.verdict is Verdict.FAILED:
+        parts.append(check.reason or _how_many(check))
+    elif check.verdict is not Verdict.PASSED:
+        parts.append(_why_not(check))
+    elif check.reason:
+        parts.append(check.reason)
+    remark = ": ".join(filter(None, parts)) or check.verdict.value
+    mood = _MOODS.get(check.verdict, "dim" if check.verdict is Verdict.SKIPPED else "")
+    return Line((f"{SIGNS[check.verdict]} {check.check.value}", *("",) * columns), remark, mood)
+
+
+def _how_many(check: Check) -> str:
+    failed = {finding.fqn for finding in check.findings} | set(_with(check.columns, (Verdict.FAILED,)))
+    tried = set(_with(check.columns, (Verdict.FAILED, Verdict.PASSED, Verdict.INCONCLUSIVE)))
+    count = len(failed - {None})
+    return f"failed for {count:,} of {plural(max(len(tried), count), 'tensor')}" if count else "failed"
+
+
+def _with(columns: Iterable[Column], verdicts: Sequence[Verdict]) -> Iterable[str]:
+    return (fqn for column in columns for fqn, cell in column.cells.items() if cell.verdict in verdicts)
+
+
+def _names(checks: Iterable[Check]) -> str:
+    return ", ".join(check.check.value for check in checks)
+
+
+#: Worst first.
+_ORDER = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
+
+
+def _tally(checks: Sequence[Check]) -> str:
+    counts = Counter(check.verdict for check in checks)
+    return ", ".join(f"{counts[verdict]:,} {verdict.value}" for verdict in _ORDER if counts[verdict])
+
+
+def _verdict(found: Verification) -> str:
+    """The line that says it all: which proofs failed and of how many tensors, which cannot tell, which hold."""
+    tensors = len(found.state.tensors)
+    failed = documents.proved(found).tensors[Verdict.FAILED.value]
+    of = {Verdict.FAILED: f" for {failed:,} of {plural(tensors, 'tensor')}" if failed else ""}
+    parts = []
+    for verdict in _ORDER:
+        checks = [check for check in found.checks if check.verdict is verdict]
+        if checks:
+            parts.append(f"{_names(checks)} {verdict.value}{of.get(verdict, '')}")
+    return "; ".join(parts)
+
+
+def _fixes(found: Verification) -> tuple[Fix, ...]:
+    """What mends it, each once: the layers of a stack are mended by the same line of source."""
+    rows = {row.fqn: row for row in found.state.tensors}
+    fixes: dict[Fix, None] = {}
+    for finding in found.findings:
+        if finding.help:
+            fixes.setdefault(_fix(finding, rows.get(finding.fqn or "")))
+    return tuple(fixes)
+
+
+def _fix(finding: Finding, row: TensorInfo | None) -> Fix:
+    """Lines to paste where the row has some; advice in words is a comment among them."""
+    where = place(row.origin) if row is not None and row.origin else finding.fqn or finding.rule
+    if row is not None and row.fix and row.fix in (finding.help or ""):
+        return Fix(where, row.fix)
+    return Fix(where, "\n".join(f"# {line}" for line in (finding.help or "").splitlines()))
