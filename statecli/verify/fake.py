@@ -1,0 +1,153 @@
+"""A GPU that is not there: tensors that claim to be on it and hold no data.
+
+FakeTensorMode computes shapes only. Its device is `lazy:0`, one that every build of torch knows and none implements:
+on `cuda:0` a build without CUDA aborts the process. A `Watch` above it knows CUDA's rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from statecli.modules.tensors import is_lazy
+from statecli.verify.devices import Watch, Watching
+
+#: The device that stands for cuda:0.
+DEVICE = torch.device("lazy", 0)
+#: How it is shown.
+SHOWN = "cuda:0 (fake)"
+
+
+@dataclass
+class Kept:
+    """What a pretended move did to Parameters whose identity it could not keep: the old objects, and their successors.
+
+    On CUDA a Parameter stays the object that it is, so that each other name of it follows. `replaced` says of which
+    objects that could not be pretended.
+    """
+
+    release: Callable[[], None]
+    replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self.replaced
+
+
+@contextlib.contextmanager
+def faked(watch: Watch) -> Iterator[Kept]:
+    """Until the block ends, tensors that are made or moved hold no data and may be on `DEVICE`; `watch` looks on."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    shapes = ShapeEnv(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True, shape_env=shapes)
+    memo = mode.fake_tensor_converter.meta_converter.tensor_memo
+    with mode, _Faking(watch, mode), pretending(memo.clear) as kept:
+        yield kept
+
+
+class _Faking(Watching):
+    """Makes real tensors fake itself: FakeTensorMode computes with real ones where it can, and would go to `DEVICE`."""
+
+    def __init__(self, watch: Watch, mode: FakeTensorMode) -> None:
+        super().__init__(watch)
+        self._mode = mode
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func not in self._mode.lift_fns:
+            args, kwargs = tree_map_only(torch.Tensor, self._fake, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._mode.from_tensor(tensor)
+
+
+@contextlib.contextmanager
+def pretending(release: Callable[[], None] = lambda: None) -> Iterator[Kept]:
+    """Until the block ends, modules move as they do on CUDA, and autocast knows the device. All is put back.
+
+    `release` drops the weak references to new tensors: torch swaps none that has one.
+    """
+    kept = Kept(release)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(nn.Module, "_apply", _apply_of(kept)))
+        stack.enter_context(_replaced(torch.amp.autocast_mode.autocast, "__init__", _autocast()))
+        for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
+            stack.enter_context(_replaced(torch, name, _on_cpu(getattr(torch, name))))
+        yield kept
+
+
+@contextlib.contextmanager
+def _replaced(holder: Any, name: str, new: Any) -> Iterator[None]:
+    old = getattr(holder, name)
+    setattr(holder, name, new)
+    try:
+        yield
+    finally:
+        setattr(holder, name, old)
+
+
+def _autocast() -> Callable[..., None]:
+    """autocast raises for a device type that it does not know; here it is off, as it would not change a device."""
+    original = torch.amp.autocast_mode.autocast.__init__
+
+    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if device_type != DEVICE.type:
+            return original(self, device_type, *args, **kwargs)
+        return original(self, "cpu", enabled=False)
+
+    return init
+
+
+def _on_cpu(ask: Callable[..., Any]) -> Callable[..., Any]:
+    def asked(*args: Any) -> Any:
+        return ask(*("cpu" if arg == DEVICE.type else arg for arg in args))
+
+    return asked
+
+
+def _apply_of(kept: Kept) -> Callable[..., nn.Module]:
+    """`nn.Module._apply` as it is for a move to CUDA: a Parameter stays the object that it is, a buffer does not."""
+
+    def _apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        if recurse:
+            for child in self.children():
+                child._apply(fn)  # type: ignore[no-untyped-call]
+        for name, parameter in self._parameters.items():
+            if parameter is not None and not is_lazy(parameter):
+                self._parameters[name] = _renewed(parameter, fn, kept)  # type: ignore[assignment]
+        for name, buffer in self._buffers.items():
+            if buffer is not None and not is_lazy(buffer):
+                self._buffers[name] = fn(buffer)
+        return self
+
+    return _apply
+
+
+def _renewed(parameter: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor], kept: Kept) -> torch.Tensor:
+    """`parameter` with the data that `fn` gives, the same object wherever torch can swap it."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    if parameter.device == DEVICE:
+        return parameter
+    if parameter in kept:
+        return kept.replaced[id(parameter)][1]
+    with _disable_current_modes():
+        # An alias: FakeTensorMode keeps weak references to what it converts, and such a tensor cannot be swapped.
+        alias = parameter.data
+    with torch.no_grad():
+        new = nn.Parameter(fn(alias), parameter.requires_grad)
+    vars(new).update({name: value for name, value in vars(parameter).items() if name not in vars(new)})
+    kept.release()
+    try:
+        torch.utils.swap_tensors(parameter, new)
+    except RuntimeError:  # an autograd graph, a view or a weak reference holds on to it
+        kept.replaced[id(parameter)] = (parameter, new)
+        return new
+    return parameter
