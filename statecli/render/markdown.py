@@ -77,6 +77,9 @@ def _head(report: Report, page: Page) -> Iterable[str]:
     if page.verdict:
         yield f"**{_text(page.verdict)}**\n\n"
     yield f"{_text(page.subtitle)}\n"
+    if page.done is not None:
+        yield f"\n**{_text(page.done.heading)}**: {_text(page.done.summary)}\n\n"
+        yield from (f"- {_cell(line.cells[0])}: {_text(line.remark)}\n" for line in page.done.lines)
 
 
 def _findings(page: Page, room: _Room) -> str:

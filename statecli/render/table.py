@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from statecli.render._escape import name, sentence, visible
 from statecli.render._paint import painted
-from statecli.report import Group, Line, Page, Report
+from statecli.report import Line, Page, Report
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -25,6 +25,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:
     if not look.quiet:
         page.head()
         page.groups()
+        page.done()
         page.fixes()
         page.notes()
         page.verdict()
@@ -62,7 +63,7 @@ class _Layout:
     def _hoist(self) -> bool:
         """Say a value that all rows share once, above the table, rather than in a column."""
         for c in reversed(self.columns):
-            values = {line.cells[c] for line in self.lines} - {""}
+            values = {line.cells[c] for line in self.lines}
             shared = self.page.columns[c].shared
             if shared and len(values) == 1:
                 self.said.append(shared.format(values.pop()))
@@ -160,9 +161,20 @@ class _Page:
             self.wrapped_heading(name(group.heading), sentence(group.summary))
             for line in self.layout.laid(heads) if number == 0 else ():
                 self.put((line, "dim"))
-            hung = self.hung(group)
             for row in group.lines:
-                self.line(row, hung)
+                self.line(row)
+
+    def done(self) -> None:
+        group = self.page.done
+        if group is None or not group.lines:
+            return
+        self.put(("", ""))
+        self.wrapped_heading(name(group.heading), sentence(group.summary))
+        widest = max(self.layout.cell_len(name(row.cells[0])) for row in group.lines)
+        beside = INDENT + min(widest, self.width // 3) + GAP
+        for row in group.lines:
+            first = " " * INDENT + name(row.cells[0]) + " " * (widest - self.layout.cell_len(name(row.cells[0])) + GAP)
+            self.wrapped(row.remark, MOODS[row.mood], " " * beside, first)
 
     def wrapped_heading(self, heading: str, summary: str) -> None:
         if self.layout.cell_len(heading) + GAP + self.layout.cell_len(summary) <= self.width:
@@ -171,39 +183,23 @@ class _Page:
         self.put((heading, "bold"))
         self.wrapped(summary, "", " " * INDENT)
 
-    def hung(self, group: Group) -> int | None:
-        """Where remarks begin in a group of names and remarks alone that has no room for them behind the columns."""
-        if any(any(row.cells[1:]) for row in group.lines):
-            return None
-        cell_len = self.layout.cell_len
-        if all(self.remark_column(row) + cell_len(sentence(row.remark)) <= self.width for row in group.lines):
-            return None
-        beside = INDENT + max(cell_len(name(row.cells[0])) for row in group.lines) + GAP
-        return beside if beside * 3 <= self.width else None
-
-    def line(self, line: Line, hung: int | None) -> None:
-        """A row and its remark: from column `hung` on, else behind the columns, else below."""
+    def line(self, line: Line) -> None:
         style = MOODS[line.mood]
         *above, last = self.layout.laid(tuple(map(name, line.cells)))
         remark = sentence(line.remark)
         for text in above:
             self.put((text, style))
-        beside = hung or self.remark_column(line)
+        beside = self.remark_column(line) if self.layout.name else 0
         gap = " " * (beside - self.layout.cell_len(last))
         if remark and len(gap) >= GAP and beside + self.layout.cell_len(remark) <= self.width:
             self.put((last + gap, style), (remark, style or "dim"))
-            return
-        if remark and hung:
-            self.wrapped(remark, style or "dim", " " * beside, last + gap)
             return
         self.put((last, style))
         if remark:
             self.wrapped(remark, style or "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
 
     def remark_column(self, line: Line) -> int:
-        """Behind the columns; in their place where a row has nothing in them; 0 where names stand above."""
-        if not self.layout.name:
-            return 0
+        """Behind the columns; in their place where a row has nothing in them."""
         used = any(line.cells[c] for c in self.layout.columns)
         widths = [self.layout.widths[c] for c in self.layout.columns] if used else []
         return INDENT + self.layout.name + sum(width + GAP for width in widths) + GAP

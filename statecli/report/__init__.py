@@ -2,7 +2,8 @@
 
 A `Report` gives the same content at the three grains that outputs need: a `document` (typed, for JSON), a flat
 `table` (one row a tensor, for plain and CSV) and a `page` for people. `failed()` is the only source of
-exit 1. One module a command makes its report: `inspecting.py`, `diffing.py`.
+exit 1. One module a command makes its report: `inspecting.py`, `diffing.py`,
+`verifying.py`.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Page(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     #: The one line that says it all. It ends a table, and begins what is read from the top.
     verdict: str = ""
+    #: What was done, a line each: names and remarks alone. Outputs that show `totals` find it there.
+    done: Group | None = None
 
 
 class Bars(msgspec.Struct, frozen=True):

@@ -127,11 +127,17 @@ def _flat(found: Verification) -> Table:
             place(row.origin) if row.origin else None,
             *(column.cells[row.fqn].verdict.value if row.fqn in column.cells else None for column in shown),
             *(getattr(column.cells.get(row.fqn), when, None) for column, when in measured),
-            "; ".join(_reasons(row.fqn, shown, ())) or None,
+            "; ".join(_worded(_given(row.fqn, shown))) or None,
         )
         for row in found.state.tensors
     )
     return Table(columns, rows)
+
+
+def _given(fqn: str, shown: Sequence[Shown]) -> list[Because]:
+    """Every reason that a cell of the tensor has, whatever else says it."""
+    cells = [(column.name, column.cells.get(fqn)) for column in shown]
+    return [(name, cell.reason) for name, cell in cells if cell is not None and cell.reason]
 
 
 # For people: grouped by kind, then the proofs.
@@ -140,16 +146,17 @@ def _flat(found: Verification) -> Table:
 def _page(found: Verification, view: View) -> Page:
     shown = _columns(found)
     heads = (report.Column("name"), *(report.Column(one.name, shared=f"{one.name}: all {{}}") for one in shown))
-    proofs = tuple(_proof_line(check, len(shown)) for check in found.checks)
+    proofs = tuple(map(_proof_line, found.checks))
     verdict = _verdict(found)
     return Page(
         subtitle=_subtitle(found),
         columns=heads,
-        groups=(*_groups(found, shown, view), Group("proofs", _tally(found.checks), proofs)),
+        groups=_groups(found, shown, view),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in proofs), verdict),
         fixes=_fixes(found),
         findings=found.findings if view.unfold else fold.findings(found.findings),
         verdict=verdict,
+        done=Group("proofs", _tally(found.checks), proofs),
     )
 
 
@@ -236,7 +243,7 @@ def _measured(fqn: str, shown: Sequence[Shown]) -> list[str]:
     ]
 
 
-def _proof_line(check: Check, columns: int) -> Line:
+def _proof_line(check: Check) -> Line:
     """`✗ move`, and behind it what was done and what came of it."""
     parts = [check.how]
     if check.verdict is Verdict.FAILED:
@@ -247,7 +254,7 @@ def _proof_line(check: Check, columns: int) -> Line:
         parts.append(check.reason)
     remark = ": ".join(filter(None, parts)) or check.verdict.value
     mood = _MOODS.get(check.verdict, "dim" if check.verdict is Verdict.SKIPPED else "")
-    return Line((f"{SIGNS[check.verdict]} {check.check.value}", *("",) * columns), remark, mood)
+    return Line((f"{SIGNS[check.verdict]} {check.check.value}",), remark, mood)
 
 
 def _how_many(check: Check) -> str:
