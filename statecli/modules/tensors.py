@@ -63,7 +63,7 @@ def facts(tensor: torch.Tensor) -> Facts:
 def _stored(tensor: torch.Tensor, elements: int) -> int:
     """Bytes of what a sparse tensor keeps, indices and values, as it would be in a file."""
     try:
-        return sum(part.numel() * part.element_size() for part in _parts(tensor))
+        return sum(part.numel() * part.element_size() for part in parts(tensor))
     except (RuntimeError, NotImplementedError):
         return elements * tensor.element_size()
 
@@ -89,8 +89,7 @@ def storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:
     """
     with torch._C.DisableTorchFunctionSubclass():
         try:
-            parts = _parts(tensor)
-            stores = [part.untyped_storage() for part in parts]
+            stores = [part.untyped_storage() for part in parts(tensor)]
             return _address(stores[0]), sum(store.nbytes() for store in stores)
         except (RuntimeError, NotImplementedError):
             return _number(tensor), None
@@ -106,7 +105,8 @@ def _address(store: torch.UntypedStorage) -> int:
     return address or int(store._cdata)
 
 
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors that `tensor` is made of, values before indices; itself where it is one."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._values(), tensor._indices()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
