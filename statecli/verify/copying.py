@@ -32,6 +32,9 @@ def prove(subject: Subject) -> Check:
     return judging.nothing(subject, Name.COPY) or _Proof(subject).check()
 
 
+_NON_LEAF_HELP = "compute it in forward, or store it with .detach()"
+
+
 class _Proof:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -70,7 +73,7 @@ class _Proof:
             what = f"computed by {operation} and no leaf of the graph, so copy.deepcopy of the model raises"
             if name in rows:
                 self._columns["copied"][name] = Cell(Verdict.FAILED, reason=what)
-            self._fail("non-leaf-attribute", name, f"{name} is {what}", _non_leaf_help(tensor))
+            self._fail("non-leaf-attribute", name, f"{name} is {what}", _NON_LEAF_HELP)
         return bool(broken)
 
     def _pickle(self, module: nn.Module) -> None:
@@ -146,16 +149,12 @@ def _copies(tensor: torch.Tensor) -> bool:
         return True
 
 
-def _non_leaf_help(tensor: torch.Tensor) -> str:
-    return "compute it in forward, or store it with .detach()"
-
-
 def _pickled(module: nn.Module) -> Any:
     """The module through a pickle, as `torch.save(module)` writes it. It is read by code that made it this instant."""
     file = io.BytesIO()
     torch.save(module, file)
     file.seek(0)
-    return torch.load(file, weights_only=False)  # noqa: S614
+    return torch.load(file, weights_only=False)
 
 
 def _shared_by_all(module: nn.Module) -> frozenset[str]:

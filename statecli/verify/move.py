@@ -243,7 +243,7 @@ def _devices(found: dict[str, torch.Tensor]) -> dict[str, str]:
 
 
 def _remade(subject: Subject) -> frozenset[str]:
-    """What appeared and is by a second forward replaced by a tensor of the same bits, though it had been overwritten."""
+    """What appeared, and a second forward replaces by a tensor of the same bits though it had been overwritten."""
     try:
         module = subject.used(values=True)
         found = judging.tensors(module)
