@@ -22,7 +22,7 @@ from statecli.modules.origin import _passed_over
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: Operators that take tensors of any devices: copies, or arguments that only lend a shape, a length or a number.
-_FREE = frozenset(
+FREE = frozenset(
     "copy copy_ _to_copy _copy_from _copy_from_and_resize _foreach_copy_ _foreach_copy lift lift_fresh lift_fresh_copy "
     "device_put resize_as_ resize_as set_ fill fill_ is_same_size is_set_to _has_compatible_shallow_copy_type "
     "_pack_padded_sequence _pad_packed_sequence tensor_split slice_scatter select_scatter diagonal_scatter "
@@ -80,8 +80,13 @@ class Watch:
     mismatches: list[Mismatch] = field(default_factory=list)
     copied: dict[str, Place | None] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
+    _excused: set[str] = field(default_factory=set)
     # By id, with the tensor, so that no id is given out twice: a weak reference would keep it from being swapped.
     _sources: dict[int, tuple[torch.Tensor, Source]] = field(default_factory=dict)
+
+    def excuse(self, names: Iterable[str]) -> None:
+        """These would be on the device, could the move have been pretended of them: they are carried in silence."""
+        self._excused.update(names)
 
     def know(self, names: Iterable[tuple[str, torch.Tensor]]) -> None:
         """From now on these tensors are known by name; the first name of a tensor counts."""
@@ -118,11 +123,11 @@ class Watch:
     def _made(self, func: Any, tensor: torch.Tensor, given: list[torch.Tensor]) -> Source | None:
         known = [self.source(one) for one in given if one.device == tensor.device]
         named = next((one for one in known if one is not None), None)
+        view = getattr(func, "is_view", False)
         if tensor.device == self.device:
-            view = getattr(func, "is_view", False)
-            return Source(named.fqn, named.place, True) if view and named is not None else None
+            return named if view else None
         if named is not None:
-            return Source(named.fqn, named.place, True, named.brought)
+            return Source(named.fqn, named.place, named.derived or not view, named.brought)
         return Source(place=_place(_line()), brought=any(one.device == self.device for one in given))
 
     def _touch(self, func: Any, tensors: list[torch.Tensor], kwargs: Any) -> None:
@@ -131,7 +136,7 @@ class Watch:
             if source is None or source.fqn is None:
                 continue
             self.touched.add(source.fqn)
-            if _name(func) == "_to_copy" and kwargs.get("device") == self.device:
+            if name_of(func) == "_to_copy" and kwargs.get("device") == self.device:
                 self.copied.setdefault(source.fqn, _place(_line()))
 
     def _blame(self, func: Any, wrong: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
@@ -141,16 +146,18 @@ class Watch:
         named = known.fqn if known is not None and known.fqn is not None else _local(frame, other)
         for tensor in wrong:
             source = self.source(tensor) or Source()
+            if source.fqn in self._excused:
+                continue
             device = str(tensor.device).replace("meta", "cpu")
-            one = Mismatch(source, device, named or "", _name(func).strip("_"), _place(frame))
+            one = Mismatch(source, device, named or "", name_of(func).strip("_"), _place(frame))
             if not any(_same(one, before) for before in self.mismatches):
                 self.mismatches.append(one)
 
 
 def strays(func: Any, args: Any, kwargs: Any, device: torch.device) -> list[torch.Tensor]:
     """The tensors that are not on `device` although CUDA asks `func` for all of them there; [] for a legal call."""
-    name = _name(func)
-    if name in _FREE or name.endswith("_like") or name.startswith("new_"):
+    name = name_of(func)
+    if name in FREE or name.endswith("_like") or name.startswith("new_"):
         return []
     tensors = list(_tensors((args, kwargs)))
     if name in _INDEXED:
@@ -180,9 +187,12 @@ class Watching(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and func._can_decompose():
+            with self:  # only inference mode hands over what is made of other operators
+                return func.decompose(*args, **kwargs)
         wrong = self._watch.refused(func, args, kwargs)
         if wrong:
-            args, kwargs = carried((args, kwargs), wrong, self._watch.device)
+            args, kwargs = self._carried((args, kwargs), {id(tensor) for tensor in wrong})
         out = self.run(func, args, kwargs)
         self._watch.note(func, args, kwargs, out)
         return out
@@ -191,23 +201,23 @@ class Watching(TorchDispatchMode):
         """Carry out what is legal by now."""
         return func(*args, **kwargs)
 
+    def _carried(self, tree: Any, wrong: set[int]) -> Any:
+        """`tree` with these tensors copied to the device."""
 
-def carried(tree: Any, wrong: list[torch.Tensor], device: torch.device) -> Any:
-    """`tree` with the tensors of `wrong` copied to `device`."""
-    ids = {id(tensor) for tensor in wrong}
+        def there(one: torch.Tensor) -> Any:
+            # Not `.to`: below autograd that is no copy yet.
+            copy = torch.ops.aten._to_copy.default
+            return self.run(copy, (one,), {"device": self._watch.device}) if id(one) in wrong else one
 
-    def there(one: torch.Tensor) -> torch.Tensor:
-        # Not `.to`: below autograd it is no copy yet.
-        return torch.ops.aten._to_copy.default(one, device=device) if id(one) in ids else one
-
-    return tree_map_only(torch.Tensor, there, tree)
+        return tree_map_only(torch.Tensor, there, tree)
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor))
 
 
-def _name(func: Any) -> str:
+def name_of(func: Any) -> str:
+    """The operator without its overload: `add` of `aten.add.Tensor`."""
     return str(func.overloadpacket.__name__) if hasattr(func, "overloadpacket") else str(func.__name__)
 
 

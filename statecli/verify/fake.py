@@ -9,20 +9,51 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from statecli.errors import ModelError
 from statecli.modules.tensors import is_lazy
 from statecli.verify.devices import Watch, Watching
+from statecli.verify.result import Check, Name
+
+if TYPE_CHECKING:
+    from statecli.verify.subject import Subject
 
 #: The device that stands for cuda:0.
 DEVICE = torch.device("lazy", 0)
 #: How it is shown.
 SHOWN = "cuda:0 (fake)"
+
+
+def move(subject: Subject) -> Check:
+    """Proof `move` of a pretended GPU: column `moves`, and the rules of a real move. It needs no values and no inputs."""
+    from statecli.verify import judging, move
+
+    moved = move.Moved(one_way=True)
+    try:
+        module = subject.used()
+        moved.before = {name: str(tensor.device) for name, tensor in judging.tensors(module).items()}
+        with faked(Watch(DEVICE)) as kept, subject.user_code(f"moving it to {SHOWN}"):
+            module.to(DEVICE)
+        moved.after = {name: _after(tensor, kept) for name, tensor in judging.tensors(module).items()}
+    except ModelError as error:
+        moved.reasons.append(judging.reason_of(subject, error))
+    return judging.nothing(subject, Name.MOVE) or move.judged(subject, SHOWN, moved)
+
+
+def _after(tensor: torch.Tensor, kept: Kept) -> str:
+    """A lazy parameter that is registered follows on CUDA, and holds nothing that could be pretended."""
+    return SHOWN if tensor in kept or is_lazy(tensor) else shown(tensor)
+
+
+def shown(tensor: torch.Tensor) -> str:
+    """The device of `tensor` in words."""
+    return SHOWN if tensor.device == DEVICE else str(tensor.device)
 
 
 @dataclass
