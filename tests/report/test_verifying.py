@@ -1,0 +1,405 @@
+"""What is said of a run of the proofs: its rows, its reasons, its lines, its exit 2."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import hypothesis.strategies as st
+import jsonschema
+import pytest
+from hypothesis import given, settings
+
+from statecli import render
+from statecli.finding import Finding, Severity
+from statecli.render import Look, Output
+from statecli.report import View, documents
+from statecli.report.verifying import SIGNS, of_verification, untold
+from statecli.state import Evidence, Kind, ModelState, Oddity, Origin, TensorInfo
+from statecli.verify.result import Cell, Check, Column, Name, Verdict, Verification
+
+PASSED, FAILED, SKIPPED, UNSURE = Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED, Verdict.INCONCLUSIVE
+FIX = 'self.register_buffer("table", torch.ones(3))'
+NO_INPUT = "no input given: --input 2x3"
+
+
+def tensor(fqn, kind=Kind.PARAMETER, **facts):
+    return TensorInfo(fqn, "float32", (3,), 3, 12, kind=kind, evidence=Evidence.REGISTERED, **facts)
+
+
+def run(*checks, rows=(), notes=()):
+    return Verification(ModelState("net.py:Net", "module", tuple(rows)), checks, notes)
+
+
+def finding(fqn, rule="left-behind", help=None):
+    return Finding(rule, Severity.ERROR, f"{fqn}: stays on cpu", "net.py:Net", fqn, help)
+
+
+def moved(verdict=None, **cells):
+    """A move of which each tensor has this cell; a finding for each that failed."""
+    found = tuple(finding(fqn, help=FIX) for fqn, cell in cells.items() if cell.verdict is FAILED)
+    verdict = verdict or (FAILED if found else PASSED)
+    return Check(Name.MOVE, verdict, '.to("meta")', columns=(Column("moves", cells),), findings=found)
+
+
+def passed(**facts):
+    return Cell(PASSED, **facts)
+
+
+class Text(io.StringIO):
+    text = io.StringIO.write
+
+    def utf8(self, raw):
+        self.write(raw.decode())
+
+
+def written(found, output="table", *, width=100, quiet=False, **view):
+    sink = Text()
+    look = Look(terminal=output == "table", width=width, quiet=quiet)
+    render.write(of_verification(found, View(**view)), Output(output), sink, look)
+    return sink.getvalue()
+
+
+def page(found, **view):
+    return of_verification(found, View(**view)).page()
+
+
+def lines(found, **view):
+    """The rows for people: name -> (signs, remark)."""
+    groups = page(found, **view).groups
+    return {line.cells[0]: ("".join(line.cells[1:]), line.remark) for group in groups for line in group.lines}
+
+
+def done(found):
+    return [(line.cells[0], line.remark) for line in page(found).done.lines]
+
+
+TABLE = tensor("table", Kind.UNREGISTERED, origin=Origin("net.py", 9), fix=FIX)
+BROKEN = run(moved(w=passed(), table=Cell(FAILED, "cpu", "cpu", "stays on cpu")), rows=(tensor("w"), TABLE))
+
+
+# Rows.
+
+
+def test_what_passed_everything_has_no_remark():
+    """A row of ticks says all there is to say."""
+    assert lines(BROKEN)["w"] == ("✓", "")
+
+
+def test_what_failed_has_the_line_that_assigned_it():
+    """The cause stands below with the finding; the row has where to look."""
+    assert lines(BROKEN)["table"] == ("✗", "net.py:9")
+
+
+def test_a_failure_that_no_finding_tells_keeps_its_reason():
+    """A cross is never without its cause."""
+    check = Check(Name.MOVE, FAILED, columns=(Column("moves", {"w": Cell(FAILED, reason="stays on cpu")}),))
+    assert lines(run(check, rows=[tensor("w")], notes=())) == {"w": ("✗", "")}
+    assert page(run(check, rows=[tensor("w")])).groups[0].summary == "1 tensor, 1 failed; moves: stays on cpu"
+    both = lines(run(check, rows=[tensor("w"), tensor("v")]))
+    assert both == {"w": ("✗", "moves: stays on cpu"), "v": ("–", "")}
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_each_verdict_has_a_sign_of_its_own(verdict):
+    """No two can be taken for each other."""
+    found = run(moved(w=Cell(verdict)), rows=[tensor("w")])
+    assert lines(found)["w"][0] == SIGNS[verdict]
+    assert sorted(map(len, SIGNS.values())) == [1, 1, 1, 1]
+    assert len(set(SIGNS.values())) == 4
+
+
+def test_a_tensor_without_a_cell_is_drawn_as_skipped():
+    """A proof in which it has no part leaves no hole."""
+    assert lines(run(moved(w=passed()), rows=[tensor("w"), tensor("v")]))["v"] == ("–", "")
+
+
+def test_one_reason_of_two_columns_is_said_once():
+    """The columns stand before it."""
+    cells = {"w": Cell(SKIPPED, reason="frozen"), "v": passed()}
+    check = Check(Name.STEP, PASSED, columns=(Column("gradient", cells), Column("updated", cells)))
+    assert lines(run(check, rows=[tensor("w"), tensor("v")]))["w"] == ("––", "gradient, updated: frozen")
+
+
+def test_a_reason_of_the_whole_group_is_said_beside_its_heading():
+    """Twelve rows do not say it twelve times."""
+    rows = [tensor(f"b{n}", Kind.BUFFER) for n in range(12)]
+    cells = {row.fqn: Cell(SKIPPED, reason="a buffer") for row in rows}
+    found = run(Check(Name.STEP, SKIPPED, columns=(Column("gradient", cells),)), rows=rows)
+    assert page(found).groups[0].summary == "12 tensors; gradient: a buffer"
+    assert {remark for _, remark in lines(found).values()} == {""}
+
+
+def test_the_reason_of_a_whole_proof_is_in_its_own_line_alone():
+    """Where backward fails, every cell says the same."""
+    cells = {"w": Cell(UNSURE, reason="no backward"), "v": passed()}
+    check = Check(Name.STEP, UNSURE, "one step", "no backward", columns=(Column("gradient", cells),))
+    found = run(check, rows=[tensor("w"), tensor("v")])
+    assert lines(found)["w"] == ("?", "")
+    assert done(found) == [("? step", "one step: no backward")]
+
+
+def test_a_remark_that_is_no_failure_is_told():
+    """What stays behind and is harmless says why it is."""
+    found = run(moved(w=passed(reason="forward moves it"), v=passed()), rows=[tensor("w"), tensor("v")])
+    assert lines(found)["w"] == ("✓", "moves: forward moves it")
+
+
+def test_what_forward_made_appear_says_so():
+    """A row's own note is kept, also of a tensor that passed."""
+    found = run(moved(w=passed()), rows=[tensor("w", note="appears with the first forward")])
+    assert lines(found)["w"] == ("✓", "appears with the first forward")
+
+
+def test_verbose_has_what_was_measured():
+    """-v: before and after of each column that measured something."""
+    found = run(moved(w=passed(before="cpu", after="cuda:0"), v=passed()), rows=[tensor("w"), tensor("v")])
+    assert lines(found, verbose=True) == {"w": ("✓", "moves: cpu → cuda:0"), "v": ("✓", "")}
+
+
+def test_repeated_layers_are_folded_and_unfolded():
+    """As everywhere: many rows fold where they agree in every sign, --all has each."""
+    rows = [tensor(f"layers.{n}.w") for n in range(50)]
+    cells = {row.fqn: passed() for row in rows}
+    cells["layers.7.w"] = Cell(UNSURE)
+    found = run(moved(UNSURE, **cells), rows=rows)
+    assert lines(found) == {"layers.{0..6,8..49}.w": ("✓", ""), "layers.7.w": ("?", "")}
+    assert len(lines(found, unfold=True)) == 50
+
+
+def test_rows_are_grouped_by_kind_in_order():
+    """Parameters, buffers, unregistered, whatever the order of the source."""
+    found = run(moved(), rows=[TABLE, tensor("b", Kind.BUFFER), tensor("w")])
+    assert [group.heading for group in page(found).groups] == ["parameters", "buffers", "unregistered"]
+
+
+def test_columns_of_one_name_are_told_apart():
+    """Two proofs that both have a column `moves` do not share one heading."""
+    two = (moved(w=passed()), Check(Name.FORWARD, PASSED, columns=(Column("moves", {"w": Cell(UNSURE)}),)))
+    report = of_verification(run(*two, rows=[tensor("w")]), View())
+    assert [column.name for column in report.page().columns] == ["name", "moves", "moves (forward)"]
+    names = [column.name for column in report.table().columns]
+    assert len(set(names)) == len(names)
+
+
+# The proofs' own lines, and the verdict.
+
+
+def test_every_proof_has_a_line():
+    """What was done and what came of it, with how many tensors failed of those that were tried."""
+    checks = (
+        *BROKEN.checks,
+        Check(Name.COPY, PASSED, "deepcopy, pickle"),
+        Check(Name.STEP, SKIPPED, reason=NO_INPUT),
+        Check(Name.FORWARD, UNSURE, "on fake-cuda", "net.py:7: data-dependent"),
+    )
+    assert done(run(*checks, rows=BROKEN.state.tensors)) == [
+        ("✗ move", '.to("meta"): failed for 1 of 2 tensors'),
+        ("✓ copy", "deepcopy, pickle"),
+        ("– step", NO_INPUT),
+        ("? forward", "on fake-cuda: net.py:7: data-dependent"),
+    ]
+
+
+def test_a_proof_that_is_unsure_of_some_tensors_names_the_first():
+    """There is no reason of the whole, so that of a tensor stands for the others."""
+    found = run(moved(UNSURE, a=Cell(UNSURE, reason="sparse"), b=Cell(UNSURE), c=passed()), rows=map(tensor, "abc"))
+    assert done(found) == [("? move", '.to("meta"): a: sparse; nor of 1 other tensor')]
+
+
+def test_the_verdict_names_what_failed_first():
+    """One line says it all, in the order of importance."""
+    rest = [Check(Name.COPY, PASSED), Check(Name.STEP, UNSURE), Check(Name.FORWARD, SKIPPED)]
+    text = page(run(*rest, *BROKEN.checks, rows=BROKEN.state.tensors)).verdict
+    assert text == "move failed for 1 of 2 tensors; step inconclusive; copy passed; forward skipped"
+
+
+def test_the_verdict_of_a_clean_model():
+    """Nothing but what passed."""
+    assert page(run(moved(w=passed()), Check(Name.COPY, PASSED), rows=[tensor("w")])).verdict == "move, copy passed"
+
+
+def test_a_failure_of_no_tensor_counts_none():
+    """A forward that raises is nobody's tensor's fault."""
+    check = Check(Name.FORWARD, FAILED, "on cuda", findings=(finding(None),))
+    found = run(check, rows=[tensor("w")])
+    assert page(found).verdict == "forward failed"
+    assert done(found) == [("✗ forward", "on cuda: failed")]
+
+
+# Fixes and notes.
+
+
+def test_a_fix_is_said_once_at_its_line():
+    """Three proofs that fail for one tensor are mended by one line of source."""
+    twice = (*BROKEN.checks, Check(Name.SAVE, FAILED, findings=(finding("table", "not-saved", FIX),)))
+    (fix,) = page(run(*twice, rows=BROKEN.state.tensors)).fixes
+    assert (fix.place, fix.text) == ("net.py:9", FIX)
+
+
+def test_advice_in_words_is_a_comment():
+    """What cannot be pasted does not look as if it could."""
+    check = Check(Name.MOVE, FAILED, findings=(finding("w", help="tie them again\nafter the move"),))
+    (fix,) = page(run(check, rows=[tensor("w")])).fixes
+    assert (fix.place, fix.text) == ("w", "# tie them again\n# after the move")
+
+
+def test_a_note_that_a_proof_has_found_is_not_said_twice():
+    """What was only odd has been proved false."""
+    notes = (Oddity("left-behind", "table: stays", "table"), Oddity("lazy", "w: has no shape yet", "w"))
+    report = of_verification(run(*BROKEN.checks, rows=BROKEN.state.tensors, notes=notes), View())
+    assert [note.name for note in report.notes] == ["lazy"]
+
+
+# What ends 2.
+
+
+def test_what_nobody_asked_for_may_be_skipped():
+    """Without an input, step and forward are told and do not fail the command."""
+    found = run(moved(w=passed()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
+    assert untold(found, ()) == ()
+    assert untold(found, (Name.MOVE,)) == ()
+    assert untold(found, (Name.STEP,)) == (f"net.py:Net: step: {NO_INPUT}",)
+
+
+def test_what_is_inconclusive_is_no_pass():
+    """Asked for by name or not."""
+    found = run(moved(w=passed()), Check(Name.STEP, UNSURE, reason="net.py:4: no"), rows=[tensor("w")])
+    assert untold(found, ()) == ("net.py:Net: step: net.py:4: no",)
+
+
+def test_nothing_proved_is_not_nothing_found():
+    """Where every proof was skipped, or there is no tensor, no exit code 0."""
+    skipped = [Check(name, SKIPPED, reason=NO_INPUT) for name in (Name.STEP, Name.FORWARD)]
+    assert untold(run(*skipped, rows=[tensor("w")]), ()) == ("net.py:Net: nothing was proved: step, forward skipped",)
+    (line,) = untold(run(moved(), rows=[]), ())
+    assert "no tensor" in line
+
+
+# Every output.
+
+
+@pytest.mark.parametrize("output", [output.value for output in Output])
+def test_every_output_says_what_failed_and_how_to_mend_it(output):
+    """The tensor, the rule and the line that made it, in all of them; the fix wherever there is room for one."""
+    text = written(BROKEN, output)
+    assert "left-behind" in text
+    assert "table" in text
+    assert "net.py:9" in text or '{"file":"net.py","line":9}' in text
+    if output != "csv":
+        assert "self.register_buffer(" in text
+
+
+@pytest.mark.parametrize("output", ["table", "plain", "markdown", "html", "json", "jsonl"])
+def test_every_output_says_why_a_proof_was_skipped(output):
+    """No silent skip."""
+    found = run(moved(w=passed()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
+    assert NO_INPUT in written(found, output)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
+def test_a_table_is_never_wider_than_its_terminal(width):
+    """Names stand above their signs where there is no room, and columns that agree are said once above."""
+    rows = [tensor(f"encoder.layers.{n}.attention.query.weight") for n in range(3)]
+    columns = ("moves", "casts", "saved", "restored", "copies", "gradient", "updated")
+    cells = {row.fqn: passed() for row in rows}
+    check = Check(Name.STEP, PASSED, "x " * 60, columns=tuple(Column(name, cells) for name in columns))
+    text = written(run(check, rows=rows), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(name in text for name in columns)
+
+
+def test_quiet_prints_what_failed_alone():
+    """A gate: nothing at all for a clean model."""
+    assert written(run(moved(w=passed()), rows=[tensor("w")]), quiet=True) == ""
+    assert written(BROKEN, quiet=True) == "error[left-behind]: table: stays on cpu\n"
+    assert written(BROKEN, "plain", quiet=True) == "error[left-behind]: table: stays on cpu\n"
+
+
+def test_plain_can_be_searched_for_what_failed():
+    """One tensor a line, a word a verdict."""
+    (row,) = [line for line in written(BROKEN, "plain").splitlines() if " failed " in line and "move:" not in line][:1]
+    assert row.split() == ["unregistered", "table", "failed", "moves:", "stays", "on", "cpu"]
+
+
+def test_csv_has_each_measurement_in_its_cell():
+    """Verdict, before and after of each column; what was found stands in the tensor's row."""
+    rows = {row["fqn"]: row for row in csv.DictReader(io.StringIO(written(BROKEN, "csv")))}
+    assert rows["table"]["moves"] == "failed"
+    assert (rows["table"]["moves_before"], rows["table"]["moves_after"]) == ("cpu", "cpu")
+    assert rows["table"]["finding"] == "left-behind: table: stays on cpu"
+    assert rows["w"]["finding"] == ""
+
+
+def test_json_is_the_contracts():
+    """checks[].check, .passed and .tensors[] with fqn, before and after; the rows as inspect has them."""
+    document = json.loads(written(BROKEN, "json"))
+    assert document["schema"] == "statecli.verify/1"
+    (check,) = document["checks"]
+    assert (check["check"], check["passed"], check["how"]) == ("move", False, '.to("meta")')
+    measured = {"before": "cpu", "after": "cpu", "reason": "stays on cpu"}
+    assert check["tensors"][1] == {"fqn": "table", "column": "moves", "verdict": "failed", **measured}
+    assert [row["kind"] for row in document["tensors"]] == ["parameter", "unregistered"]
+    assert document["summary"]["checks"] == {"passed": 0, "failed": 1, "skipped": 0, "inconclusive": 0}
+    assert document["summary"]["tensors"] == {"passed": 1, "failed": 1, "skipped": 0, "inconclusive": 0}
+    assert [found["rule"] for found in document["findings"]] == ["left-behind"]
+
+
+@pytest.mark.parametrize(("verdict", "said"), [(PASSED, True), (FAILED, False), (SKIPPED, None), (UNSURE, None)])
+def test_passed_is_null_where_nothing_was_proved(verdict, said):
+    """Neither a skipped nor an inconclusive proof is a pass, nor a failure."""
+    document = json.loads(written(run(Check(Name.STEP, verdict), rows=[tensor("w")]), "json"))
+    assert document["checks"][0]["passed"] is said
+
+
+CELLS = st.builds(
+    Cell,
+    st.sampled_from(Verdict),
+    st.sampled_from([None, "cpu"]),
+    st.sampled_from([None, "cuda:0"]),
+    st.none() | st.integers(1000, 9999).map("r{}q | not\n<b>".format),
+)
+NAMES = ["w", "layers.0.b", "layers.1.b", "cache['cos']"]
+
+
+@st.composite
+def runs(draw):
+    """Any verdicts for any tensors, in any columns."""
+    rows = [tensor(fqn, draw(st.sampled_from(list(Kind)))) for fqn in NAMES]
+    checks = []
+    for name in draw(st.lists(st.sampled_from(Name), unique=True)):
+        heads = draw(st.lists(st.sampled_from(["moves", "saved"]), unique=True))
+        columns = tuple(Column(head, draw(st.dictionaries(st.sampled_from(NAMES), CELLS))) for head in heads)
+        found = tuple(map(finding, draw(st.sets(st.sampled_from([None, *NAMES])))))
+        reason = draw(st.sampled_from([None, "why", "because"]))
+        checks.append(Check(name, draw(st.sampled_from(Verdict)), "done", reason, columns, found))
+    return run(*checks, rows=rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs())
+def test_json_is_what_its_schema_says(found):
+    """Whatever was found, the document holds to the printed schema."""
+    jsonschema.validate(json.loads(written(found, "json")), json.loads(documents.schema("verify")))
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs())
+def test_no_reason_is_lost(found):
+    """Each reason of a cell is somewhere on the page: in its row, its group, its proof's line, or told as a finding."""
+    text = written(found, unfold=True)
+    for check in found.checks:
+        told = {one.fqn for one in check.findings}
+        for column in check.columns:
+            for fqn, cell in column.cells.items():
+                if cell.reason and not (cell.verdict is FAILED and fqn in told) and cell.reason != check.reason:
+                    assert cell.reason.split()[0] in text
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs(), st.sampled_from(["table", "plain", "markdown", "html", "csv", "jsonl"]))
+def test_every_output_takes_any_run(found, output):
+    """No combination of verdicts breaks one, and each failure is in each."""
+    text = written(found, output)
+    assert found.findings == () or "left-behind" in text

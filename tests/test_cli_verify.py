@@ -1,0 +1,287 @@
+"""The command line of verify: codes, streams, options, and what it does on the sample models."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from statecli import verify
+from statecli.errors import ModelError
+from statecli.finding import Finding, Severity
+from statecli.render import Output
+from statecli.verify.result import Cell, Check, Column, Name, Verdict
+
+NET = "sample_models/net.py:Net"
+FIXED = "sample_models/net_fixed.py:Net"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+
+
+def passing(name):
+    """A proof that passes for each tensor."""
+
+    def prove(subject, _request):
+        cells = {fqn: Cell(Verdict.PASSED) for fqn in subject.rows()}
+        return Check(name, Verdict.PASSED, f"a {name.value}", columns=(Column(f"{name.value}s", cells),))
+
+    return prove
+
+
+def ending(name, verdict, reason=None, fqn=None):
+    """A proof that ends so, for all or for one tensor."""
+
+    def prove(subject, _request):
+        columns = (Column("x", {fqn: Cell(verdict, reason=reason)}),) if fqn else ()
+        message = f"{fqn}: {reason}"
+        found = (Finding("x", Severity.ERROR, message, subject.target, fqn),) if verdict is Verdict.FAILED else ()
+        return Check(name, verdict, "", None if fqn else reason, columns, found)
+
+    return prove
+
+
+@pytest.fixture
+def proofs(monkeypatch):
+    """Every proof passes, but for those that are given: `proofs(step=ending(...))`."""
+
+    def given(**others):
+        for name in Name:
+            monkeypatch.setitem(verify.PROOFS, name, others.get(name.value, passing(name)))
+
+    given()
+    return given
+
+
+def failed(fqn="table"):
+    return ending(Name.MOVE, Verdict.FAILED, "stays", fqn)
+
+
+def skipped():
+    return ending(Name.STEP, Verdict.SKIPPED, "no input given")
+
+
+def unsure():
+    return ending(Name.FORWARD, Verdict.INCONCLUSIVE, "net.py:7: depends on data")
+
+
+# Exit codes.
+
+
+def test_all_passed_ends_0(statecli, proofs):
+    """Nothing found, nothing on stderr."""
+    result = statecli("verify", NET)
+    assert (result.code, result.err) == (0, "")
+
+
+def test_what_was_proved_false_ends_1(statecli, proofs):
+    """The finding is in the result, and stderr stays empty."""
+    proofs(move=failed())
+    result = statecli("verify", NET)
+    assert (result.code, result.err) == (1, "")
+    assert "error[x]: table: stays" in result.out
+
+
+def test_what_cannot_be_told_ends_2(statecli, proofs):
+    """Inconclusive is no pass; one line says which proof and why, and the rest is shown all the same."""
+    proofs(forward=unsure())
+    result = statecli("verify", NET)
+    assert (result.code, result.err) == (2, f"statecli: {NET}: forward: net.py:7: depends on data\n")
+    assert "move: a move" in result.out
+
+
+def test_one_wins_over_two_and_both_are_told(statecli, proofs):
+    """A failure is a failure, whatever else could not be told."""
+    proofs(move=failed(), forward=unsure())
+    result = statecli("verify", NET)
+    assert result.code == 1
+    assert result.err == f"statecli: {NET}: forward: net.py:7: depends on data\n"
+
+
+def test_a_proof_that_has_nothing_to_try_with_is_no_failure(statecli, proofs):
+    """Unless it was asked for."""
+    proofs(step=skipped())
+    result = statecli("verify", NET)
+    assert (result.code, result.err) == (0, "")
+    assert "step: no input given" in result.out
+    asked = statecli("verify", NET, "--check", "step")
+    assert (asked.code, asked.err) == (2, f"statecli: {NET}: step: no input given\n")
+
+
+def test_nothing_checked_is_never_0(statecli, proofs):
+    """Every proof skipped: there is no result to be glad of."""
+    proofs(**{name.value: ending(name, Verdict.SKIPPED, "no") for name in Name})
+    result = statecli("verify", NET)
+    assert result.code == 2
+    assert "nothing was proved" in result.err
+
+
+def test_a_model_without_tensors_ends_2(statecli, proofs, tmp_path):
+    """There is nothing that any proof could be of."""
+    (tmp_path / "empty.py").write_text("from torch import nn\nEmpty = nn.ReLU\n")
+    result = statecli("verify", f"{tmp_path}/empty.py:Empty")
+    assert result.code == 2
+    assert "no tensor" in result.err
+
+
+def test_code_that_raises_spoils_its_own_proof_alone(statecli, proofs):
+    """The others are still proved."""
+
+    def raising(_subject, _request):
+        raise ModelError(f"{NET}: net.py:9: ValueError: no")
+
+    proofs(copy=raising)
+    result = statecli("verify", NET, "-f", "json")
+    assert (result.code, result.err) == (2, f"statecli: {NET}: copy: net.py:9: ValueError: no\n")
+    assert [check["passed"] for check in result.json["checks"]] == [True, True, True, None, True, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model.safetensors"], "names no model class"),
+        ([NET, "--device", "gpu"], "--device gpu: meta, cpu, cuda, cuda:N or fake-cuda"),
+        ([NET, "--device", "cuda:01"], "--device cuda:01: meta"),
+        ([NET, "--check", "moves"], "move"),
+        ([NET, "--check", "cast", "--device", "meta"], "--check leaves out forward and move"),
+        ([NET, "--check", "move", "--dtype", "float16"], "--check leaves out cast"),
+        ([NET, "--check", "move", "--optimizer", "adam"], "--check leaves out step"),
+        ([NET, "--input", "2x3", "--inputs", "a.py:make"], "contradict each other"),
+        ([NET, "-i", "nothing"], "none of its 3 tensors matches"),
+        (["sample_models/net.py:Nett"], "Nett"),
+        ([], "MODEL"),
+    ],
+)
+def test_a_mistake_is_one_line(statecli, proofs, words, said):
+    """Exit 2, nothing on stdout, and what is wrong."""
+    result = statecli("verify", *words)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert said in result.err
+
+
+# What is asked for reaches the proofs.
+
+
+def test_checks_run_once_each_in_their_order(statecli, proofs):
+    """However they were asked for."""
+    result = statecli("verify", NET, "--check", "save", "--check", "move", "--check", "save", "-f", "json")
+    assert [check["check"] for check in result.json["checks"]] == ["move", "save"]
+
+
+def test_options_reach_the_request(statecli, monkeypatch):
+    """Each option is handed on under its name."""
+    seen = []
+
+    def run(request, _done):
+        seen.append(request)
+        raise ModelError("enough")
+
+    monkeypatch.setattr(verify, "run", run)
+    words = ["--check", "move", "--check", "step", "--check", "cast", "--device", "meta", "--dtype", "bfloat16"]
+    words += ["--optimizer", "adamw", "--input", "2x3", "--input", "y=int64:2", "--init-device", "meta"]
+    words += ["-i", "a*", "-x", "b*", "--kind", "buffer"]
+    assert statecli("verify", NET, *words).code == 2
+    assert seen == [
+        verify.Request(
+            NET,
+            (Name.MOVE, Name.CAST, Name.STEP),
+            "meta",
+            "bfloat16",
+            "adamw",
+            ("2x3", "y=int64:2"),
+            None,
+            "meta",
+            ("a*",),
+            ("b*",),
+            seen[0].kind,
+        )
+    ]
+    assert [kind.value for kind in seen[0].kind] == ["buffer"]
+
+
+def test_filters_leave_out_findings_too(statecli, proofs):
+    """What -x leaves out neither shows nor fails."""
+    proofs(move=failed())
+    result = statecli("verify", NET, "-x", "table")
+    assert result.code == 0
+    assert "table" not in result.out
+
+
+# Streams and outputs.
+
+
+@pytest.mark.parametrize("output", list(Output))
+def test_every_output_says_why_it_ends_1(statecli, proofs, output):
+    """A failure is never silent, whatever the output."""
+    proofs(move=failed())
+    result = statecli("verify", NET, "-f", output.value)
+    assert result.code == 1
+    assert "table: stays" in result.out
+
+
+def test_quiet_prints_findings_or_nothing(statecli, proofs):
+    """-q is a gate."""
+    assert statecli("verify", NET, "-q").out == ""
+    proofs(move=failed())
+    assert statecli("verify", NET, "-q").out == "error[x]: table: stays\n"
+
+
+def test_json_holds_to_the_printed_schema(statecli, proofs):
+    """`statecli schema verify` describes what `verify -f json` prints."""
+    proofs(move=failed(), step=skipped(), forward=unsure())
+    document = statecli("verify", NET, "-f", "json").json
+    schema = statecli("schema", "verify")
+    assert schema.code == 0
+    jsonschema.validate(document, json.loads(schema.out))
+    assert document["schema"] == "statecli.verify/1"
+    assert document["target"] == NET
+
+
+def test_the_models_file_is_not_overwritten(statecli, proofs, tmp_path):
+    """-o naming the source of the class would destroy it."""
+    source = tmp_path / "net.py"
+    source.write_text(Path("sample_models/net.py").read_text())
+    before = source.read_text()
+    result = statecli("verify", f"{source}:Net", "-o", source)
+    assert result.code == 2
+    assert source.read_text() == before
+
+
+def test_an_ascii_stdout_gets_one_character_a_sign():
+    """Columns stay columns where the encoding has no tick."""
+    code = "from statecli.__main__ import main; main()"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    words = ["verify", NET, "--check", "move", "--device", "meta", "-f", "markdown"]
+    found = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=env, check=False)
+    assert found.returncode == 1
+    assert "| `param` | + |" in found.stdout
+    assert "| `table` | x |" in found.stdout
+
+
+# The sample models, truly.
+
+
+def test_the_sample_fails_the_move_and_names_its_line(statecli):
+    """The plain attribute stays; the buffer and the parameter follow."""
+    result = statecli("verify", NET, "--check", "move", "--device", "meta", "-f", "json")
+    assert result.code == 1
+    (check,) = result.json["checks"]
+    assert {cell["fqn"]: cell["verdict"] for cell in check["tensors"] if cell["column"] == "moves"} == {
+        "param": "passed",
+        "mybuffer1": "passed",
+        "table": "failed",
+    }
+    assert "sample_models/net.py:19" in statecli("verify", NET, "--check", "move", "--device", "meta").out
+
+
+def test_the_fixed_twin_passes(statecli):
+    """The same model with the buffer registered follows whole."""
+    result = statecli("verify", FIXED, "--check", "move", "--device", "meta")
+    assert (result.code, result.err) == (0, "")
