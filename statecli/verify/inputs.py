@@ -56,11 +56,13 @@ _EXAMPLES = "--input 2x3, --input 'int64:2x16<30522' or --input name=2x3"
 class Inputs:
     """`make(seed=0)` gives (args, kwargs), new tensors on the CPU each time, the same values for the same seed.
 
-    `text` says in a few words what they are: "int64 2×16 below 30522".
+    `text` says in a few words what they are: "int64 2×16 below 30522". `given`: whoever wrote the model or the command
+    chose them, so that forward is called as they mean it; otherwise they are what just gets through it.
     """
 
     text: str
     make: Callable[..., Call]
+    given: bool = True
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,10 @@ def _carried(built: Built) -> tuple[Inputs | None, str]:
             for name in ("dummy_inputs", "example_input_array"):
                 made = _read(built, name)
                 if made is not None and _is_taken(built, made):
-                    return _constant(f"{described(made)} (its {name})", made), ""
+                    made = _with_decoder(built, made)
+                    # Every class of transformers inherits `dummy_inputs`.
+                    own = not _is_of_transformers(built)
+                    return _constant(f"{described(made)} (its {name})", made, given=own), ""
             return _of_config(built)
     except ModelError as error:
         return None, f"{NONE_GIVEN} ({str(error).removeprefix(f'{built.spec.text}: ')})"
@@ -293,9 +298,24 @@ def _read(built: Built, name: str) -> Call | None:
     return args, {key: value for key, value in kwargs.items() if value is not None}
 
 
-def _constant(text: str, call: Call) -> Inputs:
+def _constant(text: str, call: Call, *, given: bool) -> Inputs:
     """The same values for each seed, in new tensors."""
-    return Inputs(text, lambda seed=0: mapped(call, _copied))  # noqa: ARG005 - the values are the model's own
+    return Inputs(text, lambda seed=0: mapped(call, _copied), given)  # noqa: ARG005 - the values are the model's own
+
+
+def _is_of_transformers(built: Built) -> bool:
+    return hasattr(built.module, "config") and hasattr(type(built.module), "main_input_name")
+
+
+def _with_decoder(built: Built, call: Call) -> Call:
+    """Some decoders start from the encoder's ids by themselves, some do not; giving them is right for both."""
+    args, kwargs = call
+    signature = _signature(built)
+    ids = kwargs.get("input_ids")
+    wanted = signature is not None and "decoder_input_ids" in signature.parameters
+    if not wanted or ids is None or not getattr(built.module.config, "is_encoder_decoder", False):
+        return call
+    return args, {"decoder_input_ids": ids, **kwargs}
 
 
 def _is_taken(built: Built, call: Call) -> bool:
@@ -346,7 +366,7 @@ def _wants_images_too(signature: inspect.Signature | None, config: Any) -> bool:
 def _of_config(built: Built) -> tuple[Inputs | None, str]:
     """Images and token ids of the sizes in a transformers config; nothing for what hears, or sees in its own way."""
     config, signature = getattr(built.module, "config", None), _signature(built)
-    if config is None or not hasattr(built.module, "main_input_name") or signature is None:
+    if not _is_of_transformers(built) or signature is None:
         return None, NONE_GIVEN
     texts = [_ids(config, signature), _pixels(config, signature)]
     found = [text for text in texts if text]
@@ -354,7 +374,7 @@ def _of_config(built: Built) -> tuple[Inputs | None, str]:
     wanted = str(built.module.main_input_name)
     if made is None or not _fits(signature, made.make()) or wanted not in made.make()[1]:
         return None, f"{NONE_GIVEN}; it wants {wanted}"
-    return Inputs(f"{made.text} (for its config)", made.make), ""
+    return Inputs(f"{made.text} (for its config)", made.make, given=False), ""
 
 
 def _ids(config: Any, signature: inspect.Signature) -> str | None:

@@ -97,15 +97,25 @@ def _judged(run: Training) -> Check:
 
 
 def _verdict(verdicts: _Verdicts) -> tuple[Verdict, str | None]:
-    cells = [*verdicts.gradient.values(), *verdicts.updated.values()]
     if verdicts.findings:
         return Verdict.FAILED, None
-    unclear = [cell for cell in cells if cell.verdict is Verdict.INCONCLUSIVE]
+    unclear = _unclear(verdicts)
     if unclear:
-        return Verdict.INCONCLUSIVE, unclear[0].reason
+        return Verdict.INCONCLUSIVE, unclear
     if verdicts.run.seen:
         return Verdict.PASSED, None
     return Verdict.SKIPPED, "no parameter requires grad, so there is nothing to train"
+
+
+def _unclear(verdicts: _Verdicts) -> str | None:
+    """The first tensor of which it cannot be told, and how many more there are."""
+    cells = [*verdicts.gradient.items(), *verdicts.updated.items()]
+    found = {name: cell.reason for name, cell in reversed(cells) if cell.verdict is Verdict.INCONCLUSIVE}
+    if not found:
+        return None
+    name, reason = list(found.items())[-1]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"{name}{more}: {reason}"
 
 
 # --- gradient -----------------------------------------------------------------------------------------------
@@ -127,6 +137,12 @@ def _gradient(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     siblings = _chosen_by_inputs(verdicts.run, name)
     if siblings:
         reason = f"no input chose it; {siblings} got a gradient in some rounds only: give more inputs"
+        return Cell(Verdict.INCONCLUSIVE, reason=reason)
+    inputs = verdicts.run.subject.inputs
+    if verdicts.used is not None and name not in verdicts.used and inputs and not inputs.given:
+        reason = (
+            "forward does not use it with the inputs that were found: say with --input or --inputs how it is called"
+        )
         return Cell(Verdict.INCONCLUSIVE, reason=reason)
     return _none(verdicts, name)
 
