@@ -41,6 +41,7 @@ class _Layout:
 
         self.page = page
         self.width = width
+        self.gap = GAP
         self.cell_len = cell_len
         self.lines = [line for group in page.groups for line in group.lines]
         self.columns = list(range(1, len(page.columns)))
@@ -48,7 +49,10 @@ class _Layout:
         self.widths = [self._widest(c) for c in range(len(page.columns))]
         while self._room() < self.widths[0] and self._hoist():
             pass
+        if self._room() < MIN_NAME:
+            self.gap = 1  # closer columns are easier to read than rows that are broken in two
         beside = self._room() >= MIN_NAME
+        self.gap = self.gap if beside else GAP
         self.name = max(0, min(self.widths[0], self._room())) if beside else 0
         self.rows = [self.columns] if beside else self._split()
 
@@ -58,7 +62,7 @@ class _Layout:
 
     def _room(self) -> int:
         """What is left for the name when every column stands beside it."""
-        return self.width - INDENT - sum(self.widths[c] + GAP for c in self.columns)
+        return self.width - INDENT - sum(self.widths[c] + self.gap for c in self.columns)
 
     def _hoist(self) -> bool:
         """Say a value that all rows share once, above the table, rather than in a column."""
@@ -74,7 +78,7 @@ class _Layout:
     def _split(self) -> list[list[int]]:
         rows: list[list[int]] = [[]]
         for c in self.columns:
-            taken = sum(self.widths[other] + GAP for other in rows[-1])
+            taken = sum(self.widths[other] + self.gap for other in rows[-1])
             if rows[-1] and INDENT * 2 + taken + self.widths[c] > self.width:
                 rows.append([])
             rows[-1].append(c)
@@ -88,7 +92,7 @@ class _Layout:
             lines.extend(" " * INDENT + part for part in self._both(first, self.width - INDENT))
             first = ""
         if self.name:
-            start = " " * INDENT + self._padded(first, self.name) + " " * GAP
+            start = " " * INDENT + self._padded(first, self.name) + " " * self.gap
             row = (start + self._row(self.columns, cells)).rstrip()
             return [*lines, row] if row or not lines else lines
         below = [(" " * INDENT * 2 + self._row(row, cells)).rstrip() for row in self.rows]
@@ -112,7 +116,7 @@ class _Layout:
         return [*pieces, text]
 
     def _row(self, columns: list[int], cells: tuple[str, ...]) -> str:
-        return (" " * GAP).join(
+        return (" " * self.gap).join(
             self._padded(cells[c], self.widths[c], right=self.page.columns[c].right) for c in columns
         )
 
@@ -202,7 +206,7 @@ class _Page:
         """Behind the columns; in their place where a row has nothing in them."""
         used = any(line.cells[c] for c in self.layout.columns)
         widths = [self.layout.widths[c] for c in self.layout.columns] if used else []
-        return INDENT + self.layout.name + sum(width + GAP for width in widths) + GAP
+        return INDENT + self.layout.name + sum(width + self.layout.gap for width in widths) + GAP
 
     def fixes(self) -> None:
         if not self.page.fixes:
