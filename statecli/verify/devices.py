@@ -231,11 +231,15 @@ def _line() -> FrameType | None:
     """The innermost frame that is neither torch's nor ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not (name.startswith((_PACKAGE, "<")) or _passed_over(name)):
+        if is_theirs(frame.f_code.co_filename):
             return frame
         frame = frame.f_back
     return None
+
+
+def is_theirs(filename: str) -> bool:
+    """Whether it is neither torch's nor ours."""
+    return not (filename.startswith((_PACKAGE, "<")) or _passed_over(filename))
 
 
 def _place(frame: FrameType | None) -> Place | None:

@@ -7,6 +7,7 @@ on `cuda:0` a build without CUDA aborts the process. A `Watch` above it knows CU
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from statecli.errors import ModelError
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 DEVICE = torch.device("lazy", 0)
 #: How it is shown.
 SHOWN = "cuda:0 (fake)"
+#: What torch says of a tensor on a GPU that is to become an array.
+NO_NUMPY = "device type tensor to numpy"
+_TO_NUMPY = (torch.Tensor.numpy, torch.Tensor.__array__)
+_LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 
 
 def move(subject: Subject) -> Check:
@@ -79,8 +85,22 @@ def faked(watch: Watch) -> Iterator[Kept]:
     shapes = ShapeEnv(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True)
     mode = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True, shape_env=shapes)
     memo = mode.fake_tensor_converter.meta_converter.tensor_memo
-    with mode, _Faking(watch, mode), pretending(memo.clear) as kept:
+    with _quiet(), mode, _Faking(watch, mode), pretending(memo.clear) as kept:
         yield kept
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What cannot be told without data is tried with data: torch need not log it."""
+    loggers = [logging.getLogger(f"torch.{name}") for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 class _Faking(Watching):
@@ -107,11 +127,39 @@ def pretending(release: Callable[[], None] = lambda: None) -> Iterator[Kept]:
     """
     kept = Kept(release)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_Cuda())
         stack.enter_context(_replaced(nn.Module, "_apply", _apply_of(kept)))
         stack.enter_context(_replaced(torch.amp.autocast_mode.autocast, "__init__", _autocast()))
         for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
             stack.enter_context(_replaced(torch, name, _on_cpu(getattr(torch, name))))
         yield kept
+
+
+class _Cuda(TorchFunctionMode):
+    """What code says to a GPU by name: `.cuda()`, `device="cuda"`, `.numpy()`; and torch.tensor, which asks no mode."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0].to(DEVICE)
+        if func in _TO_NUMPY and args[0].device == DEVICE and not kwargs.get("force"):
+            raise TypeError(f"can't convert cuda:0 {NO_NUMPY}. Use Tensor.cpu() first")
+        if "device" in kwargs:
+            kwargs["device"] = _pretended(kwargs["device"])
+        if func is torch.Tensor.to:
+            args = (args[0], *map(_pretended, args[1:]))
+        if func in (torch.tensor, torch.as_tensor) and _is_there(kwargs.get("device")):
+            return func(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
+        return func(*args, **kwargs)
+
+
+def _pretended(device: Any) -> Any:
+    named = type(device) is str and device.partition(":")[0] == "cuda"
+    return DEVICE if named or (isinstance(device, torch.device) and device.type == "cuda") else device
+
+
+def _is_there(device: Any) -> bool:
+    return device is not None and torch.device(device).type == DEVICE.type
 
 
 @contextlib.contextmanager

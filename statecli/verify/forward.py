@@ -10,6 +10,8 @@ A forward that passes does not clear a tensor that stayed behind: it may have co
 from __future__ import annotations
 
 import os
+import re
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +27,7 @@ from statecli.modules import origin
 from statecli.modules.spec import parse
 from statecli.state import TensorInfo
 from statecli.verify import fake, judging, move, pretend
-from statecli.verify.devices import Mismatch, Place, Source, Watch, Watching
+from statecli.verify.devices import Mismatch, Place, Source, Watch, Watching, is_theirs
 from statecli.verify.result import Cell, Check, Name, Verdict
 from statecli.verify.subject import Subject
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RULE = "device-mismatch"
+_UNKNOWN = re.compile(r"Could not run '(aten::\w+)\S*' with arguments from the 'Lazy' backend")
 _Stage = Callable[[Watch], AbstractContextManager[fake.Kept]]
 
 
@@ -103,8 +106,24 @@ def _run(subject: Subject, device: torch.device, shown: str, how: str, stage: _S
                 args, kwargs = tree_map(lambda leaf: _moved(leaf, device), inputs)
                 module.eval()(*args, **kwargs)
     except ModelError as error:
-        run.raised = judging.reason_of(subject, error)
+        run.raised = _why(judging.reason_of(subject, error), error.__cause__)
+        if fake.NO_NUMPY in str(error.__cause__):
+            run.watch.mismatches.append(Mismatch(Source(), shown, "", "numpy", _raised_at(error.__cause__)))
     return run
+
+
+def _why(reason: str, cause: BaseException | None) -> str:
+    """`reason`, shorter where it is no more than that tensors have no data, or that torch knows no such device."""
+    if "DataDependent" in type(cause).__name__ or "DynamicOutputShape" in type(cause).__name__:
+        return "without data it cannot be told what forward does: it decides by the values of a tensor"
+    unknown = _UNKNOWN.search(str(cause))
+    return f"{unknown[1]} cannot be pretended" if unknown else reason
+
+
+def _raised_at(error: BaseException | None) -> Place | None:
+    frames = [] if error is None else list(traceback.walk_tb(error.__traceback__))
+    places = [(frame.f_code.co_filename, line) for frame, line in frames]
+    return next((place for place in reversed(places) if is_theirs(place[0])), None)
 
 
 def _look(run: _Run, module: nn.Module, kept: fake.Kept) -> None:
@@ -167,6 +186,9 @@ def _failed(run: _Run, fqn: str, finding: Finding) -> Cell:
 
 def _finding(subject: Subject, one: Mismatch, device: str) -> Finding:
     device = device.removesuffix(" (fake)")
+    if one.operator == "numpy":
+        message = f"a tensor on {device} is read as a numpy array{_at(subject, one.place)}"
+        return judging.finding(subject, RULE, message, None, help="copy it to the cpu first: x.cpu().numpy()")
     while_ = f"while {one.other or 'the rest'} is on {device}, in {one.operator}{_at(subject, one.place)}"
     message = f"{_what(subject, one.source, one.device)} {while_}"
     row = subject.rows().get(one.source.fqn or "")

@@ -63,7 +63,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     given = {id(one) for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)}
     args, kwargs = tree_map_only(Pretended, lambda one: one.inner, (args, kwargs))
     args, kwargs = tree_map_only(torch.device, _real, (args, kwargs))
-    out = func(*args, **kwargs)
+    out = _computed(func, args, kwargs)
 
     def wrapped(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in wrappers:
@@ -73,6 +73,19 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if name_of(func) == "_pack_padded_sequence":
         return wrapped(out[0]), out[1]  # the batch sizes are on the CPU on CUDA too
     return tree_map_only(torch.Tensor, wrapped, out)
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Where the CPU lacks a kernel of this dtype that CUDA may have, in float64 and back: it is about devices here."""
+    try:
+        return func(*args, **kwargs)
+    except (NotImplementedError, RuntimeError) as error:
+        if "not implemented for '" not in str(error) or func._schema.is_mutable:
+            raise
+    dtype = next(one.dtype for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor))
+    args, kwargs = tree_map_only(torch.Tensor, lambda one: one.double() if one.dtype is dtype else one, (args, kwargs))
+    out = func(*args, **kwargs)
+    return tree_map_only(torch.Tensor, lambda one: one.to(dtype) if one.dtype is torch.float64 else one, out)
 
 
 def _real(device: torch.device) -> torch.device:
