@@ -8,12 +8,13 @@ import re
 from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import replace
 
 from statecli.errors import UsageError
 from statecli.finding import Finding, Severity
 from statecli.state import Kind, TensorInfo
-from statecli.verify import training
-from statecli.verify.result import Cell, Check, Column, Name, Verdict
+from statecli.verify import judging, training
+from statecli.verify.result import Cell, Check, Name, Verdict
 from statecli.verify.subject import Subject
 from statecli.verify.training import Seen, Training
 
@@ -39,18 +40,15 @@ class _Verdicts:
     """What is said of the tensors of one training."""
 
     run: Training
-    rows: dict[str, TensorInfo]
     used: frozenset[str] | None = None
     gradient: dict[str, Cell] = field(default_factory=dict)
     updated: dict[str, Cell] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     def fail(self, rule: str, fqn: str, why: str, help: str, severity: Severity = Severity.ERROR) -> Cell:
-        """A failed cell and its finding; the help ends with the line that assigned the tensor."""
-        row = self.rows.get(fqn)
-        origin = f" ({row.origin.file}:{row.origin.line})" if row and row.origin else ""
-        target = self.run.subject.target
-        self.findings.append(Finding(rule, severity, f"{fqn} {why}", target, fqn, f"{help}{origin}"))
+        """A failed cell and its finding."""
+        message = f"{fqn} {why}"
+        self.findings.append(judging.finding(self.run.subject, rule, message, fqn, help=help, severity=severity))
         return Cell(Verdict.FAILED, reason=why)
 
 
@@ -68,7 +66,7 @@ def prove(subject: Subject, optimizer: str = "sgd") -> Check:
         return Check(Name.STEP, Verdict.SKIPPED, reason="it was built on meta and holds no values to train")
     run, why_not = training.train(subject, made_by)
     if why_not:
-        return Check(Name.STEP, Verdict.INCONCLUSIVE, _how(run), why_not, _forward_updates(run))
+        return judging.check(Name.STEP, _how(run), {}, [], [why_not])
     return _judged(run)
 
 
@@ -82,7 +80,7 @@ def _how(run: Training) -> str:
 
 
 def _judged(run: Training) -> Check:
-    verdicts = _Verdicts(run, run.subject.rows())
+    verdicts = _Verdicts(run)
     if any(_is_without(seen) for seen in run.seen.values()):
         verdicts.used = training.used_in_forward(run)
     for name, seen in run.seen.items():
@@ -90,32 +88,12 @@ def _judged(run: Training) -> Check:
         verdicts.updated[name] = _updated(verdicts, name, seen)
     for name in sorted(run.frozen - set(run.seen)):
         verdicts.updated[name] = _frozen(verdicts, name)
-    judged = (Column("gradient", verdicts.gradient), Column("updated", verdicts.updated))
-    columns = (*(column for column in judged if column.cells), *_forward_updates(run))
-    verdict, reason = _verdict(verdicts)
-    return Check(Name.STEP, verdict, _how(run), reason, columns, tuple(verdicts.findings))
-
-
-def _verdict(verdicts: _Verdicts) -> tuple[Verdict, str | None]:
-    if verdicts.findings:
-        return Verdict.FAILED, None
-    unclear = _unclear(verdicts)
-    if unclear:
-        return Verdict.INCONCLUSIVE, unclear
-    if verdicts.run.seen:
-        return Verdict.PASSED, None
-    return Verdict.SKIPPED, "no parameter requires grad, so there is nothing to train"
-
-
-def _unclear(verdicts: _Verdicts) -> str | None:
-    """The first tensor of which it cannot be told, and how many more there are."""
-    cells = [*verdicts.gradient.items(), *verdicts.updated.items()]
-    found = {name: cell.reason for name, cell in reversed(cells) if cell.verdict is Verdict.INCONCLUSIVE}
-    if not found:
-        return None
-    name, reason = list(found.items())[-1]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return f"{name}{more}: {reason}"
+    judged = {"gradient": verdicts.gradient, "updated": verdicts.updated, "forward updates": _by_forward(run)}
+    columns = {name: cells for name, cells in judged.items() if cells}
+    check = judging.check(Name.STEP, _how(run), columns, verdicts.findings, [])
+    if run.seen or check.verdict is Verdict.FAILED:
+        return check
+    return replace(check, verdict=Verdict.SKIPPED, reason="nothing in it requires grad, so there is nothing to train")
 
 
 # --- gradient -----------------------------------------------------------------------------------------------
@@ -131,19 +109,19 @@ def _gradient(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     if seen.peak is not None:
         return Cell(Verdict.PASSED, after=f"{seen.peak:.3g}")
     if not seen.trained:
-        return Cell(Verdict.SKIPPED, reason="it gets no gradient")
+        return judging.skipped("it gets no gradient")
     if any(peak is not None for peak in seen.peaks):
         return _zero(verdicts, name)
     siblings = _chosen_by_inputs(verdicts.run, name)
     if siblings:
         reason = f"no input chose it; {siblings} got a gradient in some rounds only: give more inputs"
-        return Cell(Verdict.INCONCLUSIVE, reason=reason)
+        return judging.unclear(reason)
     inputs = verdicts.run.subject.inputs
     if verdicts.used is not None and name not in verdicts.used and inputs and not inputs.given:
         reason = (
             "forward does not use it with the inputs that were found: say with --input or --inputs how it is called"
         )
-        return Cell(Verdict.INCONCLUSIVE, reason=reason)
+        return judging.unclear(reason)
     return _none(verdicts, name)
 
 
@@ -151,7 +129,7 @@ def _not_finite(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     what = "NaN" if any(peak is not None and math.isnan(peak) for peak in seen.peaks) else "infinite"
     if not verdicts.run.finite:
         reason = f"its gradient is {what}, and so is something in the output: give inputs that the model is made for"
-        return Cell(Verdict.INCONCLUSIVE, reason=reason)
+        return judging.unclear(reason)
     why = f"gets a gradient with {what} elements in round {seen.broken}, though every output is finite"
     help = (
         "look for sqrt, norm or a division at zero, and for torch.where around them; torch.autograd.set_detect_anomaly"
@@ -200,31 +178,30 @@ def _updated(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     if seen.updated:
         return Cell(Verdict.PASSED, after="changed")
     if seen.peak is None:
-        return Cell(Verdict.SKIPPED, reason="there was no gradient to update it by")
+        return judging.skipped("there was no gradient to update it by")
     if seen.updated is None:
-        return Cell(Verdict.INCONCLUSIVE, reason="its values cannot be compared")
+        return judging.unclear("its values cannot be compared")
     if seen.lost is not None:
         dtype = str(seen.tensor.dtype).removeprefix("torch.")
         reason = f"an update of {training.RATE} is lost in the rounding of {dtype} at {seen.lost:.3g}"
-        return Cell(Verdict.INCONCLUSIVE, reason=reason)
+        return judging.unclear(reason)
     why = f"has a gradient, and {verdicts.run.made_by.__name__} does not change it"
     return verdicts.fail("not-updated", name, why, "look for a hook that undoes its update")
 
 
 def _left_out(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
-    row = verdicts.rows[name]
-    severity = Severity.WARNING if seen.peak is None else Severity.ERROR
+    """A leaf that requires grad and that `model.parameters()` does not give. Without a gradient it does no harm yet."""
     if name in verdicts.run.replaced:
-        why = "is replaced in forward by a new tensor, and the optimizer trains the old one"
+        why = "is replaced by forward, and the optimizer trains the tensor that it was before"
         return verdicts.fail(
-            "not-in-optimizer", name, why, "change its values in place, or compute it under another name"
+            "not-in-optimizer", name, why, "change its values in place, or give the new one another name"
         )
-    if row.kind is Kind.UNREGISTERED:
-        why = "requires grad and is not registered: model.parameters() leaves it out, and no optimizer trains it"
-    elif row.kind is Kind.BUFFER:
-        why = "requires grad and is a buffer: model.parameters() leaves it out, and no optimizer trains it"
-    else:
-        why = "is a parameter that the model's own parameters() leaves out: no optimizer trains it"
+    row = verdicts.run.subject.rows()[name]
+    why = {
+        Kind.BUFFER: "requires grad and is a buffer: no optimizer trains it",
+        Kind.UNREGISTERED: "requires grad and is not registered: no optimizer trains it",
+    }.get(row.kind, "is left out by the model's own parameters(): no optimizer trains it")
+    severity = Severity.WARNING if seen.peak is None else Severity.ERROR
     return verdicts.fail("not-in-optimizer", name, why, row.fix or _made_trainable(row), severity)
 
 
@@ -238,11 +215,11 @@ def _made_trainable(row: TensorInfo) -> str:
 def _frozen(verdicts: _Verdicts, name: str) -> Cell:
     cause = verdicts.run.changed_by.get(name)
     if cause is None:
-        return Cell(Verdict.SKIPPED, reason="frozen, and unchanged")
+        return judging.skipped("frozen, and unchanged")
     if cause == "forward":
         why, help = "is frozen, and forward changes it", "make it a buffer if forward is to change it"
         return verdicts.fail("frozen-changed", name, why, help, Severity.WARNING)
-    tied = verdicts.rows[name].tied_to
+    tied = verdicts.run.subject.rows()[name].tied_to
     shares = f": it shares its memory with {tied[0]}" if tied else ""
     why = f"is frozen, and the optimizer's step changes it{shares}"
     return verdicts.fail("frozen-changed", name, why, "clone() it, or freeze both")
@@ -251,7 +228,6 @@ def _frozen(verdicts: _Verdicts, name: str) -> Cell:
 # --- changed by forward -------------------------------------------------------------------------------------
 
 
-def _forward_updates(run: Training) -> tuple[Column, ...]:
-    """Told, not judged: BatchNorm's statistics, a counter, a cache. Without it where nothing changed."""
-    changed = {name: Cell(Verdict.PASSED, after="changed") for name, by in run.changed_by.items() if by == "forward"}
-    return (Column("forward updates", changed),) if changed else ()
+def _by_forward(run: Training) -> dict[str, Cell]:
+    """Told, not judged: BatchNorm's statistics, a counter, a cache."""
+    return {name: Cell(Verdict.PASSED, after="changed") for name, by in run.changed_by.items() if by == "forward"}

@@ -20,8 +20,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from statecli.errors import ModelError
-from statecli.modules import measure, tensors
+from statecli.modules.tensors import storage
 from statecli.modules.walk import walk
+from statecli.verify import bits, judging
 from statecli.verify import inputs as inputs_of
 from statecli.verify.subject import Subject
 
@@ -88,8 +89,8 @@ class Training:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that are rows of the subject and have a shape, by FQN."""
         rows = self.subject.rows()
-        found = measure.names(walk(self.module))
-        return {name: tensor for name, tensor in found if name in rows and not tensors.is_lazy(tensor)}
+        found = judging.tensors(self.module).items()
+        return {name: tensor for name, tensor in found if name in rows and not judging.lazy(tensor)}
 
 
 def train(subject: Subject, made_by: type[torch.optim.Optimizer]) -> tuple[Training, str | None]:
@@ -102,7 +103,7 @@ def train(subject: Subject, made_by: type[torch.optim.Optimizer]) -> tuple[Train
         run = Training(subject, subject.fresh(values=True), made_by)
         with subject.user_code("setting it to train mode"):
             run.module.train()
-        if any(tensors.is_lazy(tensor) for _, tensor in measure.names(walk(run.module))):
+        if any(map(judging.lazy, judging.tensors(run.module).values())):
             subject.call(run.module)
         _start(run)
         why_not = None
@@ -228,7 +229,7 @@ def _step(run: Training, loss: torch.Tensor) -> None:
         run.optimizer.step(lambda: float(loss.detach()))
     for name, seen in trained.items():
         if seen.peaks[-1] and not seen.updated:
-            same = _same(before[name], seen.tensor)
+            same = bits.same(before[name], seen.tensor)
             seen.updated = None if same is None else not same
             seen.lost = _lost(seen.tensor, run.optimizer) if same else None
 
@@ -282,38 +283,21 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
-def _note_changes(run: Training, kept: dict[str, torch.Tensor | None], cause: str) -> None:
+def _note_changes(run: Training, kept: dict[str, torch.Tensor], cause: str) -> None:
     """Which of the tensors that were kept have other values now; those are kept from here on."""
     for name, tensor in run.tensors().items():
-        if name in kept and _same(kept[name], tensor) is False:
+        if name in kept and bits.same(kept[name], tensor) is False:
             run.changed_by.setdefault(name, cause)
             kept[name] = _copy(tensor)
 
 
-def _copies(of: dict[str, torch.Tensor], without: frozenset[int]) -> dict[str, torch.Tensor | None]:
+def _copies(of: dict[str, torch.Tensor], without: frozenset[int]) -> dict[str, torch.Tensor]:
     return {name: _copy(tensor) for name, tensor in of.items() if id(tensor) not in without}
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The bytes of a tensor, copied; None of one that does not show them."""
-    found = _bytes(tensor)
-    return None if found is None else found.clone()
-
-
-def _same(copy: torch.Tensor | None, tensor: torch.Tensor) -> bool | None:
-    """Whether the bytes are still those of the copy; None where that cannot be told. NaN is the same as itself."""
-    now = _bytes(tensor)
-    return None if copy is None or now is None else torch.equal(copy, now)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor | None:
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        try:
-            values = _strided(tensor.detach()).resolve_conj().resolve_neg()
-            values = values.int_repr() if values.is_quantized else values
-            return values.contiguous().reshape(-1).view(torch.uint8)
-        except (RuntimeError, NotImplementedError):  # a subclass or a layout that has no bytes to show
-            return None
+        return tensor.detach().clone()
 
 
 # --- who is used --------------------------------------------------------------------------------------------
@@ -329,7 +313,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for one in inputs_of.leaves((args, kwargs or {})):
             if issubclass(type(one), torch.Tensor):
-                self.storages.add(tensors.storage(one)[0])
+                self.storages.add(storage(one)[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -341,4 +325,4 @@ def used_in_forward(run: Training) -> frozenset[str] | None:
             _forward(run)
     except ModelError:  # what it does under a dispatch mode says nothing of the model
         return None
-    return frozenset(name for name, seen in run.seen.items() if tensors.storage(seen.tensor)[0] in uses.storages)
+    return frozenset(name for name, seen in run.seen.items() if storage(seen.tensor)[0] in uses.storages)
