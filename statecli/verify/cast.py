@@ -83,7 +83,7 @@ class _Proof:
     ) -> nn.Module | None:
         """Cast `module`, a fresh instance where there is none; it, or None where that failed and it is half cast."""
         try:
-            module = module or self._subject.used()
+            module = self._subject.used() if module is None else module
         except ModelError as error:
             self._reasons.append(judging.reason_of(self._subject, error))
             return None

@@ -33,6 +33,11 @@ def prove(subject: Subject) -> Check:
 
 
 _NON_LEAF_HELP = "compute it in forward, or store it with .detach()"
+_RECOMPUTED_HELP = (
+    "use torch.nn.utils.parametrizations, or make it plain (remove_weight_norm, prune.remove) before copying"
+)
+#: What torch says of modules that it leaves out of pickles on purpose.
+_BY_DESIGN = ("Serialization of parametrized modules is only supported", "Tried to serialize object __torch__")
 
 
 class _Proof:
@@ -42,6 +47,7 @@ class _Proof:
         self._findings: dict[tuple[str, str], Finding] = {}
         self._columns: dict[str, dict[str, Cell]] = {"copied": {}, "pickled": {}}
         self._found: dict[str, torch.Tensor] = {}
+        self._recomputed = judging.recomputed(subject.state)
 
     def check(self) -> Check:
         try:
@@ -60,28 +66,37 @@ class _Proof:
     def _copy(self, module: nn.Module) -> None:
         copied, raised = judging.attempt(self._subject, "copying it", lambda: copy.deepcopy(module))
         if raised is None:
-            self._columns["copied"] = self._compare(copied, "deepcopy")
-        elif not self._non_leaves():
+            self._columns["copied"] = self._compare(copied, "a deep copy")
+        elif not self._uncopied():
             self._reasons.append(raised)
 
-    def _non_leaves(self) -> bool:
+    def _uncopied(self) -> bool:
         """Names the tensors that cannot be copied even alone; whether there are any."""
         rows = self._subject.rows()
-        broken = {name: tensor for name, tensor in self._found.items() if derived_by(tensor) and not _copies(tensor)}
+        broken = {name: one for name, one in self._found.items() if not judging.lazy(one) and not _copies(one)}
         for name, tensor in broken.items():
             operation = derived_by(tensor)
-            what = f"computed by {operation} and no leaf of the graph, so copy.deepcopy of the model raises"
+            is_what = f"computed by {operation} and no leaf of the graph" if operation else _form(tensor)
+            what = f"{is_what}, so copy.deepcopy of the model raises"
             if name in rows:
                 self._columns["copied"][name] = Cell(Verdict.FAILED, reason=what)
-            self._fail("non-leaf-attribute", name, f"{name} is {what}", _NON_LEAF_HELP)
+            help = _RECOMPUTED_HELP if name in self._recomputed else _NON_LEAF_HELP
+            rule = "non-leaf-attribute" if operation else "not-copyable"
+            self._fail(rule, name, f"{name} is {what}", help if operation else None)
         return bool(broken)
 
     def _pickle(self, module: nn.Module) -> None:
         pickled, raised = judging.attempt(self._subject, "pickling it", lambda: _pickled(module))
         if raised is None:
             self._columns["pickled"] = self._compare(pickled, "a pickled copy")
+        elif any(words in raised for words in _BY_DESIGN):
+            cells = {row.fqn: judging.skipped("torch pickles no such module, and says so") for row in self._rows()}
+            self._columns["pickled"] = cells
         else:
             self._reasons.append(raised)
+
+    def _rows(self) -> tuple[TensorInfo, ...]:
+        return self._subject.state.tensors
 
     # --- one copy ------------------------------------------------------------------------------------------------
 
@@ -90,7 +105,7 @@ class _Proof:
             self._reasons.append(f"{what} of the model is a {type(module).__name__}, not a module")
             return {}
         copied = judging.tensors(module)
-        cells = {row.fqn: self._cell(row, copied, what) for row in self._subject.state.tensors}
+        cells = {row.fqn: self._cell(row, copied, what) for row in self._rows()}
         self._broken(copied, cells, what)
         return cells
 
@@ -130,7 +145,7 @@ class _Proof:
         for names in judging.groups({n: t for n, t in self._found.items() if n in copied and n not in self._shared}):
             first = names[0]
             for name in names[1:]:
-                if _in_one_storage(copied[first], copied[name]):
+                if name in self._recomputed or _in_one_storage(copied[first], copied[name]):
                     continue
                 back = name not in cells and _in_one_storage(self._found[name], copied[name])
                 rule = "shared-with-copy" if back else "broken-tie"
@@ -144,9 +159,13 @@ def _copies(tensor: torch.Tensor) -> bool:
     with torch._C._EnableTorchFunction():
         try:
             copy.deepcopy(tensor)
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError, ValueError):
             return False
         return True
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tensor.layout} {tensor.dtype}, which torch does not copy".replace("torch.", "", 2)
 
 
 def _pickled(module: nn.Module) -> Any:

@@ -115,12 +115,14 @@ def finding(
     help: str | None = None,
     severity: Severity | None = None,
 ) -> Finding:
-    """A finding on one tensor; its help is `help` or the row's own fix, behind the line that assigned the tensor."""
+    """A finding on one tensor. Its help is `help`, else the row's own fix, with the line that assigned the tensor."""
     row = subject.rows().get(fqn or "")
-    fix = help or (row.fix if row else None)
     line = f"{row.origin.file}:{row.origin.line}" if row and row.origin else None
-    shown = f"{line}: {fix}" if line and fix else fix or (f"assigned at {line}" if line else None)
-    return Finding(rule, severity or Severity.ERROR, message, subject.target, fqn, shown)
+    if help is None and row and row.fix:
+        shown = [f"{line}: {row.fix}" if line else row.fix]
+    else:
+        shown = [said for said in (help, f"assigned at {line}" if line else None) if said]
+    return Finding(rule, severity or Severity.ERROR, message, subject.target, fqn, "; ".join(shown) or None)
 
 
 def check(

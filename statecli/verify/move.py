@@ -62,6 +62,13 @@ def device_of(text: str) -> torch.device:
         raise UsageError(f"--device {text}: no such device here; {instead}") from error
 
 
+_HELP = {
+    "broken-tie": "register it once and read it under the other name through a property, "
+    "or tie them again in an _apply of the class's own",
+    "stale-view": "make it a property that computes it from the registered tensor",
+}
+
+
 @dataclass
 class Moved:
     """Devices by name before and after; `changed` are what is not what it was after the way there and back.
@@ -165,7 +172,8 @@ class _Proof:
             cell = cells.get(name) or Cell(Verdict.PASSED, self._moved.before.get(name), self._moved.after.get(name))
             if cell.verdict is Verdict.PASSED:
                 cells[name] = Cell(Verdict.FAILED, cell.before, cell.after, oddity.message)
-                self._findings.append(judging.finding(self._subject, oddity.name, oddity.message, name))
+                help = _HELP[oddity.name]
+                self._findings.append(judging.finding(self._subject, oddity.name, oddity.message, name, help=help))
 
 
 def _moved(subject: Subject, wanted: torch.device) -> Moved:

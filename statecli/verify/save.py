@@ -12,6 +12,7 @@ constructor never writes to is the same in both: torch is asked to fill it.
 from __future__ import annotations
 
 import io
+import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -54,6 +55,8 @@ class _Proof:
         #: What B should hold by name, and the names of which that proves nothing since B held it before the load.
         self._expected: dict[str, torch.Tensor] = {}
         self._unproved: set[str] = set()
+        self._overwritten: set[int | str] = set()
+        self._unloadable: str | None = None
 
     def check(self) -> Check:
         try:
@@ -68,7 +71,8 @@ class _Proof:
         with _put_back(source, target) as put_back:
             loaded = self._written(source, target)
             put_back()
-            target, strictly = self._load(target, loaded)
+            self._unproved = self._same_already(target)
+            strictly = self._load(target, loaded)
             restored = judging.tensors(target)
             lost = [row for row in self._subject.state.tensors if not self._came_back(row, restored, loaded)]
             self._judge_lost(lost)
@@ -78,11 +82,8 @@ class _Proof:
         """Changes A, and gives what `torch.load` makes of its state_dict as it was saved."""
         found, blank = judging.tensors(source), judging.tensors(target)
         shared = judging.storages(found.values()) & judging.storages(blank.values())
-        written = bits.perturb(found.values())
+        self._overwritten = bits.perturb(found.values())
         self._expected = {name: _own(tensor, shared) for name, tensor in found.items()}
-        self._unproved = {
-            name for name in found if name in blank and _is_hardly_changed(found[name], blank[name], written)
-        }
         with self._subject.user_code("state_dict()"):
             state = source.state_dict()
         with self._subject.user_code("torch.save of its state_dict"):
@@ -90,32 +91,47 @@ class _Proof:
             torch.save(state, file)
         return self._read(file)
 
+    def _same_already(self, target: nn.Module) -> set[str]:
+        """The names under which B holds what it should before anything was loaded. Many changed elements cannot."""
+        blank = judging.tensors(target)
+        few = {
+            name: tensor
+            for name, tensor in self._expected.items()
+            if name in blank
+            and not judging.lazy(tensor)
+            and tensor.numel() > 0
+            and (tensor.numel() <= _FEW or storage(tensor)[0] not in self._overwritten)
+        }
+        return {name for name, tensor in few.items() if bits.same(tensor, blank[name].detach())}
+
     def _read(self, file: io.BytesIO) -> Any:
-        file.seek(0)
-        loaded, raised = judging.attempt(
-            self._subject, "torch.load(weights_only=True) of what it saved", lambda: torch.load(file, weights_only=True)
-        )
-        if raised is None:
-            return loaded
-        unsafe = re.search(r"GLOBAL ([\w.]+)", raised)
-        message = f"torch.load(weights_only=True) refuses its state_dict{f': it holds a {unsafe[1]}' if unsafe else ''}"
+        with self._subject.user_code("torch.load of what it saved"):
+            file.seek(0)
+            try:
+                return torch.load(file, weights_only=True)
+            except pickle.UnpicklingError as error:
+                unsafe = re.search(r"GLOBAL ([\w.]+)", str(error))
+            file.seek(0)
+            loaded = torch.load(file, weights_only=False)  # our own bytes, a moment old
+        if unsafe and "Uninitialized" in unsafe[1]:
+            return loaded  # a lazy module before its first forward, of which nothing is judged
+        what = f": it holds a {unsafe[1].rpartition('.')[2]}" if unsafe else ""
+        message = f"torch.load(weights_only=True) refuses the model's own state_dict{what}"
         help = "keep plain data in get_extra_state: tensors, numbers, text, lists and dicts of these"
         self.fail("not-plain-data", message, None, help, Severity.WARNING)
-        file.seek(0)
-        with self._subject.user_code("torch.load of what it saved"):
-            return torch.load(file, weights_only=False)  # our own bytes, a moment old
+        return loaded
 
-    def _load(self, target: nn.Module, loaded: Any) -> tuple[nn.Module, bool]:
-        """The loaded instance, and whether the load was strict: where that is refused, another loads what it can."""
+    def _load(self, target: nn.Module, loaded: Any) -> bool:
+        """Whether a strict load succeeds. torch's own loads what it can before it raises; of others it is not known."""
         doing = "load_state_dict(strict=True) of its own state_dict"
         _, raised = judging.attempt(self._subject, doing, lambda: target.load_state_dict(loaded, strict=True))
         if raised is None:
-            return target, True
-        self.fail("not-loadable", raised, None)
-        target = self._subject.fresh()
-        with self._subject.user_code("load_state_dict(strict=False) of its own state_dict"):
-            target.load_state_dict(loaded, strict=False)
-        return target, False
+            return True
+        by_torch = re.search(r"Error\(s\) in loading state_dict for \w+: (.*)", raised)
+        why = by_torch[1] if by_torch else raised.removeprefix(f"{doing} raised ")
+        self.fail("not-loadable", f"load_state_dict(strict=True) refuses the model's own state_dict: {why}", None)
+        self._unloadable = None if by_torch else f"load_state_dict raised {why}"
+        return False
 
     # --- what came back ------------------------------------------------------------------------------------------
 
@@ -143,7 +159,9 @@ class _Proof:
         """The cells of what is in the state_dict and was not seen to be restored."""
         name = row.fqn
         self._saved[name] = Cell(Verdict.PASSED)
-        if same is not False:
+        if self._unloadable:
+            self._restored[name] = judging.unclear(self._unloadable)
+        elif same is not False:
             why = "its values cannot be compared" if same is None else "it could not be given a value of its own"
             self._restored[name] = judging.unclear(why)
         elif bits.same(expected, entry.detach()) is False:
@@ -252,7 +270,7 @@ class _Safetensors:
         self._refuse_others()
         self._refuse_shared(through)
         self._refuse_odd(through)
-        taken = {name: value for name, value in self._entries.items() if name not in self._refused}
+        taken = self._left()
         subject = self._proof._subject
         back, raised = judging.attempt(subject, "safetensors.torch.save of its state_dict", lambda: through(taken))
         if raised:
@@ -261,8 +279,12 @@ class _Safetensors:
         bits.perturb((found[name] for name in taken if name in found), phase=100)
         whole = {**self._entries, **back}
         doing = "load_state_dict() of what safetensors brought back"
-        _, raised = judging.attempt(subject, doing, lambda: self._target.load_state_dict(whole, strict=strictly))
-        return raised
+        _, raised = judging.attempt(subject, doing, lambda: self._target.load_state_dict(whole, strict=True))
+        return raised if strictly else None  # it raises what it raised before
+
+    def _left(self) -> dict[str, torch.Tensor]:
+        entries = self._entries.items()
+        return {name: value for name, value in entries if name not in self._refused and not judging.lazy(value)}
 
     def _refuse(self, rule: str, name: str, what: str, help: str) -> None:
         self._refused[name] = what
@@ -271,11 +293,11 @@ class _Safetensors:
     def _refuse_others(self) -> None:
         for name, value in self._entries.items():
             if not isinstance(value, torch.Tensor):
-                what = f"a {type(value).__name__} in the state_dict, where safetensors takes tensors alone"
+                what = f"of type {type(value).__name__}, and safetensors takes nothing but tensors"
                 self._refuse("not-in-safetensors", name, what, "save it beside the tensors, or as a tensor")
 
     def _refuse_shared(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
-        tensors = {name: value for name, value in self._entries.items() if name not in self._refused}
+        tensors = self._left()
         for names in judging.groups(tensors):
             if _takes(through, {name: tensors[name] for name in names}):
                 continue
@@ -286,7 +308,7 @@ class _Safetensors:
 
     def _refuse_odd(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
         for name, tensor in self._entries.items():
-            if name in self._refused or not _is_odd(tensor) or _takes(through, {name: tensor}):
+            if name in self._refused or judging.lazy(tensor) or not _is_odd(tensor) or _takes(through, {name: tensor}):
                 continue
             what = f"{_oddness(tensor)}, which safetensors does not write"
             help = "call .contiguous() on it" if tensor.layout is torch.strided and not tensor.is_contiguous() else None
@@ -362,13 +384,6 @@ def _own(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tensor:
 
 #: Elements. Fewer may be the same by chance after they were changed.
 _FEW = 4_096
-
-
-def _is_hardly_changed(changed: torch.Tensor, other: torch.Tensor, written: set[int | str]) -> bool:
-    """Whether A and B hold the same before anything is loaded. Many elements that were overwritten cannot."""
-    if judging.lazy(changed) or (changed.numel() > _FEW and storage(changed)[0] in written):
-        return False
-    return changed.numel() > 0 and bits.same(changed, other.detach()) is True
 
 
 # --- two builds -------------------------------------------------------------------------------------------------------
