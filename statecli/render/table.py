@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from statecli.render._escape import name, sentence, visible
@@ -47,11 +48,14 @@ class _Layout:
         self.columns = list(range(1, len(page.columns)))
         self.said: list[str] = []
         self.widths = [self._widest(c) for c in range(len(page.columns))]
-        while self._room() < self.widths[0] and self._hoist():
+        #: The values of the groups in order -> the columns of which they are said above the table.
+        self.by_group: dict[tuple[str, ...], list[str]] = {}
+        while self._room() < self.widths[0] and (self._hoist() or self._hoist_by_group()):
             pass
-        if self._room() < MIN_NAME:
+        needed = min(MIN_NAME, self.widths[0])
+        if self._room() < needed:
             self.gap = 1  # closer columns are easier to read than rows that are broken in two
-        beside = self._room() >= MIN_NAME
+        beside = self._room() >= needed
         self.gap = self.gap if beside else GAP
         self.name = max(0, min(self.widths[0], self._room())) if beside else 0
         self.rows = [self.columns] if beside else self._split()
@@ -74,6 +78,25 @@ class _Layout:
                 self.columns.remove(c)
                 return True
         return False
+
+    def _hoist_by_group(self) -> bool:
+        """The same of a column in which every group has one value, and none that a reader looks for."""
+        for c in reversed(self.columns):
+            values = [{line.cells[c] for line in group.lines} for group in self.page.groups]
+            column = self.page.columns[c]
+            if all(len(own) == 1 and own <= column.calm for own in values):
+                self.by_group.setdefault(tuple(own.pop() for own in values), []).insert(0, column.name)
+                self.columns.remove(c)
+                return True
+        return False
+
+    def said_by_group(self) -> Iterator[str]:
+        """`saved, restored: ✓ parameters and buffers, – unregistered`"""
+        for values, names in self.by_group.items():
+            groups: dict[str, list[str]] = {}
+            for value, group in zip(values, self.page.groups, strict=True):
+                groups.setdefault(value, []).append(group.heading)
+            yield f"{', '.join(names)}: {', '.join(f'{one} ' + ' and '.join(of) for one, of in groups.items())}"
 
     def _split(self) -> list[list[int]]:
         rows: list[list[int]] = [[]]
@@ -157,6 +180,8 @@ class _Page:
     def head(self) -> None:
         self.put((name(self.report.title), "bold"))
         self.wrapped(", ".join([self.page.subtitle, *reversed(self.layout.said)]), "dim", "")
+        for said in self.layout.said_by_group():
+            self.wrapped(said, "dim", " " * INDENT, "")
 
     def groups(self) -> None:
         heads = tuple(column.name for column in self.page.columns)

@@ -20,12 +20,14 @@ class Column(msgspec.Struct, frozen=True):
     """`name` heads the column, `right` aligns numbers.
 
     `shared`, "all {}", is how a narrow table says a value that every row has, instead of showing the column.
-    `detail` marks a column of the flat table that only machines read.
+    `calm` are the values that it may say by group as well, "saved: ✓ parameters, – unregistered": those that no reader
+    looks for. `detail` marks a column of the flat table that only machines read.
     """
 
     name: str
     right: bool = False
     shared: str | None = None
+    calm: frozenset[str] = frozenset()
     detail: bool = False
 
 

@@ -18,6 +18,10 @@ from statecli.verify.result import Cell, Check, Column, Name, Verdict, Verificat
 SIGNS = {Verdict.PASSED: "✓", Verdict.FAILED: "✗", Verdict.SKIPPED: "–", Verdict.INCONCLUSIVE: "?"}
 
 
+#: What a narrow table may say by group: it keeps each column that has anything else.
+CALM = frozenset((SIGNS[Verdict.PASSED], SIGNS[Verdict.SKIPPED]))
+
+
 class Shown(msgspec.Struct, frozen=True):
     """One column of a proof under the name by which the table knows it.
 
@@ -145,7 +149,10 @@ def _given(fqn: str, shown: Sequence[Shown]) -> list[Because]:
 
 def _page(found: Verification, view: View) -> Page:
     shown = _columns(found)
-    heads = (report.Column("name"), *(report.Column(one.name, shared=f"{one.name}: all {{}}") for one in shown))
+    heads = (
+        report.Column("name"),
+        *(report.Column(one.name, shared=f"{one.name}: all {{}}", calm=CALM) for one in shown),
+    )
     proofs = tuple(map(_proof_line, found.checks))
     verdict = _verdict(found)
     return Page(

@@ -310,6 +310,28 @@ def test_a_table_is_never_wider_than_its_terminal(width):
     assert all(name in text for name in columns)
 
 
+def test_a_narrow_table_says_by_group_what_no_reader_looks_for():
+    """A column of ticks and dashes, alike in each group, is a line above; one with a cross stays where it is."""
+    rows = [tensor("encoder.weight"), tensor("b", Kind.BUFFER), TABLE]
+    cells = {"encoder.weight": passed(), "b": passed(), "table": Cell(SKIPPED)}
+    columns = tuple(Column(name, cells) for name in ("saved", "restored"))
+    found = run(moved(**{**cells, "table": Cell(FAILED)}), Check(Name.SAVE, PASSED, columns=columns), rows=rows)
+    text = written(found, width=29).replace("\n  ", " ")
+    assert "saved, restored: ✓ parameters and buffers, – unregistered" in text
+    assert "name            moves" in text
+    assert "saved, restored:" not in written(found, width=60)
+
+
+def test_columns_move_together_before_rows_are_broken():
+    """A table that is a little too wide keeps one line a tensor."""
+    cells = {"w": Cell(FAILED), "v": passed()}
+    columns = tuple(Column(f"column{n}", cells) for n in range(6))
+    found = run(Check(Name.SAVE, FAILED, columns=columns), rows=map(tensor, "wv"))
+    assert "\n  w     ✗        ✗  " in written(found, width=60)
+    assert "\n  w    ✗       ✗  " in written(found, width=56)
+    assert "\n  w\n    ✗        ✗  " in written(found, width=50)
+
+
 def test_quiet_prints_what_failed_alone():
     """A gate: nothing at all for a clean model."""
     assert written(run(moved(w=passed()), rows=[tensor("w")]), quiet=True) == ""
