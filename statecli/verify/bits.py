@@ -56,12 +56,13 @@ def _as_integers(flat: torch.Tensor) -> torch.Tensor:
     return flat.view(_SIGNED.get(flat.element_size(), torch.int64))
 
 
-def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0) -> set[int | str]:
+def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool = False) -> set[int | str]:
     """Overwrite every element of every tensor; gives the storages that were. No two phases give the same values.
 
     Floating-point and complex ones get numbers strictly between 0 and 1 that 8 bits hold exactly; what is counted or
     true is changed in its lowest bit, so that an index stays near where it was. It is done by storage: a tie, a view
-    and an expanded tensor are written once. What has no memory (lazy, meta, opaque) is left out.
+    and an expanded tensor are written once. What has no memory (lazy, meta, opaque) is left out. With `ends_alone` only
+    the first and last elements of a long one are written.
     """
     written: set[int | str] = set()
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
@@ -70,7 +71,8 @@ def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0) -> set[int | str
             flat = None if key in written else flat_of(tensor)
             if flat is not None and flat.numel():
                 written.add(key)
-                _overwrite(flat, phase + len(written))
+                for part in _ends(flat) if ends_alone else (flat,):
+                    _overwrite(part, phase + len(written))
     return written
 
 
@@ -86,6 +88,10 @@ def flat_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return flat.set_(store, 0, (store.nbytes() // flat.element_size(),))  # type: ignore[call-overload,no-any-return]
     except (RuntimeError, NotImplementedError, TypeError):
         return None
+
+
+def _ends(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (flat,) if flat.numel() <= 2 * PERIOD else (flat[:PERIOD], flat[-PERIOD:])
 
 
 def _overwrite(flat: torch.Tensor, shift: int) -> None:

@@ -9,6 +9,7 @@ Not judged: what torch computes anew before each forward, and what is unregister
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -90,7 +91,9 @@ class _Proof:
         found = judging.tensors(module)
         for name, tensor in found.items():
             self._steps.setdefault(name, _Steps(tensor.dtype, _integers(tensor)))
-        _, raised = judging.attempt(self._subject, f"{called} of it", lambda: cast(module))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what the cells say
+            _, raised = judging.attempt(self._subject, f"{called} of it", lambda: cast(module))
         if raised:
             self._reasons.append(raised)
             return None

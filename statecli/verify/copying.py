@@ -56,8 +56,9 @@ class _Proof:
             return judging.check(Name.COPY, "", {}, (), [judging.reason_of(self._subject, error)])
         self._found = judging.tensors(module)
         self._shared = _shared_by_all(module)
-        # Parameters are left undrawn, and zeros are no proof of anything.
-        bits.perturb(tensor for tensor in self._found.values() if type(tensor) is nn.Parameter)
+        # Parameters are left undrawn, and zeros are no proof of anything. Their ends will do: memory that nobody has
+        # written to costs nothing until it is copied.
+        bits.perturb((one for one in self._found.values() if type(one) is nn.Parameter), ends_alone=True)
         self._copy(module)
         self._pickle(module)
         how = "copy.deepcopy, torch.save and torch.load of the module"
