@@ -316,4 +316,5 @@ def _fix(finding: Finding, row: TensorInfo | None) -> Fix:
     where = place(row.origin) if row is not None and row.origin else finding.fqn or finding.rule
     if row is not None and row.fix and row.fix in (finding.help or ""):
         return Fix(where, row.fix)
-    return Fix(where, "\n".join(f"# {line}" for line in (finding.help or "").splitlines()))
+    advice = (finding.help or "").removesuffix(f"; assigned at {where}")  # it stands above
+    return Fix(where, "\n".join(f"# {line}" for line in advice.splitlines()))

@@ -245,6 +245,13 @@ def test_advice_in_words_is_a_comment():
     assert (fix.place, fix.text) == ("w", "# tie them again\n# after the move")
 
 
+def test_advice_does_not_repeat_its_line():
+    """The fix stands below the line that it is for."""
+    check = Check(Name.STEP, FAILED, findings=(finding("table", help="use it; assigned at net.py:9"),))
+    (fix,) = page(run(check, rows=[TABLE])).fixes
+    assert (fix.place, fix.text) == ("net.py:9", "# use it")
+
+
 def test_a_note_that_a_proof_has_found_is_not_said_twice():
     """What was only odd has been proved false."""
     notes = (Oddity("left-behind", "table: stays", "table"), Oddity("lazy", "w: has no shape yet", "w"))
