@@ -3,8 +3,8 @@
 Try:    statecli inspect sample_models/cached_mask.py:Causal
 
 Shows:  only `project` is there: the mask appears with the first forward. Called once on the CPU (a test, an export, a
-        warm-up) and moved afterwards, the model mixes devices; `statecli verify --input 2x4x8` calls it, moves it and calls it
-        again. cached_mask_fixed.py is the same model fixed.
+        warm-up) and moved afterwards, the model mixes devices; `statecli verify --input 2x4x8` calls it, moves it and
+        calls it again. cached_mask_fixed.py is the same model fixed.
 """
 
 import torch

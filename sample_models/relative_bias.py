@@ -2,9 +2,9 @@
 
 Try:    statecli inspect sample_models/relative_bias.py:Attention --to meta
 
-Shows:  `distance` is unregistered and stays behind. Window attention in the field has such tables. On a GPU the embedding's
-        weight is there and its indices are not; `statecli verify --device fake-cuda` says so on any machine.
-        relative_bias_fixed.py is the same model fixed.
+Shows:  `distance` is unregistered and stays behind. Window attention in the field has such tables. On a GPU the
+        embedding's weight is there and its indices are not; `statecli verify --device fake-cuda` says so on any
+        machine. relative_bias_fixed.py is the same model fixed.
 """
 
 import torch

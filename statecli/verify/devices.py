@@ -21,24 +21,30 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from statecli.modules.origin import _passed_over
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 #: Operators that take tensors of any devices: copies, or arguments that only lend a shape, a length or a number.
-FREE = frozenset(
+FREE = _words(
     "copy copy_ _to_copy _copy_from _copy_from_and_resize _foreach_copy_ _foreach_copy lift lift_fresh lift_fresh_copy "
     "device_put resize_as_ resize_as set_ fill fill_ is_same_size is_set_to _has_compatible_shallow_copy_type "
     "_pack_padded_sequence _pad_packed_sequence tensor_split slice_scatter select_scatter diagonal_scatter "
-    "as_strided_scatter _ctc_loss ctc_loss record_stream _assert_async _assert_tensor_metadata".split()
+    "as_strided_scatter _ctc_loss ctc_loss record_stream _assert_async _assert_tensor_metadata"
 )
 #: Operators that read `self` at indices, which may be on the CPU while `self` is not.
-_INDEXED = frozenset(
+_INDEXED = _words(
     "index index_put index_put_ _index_put_impl _index_put_impl_ _unsafe_index _unsafe_index_put "
-    "_unsafe_masked_index _unsafe_masked_index_put_accumulate".split()
+    "_unsafe_masked_index _unsafe_masked_index_put_accumulate"
 )
 #: Operators whose number of elements per step, `batch_sizes`, lies on the CPU by design.
-_PACKED = frozenset("lstm gru rnn_tanh rnn_relu _cudnn_rnn".split())
+_PACKED = _words("lstm gru rnn_tanh rnn_relu _cudnn_rnn")
 #: Operators without TensorIterator's leniency: even a 0-dim index must be where the table is.
-_STRICT = frozenset(
+_STRICT = _words(
     "embedding index_select index_add index_add_ index_copy index_copy_ gather scatter scatter_ scatter_add "
-    "scatter_add_ scatter_reduce take mm bmm addmm baddbmm mv dot".split()
+    "scatter_add_ scatter_reduce take mm bmm addmm baddbmm mv dot"
 )
 
 Place = tuple[str, int]
@@ -178,15 +184,17 @@ def _indexed(args: Any, kwargs: Any, device: torch.device, tensors: list[torch.T
     return [table, *_tensors((args[2:], kwargs.get("values")))]
 
 
-class Watching(TorchDispatchMode):
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Asks `watch` before each operator. What CUDA would refuse is noted and carried over, so that forward goes on."""
 
     def __init__(self, watch: Watch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)  # a question, no operator
         if torch.is_inference_mode_enabled() and func._can_decompose():
             with self:  # only inference mode hands over what is made of other operators
                 return func.decompose(*args, **kwargs)

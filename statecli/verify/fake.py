@@ -37,7 +37,7 @@ _LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 
 
 def move(subject: Subject) -> Check:
-    """Proof `move` of a pretended GPU: column `moves`, and the rules of a real move. It needs no values and no inputs."""
+    """Proof `move` of a pretended GPU: column `moves`, the rules of a real move. Needs no values."""
     from statecli.verify import judging, move
 
     moved = move.Moved(one_way=True)
@@ -103,7 +103,7 @@ def _quiet() -> Iterator[None]:
             logger.disabled = disabled
 
 
-class _Faking(Watching):
+class _Faking(Watching):  # type: ignore[no-untyped-call]
     """Makes real tensors fake itself: FakeTensorMode computes with real ones where it can, and would go to `DEVICE`."""
 
     def __init__(self, watch: Watch, mode: FakeTensorMode) -> None:
@@ -128,6 +128,7 @@ def pretending(release: Callable[[], None] = lambda: None) -> Iterator[Kept]:
     kept = Kept(release)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_Cuda())
+        stack.enter_context(_lifted())
         stack.enter_context(_replaced(nn.Module, "_apply", _apply_of(kept)))
         stack.enter_context(_replaced(torch.amp.autocast_mode.autocast, "__init__", _autocast()))
         for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
@@ -135,15 +136,31 @@ def pretending(release: Callable[[], None] = lambda: None) -> Iterator[Kept]:
         yield kept
 
 
+@contextlib.contextmanager
+def _lifted() -> Iterator[None]:
+    """Python lists become tensors on the CPU first, also where torch makes them in C++ (`x[[0, 1]]`, `new_tensor`)."""
+    if not hasattr(torch._C, "_set_only_lift_cpu_tensors"):  # before torch 2.5
+        yield
+        return
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
+
+
 class _Cuda(TorchFunctionMode):
     """What code says to a GPU by name: `.cuda()`, `device="cuda"`, `.numpy()`; and torch.tensor, which asks no mode."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda:
             return args[0].to(DEVICE)
         if func in _TO_NUMPY and args[0].device == DEVICE and not kwargs.get("force"):
             raise TypeError(f"can't convert cuda:0 {NO_NUMPY}. Use Tensor.cpu() first")
+        if func is torch.Tensor.tolist and args[0].device == DEVICE:
+            return args[0].to("cpu").tolist()
         if "device" in kwargs:
             kwargs["device"] = _pretended(kwargs["device"])
         if func is torch.Tensor.to:
@@ -225,7 +242,7 @@ def _renewed(parameter: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]
     vars(new).update({name: value for name, value in vars(parameter).items() if name not in vars(new)})
     kept.release()
     try:
-        torch.utils.swap_tensors(parameter, new)
+        torch.utils.swap_tensors(parameter, new)  # type: ignore[no-untyped-call]
     except RuntimeError:  # an autograd graph, a view or a weak reference holds on to it
         kept.replaced[id(parameter)] = (parameter, new)
         return new

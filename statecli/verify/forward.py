@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RULE = "device-mismatch"
+_ADVICE = "make it where it is needed: device=x.device"
+_OF_CACHES = "an earlier forward left it there: keep one for each device, or make it again where the device is another"
 _UNKNOWN = re.compile(r"Could not run '(aten::\w+)\S*' with arguments from the 'Lazy' backend")
 _Stage = Callable[[Watch], AbstractContextManager[fake.Kept]]
 
@@ -77,7 +79,7 @@ def _on_cpu(subject: Subject) -> Check:
 def _pretended(subject: Subject) -> Check:
     device, shown = fake.DEVICE, fake.SHOWN
     runs = [_run(subject, device, shown, "called on a pretended GPU, without data", fake.faked, values=False)]
-    if runs[0].raised is not None and any(row.device == "cpu" for row in subject.state.tensors):
+    if runs[0].raised is not None and not any(row.device == "meta" for row in subject.state.tensors):
         how = "called on a pretended GPU, with data on the cpu"
         runs.insert(0, _run(subject, device, shown, how, pretend.pretended, values=True))
     if runs[0].raised is not None:
@@ -176,7 +178,9 @@ def _cell(subject: Subject, row: TensorInfo, run: _Run, blamed: dict[str | None,
         at = _at(subject, run.watch.copied[row.fqn])
         return Cell(Verdict.PASSED, after=device, reason=f"stays on {device}; forward copies it at each call{at}")
     if row.fqn in run.watch.touched:
-        return Cell(Verdict.PASSED, after=device, reason=f"stays on {device}, and forward mixes it with nothing elsewhere")
+        return Cell(
+            Verdict.PASSED, after=device, reason=f"stays on {device}, and forward mixes it with nothing elsewhere"
+        )
     return judging.skipped(f"stays on {device}, and this forward does not read it", after=device)
 
 
@@ -194,7 +198,7 @@ def _finding(subject: Subject, one: Mismatch, device: str) -> Finding:
     row = subject.rows().get(one.source.fqn or "")
     if row is not None and row.origin is not None:
         message += f"; assigned at {row.origin.file}:{row.origin.line}"
-    advice = None if one.source.fqn else "make it where it is needed: device=x.device"
+    advice = _ADVICE if one.source.fqn is None else _OF_CACHES if one.source.fqn in subject.appeared else None
     return judging.finding(subject, RULE, message, one.source.fqn, help=advice, severity=Severity.ERROR)
 
 

@@ -18,33 +18,33 @@ from statecli.verify.fake import DEVICE, Kept, pretending
 
 
 class Pretended(torch.Tensor):
-    """A tensor that claims to be on `DEVICE`, and does all that is asked of it with `inner`, which is on the CPU."""
+    """A tensor that claims to be on `DEVICE`, and does all that is asked of it with `beneath`, which is on the CPU."""
 
-    inner: torch.Tensor
+    beneath: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Pretended:
-        """Wrap `inner`; both change together."""
-        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    def __new__(cls, beneath: torch.Tensor) -> Pretended:
+        """Wrap `beneath`; both change together."""
+        self = torch.Tensor._make_wrapper_subclass(
             cls,
-            inner.size(),
-            strides=inner.stride() if inner.layout is torch.strided else None,
-            storage_offset=inner.storage_offset() if inner.layout is torch.strided else 0,
-            dtype=inner.dtype,
-            layout=inner.layout,
+            beneath.size(),
+            strides=beneath.stride() if beneath.layout is torch.strided else None,
+            storage_offset=beneath.storage_offset() if beneath.layout is torch.strided else 0,
+            dtype=beneath.dtype,
+            layout=beneath.layout,
             device=DEVICE,
             requires_grad=False,
         )
-        self.inner = inner
-        return self  # type: ignore[no-any-return]
+        self.beneath = beneath
+        return self
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG003
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """An operator outside `pretended()`, where nobody asks whether it is legal."""
         return _run(func, args, kwargs or {})
 
 
-class _Pretending(Watching):
+class _Pretending(Watching):  # type: ignore[no-untyped-call]
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         return _run(func, args, kwargs)
 
@@ -59,9 +59,9 @@ def pretended(watch: Watch) -> Iterator[Kept]:
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
     """`func` of the data; results that are arguments (in place, out=) are the very same tensors."""
     there = _destination(func, args, kwargs)
-    wrappers = {id(one.inner): one for one in tree_iter((args, kwargs)) if isinstance(one, Pretended)}
+    wrappers = {id(one.beneath): one for one in tree_iter((args, kwargs)) if isinstance(one, Pretended)}
     given = {id(one) for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)}
-    args, kwargs = tree_map_only(Pretended, lambda one: one.inner, (args, kwargs))
+    args, kwargs = tree_map_only(Pretended, lambda one: one.beneath, (args, kwargs))
     args, kwargs = tree_map_only(torch.device, _real, (args, kwargs))
     out = _computed(func, args, kwargs)
 
@@ -106,8 +106,8 @@ def _destination(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _unchanged(wrapper: Pretended, func: Any) -> Pretended:
-    if wrapper.size() != wrapper.inner.size() or (
-        wrapper.inner.layout is torch.strided and wrapper.stride() != wrapper.inner.stride()
+    if wrapper.size() != wrapper.beneath.size() or (
+        wrapper.beneath.layout is torch.strided and wrapper.stride() != wrapper.beneath.stride()
     ):
         raise NotImplementedError(f"{name_of(func)} gives a tensor another shape in place, which cannot be pretended")
     return wrapper
