@@ -259,13 +259,25 @@ def _find_leaves(run: Training) -> None:
 
 def _read_gradients(run: Training) -> None:
     """Note each gradient's size and divide it by that, so that the step shows; one that is not finite is dropped."""
+    peaks: dict[int, float | None] = {}
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for seen in run.seen.values():
-            seen.peaks.append(None if seen.tensor.grad is None else _peak(seen.tensor.grad))
-        for tensor in {id(seen.tensor): seen.tensor for seen in run.seen.values()}.values():
-            peak = None if tensor.grad is None else _peak(tensor.grad)
-            if tensor.grad is not None and peak:
-                tensor.grad = tensor.grad / peak if peak < float("inf") else None
+            key = id(seen.tensor)
+            if key not in peaks:  # a tied tensor has two names and one gradient
+                peaks[key] = _scaled(seen.tensor)
+            seen.peaks.append(peaks[key])
+
+
+def _scaled(tensor: torch.Tensor) -> float | None:
+    """The largest |gradient|, by which it has been divided since."""
+    if tensor.grad is None:
+        return None
+    peak = _peak(tensor.grad)
+    if 0 < peak < float("inf"):
+        tensor.grad.div_(peak)
+    elif peak:
+        tensor.grad = None
+    return peak
 
 
 def _peak(tensor: torch.Tensor) -> float:
