@@ -65,13 +65,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One operator that got `source` on a device other than that of `other`, which is a name or ""."""
+    """One operator that got `source` on a device other than that of `other`, which is a name or "".
+
+    `generator`: it is no tensor but a generator of random numbers that is on the wrong device.
+    """
 
     source: Source
     device: str
     other: str
     operator: str
     place: Place | None
+    generator: bool = False
 
 
 @dataclass
@@ -114,6 +118,19 @@ class Watch:
         if wrong:
             self._blame(func, wrong, tensors)
         return wrong
+
+    def draws(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether CUDA would refuse the generator that this operator is given; it is noted."""
+        generator = kwargs.get("generator")
+        if generator is None or generator.device.type == self.device.type:
+            return False
+        asked = kwargs.get("device")
+        if asked != self.device and not any(tensor.device == self.device for tensor in _tensors((args, kwargs))):
+            return False
+        self.mismatches.append(
+            Mismatch(Source(), str(generator.device), "", name_of(func).strip("_"), _place(_line()), generator=True)
+        )
+        return True
 
     def note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Where the results come from."""
@@ -201,6 +218,8 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wrong = self._watch.refused(func, args, kwargs)
         if wrong:
             args, kwargs = self._carried((args, kwargs), {id(tensor) for tensor in wrong})
+        if self._watch.draws(func, args, kwargs):
+            kwargs = {**kwargs, "generator": None}
         out = self.run(func, args, kwargs)
         self._watch.note(func, args, kwargs, out)
         return out

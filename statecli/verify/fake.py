@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from statecli.verify.devices import Watch, Watching
 from statecli.verify.result import Check, Name
 
 if TYPE_CHECKING:
+    from statecli.verify.move import Moved
     from statecli.verify.subject import Subject
 
 #: The device that stands for cuda:0.
@@ -32,24 +34,43 @@ DEVICE = torch.device("lazy", 0)
 SHOWN = "cuda:0 (fake)"
 #: What torch says of a tensor on a GPU that is to become an array.
 NO_NUMPY = "device type tensor to numpy"
+_UNKNOWN = re.compile(r"Could not run '(aten::\w+)\S*' with arguments from the 'Lazy' backend")
 _TO_NUMPY = (torch.Tensor.numpy, torch.Tensor.__array__)
 _LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 
 
 def move(subject: Subject) -> Check:
     """Proof `move` of a pretended GPU: column `moves`, the rules of a real move. Needs no values."""
+    from statecli.verify import judging, move, pretend
+
+    moved = _tried(subject, faked, values=False)
+    if moved.reasons and not any(row.device == "meta" for row in subject.state.tensors):
+        again = _tried(subject, pretend.pretended, values=True)
+        moved = again if not again.reasons else moved
+    return judging.nothing(subject, Name.MOVE) or move.judged(subject, SHOWN, moved)
+
+
+def _tried(subject: Subject, stage: Stage, *, values: bool) -> Moved:
     from statecli.verify import judging, move
 
     moved = move.Moved(one_way=True)
     try:
-        module = subject.used()
+        module = subject.used(values=values)
         moved.before = {name: str(tensor.device) for name, tensor in judging.tensors(module).items()}
-        with faked(Watch(DEVICE)) as kept, subject.user_code(f"moving it to {SHOWN}"):
+        with stage(Watch(DEVICE)) as kept, subject.user_code(f"moving it to {SHOWN}"):
             module.to(DEVICE)
         moved.after = {name: _after(tensor, kept) for name, tensor in judging.tensors(module).items()}
     except ModelError as error:
-        moved.reasons.append(judging.reason_of(subject, error))
-    return judging.nothing(subject, Name.MOVE) or move.judged(subject, SHOWN, moved)
+        moved.reasons.append(why(judging.reason_of(subject, error), error.__cause__))
+    return moved
+
+
+def why(reason: str, cause: BaseException | None) -> str:
+    """`reason`, shorter where it is no more than that tensors have no data, or that torch knows no such device."""
+    if "DataDependent" in type(cause).__name__ or "DynamicOutputShape" in type(cause).__name__:
+        return "without data it cannot be told what the model does: it decides by the values of a tensor"
+    unknown = _UNKNOWN.search(str(cause))
+    return f"{unknown[1]} cannot be pretended" if unknown else reason
 
 
 def _after(tensor: torch.Tensor, kept: Kept) -> str:
@@ -75,6 +96,10 @@ class Kept:
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self.replaced
+
+
+#: A context in which tensors may pretend to be elsewhere.
+Stage = Callable[[Watch], contextlib.AbstractContextManager[Kept]]
 
 
 @contextlib.contextmanager
@@ -131,6 +156,8 @@ def pretending(release: Callable[[], None] = lambda: None) -> Iterator[Kept]:
         stack.enter_context(_lifted())
         stack.enter_context(_replaced(nn.Module, "_apply", _apply_of(kept)))
         stack.enter_context(_replaced(torch.amp.autocast_mode.autocast, "__init__", _autocast()))
+        # `torch.cuda` of this device: what checkpointing asks for streams and random states.
+        stack.enter_context(_replaced(torch, DEVICE.type, torch.cpu))
         for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
             stack.enter_context(_replaced(torch, name, _on_cpu(getattr(torch, name))))
         yield kept
@@ -181,12 +208,13 @@ def _is_there(device: Any) -> bool:
 
 @contextlib.contextmanager
 def _replaced(holder: Any, name: str, new: Any) -> Iterator[None]:
-    old = getattr(holder, name)
+    missing = object()
+    old = getattr(holder, name, missing)
     setattr(holder, name, new)
     try:
         yield
     finally:
-        setattr(holder, name, old)
+        delattr(holder, name) if old is missing else setattr(holder, name, old)
 
 
 def _autocast() -> Callable[..., None]:

@@ -10,10 +10,8 @@ A forward that passes does not clear a tensor that stayed behind: it may have co
 from __future__ import annotations
 
 import os
-import re
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 RULE = "device-mismatch"
 _ADVICE = "make it where it is needed: device=x.device"
 _OF_CACHES = "an earlier forward left it there: keep one for each device, or make it again where the device is another"
-_UNKNOWN = re.compile(r"Could not run '(aten::\w+)\S*' with arguments from the 'Lazy' backend")
-_Stage = Callable[[Watch], AbstractContextManager[fake.Kept]]
 
 
 @dataclass
@@ -94,7 +90,7 @@ def _watched(watch: Watch) -> Iterator[fake.Kept]:
         yield fake.Kept(lambda: None)
 
 
-def _run(subject: Subject, device: torch.device, shown: str, how: str, stage: _Stage, *, values: bool) -> _Run:
+def _run(subject: Subject, device: torch.device, shown: str, how: str, stage: fake.Stage, *, values: bool) -> _Run:
     assert subject.inputs is not None  # noqa: S101 - prove has looked
     run = _Run(how, shown, Watch(device))
     module = subject.used(values=values)
@@ -108,18 +104,10 @@ def _run(subject: Subject, device: torch.device, shown: str, how: str, stage: _S
                 args, kwargs = tree_map(lambda leaf: _moved(leaf, device), inputs)
                 module.eval()(*args, **kwargs)
     except ModelError as error:
-        run.raised = _why(judging.reason_of(subject, error), error.__cause__)
+        run.raised = fake.why(judging.reason_of(subject, error), error.__cause__)
         if fake.NO_NUMPY in str(error.__cause__):
             run.watch.mismatches.append(Mismatch(Source(), shown, "", "numpy", _raised_at(error.__cause__)))
     return run
-
-
-def _why(reason: str, cause: BaseException | None) -> str:
-    """`reason`, shorter where it is no more than that tensors have no data, or that torch knows no such device."""
-    if "DataDependent" in type(cause).__name__ or "DynamicOutputShape" in type(cause).__name__:
-        return "without data it cannot be told what forward does: it decides by the values of a tensor"
-    unknown = _UNKNOWN.search(str(cause))
-    return f"{unknown[1]} cannot be pretended" if unknown else reason
 
 
 def _raised_at(error: BaseException | None) -> Place | None:
@@ -156,6 +144,9 @@ def _answer(subject: Subject, runs: list[_Run]) -> Check:
         if fqn is not None and fqn not in cells:
             cells[fqn] = _failed(last, fqn, finding)
     reasons = list(dict.fromkeys(run.raised for run in told if run.raised is not None))
+    nothing = judging.nothing(subject, Name.FORWARD)
+    if nothing is not None and not findings and not reasons:
+        return nothing
     return judging.check(Name.FORWARD, last.how, {"forward": cells}, findings, reasons)
 
 
@@ -190,6 +181,10 @@ def _failed(run: _Run, fqn: str, finding: Finding) -> Cell:
 
 def _finding(subject: Subject, one: Mismatch, device: str) -> Finding:
     device = device.removesuffix(" (fake)")
+    if one.generator:
+        at = _at(subject, one.place)
+        message = f"a torch.Generator on {one.device} draws values for {device}, in {one.operator}{at}"
+        return judging.finding(subject, RULE, message, None, help="make one there: torch.Generator(x.device)")
     if one.operator == "numpy":
         message = f"a tensor on {device} is read as a numpy array{_at(subject, one.place)}"
         return judging.finding(subject, RULE, message, None, help="copy it to the cpu first: x.cpu().numpy()")

@@ -17,6 +17,12 @@ from statecli.verify.devices import FREE, Watch, Watching, name_of
 from statecli.verify.fake import DEVICE, Kept, pretending
 
 
+def _laid_out(tensor: torch.Tensor) -> dict[str, Any]:
+    if tensor.layout is not torch.strided:
+        return {}
+    return {"strides": tensor.stride(), "storage_offset": tensor.storage_offset()}
+
+
 class Pretended(torch.Tensor):
     """A tensor that claims to be on `DEVICE`, and does all that is asked of it with `beneath`, which is on the CPU."""
 
@@ -28,8 +34,7 @@ class Pretended(torch.Tensor):
         self = torch.Tensor._make_wrapper_subclass(
             cls,
             beneath.size(),
-            strides=beneath.stride() if beneath.layout is torch.strided else None,
-            storage_offset=beneath.storage_offset() if beneath.layout is torch.strided else 0,
+            **_laid_out(beneath),
             dtype=beneath.dtype,
             layout=beneath.layout,
             device=DEVICE,

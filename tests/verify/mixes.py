@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
@@ -59,6 +60,8 @@ LEGAL = {
     "dropout": lambda c, g: F.dropout(g(3)),
     "interpolate": lambda c, g: F.interpolate(g(1, 1, 4), scale_factor=2),
     "einsum": lambda c, g: torch.einsum("ij,jk->ik", g(2, 3), g(3, 2)),
+    "rand": lambda c, g: torch.rand(3, device=g(1).device) + g(3),
+    "checkpoint": lambda c, g: torch.utils.checkpoint.checkpoint(torch.exp, g(3), use_reentrant=False),
     "pow of a 0-dim": lambda c, g: c(1)[0] ** g(3),
 }
 #: Legal too, and only to be told with data.
@@ -125,6 +128,7 @@ class Once(nn.Module):
     def __init__(self, call: Callable) -> None:
         super().__init__()
         self.call = call
+        self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, x: torch.Tensor) -> object:
         """Call it with tensors of ones."""

@@ -161,6 +161,22 @@ def test_a_numpy_array_of_a_tensor_on_the_gpu():
     assert finding.fqn is None
 
 
+def test_a_generator_of_the_cpu():
+    """CUDA draws from its own generators only; a CPU tensor drawn from it and copied is right."""
+    generator = torch.Generator()
+    drawn = live(lambda: Plain(lambda table, x, weight: torch.rand(3, generator=generator, device=x.device)), (3,))
+    (finding,) = forward.prove(drawn, FAKE).findings
+    assert finding.message.startswith("a torch.Generator on cpu draws values for cuda:0, in rand at ")
+    copied = live(lambda: Plain(lambda table, x, weight: x + torch.rand(3, generator=generator).to(x.device)), (3,))
+    assert forward.prove(copied, FAKE).findings == ()
+
+
+def test_a_model_without_tensors_is_skipped():
+    """Nothing of it can be on the wrong device."""
+    check = forward.prove(live(nn.ReLU, (3,)), FAKE)
+    assert (check.verdict, check.reason) == (Verdict.SKIPPED, "the model holds no tensor")
+
+
 def test_a_forward_that_raises_is_inconclusive():
     """Its own message and line; on the CPU it raises as well."""
 
