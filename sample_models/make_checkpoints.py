@@ -47,6 +47,10 @@ MODELS = {
     "none_parameter": "Optional",
     "grad_buffer": "Scaled",
     "finetune": "Net",
+    "unused": "Net",
+    "unused_fixed": "Net",
+    "detached": "Net",
+    "detached_fixed": "Net",
 }
 
 

@@ -19,6 +19,8 @@ from statecli.verify.subject import Subject
 from statecli.verify.training import Seen, Training
 
 _DIGITS = re.compile(r"\d+")
+#: Says so in a message; in the column of gradients it goes without saying.
+_NONE = "gets no gradient: "
 
 
 def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
@@ -49,7 +51,7 @@ class _Verdicts:
         """A failed cell and its finding."""
         message = f"{fqn} {why}"
         self.findings.append(judging.finding(self.run.subject, rule, message, fqn, help=help, severity=severity))
-        return Cell(Verdict.FAILED, reason=why)
+        return Cell(Verdict.FAILED, reason=why.removeprefix(_NONE))
 
 
 def prove(subject: Subject, optimizer: str = "sgd") -> Check:
@@ -146,16 +148,16 @@ def _zero(verdicts: _Verdicts, name: str) -> Cell:
 
 def _none(verdicts: _Verdicts, name: str) -> Cell:
     if verdicts.run.cut_off:
-        why = "gets no gradient: nothing that forward gives requires grad"
+        why = f"{_NONE}nothing that forward gives requires grad"
         help = "forward runs under torch.no_grad() or detaches what it gives"
     elif verdicts.used is None:
-        why = "gets no gradient: forward does not use it, or cuts it off from the output"
+        why = f"{_NONE}forward does not use it, or cuts it off from the output"
         help = "use it in forward, or freeze it with requires_grad_(False)"
     elif name in verdicts.used:
-        why = "gets no gradient: forward uses it and cuts it off from the output"
+        why = f"{_NONE}forward uses it and cuts it off from the output"
         help = "look for detach(), .data, torch.no_grad() or an integer step behind it; if meant, requires_grad_(False)"
     else:
-        why = "gets no gradient: forward does not use it"
+        why = f"{_NONE}forward does not use it"
         help = "use it in forward, delete it, or freeze it with requires_grad_(False)"
     return verdicts.fail("no-gradient", name, why, help)
 
@@ -178,7 +180,7 @@ def _updated(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     if seen.updated:
         return Cell(Verdict.PASSED, after="changed")
     if seen.peak is None:
-        return judging.skipped("there was no gradient to update it by")
+        return judging.skipped("no gradient to update it by")
     if seen.updated is None:
         return judging.unclear("its values cannot be compared")
     if seen.lost is not None:
