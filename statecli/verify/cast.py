@@ -155,7 +155,7 @@ def _wrong(steps: _Steps, tensor: torch.Tensor, dtype: torch.dtype, called: str)
         return "imaginary-lost", f"is {_short(tensor.dtype)} after {called}, its imaginary part gone"
     if tensor.dtype != before:
         return "integer-cast", f"{_short(before)} is {_short(tensor.dtype)} after {called}"
-    if steps.values is not None and bits.same(steps.values, tensor.detach()) is False:
+    if steps.values is not None and bits.same(steps.values, tensor) is False:
         return "integer-changed", f"its {_short(before)} values change with {called}"
     return None
 

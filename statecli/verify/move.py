@@ -219,7 +219,7 @@ def _there_and_back(
         return
     after = judging.tensors(module)
     for name, tensor in before.items():
-        if name in after and tensor is not None and bits.same(tensor, after[name].detach()) is False:
+        if name in after and tensor is not None and bits.same(tensor, after[name]) is False:
             moved.changed[name] = _difference(tensor, after[name])
 
 
@@ -265,8 +265,5 @@ def _remade(subject: Subject) -> frozenset[str]:
     return frozenset(
         name
         for name, (tensor, values) in known.items()
-        if name in after
-        and after[name] is not tensor
-        and values is not None
-        and bits.same(values, after[name].detach())
+        if name in after and after[name] is not tensor and values is not None and bits.same(values, after[name])
     )

@@ -75,6 +75,7 @@ class _Proof:
             strictly = self._load(target, loaded)
             restored = judging.tensors(target)
             lost = [row for row in self._subject.state.tensors if not self._came_back(row, restored, loaded)]
+            put_back()  # loading B wrote to what the next instances hold as well
             self._judge_lost(lost)
             _Safetensors(self, target, loaded).prove(strictly)
 
@@ -102,7 +103,7 @@ class _Proof:
             and tensor.numel() > 0
             and (tensor.numel() <= _FEW or storage(tensor)[0] not in self._overwritten)
         }
-        return {name for name, tensor in few.items() if bits.same(tensor, blank[name].detach())}
+        return {name for name, tensor in few.items() if bits.same(tensor, blank[name])}
 
     def _read(self, file: io.BytesIO) -> Any:
         with self._subject.user_code("torch.load of what it saved"):
@@ -145,7 +146,7 @@ class _Proof:
             self._saved[name] = judging.skipped("uninitialized: it has no values before a first forward")
             return True
         there = restored.get(name)
-        same = False if there is None else bits.same(expected, there.detach())
+        same = False if there is None else bits.same(expected, there)
         if same and name not in self._unproved:
             self._saved[name] = self._restored[name] = Cell(Verdict.PASSED)
             return True
@@ -164,7 +165,7 @@ class _Proof:
         elif same is not False:
             why = "its values cannot be compared" if same is None else "it could not be given a value of its own"
             self._restored[name] = judging.unclear(why)
-        elif bits.same(expected, entry.detach()) is False:
+        elif bits.same(expected, entry) is False:
             message = f"{name}: state_dict() holds something else under its name"
             self._saved[name] = self._failed("changed-by-saving", row, message)
         else:
@@ -262,7 +263,7 @@ class _Safetensors:
         if name in self._refused:
             return Cell(Verdict.FAILED, reason=self._refused[name])
         there = found.get(name)
-        same = False if there is None else bits.same(self._proof._expected[name], there.detach())
+        same = False if there is None else bits.same(self._proof._expected[name], there)
         if same:
             return Cell(Verdict.PASSED)
         if same is None:
@@ -400,7 +401,7 @@ def _rebuilt(subject: Subject, *, values: bool) -> dict[str, bool | None]:
     with _memory_filled():
         one = judging.tensors(subject.fresh(values=values, seed=0))
         other = judging.tensors(subject.fresh(values=values, seed=1))
-    return {name: bits.same(tensor.detach(), other[name].detach()) for name, tensor in one.items() if name in other}
+    return {name: bits.same(tensor, other[name]) for name, tensor in one.items() if name in other}
 
 
 @contextmanager
