@@ -70,7 +70,7 @@ def why(reason: str, cause: BaseException | None) -> str:
     if "DataDependent" in type(cause).__name__ or "DynamicOutputShape" in type(cause).__name__:
         return "without data it cannot be told what the model does: it decides by the values of a tensor"
     unknown = _UNKNOWN.search(str(cause))
-    return f"{unknown[1]} cannot be pretended" if unknown else reason
+    return f"{unknown[1]} cannot be pretended" if unknown else reason.replace(str(DEVICE), "cuda:0")
 
 
 def _after(tensor: torch.Tensor, kept: Kept) -> str:

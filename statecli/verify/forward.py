@@ -10,6 +10,7 @@ A forward that passes does not clear a tensor that stayed behind: it may have co
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RULE = "device-mismatch"
+#: How torch's own checks put it: "Expected all tensors to be on the same device", "are not at the same device".
+_SAME_DEVICE = re.compile(r"\b(on|at) the same device\b")
 _ADVICE = "make it where it is needed: device=x.device"
 _OF_CACHES = "an earlier forward left it there: keep one for each device, or make it again where the device is another"
 
@@ -105,9 +108,17 @@ def _run(subject: Subject, device: torch.device, shown: str, how: str, stage: fa
                 module.eval()(*args, **kwargs)
     except ModelError as error:
         run.raised = fake.why(judging.reason_of(subject, error), error.__cause__)
-        if fake.NO_NUMPY in str(error.__cause__):
-            run.watch.mismatches.append(Mismatch(Source(), shown, "", "numpy", _raised_at(error.__cause__)))
+        _note(run, error.__cause__)
     return run
+
+
+def _note(run: _Run, cause: BaseException | None) -> None:
+    """What torch, or a kernel that no watch can look into, says itself of devices."""
+    text, at = str(cause), _raised_at(cause)
+    if fake.NO_NUMPY in text:
+        run.watch.mismatches.append(Mismatch(Source(), run.device, "", "numpy", at))
+    elif _SAME_DEVICE.search(text) and not any(one.place == at for one in run.watch.mismatches):
+        run.watch.mismatches.append(Mismatch(Source(), "", "", "", at))
 
 
 def _raised_at(error: BaseException | None) -> Place | None:
@@ -185,6 +196,9 @@ def _finding(subject: Subject, one: Mismatch, device: str) -> Finding:
         at = _at(subject, one.place)
         message = f"a torch.Generator on {one.device} draws values for {device}, in {one.operator}{at}"
         return judging.finding(subject, RULE, message, None, help="make one there: torch.Generator(x.device)")
+    if not one.operator:
+        message = f"tensors on several devices meet{_at(subject, one.place)}"
+        return judging.finding(subject, RULE, message, None, help="move what is made or kept on the cpu: .to(x.device)")
     if one.operator == "numpy":
         message = f"a tensor on {device} is read as a numpy array{_at(subject, one.place)}"
         return judging.finding(subject, RULE, message, None, help="copy it to the cpu first: x.cpu().numpy()")

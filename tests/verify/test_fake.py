@@ -172,3 +172,32 @@ def test_a_parameter_that_an_autograd_graph_holds():
             self.graph = self.weight * 2
 
     assert cells(fake.move(live(Held))) == {"weight": "passed", "graph": "failed"}
+
+
+class Sparse(nn.Module):
+    """A registered sparse tensor and a plain one."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kept", torch.eye(3).to_sparse())
+        self.lost = torch.eye(3).to_sparse()
+
+
+def test_what_cannot_be_moved_without_data_is_moved_with_it():
+    """Sparse tensors: FakeTensorMode has none on such a device."""
+    assert cells(fake.move(live(Sparse))) == {"kept": "passed", "lost": "failed"}
+
+
+def test_a_move_that_raises_is_inconclusive():
+    """The model's own message, and no verdict."""
+
+    class Broken(nn.Linear):
+        def _apply(self, fn, recurse=True):
+            if fn(torch.ones(1)).device.type != "cpu":
+                raise ValueError("not to be moved")
+            return super()._apply(fn, recurse)
+
+    check = fake.move(live(lambda: Broken(2, 2)))
+    assert check.findings == ()
+    assert "not to be moved" in check.reason
+    assert check.verdict is Verdict.INCONCLUSIVE

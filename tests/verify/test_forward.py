@@ -171,6 +171,28 @@ def test_a_generator_of_the_cpu():
     assert forward.prove(copied, FAKE).findings == ()
 
 
+class Hidden(nn.Module):
+    """An LSTM whose first hidden state is a plain tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(2, 3)
+        self.hidden = torch.zeros(1, 1, 3)
+
+    def forward(self, x):
+        """Every call starts from it."""
+        return self.rnn(x, (self.hidden, self.hidden))[0]
+
+
+@ANY_GPU
+def test_what_torch_checks_itself(device):
+    """An RNN compares devices before any operator is run: the line is told, the call ends there."""
+    check = forward.prove(live(Hidden, (2, 1, 2)), device)
+    assert check.verdict is Verdict.FAILED
+    assert any(" at " in one.message for one in check.findings)
+    assert "lazy" not in (check.reason or "")
+
+
 def test_a_model_without_tensors_is_skipped():
     """Nothing of it can be on the wrong device."""
     check = forward.prove(live(nn.ReLU, (3,)), FAKE)
