@@ -119,13 +119,18 @@ def hollow(module: nn.Module) -> dict[Any, Any]:
     from statecli.modules.walk import walk
 
     storages: dict[int, Any] = {}
+    memo: dict[Any, Any] = {"torch": storages}
     for _, tensor in measure.names(walk(module)):
-        try:
-            store = tensor.untyped_storage()
-        except (RuntimeError, NotImplementedError):  # sparse, lazy, a wrapper: copied as it is
-            continue
-        storages.setdefault(store._cdata, torch.UntypedStorage(store.nbytes(), device=store.device))
-    return {"torch": storages}
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            continue  # copied as it is
+        store = tensor.untyped_storage()
+        empty = torch.UntypedStorage(store.nbytes(), device=store.device)  # type: ignore[no-untyped-call]
+        kept = storages.setdefault(store._cdata, empty)
+        if type(tensor) is torch.nn.Parameter:  # its own __deepcopy__ clones it, whatever the memo says of its storage
+            view = torch.empty(0, dtype=tensor.dtype, device=store.device)
+            view.set_(kept, tensor.storage_offset(), tensor.size(), tensor.stride())
+            memo[id(tensor)] = torch.nn.Parameter(view, tensor.requires_grad)
+    return memo
 
 
 def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subject:
