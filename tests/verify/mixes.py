@@ -99,6 +99,8 @@ ILLEGAL = {
     "a CPU table and a device mask": lambda c, g: c(3).masked_fill(g(3) > 0, 0.0),
     "values put": lambda c, g: g(3).index_put_((_index(0, 1),), c(2)),
     "index_select": lambda c, g: g(3).index_select(0, _index(0, 1)),
+    "index_select, 0-dim": lambda c, g: g(3).index_select(0, torch.tensor(1)),
+    "embedding, 0-dim index": lambda c, g: F.embedding(torch.tensor(1), g(3, 2)),
     "gather": lambda c, g: g(3).gather(0, _index(0, 1)),
     "scatter": lambda c, g: g(3).scatter(0, _index(0, 1), g(2)),
     "scatter_add, source": lambda c, g: g(3).scatter_add(0, g(2).long() * 0, c(2)),
