@@ -138,10 +138,8 @@ def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subjec
     subject = replace(subject, inputs=inputs, no_inputs=why_not or subject.no_inputs)
     if inputs is None:
         return subject
-    try:
-        module = subject.fresh(values=True)
-        subject.call(module)
-    except ModelError:
+    module = _called(subject)
+    if module is None:
         return subject  # the proofs that need a forward say so
     name = subject.target
     spec = Spec(name, "", False, name)
@@ -152,6 +150,18 @@ def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subjec
     kept = [row for row in subject.state.tensors if row.fqn not in {one.fqn for one in new}]
     state = structs.replace(subject.state, tensors=(*kept, *marked))
     return replace(subject, state=state, appeared=frozenset(row.fqn for row in new))
+
+
+def _called(subject: Subject) -> nn.Module | None:
+    """An instance after one forward, without initial values where forward does not need them; None where it raises."""
+    for values in (False, True):
+        try:
+            module = subject.fresh(values=values)
+            subject.call(module)
+        except ModelError:
+            continue
+        return module
+    return None
 
 
 def _marked(row: TensorInfo) -> TensorInfo:
