@@ -146,6 +146,34 @@ def test_what_is_computed_from_a_tensor_is_traced_to_it(name):
     assert check.verdict is (Verdict.FAILED if names else Verdict.PASSED)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("a view", "table: on cpu"), ("derived", "table: what is computed from it is on")]
+)
+def test_a_view_is_the_tensor_and_a_result_is_not(name, words):
+    """The message says which of the two was met."""
+    (finding,) = forward.prove(live(lambda: Plain(USES[name][0]), (3,)), FAKE).findings
+    assert finding.message.startswith(words)
+
+
+class Unswappable(nn.Module):
+    """A parameter that an autograd graph holds, which torch swaps with no other; and a second name of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.same = [self.weight]
+        self.graph = self.weight * 2
+
+    def forward(self, x):
+        """By the second name alone, then what was computed before the move."""
+        return x * self.same[0] + self.graph.detach()
+
+
+def test_a_parameter_that_cannot_be_swapped_is_not_blamed():
+    """On CUDA it would have followed under each of its names; what was computed from it would not."""
+    assert told(forward.prove(live(Unswappable, (3,)), FAKE)) == ["graph"]
+
+
 def test_a_tensor_that_stayed_is_not_cleared_by_a_forward_that_passes():
     """Copied at each call, with the line, or not read at all: both are said."""
     copied = forward.prove(live(lambda: Plain(USES["copied"][0]), (3,)), FAKE).columns[0].cells["table"]
