@@ -3,8 +3,9 @@
 `.to(torch.float64)`, `.half()` and `.bfloat16()` in turn on one instance, or the one dtype that was asked for. A
 floating-point tensor has to follow each, integers and bools have to stay what they are, complex numbers complex.
 
-Not judged: what torch computes anew before each forward, and what is unregistered, follows moves by the class's own
-`_apply` and keeps its dtype: the class has decided so (torchmetrics keeps its sums out of half precision).
+Not judged: what torch computes anew before each forward; what forward itself makes anew each time; and what is
+unregistered, follows moves by the class's own `_apply` and keeps its dtype, because the class has decided so
+(torchmetrics keeps its sums out of half precision).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import nn
 from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding, Severity
 from statecli.state import Kind, TensorInfo
-from statecli.verify import bits, judging
+from statecli.verify import bits, judging, move
 from statecli.verify.result import Cell, Check, Name, Verdict
 from statecli.verify.subject import Subject
 
@@ -69,6 +70,7 @@ class _Proof:
         self._reasons: list[str] = []
         self._done: list[str] = []
         self._findings: list[Finding] = []
+        self._known_remade: frozenset[str] | None = None
         self._recomputed = judging.recomputed(judging.stand_in(subject))
 
     def check(self) -> Check:
@@ -126,9 +128,16 @@ class _Proof:
     def _harmless(self, row: TensorInfo) -> str | None:
         if row.fqn in self._recomputed:
             return judging.RECOMPUTED
+        if row.fqn in self._subject.appeared and row.fqn in self._remade():
+            return move.REMADE
         if row.kind is Kind.UNREGISTERED and row.moves:
             return "moved by the class's own _apply, which keeps its dtype"
         return None
+
+    def _remade(self) -> frozenset[str]:
+        if self._known_remade is None:
+            self._known_remade = move.remade(self._subject)
+        return self._known_remade
 
 
 _HELP = {

@@ -11,7 +11,6 @@ pickles is not judged, nor is a class that cannot be pickled for a reason that i
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from statecli.finding import Finding
 from statecli.modules.tensors import derived_by, storage
 from statecli.modules.walk import walk
 from statecli.state import TensorInfo
-from statecli.verify import bits, judging
+from statecli.verify import bits, judging, roundtrip
 from statecli.verify.result import Cell, Check, Name, Verdict
 from statecli.verify.subject import Subject
 
@@ -87,7 +86,7 @@ class _Proof:
         return bool(broken)
 
     def _pickle(self, module: nn.Module) -> None:
-        pickled, raised = judging.attempt(self._subject, "pickling it", lambda: _pickled(module))
+        pickled, raised = judging.attempt(self._subject, "pickling it", lambda: roundtrip.module(module))
         if raised is None:
             self._columns["pickled"] = self._compare(pickled, "a pickled copy")
         elif any(words in raised for words in _BY_DESIGN):
@@ -167,14 +166,6 @@ def _copies(tensor: torch.Tensor) -> bool:
 
 def _form(tensor: torch.Tensor) -> str:
     return f"{tensor.layout} {tensor.dtype}, which torch does not copy".replace("torch.", "", 2)
-
-
-def _pickled(module: nn.Module) -> Any:
-    """The module through a pickle, as `torch.save(module)` writes it. It is read by code that made it this instant."""
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 def _shared_by_all(module: nn.Module) -> frozenset[str]:

@@ -62,6 +62,7 @@ def device_of(text: str) -> torch.device:
         raise UsageError(f"--device {text}: no such device here; {instead}") from error
 
 
+REMADE = "every forward makes it anew, whatever it held"
 _HELP = {
     "broken-tie": "register it once and read it under the other name through a property, "
     "or tie them again in an _apply of the class's own",
@@ -158,8 +159,8 @@ class _Proof:
         if _DEVICE_KEY.search(row.fqn):
             return "a cache with a key for each device: forward makes one for the new device"
         if self._remade is None:
-            self._remade = _remade(self._subject)
-        return "every forward makes it anew, whatever it held" if row.fqn in self._remade else None
+            self._remade = remade(self._subject)
+        return REMADE if row.fqn in self._remade else None
 
     # --- ties and views ------------------------------------------------------------------------------------------
 
@@ -250,7 +251,7 @@ def _devices(found: dict[str, torch.Tensor]) -> dict[str, str]:
 # --- what forward makes anew -----------------------------------------------------------------------------------------
 
 
-def _remade(subject: Subject) -> frozenset[str]:
+def remade(subject: Subject) -> frozenset[str]:
     """What appeared, and a second forward replaces by a tensor of the same bits though it had been overwritten."""
     try:
         module = subject.used(values=True)

@@ -11,8 +11,6 @@ constructor never writes to is the same in both: torch is asked to fill it.
 
 from __future__ import annotations
 
-import io
-import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +24,7 @@ from statecli.errors import ModelError
 from statecli.finding import Finding, Severity
 from statecli.modules.tensors import storage
 from statecli.state import Kind, TensorInfo
-from statecli.verify import bits, judging
+from statecli.verify import bits, judging, roundtrip
 from statecli.verify.result import Cell, Check, Name, Verdict
 from statecli.verify.subject import Subject
 
@@ -87,10 +85,15 @@ class _Proof:
         self._expected = {name: _own(tensor, shared) for name, tensor in found.items()}
         with self._subject.user_code("state_dict()"):
             state = source.state_dict()
-        with self._subject.user_code("torch.save of its state_dict"):
-            file = io.BytesIO()
-            torch.save(state, file)
-        return self._read(file)
+        with self._subject.user_code("torch.save and torch.load of its state_dict"):
+            loaded, refused = roundtrip.state(state)
+        # A lazy module before its first forward holds a class of torch's own that torch refuses: nothing is judged of it.
+        if refused is not None and "Uninitialized" not in refused:
+            what = f": it holds a {refused}" if refused else ""
+            message = f"torch.load(weights_only=True) refuses the model's own state_dict{what}"
+            help = "keep plain data in get_extra_state: tensors, numbers, text, lists and dicts of these"
+            self.fail("not-plain-data", message, None, help, Severity.WARNING)
+        return loaded
 
     def _same_already(self, target: nn.Module) -> set[str]:
         """The names under which B holds what it should before anything was loaded. Many changed elements cannot."""
@@ -104,23 +107,6 @@ class _Proof:
             and (tensor.numel() <= _FEW or storage(tensor)[0] not in self._overwritten)
         }
         return {name for name, tensor in few.items() if bits.same(tensor, blank[name])}
-
-    def _read(self, file: io.BytesIO) -> Any:
-        with self._subject.user_code("torch.load of what it saved"):
-            file.seek(0)
-            try:
-                return torch.load(file, weights_only=True)
-            except pickle.UnpicklingError as error:
-                unsafe = re.search(r"GLOBAL ([\w.]+)", str(error))
-            file.seek(0)
-            loaded = torch.load(file, weights_only=False)  # our own bytes, a moment old
-        if unsafe and "Uninitialized" in unsafe[1]:
-            return loaded  # a lazy module before its first forward, of which nothing is judged
-        what = f": it holds a {unsafe[1].rpartition('.')[2]}" if unsafe else ""
-        message = f"torch.load(weights_only=True) refuses the model's own state_dict{what}"
-        help = "keep plain data in get_extra_state: tensors, numbers, text, lists and dicts of these"
-        self.fail("not-plain-data", message, None, help, Severity.WARNING)
-        return loaded
 
     def _load(self, target: nn.Module, loaded: Any) -> bool:
         """Whether a strict load succeeds. torch's own loads what it can before it raises; of others it is not known."""

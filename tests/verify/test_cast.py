@@ -126,6 +126,13 @@ def test_a_cache_of_the_first_forward_is_cast_too():
     assert rules(casted(body, "3")) == {"c": "keeps-dtype"}
 
 
+def test_what_every_forward_makes_anew_is_not_judged():
+    """An attention map that is kept to be looked at: the next forward replaces it without reading it."""
+    body = "self.w = nn.Linear(3, 3); self.map = None\n---\n"
+    body += "def forward(self, x):\n    self.map = self.w(x).detach()\n    return self.map"
+    assert verdicts(casted(body, "2x3"), "casts")["map"] == "skipped"
+
+
 def test_a_wrapper_without_a_length_is_cast():
     """`torch.compile` gives a module whose `len` raises: it is never asked for its truth."""
     assert of_live(cast.prove, lambda: torch.compile(nn.Linear(2, 2)), None).verdict is Verdict.PASSED
