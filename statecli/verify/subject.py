@@ -165,4 +165,5 @@ def _called(subject: Subject) -> nn.Module | None:
 
 
 def _marked(row: TensorInfo) -> TensorInfo:
-    return structs.replace(row, note="; ".join(filter(None, [APPEARED, row.note])))
+    # What would register it in the constructor says nothing of a tensor that forward makes.
+    return structs.replace(row, fix=None, note="; ".join(filter(None, [APPEARED, row.note])))
