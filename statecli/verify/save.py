@@ -87,7 +87,7 @@ class _Proof:
             state = source.state_dict()
         with self._subject.user_code("torch.save and torch.load of its state_dict"):
             loaded, refused = roundtrip.state(state)
-        # A lazy module before its first forward holds a class of torch's own that torch refuses: nothing is judged of it.
+        # A lazy module before its first forward holds what torch itself refuses: nothing is judged of it.
         if refused is not None and "Uninitialized" not in refused:
             what = f": it holds a {refused}" if refused else ""
             message = f"torch.load(weights_only=True) refuses the model's own state_dict{what}"
