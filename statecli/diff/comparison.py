@@ -123,6 +123,8 @@ class _Comparison:
         classes = loading.is_class(before), loading.is_class(after)
         self.any_class, self.loads = any(classes), classes[0] is not classes[1]
         self.model = before if classes[0] else after
+        #: A wrapper's prefix is another name; that a class would not load it is said, not that all is missing.
+        self.prefixes = request.renames or self.loads
         self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
         self.notes: list[Oddity] = []
         self.sections: dict[str, str] = {}
@@ -135,7 +137,7 @@ class _Comparison:
         every = self._matches(*compared)
         matches = [match for match in every if self._is_wanted(match)]
         beside, settings = self._settings()
-        if not matches and not (every and self.request.include and settings):
+        if not matches and not (every and settings):
             raise NothingMatched(self._nothing(len(every)))
         if not matches:
             self._note("settings-alone", f"only settings were asked for: {len(settings)} compared")
@@ -150,7 +152,7 @@ class _Comparison:
             changes=tuple(changes),
             scalars=tuple(beside),
             findings=tuple(findings),
-            notes=(*self.notes, *loaded.notes, *_told(self.before), *_told(self.after)),
+            notes=tuple(dict.fromkeys((*self.notes, *loaded.notes, *_told(self.before), *_told(self.after)))),
             broken=(*broken, *loaded.broken, *untold, *_cut(self.before), *_cut(self.after)),
             histograms=self._histograms(changes),
             expected=bool(self.request.expected),
@@ -194,7 +196,7 @@ class _Comparison:
         return before, after
 
     def _matches(self, before: ModelState, after: ModelState) -> list[Match]:
-        found = pairing.matched(before, after, self.request.map)
+        found = pairing.matched(before, after, self.request.map, prefixes=self.prefixes)
         self.sections = found.sections
         # A class has one section, whatever a checkpoint calls it.
         self.notes += [note for note in found.notes if not (self.loads and note.name == "sections-paired")]
@@ -205,7 +207,7 @@ class _Comparison:
                 same = renames.found(matches, found.sections, self._is_wanted_row, jobs=self.request.jobs)
             if same:
                 matches = pairing.in_order(_joined(matches, same), before, after)
-        self.notes += hints.of_prefix(matches, found.sections, before, after, self.request.map)
+        self.notes += hints.of_prefix(matches, found.sections, before, after, self.request.map, prefixes=self.prefixes)
         return matches
 
     def _is_wanted(self, match: Match) -> bool:
@@ -423,6 +425,8 @@ def _by_how_much(change: Change) -> tuple[float, float]:
 
 #: What a reader left out: nothing can be said of it.
 _LEFT_OUT = ("too-deep", "not-searched", "opaque-class", "packed-params", "script-module")
+#: What is in `Diff.broken`, and what any module may have.
+_TOLD_ELSEWHERE = ("metadata-cut", "none-parameter")
 
 
 def _cut(state: ModelState) -> list[Broken]:
@@ -434,9 +438,9 @@ def _cut(state: ModelState) -> list[Broken]:
 
 
 def _told(state: ModelState) -> Iterator[Oddity]:
-    """What must be known of a state to read what it is compared with."""
+    """What is odd about a file, and what was left out of either side."""
     for odd in state.oddities:
         if odd.name in _LEFT_OUT:
             yield Oddity(odd.name, f"{state.target}: {odd.message}: not compared", odd.fqn)
-        elif odd.name == "bare-storage":
+        elif odd.name not in _TOLD_ELSEWHERE and not loading.is_class(state):
             yield Oddity(odd.name, f"{state.target}: {odd.message}", odd.fqn)

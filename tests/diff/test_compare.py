@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_model
+from safetensors.torch import save_file, save_model
 from torch import nn
 
 from statecli.diff import comparison
@@ -326,6 +326,54 @@ def test_a_glob_of_settings_alone(diff):
     assert "settings-alone" in notes(same)
     with pytest.raises(NothingMatched):
         diff(before, after, include=("runs",))
+
+
+def test_the_settings_that_exclude_leaves(statecli, save):
+    """`-x` of every tensor leaves the settings: those that differ are shown, and 2 is for where nothing is left."""
+    one, two = (save({"w": torch.full((2,), n), "epoch": n, "run": "a"}, f"{n}.pt") for n in (1.0, 2.0))
+    result = statecli("diff", one, two, "-x", "w", "-f", "json")
+    assert (result.code, [one["key"] for one in result.json["metadata"]]) == (1, ["epoch"])
+    assert "settings-alone" in {note["name"] for note in result.json["notes"]}
+    for words in (("-x", "*"), ("-x", "w", "--kind", "parameter"), ("-x", "w", "-x", "epoch", "-x", "run")):
+        result = statecli("diff", one, two, *words)
+        assert (result.code, result.out) == (2, "")
+        assert "none of their 1 tensors matches -x" in result.err
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.legacy.pt"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        torch.arange(6.0).view(3, 2).t().contiguous().t().view(3, 2),
+        torch.arange(-3.0, 6.0)[3:].view(3, 2),
+        torch.nn.Parameter(torch.arange(6.0).view(3, 2), requires_grad=False),
+        torch.arange(6.0).view(3, 2).requires_grad_(),
+    ],
+    ids=["strides", "a view", "a parameter", "requires_grad"],
+)
+def test_a_file_that_is_one_tensor_has_no_settings(name, after, statecli, save):
+    """How a tensor is rebuilt is nothing beside it."""
+    before = save(torch.arange(6.0).view(3, 2), name)
+    result = statecli("diff", before, save(after, f"b{name}"))
+    assert (result.code, result.out) == (0, "identical: 1 tensor, 24 B\n")
+
+
+ODD = {"metadata-set-twice": "__metadata__ sets 'k' twice", "misaligned": "the tensors start at byte"}
+
+
+def test_what_a_reader_finds_odd_is_a_note(statecli, tmp_path):
+    """All that `inspect` notes of either file, by the file's name; of a file and itself once."""
+    header = b'{"__metadata__":{"k":"1","k":"1"},"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    odd, plain = tmp_path / "odd.safetensors", tmp_path / "plain.safetensors"
+    odd.write_bytes((len(header)).to_bytes(8, "little") + header + bytes(4))
+    save_file({"w": torch.zeros(1)}, plain, metadata={"k": "1"})
+    inspected = statecli("inspect", odd, "-f", "json").json["notes"]
+    assert {one["name"] for one in inspected} == set(ODD)
+    for words in ((odd, plain), (plain, odd), (odd, odd)):
+        result = statecli("diff", *words, "-f", "json")
+        assert result.code == 0
+        told = [(one["name"], one["message"]) for one in result.json["notes"]]
+        assert told == [(one["name"], f"{odd}: {one['message']}") for one in inspected]
 
 
 def test_two_empty_files_are_no_clean_diff(diff):
