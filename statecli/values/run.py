@@ -213,7 +213,7 @@ def _is_lazy(view: Strided) -> bool:
 
 def _once(one: Strided, two: Strided) -> tuple[Strided, Strided, int]:
     """Both without repeating themselves along the dimensions where both do, and how often each element then counts."""
-    if one.affine is not None or two.affine is not None or not 0 < one.elements < 2**62:
+    if one.affine is not None or two.affine is not None or not one.elements:
         return one, two, 1
     strides = zip(one.shape, one.strides, two.strides, strict=True)
     shape = tuple(size if a or b else 1 for size, a, b in strides)

@@ -46,6 +46,12 @@ class Wide(NamedTuple):
         except OverflowError:
             return math.inf
 
+    def over(self, other: Wide) -> Wide:
+        """The quotient; `other` is not zero. The mantissas alone may be too far apart for float64."""
+        (one, up), (two, down) = math.frexp(self.mantissa), math.frexp(other.mantissa)
+        fours, odd = divmod(up - down, 2)
+        return Wide(math.ldexp(one / two, odd), self.exponent - other.exponent + fours)
+
     def value(self) -> float:
         """The sum itself; infinite where float64 cannot hold it."""
         try:
@@ -157,13 +163,14 @@ class Tally(NamedTuple):
             return "before is zero throughout"
         if not math.isfinite(relative):
             return "the relative change is beyond float64"
+        if self.squares.mantissa and not all((relative, *others)):
+            return "some numbers are too small for float64"
         return None if self.after.mantissa else "after is zero throughout"
 
     def _relative(self) -> float | None:
         if not self.before.mantissa:
             return None
-        share = self.squares.mantissa / self.before.mantissa
-        return Wide(share, self.squares.exponent - self.before.exponent).root()
+        return self.squares.over(self.before).root()
 
     def _cosine(self) -> float | None:
         if not (self.before.mantissa and self.after.mantissa):
