@@ -98,11 +98,15 @@ def _read(text: str, request: Request, built: dict[str, Built]) -> ModelState:
 
 
 class _Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What comparing a pair's values gave; nothing where that was not asked or they are equal."""
+    """What comparing a pair's values gave; nothing where that was not asked or they are equal.
+
+    `reshaped`: a shape differs that only reading them told, that of a nested tensor's inner ones.
+    """
 
     delta: Delta | None = None
     not_compared: str | None = None
     error: str | None = None
+    reshaped: bool = False
 
 
 _EQUAL = _Outcome()
@@ -248,7 +252,7 @@ class _Comparison:
             if match.before is None or match.after is None:
                 continue
             if fields.shape(match.before) != fields.shape(match.after):
-                found[n] = self._of_two_shapes(match)
+                found[n] = self._of_two_shapes(match.shown)
             elif _is_hollow(match.before) and _is_hollow(match.after):
                 found[n] = _Outcome(not_compared="neither side holds values")
             else:
@@ -265,12 +269,11 @@ class _Comparison:
             found[n] = self._outcome(result, one, two)
         return found
 
-    def _of_two_shapes(self, match: Match) -> _Outcome:
-        why = "the shapes differ"
+    def _of_two_shapes(self, after: TensorInfo, why: str = "the shapes differ", *, reshaped: bool = False) -> _Outcome:
         if Field.SHAPE not in self.request.ignore:
-            return _Outcome(not_compared=why)
+            return _Outcome(not_compared=why, reshaped=reshaped)
         # The shape is said not to count, and what of the values is then the same nobody has said.
-        return _Outcome(not_compared=why, error=self._cannot_tell(match.shown, why))
+        return _Outcome(not_compared=why, error=self._cannot_tell(after, why))
 
     def _outcome(self, result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
         """A pair that cannot be told equal or different is broken, unless both are the same bytes of the same file."""
@@ -279,6 +282,8 @@ class _Comparison:
         if isinstance(result, StateError):
             return _Outcome(not_compared="could not be read", error=str(result))
         reason = str(getattr(result, "reason", result))
+        if getattr(result, "reshaped", False):
+            return self._of_two_shapes(after, reason, reshaped=True)
         if before.data == after.data and before.parts == after.parts and (before.data or before.parts):
             return _EQUAL
         return _Outcome(not_compared=reason, error=self._cannot_tell(after, reason))
@@ -307,6 +312,8 @@ class _Comparison:
         row = match.shown
         if outcome.delta is not None:
             known = (*known, Field.VALUES)
+        if outcome.reshaped:
+            known = tuple(field for field in Field if field is Field.SHAPE or field in known)
         return Change(
             row.fqn,
             row.section,

@@ -43,9 +43,10 @@ class Pair(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotCompared(msgspec.Struct, frozen=True, gc=False):
-    """Why the values of a pair cannot be compared: neither equal nor different."""
+    """Why the values of a pair cannot be compared: neither equal nor different. `reshaped`: their shapes differ."""
 
     reason: str
+    reshaped: bool = False
 
 
 Outcome = Delta | NotCompared | StateError
@@ -80,7 +81,7 @@ def compare_all(
     suspects = [
         pair
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
-        if results.differ(n) or (isinstance(plan, Delta) and plan.changed) or _checksums_differ(pair)
+        if results.differ(n) or _is_suspect(plan) or _checksums_differ(pair)
     ]
     damaged = _damaged(suspects, jobs)
     outcomes = [
@@ -131,8 +132,10 @@ class _Results:
 def _delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
     if pair.after.data is not None:
         return total.delta(shape, _no_values(pair.after.data))
-    parts = ", ".join(name for name, _ in pair.after.parts)
-    delta = total.delta((total.finite + total.left_out,), f"of its parts taken together: {parts}")
+    parts = dict(pair.after.parts)
+    together = f"of its parts taken together: {', '.join(parts)}"
+    reason = _no_values(parts["values"]) if pair.after.layout in RAGGED else together
+    delta = total.delta((total.finite + total.left_out,), reason)
     return msgspec.structs.replace(delta, elements=pair.after.elements, first=None)
 
 
@@ -242,7 +245,23 @@ def _first_error(pair: Pair, errors: dict[str | ByteRange, StateError]) -> State
     return None
 
 
-def _plan(number: int, pair: Pair, how: How) -> list[Task] | Delta | NotCompared | StateError:
+Plan = list[Task] | Delta | NotCompared | StateError
+
+
+def _is_suspect(plan: Plan) -> bool:
+    """Of what was compared or refused while planning: whether damage can have done it."""
+    return isinstance(plan, StateError) or (isinstance(plan, Delta) and plan.changed > 0)
+
+
+def _plan(number: int, pair: Pair, how: How) -> Plan:
+    try:
+        return _planned(number, pair, how)
+    except StateError as error:
+        # Malformed is a kind of unreadable, and means that a file is damaged.
+        return NotCompared(str(error)) if type(error) is UnreadableError else error
+
+
+def _planned(number: int, pair: Pair, how: How) -> Plan:
     if pair.before.layout.startswith("sparse") and pair.before.layout == pair.after.layout:
         return _sparse(pair, how)
     parts = _parts(pair)
@@ -257,15 +276,31 @@ def _plan(number: int, pair: Pair, how: How) -> list[Task] | Delta | NotCompared
     return tasks
 
 
-def _sparse(pair: Pair, how: How) -> Delta | NotCompared | StateError:
-    held = [{name for name, _ in tensor.parts} for tensor in (pair.before, pair.after)]
-    if not all("values" in names for names in held):
+def _sparse(pair: Pair, how: How) -> Delta | NotCompared:
+    needed = sparse.PARTS.get(pair.after.layout, ("values",))
+    if not all({name for name, _ in tensor.parts}.issuperset(needed) for tensor in (pair.before, pair.after)):
         return NotCompared("its stored values are not in the file")
-    try:
-        return sparse.delta(pair.before, pair.after, how)
-    except StateError as error:
-        # Malformed is a kind of unreadable, and means that a file is damaged.
-        return NotCompared(str(error)) if type(error) is UnreadableError else error
+    return sparse.delta(pair.before, pair.after, how)
+
+
+#: Tensors of tensors of several shapes -> the parts that say which, and those that say where they lie in the values.
+RAGGED = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("offsets", "lengths"), ())}
+
+
+def _ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
+    """The values alone, where both sides lay them out alike."""
+    before, after = dict(pair.before.parts), dict(pair.after.parts)
+    if "values" not in after:
+        return NotCompared("its values are not in the file")
+    for names, outcome in zip(RAGGED[pair.after.layout], (_RESHAPED, _REORDERED), strict=True):
+        for name in after.keys() & set(names):
+            if not sparse.same(before[name], after[name], f"{pair.after.fqn}: {name}"):
+                return outcome
+    return [(pair.after.fqn, before["values"], after["values"])]
+
+
+_RESHAPED = NotCompared("the shapes of its inner tensors differ", reshaped=True)
+_REORDERED = NotCompared("its values lie in another order")
 
 
 def _parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
@@ -277,6 +312,8 @@ def _parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared
         return [(after.fqn, before.data, after.data)]
     names = [name for name, _ in before.parts]
     if before.parts and after.parts and before.layout == after.layout and names == [name for name, _ in after.parts]:
+        if before.layout in RAGGED:
+            return _ragged(pair)
         both = zip(names, before.parts, after.parts, strict=True)
         return [(f"{after.fqn}: {name}", one, two) for name, (_, one), (_, two) in both]
     if before.layout != after.layout:
