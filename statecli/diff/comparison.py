@@ -14,10 +14,11 @@ from statecli.diff.result import Broken, Change, Delta, Diff, Field, Histogram, 
 from statecli.errors import NothingMatched, StateError
 from statecli.finding import Finding
 from statecli.formats import _shown
+from statecli.formats._folder import INDEX
 from statecli.formats._pickle import without_gc
 from statecli.inspection import Progress
 from statecli.modules.build import Built
-from statecli.stamps import Stamp, stamps
+from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import Kind, ModelState, Oddity, TensorInfo
 from statecli.values import pool
 
@@ -58,7 +59,7 @@ def compare(request: Request, progress: Progress | None = None) -> Diff:
     all, `NothingMatched` where nothing is left to compare; a file that fails for one pair is in `Diff.broken`.
     """
     built: dict[str, Built] = {}
-    seen = stamps(target.split(text)[0] for text in (request.before, request.after))
+    seen = stamps(_paths(request))
     before, after = _read_both(request, built)
     with without_gc():
         return _Comparison(request, before, after, built, seen).diff(progress)
@@ -70,14 +71,17 @@ WORTH_A_PROCESS = 8 << 20
 
 
 def _read_both(request: Request, built: dict[str, Built]) -> tuple[ModelState, ModelState]:
-    both = (request.before, request.after)
-    paths = [target.split(text)[0] for text in both]
+    both, paths = (request.before, request.after), _paths(request)
     large = all(os.path.isfile(path) and os.path.getsize(path) >= WORTH_A_PROCESS for path in paths)
     if not large or request.jobs == 1 or not pool.forks():
         return _read(both[0], request, built), _read(both[1], request, built)
     with pool.beside(_packed, both[1]) as after:
         before, raw = _read(both[0], request, built), after()
     return before, msgspec.msgpack.decode(raw, type=ModelState) if raw else _read(both[1], request, built)
+
+
+def _paths(request: Request) -> list[str]:
+    return [target.split(text)[0] for text in (request.before, request.after)]
 
 
 def _packed(text: str) -> bytes:
@@ -150,6 +154,7 @@ class _Comparison:
         changes, broken = self._changes(matches, differing, outcomes)
         loaded = self._loaded(every, compared, changes)
         findings, untold = self._findings(loaded.findings, changes, broken, beside, settings)
+        histograms = self._histograms(changes)
         return Diff(
             before=self.before,
             after=self.after,
@@ -157,8 +162,8 @@ class _Comparison:
             scalars=tuple(beside),
             findings=tuple(findings),
             notes=tuple(dict.fromkeys((*self.notes, *loaded.notes, *_told(self.before), *_told(self.after)))),
-            broken=(*broken, *loaded.broken, *untold, *_cut(self.before), *_cut(self.after)),
-            histograms=self._histograms(changes),
+            broken=(*broken, *loaded.broken, *untold, *_cut(self.before), *_cut(self.after), *self._moving(broken)),
+            histograms=histograms,
             expected=bool(self.request.expected),
             how=self.request.how if self.values else None,
             ignored=self.request.ignore,
@@ -248,17 +253,29 @@ class _Comparison:
     def _outcomes(self, matches: Sequence[Match], progress: Progress | None) -> list[_Outcome]:
         found = [_EQUAL] * len(matches)
         wanted: list[tuple[int, TensorInfo, TensorInfo]] = []
+        alone: list[tuple[int, TensorInfo]] = []
         for n, match in enumerate(matches if self.values else ()):
             if match.before is None or match.after is None:
-                continue
-            if fields.shape(match.before) != fields.shape(match.after):
+                alone.append((n, match.shown))
+            elif fields.shape(match.before) != fields.shape(match.after):
                 found[n] = self._of_two_shapes(match.shown)
+                alone += [(n, match.before), (n, match.after)]
             elif _is_hollow(match.before) and _is_hollow(match.after):
                 found[n] = _Outcome(not_compared="neither side holds values")
             else:
                 wanted.append((n, match.before, match.after))
-        if not wanted:
-            return found
+        if wanted:
+            self._compare(wanted, found, progress)
+        if alone:
+            self._check(alone, found)
+        return found
+
+    def _compare(
+        self,
+        wanted: Sequence[tuple[int, TensorInfo, TensorInfo]],
+        found: list[_Outcome],
+        progress: Progress | None,
+    ) -> None:
         with inspection.numpy_needed():
             from statecli.values.compare import Pair, compare_all
 
@@ -267,7 +284,16 @@ class _Comparison:
         results = compare_all(pairs, self.request.how, jobs=self.request.jobs, progress=advance, seen=self.seen)
         for (n, one, two), result in zip(wanted, results, strict=True):
             found[n] = self._outcome(result, one, two)
-        return found
+
+    def _check(self, alone: Sequence[tuple[int, TensorInfo]], found: list[_Outcome]) -> None:
+        """What is compared with nothing may be damaged all the same: that is no way to be added."""
+        with inspection.numpy_needed():
+            from statecli.values.compare import damages
+
+        errors = damages([row for _, row in alone], jobs=self.request.jobs)
+        for (n, _), error in zip(alone, errors, strict=True):
+            if error is not None:
+                found[n] = _Outcome(not_compared="could not be read", error=str(error))
 
     def _of_two_shapes(self, after: TensorInfo, why: str = "the shapes differ", *, reshaped: bool = False) -> _Outcome:
         if Field.SHAPE not in self.request.ignore:
@@ -360,6 +386,16 @@ class _Comparison:
         spreads = histograms(pairs, [c.values for c in most if c.values])
         return tuple(Histogram(c.fqn, c.section, *one) for c, one in zip(most, spreads, strict=True) if one)
 
+    def _moving(self, told: Sequence[Broken]) -> list[Broken]:
+        """Files that changed while they were read, where no pair has said so."""
+        rows = (*self.before.tensors, *self.after.tensors)
+        held = {data.storage.path for row in rows for data in (row.data, *(part for _, part in row.parts)) if data}
+        # In a folder, a log may be written that nobody reads.
+        held |= {path for path in _paths(self.request) if not os.path.isdir(path)}
+        ours = {path for path in changed(self.seen) if path in held or INDEX.search(path)}
+        lines = {f"{path}: {CHANGED}" for path in ours if not any(_is_of(path, one.message) for one in told)}
+        return [Broken("(file)", "", line) for line in sorted(lines)]
+
     # --- what it means ----------------------------------------------------------------------------------------------
 
     def _loaded(
@@ -401,6 +437,10 @@ class _Comparison:
         # Added, removed and another shape are said in the words of load_state_dict.
         rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in differing if c.before and c.after]
         return [msgspec.structs.replace(c, fields=known) for c, known in rest if known]
+
+
+def _is_of(path: str, message: str) -> bool:
+    return message.startswith(f"{path}: ") and message.endswith(CHANGED)
 
 
 def _joined(matches: Sequence[Match], same: Sequence[Match]) -> list[Match]:

@@ -19,11 +19,11 @@ import numpy as np
 
 from statecli.diff.result import Delta, How
 from statecli.errors import StateError, UnreadableError
-from statecli.stamps import Stamp, stamp, stamps
+from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import pool, sparse
 from statecli.values.elements import Element, element
-from statecli.values.read import check_crc, contiguous_strides, no_numbers, opened, packed, stored
+from statecli.values.read import check_crc, contiguous_strides, no_numbers, opened, overlap, packed, stored
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
 from statecli.values.stats import storages
 from statecli.values.tally import Tally
@@ -83,12 +83,12 @@ def compare_all(
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
         if results.differ(n) or _is_suspect(plan) or _checksums_differ(pair)
     ]
-    damaged = _damaged(suspects, jobs)
+    damaged = _damaged([tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs)
     outcomes = [
         results.outcome(n, pair) if isinstance(plan, list) else plan
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
     ]
-    damaged.update(_changed_meanwhile({path: before[path] for path in paths}))
+    damaged.update({path: UnreadableError(CHANGED) for path in changed({path: before[path] for path in paths})})
     return [
         _first_error(pair, damaged) or outcome if not isinstance(outcome, NotCompared) else outcome
         for pair, outcome in zip(pairs, outcomes, strict=True)
@@ -203,14 +203,19 @@ def _datas(tensor: TensorInfo) -> list[TensorData]:
     return ([tensor.data] if tensor.data else []) + [data for _, data in tensor.parts]
 
 
-def _damaged(pairs: Sequence[Pair], jobs: int) -> dict[str | ByteRange, StateError]:
-    """The storages of these pairs whose bytes are not those that were written, with what to say of each."""
+def damages(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[StateError | None]:
+    """Of each tensor, what is wrong with its bytes where a container recorded their checksum; None where nothing is."""
+    errors = _damaged(tensors, jobs or pool.cores())
+    return [next((errors[one] for one in storages(tensor) if one in errors), None) for tensor in tensors]
+
+
+def _damaged(tensors: Sequence[TensorInfo], jobs: int) -> dict[str | ByteRange, StateError]:
+    """The storages of these tensors whose bytes are not those that were written, with what to say of each."""
     ranges: dict[ByteRange, str] = {}
-    for pair in pairs:
-        for tensor in (pair.before, pair.after):
-            for storage in storages(tensor):
-                if storage.crc32 is not None:
-                    ranges.setdefault(storage, tensor.fqn)
+    for tensor in tensors:
+        for storage in storages(tensor):
+            if storage.crc32 is not None:
+                ranges.setdefault(storage, tensor.fqn)
     work = list(ranges.items())
     small = sum(where.length for where in ranges) < ALONE
     errors = pool.run(_crc_error, work, 1 if small else jobs)
@@ -223,14 +228,6 @@ def _crc_error(work: tuple[ByteRange, str]) -> StateError | None:
     except StateError as error:
         return error
     return None
-
-
-def _changed_meanwhile(before: Mapping[str, Stamp]) -> dict[str | ByteRange, StateError]:
-    return {
-        path: UnreadableError("changed while it was read: nothing it says counts; compare again")
-        for path, then in before.items()
-        if stamp(path) != then
-    }
 
 
 def _first_error(pair: Pair, errors: dict[str | ByteRange, StateError]) -> StateError | None:
@@ -401,6 +398,8 @@ def _crc(data: TensorData) -> int | None:
         return data.storage.crc32
     try:
         with opened(data) as view:
+            if overlap(view):
+                return None
             found = 0
             for block in stored(view):
                 found = zlib.crc32(block.data, found)

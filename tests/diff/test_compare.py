@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -509,6 +512,75 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
     found = compare(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
     assert [broken.fqn for broken in found.broken] == ["w"]
     assert "b.pt: w: changed while it was read" in found.broken[0].message
+
+
+def touched(monkeypatch, path):
+    """`path` is written to when all has been compared and before it is told."""
+    original = comparison._Comparison._findings
+
+    def touching(self, *args):
+        os.utime(path, ns=(1, 1))
+        return original(self, *args)
+
+    monkeypatch.setattr(comparison._Comparison, "_findings", touching)
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_a_file_that_changes_is_noticed_where_nothing_is_paired(name, save, monkeypatch, statecli):
+    """All names differ, so that no pair can tell: the file itself does, once, with 2."""
+    before, after = save({"x": torch.ones(2), "z": torch.ones(3)}, name), save({"y": torch.zeros(4)}, "b.pt")
+    touched(monkeypatch, before)
+    result = statecli("diff", before, after)
+    assert result.code == 2
+    assert result.err.splitlines() == [
+        f"statecli: {before}: changed while it was read: nothing it says counts; compare again"
+    ]
+
+
+@pytest.mark.parametrize("target", ["", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("model-2.safetensors", True), ("model.safetensors.index.json", True), ("notes.safetensors", False)],
+)
+def test_any_file_of_a_folder_may_change(name, told, target, save, tmp_path, monkeypatch):
+    """The index and each shard count; what lies beside them and is not read does not."""
+    for shard, key in (("model-1", "x"), ("model-2", "y"), ("notes", "z")):
+        save({key: torch.ones(2)}, f"{shard}.safetensors")
+    index = {"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "other").mkdir()
+    after = save({"other": torch.zeros(4)}, "other/b.pt")
+    touched(monkeypatch, tmp_path / name)
+    found = compare(Request(str(tmp_path / target), after))
+    assert [one.message.partition(": ")[0] for one in found.broken] == ([str(tmp_path / name)] if told else [])
+
+
+def damaged(path, tensor):
+    """One bit of the tensor's bytes is another."""
+    data = bytearray(Path(path).read_bytes())
+    data[data.find(tensor.numpy().tobytes()) + 500] ^= 4
+    Path(path).write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {"x.weight": torch.arange(200.0), "k": torch.ones(2)},
+        {"k": torch.ones(2)},
+        {"y.weight": torch.ones(3), "k": torch.ones(2)},
+    ],
+    ids=["renamed", "added", "shape"],
+)
+def test_damage_is_told_whatever_it_is_compared_with(before, save, statecli):
+    """A tensor that no tensor of the other side is compared with by value is checked all the same."""
+    sound = torch.arange(200.0)
+    after = damaged(save({"y.weight": sound, "k": torch.ones(2)}, "b.pt"), sound)
+    for one, two in ((save(before, "a.pt"), after), (after, save(before, "a.pt"))):
+        result = statecli("diff", one, two)
+        assert result.code == 2
+        (line,) = result.err.splitlines()
+        assert line.startswith(f"statecli: {after}: y.weight: checksum wrong")
 
 
 COMPLEX = torch.tensor([complex(1, 2), complex(3, 0)])

@@ -216,7 +216,7 @@ def test_what_is_null_has_a_reason(before, after, missing, reason):
 def test_a_relative_change_of_any_size(before, after, expected):
     """The squares are too far apart for float64, their root is not."""
     delta = told(before, after)
-    assert (delta.relative_l2, delta.reason) == (pytest.approx(expected, rel=1e-12), None)
+    assert (delta.relative_l2, delta.reason) == (pytest.approx(expected, rel=1e-12, abs=0), None)
 
 
 def test_what_is_there_needs_no_reason():
