@@ -60,11 +60,6 @@ class Wide(NamedTuple):
             return math.copysign(math.inf, self.mantissa)
 
 
-def _held(value: float | None) -> float | None:
-    """What float64 can hold; None for infinity."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _earlier(one: int | None, other: int | None) -> int | None:
     return min(one, other) if one is not None and other is not None else one if other is None else other
 
@@ -133,10 +128,10 @@ class Tally(NamedTuple):
         return Delta(
             elements=elements,
             changed=self.changed,
-            max_abs=_held(largest),
-            mean_abs=_held(mean),
-            l2=_held(l2),
-            relative_l2=_held(relative),
+            max_abs=self._held(largest),
+            mean_abs=self._held(mean),
+            l2=self._held(l2),
+            relative_l2=self._held(relative),
             cosine=cosine,
             nan_before=self.nan_before,
             nan_after=self.nan_after,
@@ -151,6 +146,12 @@ class Tally(NamedTuple):
         if self.first is None:
             return None
         return tuple(int(i) for i in np.unravel_index(self.first, shape)) if shape else ()
+
+    def _held(self, value: float | None) -> float | None:
+        """What float64 can hold; None for infinity, and for a 0 that is more than nothing."""
+        if value is None or not math.isfinite(value) or (self.squares.mantissa and not value):
+            return None
+        return value
 
     def _mean(self) -> float:
         return Wide(self.sum_abs.mantissa / self.finite, self.sum_abs.exponent).value()
