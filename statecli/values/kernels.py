@@ -281,6 +281,7 @@ def _tallied(before: Array, after: Array, finite: Array, gap: Array, changed: Ar
         inf_before=inf_before,
         inf_after=inf_after,
         left_out=finite.size - gap.size,
+        lost=int(np.count_nonzero(changed & ~finite)) if gap.size < finite.size == changed.size else 0,
     )
 
 

@@ -227,7 +227,7 @@ def _repeated(tally: Tally, times: int, shape: tuple[int, ...], whole: tuple[int
     if first is not None:
         first = int(np.ravel_multi_index(np.unravel_index(first, shape), whole))
     sums = {name: getattr(tally, name) for name in ("sum_abs", "squares", "before", "after", "product")}
-    counts = ("changed", "finite", "nan_before", "nan_after", "inf_before", "inf_after", "left_out")
+    counts = ("changed", "finite", "nan_before", "nan_after", "inf_before", "inf_after", "left_out", "lost")
     return tally._replace(
         first=first,
         **{name: getattr(tally, name) * times for name in counts},

@@ -89,6 +89,8 @@ class Tally(NamedTuple):
     inf_before: int = 0
     inf_after: int = 0
     left_out: int = 0
+    #: How many of those left out changed.
+    lost: int = 0
 
     def plus(self, other: Tally) -> Tally:
         """Both together. The order of additions decides the last digit, so callers keep it fixed."""
@@ -107,6 +109,7 @@ class Tally(NamedTuple):
             self.inf_before + other.inf_before,
             self.inf_after + other.inf_after,
             self.left_out + other.left_out,
+            self.lost + other.lost,
         )
 
     def moved(self, start: int) -> Tally:
@@ -119,7 +122,7 @@ class Tally(NamedTuple):
         largest = mean = l2 = relative = cosine = None
         if not self.finite:
             reason = reason or ("no position is finite on both sides" if elements else None)
-        elif self.left_out and not self.squares.mantissa:
+        elif self.lost and not self.squares.mantissa:
             reason = reason or "what changed is not finite"
         else:
             largest, mean, l2 = self.max_abs, self._mean(), self.squares.root()

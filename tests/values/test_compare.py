@@ -740,3 +740,10 @@ def test_parts_of_other_shapes(tmp_path):
         for shape in ((3,), (4,))
     ]
     assert isinstance(compare_all([Pair(*rows)], How())[0], NotCompared)
+
+
+def test_a_zero_that_lost_its_sign_beside_a_nan_is_no_change_of_a_nan(paired):
+    """By their bits two zeros differ, by nothing; the NaN beside them did not change."""
+    before, after = (torch.tensor([zero, math.nan, 1.0]) for zero in (0.0, -0.0))
+    (delta,) = compare_all(paired({"t": before}, {"t": after}), How(bitwise=True))
+    assert (delta.changed, delta.first, delta.max_abs, delta.left_out, delta.reason) == (1, (0,), 0.0, 1, None)
