@@ -56,7 +56,9 @@ InitDevice = Annotated[
 Form = Annotated[Output, typer.Option("--output-format", "-f", help="What is written.")]
 To = Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, not to stdout.")]
 Colors = Annotated[Color, typer.Option("--color", help="auto: on a terminal, unless NO_COLOR is set.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what makes it exit 1.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print only what makes it exit 1; json, jsonl, csv stay whole.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also evidence, other names, source lines.")]
 VerboseVerify = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was measured, and every note.")]
 VerboseDiff = Annotated[bool, typer.Option("--verbose", "-v", help="Also where first, mean, L2, cosine.")]

@@ -13,10 +13,11 @@ from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
 from statecli.options import DiffOptions, InspectOptions, VerifyOptions
 from statecli.render import Output
-from statecli.report import View, documents, inspecting
+from statecli.report import View, documents, fold, inspecting
+from statecli.report.text import plural
 from statecli.state import ModelState
 
-#: Tensors that could not be read or compared that stderr names one by one; the result has each.
+#: Lines on stderr of tensors that could not be read or compared; the result has each.
 TOLD = 20
 
 
@@ -68,7 +69,7 @@ def diff(options: DiffOptions) -> int:
     code = console.publish(report, output, options.output, options.color.value, options.quiet)
     if view.names is not None:
         console.tell(report.beside())
-    return _complained([broken.message for broken in found.broken], "compared", code)
+    return _complained(diffing.broken(found), "compared", code)
 
 
 def verify(options: VerifyOptions) -> int:
@@ -119,12 +120,13 @@ def _check(options: VerifyOptions) -> None:
             raise UsageError(f"--{option} {value}: --check leaves out {' and '.join(sorted(of))}; leave it out too")
 
 
-def _complained(messages: Sequence[str], done: str, code: int) -> int:
-    """The exit code after these were told: `code` where there are none."""
-    for message in messages[:TOLD]:
+def _complained(broken: Sequence[tuple[str, str]], done: str, code: int) -> int:
+    """The exit code after these were told, a line a file and cause: `code` where there are none."""
+    causes = fold.causes(broken)
+    for message, _ in causes[:TOLD]:
         code = console.complain(message, debug=False)
-    if len(messages) > TOLD:
-        console.complain(f"and {len(messages) - TOLD:,} more tensors that could not be {done}", debug=False)
+    if rest := sum(count for _, count in causes[TOLD:]):
+        console.complain(f"and {plural(rest, 'more tensor')} that could not be {done}", debug=False)
     return code
 
 

@@ -41,9 +41,9 @@ class Inspection(msgspec.Struct, frozen=True):
     to: str | None = None
 
     @property
-    def broken(self) -> list[str]:
-        """A line for each tensor that cannot be read."""
-        return [tensor.damage for tensor in self.state.tensors if tensor.damage]
+    def broken(self) -> list[tuple[str, str]]:
+        """Each tensor that cannot be read, and a line that says why."""
+        return [(tensor.fqn, tensor.damage) for tensor in self.state.tensors if tensor.damage]
 
 
 def device(to: str | None, cuda: bool) -> str | None:

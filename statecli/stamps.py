@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 #: Device, inode, size and time of the last write; None where there is no file to ask.
 Stamp = tuple[int, int, int, int] | None
+
+#: What is wrong with a file that is another by the end.
+CHANGED = "changed while it was read: nothing it says counts; compare again"
 
 
 def stamp(path: str) -> Stamp:
@@ -19,11 +22,21 @@ def stamp(path: str) -> Stamp:
 
 
 def stamps(paths: Iterable[str]) -> dict[str, Stamp]:
-    """Of files, and of those that folders hold."""
-    found: dict[str, Stamp] = {}
-    for path in paths:
-        if os.path.isdir(path):
-            found |= {os.path.join(path, name): stamp(os.path.join(path, name)) for name in os.listdir(path)}
-        else:
-            found[path] = stamp(path)
-    return found
+    """Of files, of those that folders hold, and of those beside the index of a checkpoint in several files."""
+    return {one: stamp(one) for path in paths for one in (path, *_around(path))}
+
+
+def _around(path: str) -> list[str]:
+    is_folder = os.path.isdir(path)
+    if not is_folder and not path.endswith(".json"):
+        return []
+    folder = os.path.dirname(os.path.join(path, "") if is_folder else path)
+    try:
+        return [os.path.join(folder, name) for name in os.listdir(folder or os.curdir)]
+    except OSError:
+        return []  # reading it will say so
+
+
+def changed(before: Mapping[str, Stamp]) -> list[str]:
+    """The files that are no longer those that had these stamps."""
+    return [path for path, then in before.items() if stamp(path) != then]

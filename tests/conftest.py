@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from statecli import interrupts
+
+# No test is timed: a machine may be busy.
+settings.register_profile("statecli", deadline=None)
+settings.load_profile("statecli")
 
 ROOT = Path(__file__).parent.parent
 

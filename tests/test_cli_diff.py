@@ -21,7 +21,7 @@ from statecli.render import Output
 
 from .test_cli import on_a_terminal, process
 
-DOCUMENTS = (Output.JSON, Output.JSONL, Output.CSV, Output.MARKDOWN)
+DOCUMENTS = (Output.JSON, Output.JSONL, Output.CSV)
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_quiet_says_why_or_nothing(statecli, b, output):
     if output.value == "html":
         pytest.skip("a page is whole or it is none")
     assert statecli("diff", "a.pt", "a.pt", "-q", "-f", output.value).out == ""
-    assert statecli("diff", "a.pt", "b.pt", "-q", "-f", output.value).out.startswith("error[changed]: layers.1.weight")
+    assert "error[changed]: layers.1.weight" in statecli("diff", "a.pt", "b.pt", "-q", "-f", output.value).out
 
 
 @pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--only", "layers.0.*"), ("--atol", "1")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,6 +84,61 @@ def test_verbose_says_more_through_a_pipe(statecli, layers):
     promised = {"first", "mean_abs", "l2", "cosine"}
     assert promised <= set(statecli("diff", *both, "-v").out.splitlines()[0].split())
     assert not promised & set(statecli("diff", *both).out.splitlines()[0].split())
+
+
+@pytest.fixture
+def sections():
+    """a.pt and b.pt: `w` of the model and of its average, both changed."""
+    for path, value in (("a.pt", 1.0), ("b.pt", 2.0)):
+        torch.save({name: {"w": torch.full((3,), value)} for name in ("model", "ema")}, path)
+
+
+def test_what_fails_names_its_section(statecli, sections):
+    """The name of `--name-only`, on stdout as on stderr; JSON has the section beside the name."""
+    told = statecli("diff", "a.pt", "b.pt", "-q").out.splitlines()
+    assert [line.split()[1] for line in told] == ["model.w:", "ema.w:"]
+    named = statecli("diff", "a.pt", "b.pt", "--name-only", "--frozen", "w")
+    assert named.out.split() == ["model.w", "ema.w"]
+    assert [line.split()[1] for line in named.err.splitlines()] == ["model.w:", "ema.w:"]
+    found = statecli("diff", "a.pt", "b.pt", "-f", "json").json["findings"]
+    assert [(one["section"], one["fqn"], one["message"]) for one in found] == [
+        (section, "w", "w: values") for section in ("model", "ema")
+    ]
+
+
+def test_one_cause_is_one_line_on_stderr(statecli):
+    """Forty checksums that are wrong are told once, by their first name; -n is of their rows too."""
+    torch.manual_seed(0)
+    whole = {f"l.{n}.w": torch.randn(9) for n in range(40)}
+    torch.save(whole, "a.pt")
+    raw = Path("a.pt").read_bytes()
+    for tensor in whole.values():
+        at = raw.index(tensor.numpy().tobytes())
+        raw = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+    Path("b.pt").write_bytes(raw)
+    found = statecli("diff", "a.pt", "b.pt", "-n", "2")
+    assert found.code == 2
+    assert found.err == (
+        "statecli: b.pt: l.0.w and 39 more tensors: checksum wrong: recorded …, bytes give …; "
+        "the file is damaged: copy it again\n"
+    )
+    assert found.out.count("checksum wrong") == 2
+    assert "… and 38 more (-n 2)" in found.out
+
+
+def test_a_picture_has_what_could_not_be_measured(statecli):
+    """Another shape and a damaged tensor are not among the zeros; a page ends with its line."""
+    torch.save({"a": torch.ones(9), "b": torch.ones(2), "c": torch.full((9,), 3.0), "d": torch.ones(4)}, "a.pt")
+    torch.save({"a": torch.zeros(9), "b": torch.ones(3), "c": torch.full((9,), 5.0), "d": torch.ones(4)}, "b.pt")
+    raw = Path("b.pt").read_bytes()
+    at = raw.index(torch.full((9,), 5.0).numpy().tobytes())
+    Path("b.pt").write_bytes(raw[:at] + b"\1" + raw[at + 1 :])
+    page = statecli("diff", "a.pt", "b.pt", "-f", "html").out
+    assert page.endswith("</html>\n")
+    assert "4 values, in order; 1 zero (grey); 1 of another shape, 1 not compared (from the top)" in page
+    assert "<title>b: of another shape</title>" in page
+    assert "<title>c: not compared</title>" in page
+    assert "2 of 4 parameters changed" in page
 
 
 def test_lines_limit_what_quiet_says(statecli, layers):

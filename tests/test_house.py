@@ -83,10 +83,10 @@ def test_nothing_unpickles_or_evaluates():
 
     The proofs do what a user would to a model of the user's own: load what they themselves have just saved of it.
     """
-    ours = {PACKAGE / "verify" / f"{name}.py" for name in ("copying", "save")}
+    ours = {PACKAGE / "verify" / f"{name}.py" for name in ("roundtrip",)}
     for path in MODULES:
         named = {module.partition(".")[0] for module, _ in imports(path)}
-        assert not named & {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "zipfile"}, path
+        assert path in ours or not named & {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "zipfile"}, path
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)

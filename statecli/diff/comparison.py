@@ -14,10 +14,11 @@ from statecli.diff.result import Broken, Change, Delta, Diff, Field, Histogram, 
 from statecli.errors import NothingMatched, StateError
 from statecli.finding import Finding
 from statecli.formats import _shown
+from statecli.formats._folder import INDEX
 from statecli.formats._pickle import without_gc
 from statecli.inspection import Progress
 from statecli.modules.build import Built
-from statecli.stamps import Stamp, stamps
+from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import Kind, ModelState, Oddity, TensorInfo
 from statecli.values import pool
 
@@ -58,7 +59,7 @@ def compare(request: Request, progress: Progress | None = None) -> Diff:
     all, `NothingMatched` where nothing is left to compare; a file that fails for one pair is in `Diff.broken`.
     """
     built: dict[str, Built] = {}
-    seen = stamps(target.split(text)[0] for text in (request.before, request.after))
+    seen = stamps(_paths(request))
     before, after = _read_both(request, built)
     with without_gc():
         return _Comparison(request, before, after, built, seen).diff(progress)
@@ -70,14 +71,17 @@ WORTH_A_PROCESS = 8 << 20
 
 
 def _read_both(request: Request, built: dict[str, Built]) -> tuple[ModelState, ModelState]:
-    both = (request.before, request.after)
-    paths = [target.split(text)[0] for text in both]
+    both, paths = (request.before, request.after), _paths(request)
     large = all(os.path.isfile(path) and os.path.getsize(path) >= WORTH_A_PROCESS for path in paths)
     if not large or request.jobs == 1 or not pool.forks():
         return _read(both[0], request, built), _read(both[1], request, built)
     with pool.beside(_packed, both[1]) as after:
         before, raw = _read(both[0], request, built), after()
     return before, msgspec.msgpack.decode(raw, type=ModelState) if raw else _read(both[1], request, built)
+
+
+def _paths(request: Request) -> list[str]:
+    return [target.split(text)[0] for text in (request.before, request.after)]
 
 
 def _packed(text: str) -> bytes:
@@ -98,11 +102,15 @@ def _read(text: str, request: Request, built: dict[str, Built]) -> ModelState:
 
 
 class _Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What comparing a pair's values gave; nothing where that was not asked or they are equal."""
+    """What comparing a pair's values gave; nothing where that was not asked or they are equal.
+
+    `reshaped`: a shape differs that only reading them told, that of a nested tensor's inner ones.
+    """
 
     delta: Delta | None = None
     not_compared: str | None = None
     error: str | None = None
+    reshaped: bool = False
 
 
 _EQUAL = _Outcome()
@@ -123,6 +131,8 @@ class _Comparison:
         classes = loading.is_class(before), loading.is_class(after)
         self.any_class, self.loads = any(classes), classes[0] is not classes[1]
         self.model = before if classes[0] else after
+        #: A wrapper's prefix is another name; that a class would not load it is said, not that all is missing.
+        self.prefixes = request.renames or self.loads
         self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
         self.notes: list[Oddity] = []
         self.sections: dict[str, str] = {}
@@ -135,7 +145,7 @@ class _Comparison:
         every = self._matches(*compared)
         matches = [match for match in every if self._is_wanted(match)]
         beside, settings = self._settings()
-        if not matches and not (every and self.request.include and settings):
+        if not matches and not (every and settings):
             raise NothingMatched(self._nothing(len(every)))
         if not matches:
             self._note("settings-alone", f"only settings were asked for: {len(settings)} compared")
@@ -144,15 +154,16 @@ class _Comparison:
         changes, broken = self._changes(matches, differing, outcomes)
         loaded = self._loaded(every, compared, changes)
         findings, untold = self._findings(loaded.findings, changes, broken, beside, settings)
+        histograms = self._histograms(changes)
         return Diff(
             before=self.before,
             after=self.after,
             changes=tuple(changes),
             scalars=tuple(beside),
             findings=tuple(findings),
-            notes=(*self.notes, *loaded.notes, *_told(self.before), *_told(self.after)),
-            broken=(*broken, *loaded.broken, *untold, *_cut(self.before), *_cut(self.after)),
-            histograms=self._histograms(changes),
+            notes=tuple(dict.fromkeys((*self.notes, *loaded.notes, *_told(self.before), *_told(self.after)))),
+            broken=(*broken, *loaded.broken, *untold, *_cut(self.before), *_cut(self.after), *self._moving(broken)),
+            histograms=histograms,
             expected=bool(self.request.expected),
             how=self.request.how if self.values else None,
             ignored=self.request.ignore,
@@ -194,7 +205,7 @@ class _Comparison:
         return before, after
 
     def _matches(self, before: ModelState, after: ModelState) -> list[Match]:
-        found = pairing.matched(before, after, self.request.map)
+        found = pairing.matched(before, after, self.request.map, prefixes=self.prefixes)
         self.sections = found.sections
         # A class has one section, whatever a checkpoint calls it.
         self.notes += [note for note in found.notes if not (self.loads and note.name == "sections-paired")]
@@ -205,7 +216,7 @@ class _Comparison:
                 same = renames.found(matches, found.sections, self._is_wanted_row, jobs=self.request.jobs)
             if same:
                 matches = pairing.in_order(_joined(matches, same), before, after)
-        self.notes += hints.of_prefix(matches, found.sections, before, after, self.request.map)
+        self.notes += hints.of_prefix(matches, found.sections, before, after, self.request.map, prefixes=self.prefixes)
         return matches
 
     def _is_wanted(self, match: Match) -> bool:
@@ -242,17 +253,29 @@ class _Comparison:
     def _outcomes(self, matches: Sequence[Match], progress: Progress | None) -> list[_Outcome]:
         found = [_EQUAL] * len(matches)
         wanted: list[tuple[int, TensorInfo, TensorInfo]] = []
+        alone: list[tuple[int, TensorInfo]] = []
         for n, match in enumerate(matches if self.values else ()):
             if match.before is None or match.after is None:
-                continue
-            if fields.shape(match.before) != fields.shape(match.after):
-                found[n] = self._of_two_shapes(match)
+                alone.append((n, match.shown))
+            elif fields.shape(match.before) != fields.shape(match.after):
+                found[n] = self._of_two_shapes(match.shown)
+                alone += [(n, match.before), (n, match.after)]
             elif _is_hollow(match.before) and _is_hollow(match.after):
                 found[n] = _Outcome(not_compared="neither side holds values")
             else:
                 wanted.append((n, match.before, match.after))
-        if not wanted:
-            return found
+        if wanted:
+            self._compare(wanted, found, progress)
+        if alone:
+            self._check(alone, found)
+        return found
+
+    def _compare(
+        self,
+        wanted: Sequence[tuple[int, TensorInfo, TensorInfo]],
+        found: list[_Outcome],
+        progress: Progress | None,
+    ) -> None:
         with inspection.numpy_needed():
             from statecli.values.compare import Pair, compare_all
 
@@ -261,14 +284,22 @@ class _Comparison:
         results = compare_all(pairs, self.request.how, jobs=self.request.jobs, progress=advance, seen=self.seen)
         for (n, one, two), result in zip(wanted, results, strict=True):
             found[n] = self._outcome(result, one, two)
-        return found
 
-    def _of_two_shapes(self, match: Match) -> _Outcome:
-        why = "the shapes differ"
+    def _check(self, alone: Sequence[tuple[int, TensorInfo]], found: list[_Outcome]) -> None:
+        """What is compared with nothing may be damaged all the same: that is no way to be added."""
+        with inspection.numpy_needed():
+            from statecli.values.compare import damages
+
+        errors = damages([row for _, row in alone], jobs=self.request.jobs)
+        for (n, _), error in zip(alone, errors, strict=True):
+            if error is not None:
+                found[n] = _Outcome(not_compared="could not be read", error=str(error))
+
+    def _of_two_shapes(self, after: TensorInfo, why: str = "the shapes differ", *, reshaped: bool = False) -> _Outcome:
         if Field.SHAPE not in self.request.ignore:
-            return _Outcome(not_compared=why)
+            return _Outcome(not_compared=why, reshaped=reshaped)
         # The shape is said not to count, and what of the values is then the same nobody has said.
-        return _Outcome(not_compared=why, error=self._cannot_tell(match.shown, why))
+        return _Outcome(not_compared=why, error=self._cannot_tell(after, why))
 
     def _outcome(self, result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
         """A pair that cannot be told equal or different is broken, unless both are the same bytes of the same file."""
@@ -277,6 +308,8 @@ class _Comparison:
         if isinstance(result, StateError):
             return _Outcome(not_compared="could not be read", error=str(result))
         reason = str(getattr(result, "reason", result))
+        if getattr(result, "reshaped", False):
+            return self._of_two_shapes(after, reason, reshaped=True)
         if before.data == after.data and before.parts == after.parts and (before.data or before.parts):
             return _EQUAL
         return _Outcome(not_compared=reason, error=self._cannot_tell(after, reason))
@@ -305,6 +338,8 @@ class _Comparison:
         row = match.shown
         if outcome.delta is not None:
             known = (*known, Field.VALUES)
+        if outcome.reshaped:
+            known = tuple(field for field in Field if field is Field.SHAPE or field in known)
         return Change(
             row.fqn,
             row.section,
@@ -351,6 +386,16 @@ class _Comparison:
         spreads = histograms(pairs, [c.values for c in most if c.values])
         return tuple(Histogram(c.fqn, c.section, *one) for c, one in zip(most, spreads, strict=True) if one)
 
+    def _moving(self, told: Sequence[Broken]) -> list[Broken]:
+        """Files that changed while they were read, where no pair has said so."""
+        rows = (*self.before.tensors, *self.after.tensors)
+        held = {data.storage.path for row in rows for data in (row.data, *(part for _, part in row.parts)) if data}
+        # In a folder, a log may be written that nobody reads.
+        held |= {path for path in _paths(self.request) if not os.path.isdir(path)}
+        ours = {path for path in changed(self.seen) if path in held or INDEX.search(path)}
+        lines = {f"{path}: {CHANGED}" for path in ours if not any(_is_of(path, one.message) for one in told)}
+        return [Broken("(file)", "", line) for line in sorted(lines)]
+
     # --- what it means ----------------------------------------------------------------------------------------------
 
     def _loaded(
@@ -394,6 +439,10 @@ class _Comparison:
         return [msgspec.structs.replace(c, fields=known) for c, known in rest if known]
 
 
+def _is_of(path: str, message: str) -> bool:
+    return message.startswith(f"{path}: ") and message.endswith(CHANGED)
+
+
 def _joined(matches: Sequence[Match], same: Sequence[Match]) -> list[Match]:
     """The matches with those found later in place of the two halves they were."""
     taken = {id(row) for match in same for row in (match.before, match.after)}
@@ -423,6 +472,8 @@ def _by_how_much(change: Change) -> tuple[float, float]:
 
 #: What a reader left out: nothing can be said of it.
 _LEFT_OUT = ("too-deep", "not-searched", "opaque-class", "packed-params", "script-module")
+#: What is in `Diff.broken`, and what any module may have.
+_TOLD_ELSEWHERE = ("metadata-cut", "none-parameter")
 
 
 def _cut(state: ModelState) -> list[Broken]:
@@ -434,9 +485,9 @@ def _cut(state: ModelState) -> list[Broken]:
 
 
 def _told(state: ModelState) -> Iterator[Oddity]:
-    """What must be known of a state to read what it is compared with."""
+    """What is odd about a file, and what was left out of either side."""
     for odd in state.oddities:
         if odd.name in _LEFT_OUT:
             yield Oddity(odd.name, f"{state.target}: {odd.message}: not compared", odd.fqn)
-        elif odd.name == "bare-storage":
+        elif odd.name not in _TOLD_ELSEWHERE and not loading.is_class(state):
             yield Oddity(odd.name, f"{state.target}: {odd.message}", odd.fqn)

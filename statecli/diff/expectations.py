@@ -82,13 +82,16 @@ def of_tensors(
         yield Entry(one.fqn, one.section, targets[1], (names,), changed=None)
 
 
-#: What changes when a layer is trained, resized or replaced; a device or requires_grad is none of it.
-_CHANGED = frozenset((Field.DTYPE, Field.SHAPE, Field.VALUES))
+#: What changes when a layer is trained or resized. A cast that keeps all values is no training, nor are a device or
+#: requires_grad.
+_CHANGED = frozenset((Field.SHAPE, Field.VALUES))
 
 
 def _is_changed(change: Change, values: bool) -> bool | None:
-    if change.status in (Status.ADDED, Status.REMOVED, Status.RENAMED) or not _CHANGED.isdisjoint(change.fields):
+    if change.status is Status.ADDED or not _CHANGED.isdisjoint(change.fields):
         return True
+    if change.status in (Status.REMOVED, Status.RENAMED):
+        return False
     return False if values and change.not_compared is None else None
 
 
@@ -98,7 +101,8 @@ def of_settings(found: Iterable[ScalarChange], names: Iterable[str], targets: tu
     for name in dict.fromkeys((*differing, *names)):
         one = differing.get(name)
         what = scalars.described(one).removeprefix(f"{name}: ") if one else ""
-        yield Entry(name, None, targets[1], ((name,),), "metadata", what, one is not None)
+        changed = one is not None and one.status is not Status.REMOVED
+        yield Entry(name, None, targets[1], ((name,),), "metadata", what, changed)
 
 
 def differences(entries: Iterable[Entry]) -> list[Finding]:
@@ -154,7 +158,7 @@ def _check(expected: Expected, entries: Sequence[Entry], targets: tuple[str, str
 
 
 def _unchanged(glob: str, inside: Sequence[Entry], targets: tuple[str, str]) -> Finding:
-    message = f"--changed {glob!r}: no value in it changed: {_listed(inside)}"
+    message = f"--changed {glob!r}: nothing in it changed: {_listed(inside)}"
     fqn, section = (inside[0].fqn, inside[0].section) if len(inside) == 1 else (None, None)
     return Finding("unchanged", Severity.ERROR, message, targets[1], fqn, None, section)
 

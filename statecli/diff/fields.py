@@ -109,7 +109,7 @@ def _form(tensor: TensorInfo) -> str:
 
 def _part(field: Field, change: Change) -> str:
     one, two = (_shown(field, tensor) for tensor in (change.before, change.after))
-    return f"{field.value}: {one} → {two}"
+    return f"{field.value}: {one} → {two}" if one != two else f"{field.value} of its inner tensors"
 
 
 def _shown(field: Field, tensor: TensorInfo | None) -> str:

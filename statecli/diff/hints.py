@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from statecli.diff import pairing
 from statecli.diff.pairing import Match, counted
@@ -17,11 +18,18 @@ _Key = tuple[str | None, str, tuple[int, ...] | None]
 
 
 def of_prefix(
-    matches: Sequence[Match], sections: Mapping[str, str], before: ModelState, after: ModelState, rules: Sequence[str]
+    matches: Sequence[Match],
+    sections: Mapping[str, str],
+    before: ModelState,
+    after: ModelState,
+    rules: Sequence[str],
+    *,
+    prefixes: bool,
 ) -> list[Oddity]:
     """A note on the `--map` that would pair most of the tensors left without a partner, two at least; else none.
 
-    `rules` are those already given. It is tried before it is told, so that nothing that has a partner loses it.
+    `rules` are those already given, `prefixes` as of `pairing.matched`. It is tried before it is told, so that nothing
+    that has a partner loses it.
     """
     apart = [match for match in matches if match.before is None or match.after is None]
     if not apart:
@@ -37,7 +45,8 @@ def of_prefix(
         if count < 2 or 2 * count <= min(len(gone), len(new)):
             continue
         rule = _adding(prefix, gone, new, names.values()) if side else f"^{re.escape(prefix)}="
-        if _pairs(before, after, (*rules, rule)) >= _pairs(before, after, rules) + count:
+        pairs = partial(_pairs, before, after, prefixes=prefixes)
+        if pairs((*rules, rule)) >= pairs(rules) + count:
             long, short = (after, before) if side else (before, after)
             message = f"{counted(count)} of {long.target} would be those of {short.target} but for {prefix!r} in front"
             return [Oddity("prefix-apart", f"{message}: give --map {shlex.quote(rule)}")]
@@ -71,10 +80,10 @@ def _adding(prefix: str, gone: Collection[_Key], new: Collection[_Key], names: C
     return f"^(?=({heads})([.]|$))={replacement}"
 
 
-def _pairs(before: ModelState, after: ModelState, rules: Sequence[str]) -> int:
+def _pairs(before: ModelState, after: ModelState, rules: Sequence[str], *, prefixes: bool) -> int:
     """How many tensors have a partner by name."""
     try:
-        matches = pairing.matched(before, after, rules).matches
+        matches = pairing.matched(before, after, rules, prefixes=prefixes).matches
     except UsageError:  # it makes two names one
         return 0
     return sum(match.before is not None and match.after is not None for match in matches)

@@ -61,11 +61,12 @@ class Matched(msgspec.Struct, frozen=True):
     notes: tuple[Oddity, ...] = ()
 
 
-def matched(before: ModelState, after: ModelState, rules: Sequence[str]) -> Matched:
+def matched(before: ModelState, after: ModelState, rules: Sequence[str], *, prefixes: bool = True) -> Matched:
     """Pair the tensors of two states, by nothing but their names.
 
-    `rules` are `--map`'s. Order: that of after, with the removed ones where they stood before. Raises UsageError for
-    a rule that is no regular expression, that matches nothing, or that makes two names equal.
+    `rules` are `--map`'s; `prefixes`: those of wrappers are looked through. Order: that of after, with the removed ones
+    where they stood before. Raises UsageError for a rule that is no regular expression, that matches nothing, or that
+    makes two names equal.
     """
     names = renamed(before, rules)
     sections, notes = paired_sections(before, after)
@@ -73,7 +74,8 @@ def matched(before: ModelState, after: ModelState, rules: Sequence[str]) -> Matc
     pairs: list[Match] = []
     for section, other in sections.items():
         own, others = one.pop(section, []), two.pop(other, [])
-        pairs += _section([before.tensors[n] for n in own], [names[n] for n in own], [after.tensors[n] for n in others])
+        sides = [before.tensors[n] for n in own], [names[n] for n in own], [after.tensors[n] for n in others]
+        pairs += _section(*sides, prefixes=prefixes)
     pairs += [Match(before.tensors[n], None) for rows in one.values() for n in rows]
     pairs += [Match(None, after.tensors[n]) for rows in two.values() for n in rows]
     pairs, ties = _restored(pairs, before, after)
@@ -221,8 +223,8 @@ def counted(count: int) -> str:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def _section(before: list[TensorInfo], names: list[str], after: list[TensorInfo]) -> list[Match]:
-    links = by_name(names, [tensor.fqn for tensor in after])
+def _section(before: list[TensorInfo], names: list[str], after: list[TensorInfo], *, prefixes: bool) -> list[Match]:
+    links = (by_name if prefixes else _equal)(names, [tensor.fqn for tensor in after])
     pairs = []
     for one, two, stripped in links:
         pairs.append(Match(before[one], after[two], Way.PREFIX if stripped else Way.NAME, stripped))

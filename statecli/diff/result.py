@@ -127,7 +127,7 @@ class Diff(msgspec.Struct, frozen=True):
     removed ones where they stood before.
 
     `findings` is what makes it exit 1; `notes` what must be known to read the rest (prefixes looked through, what was
-    not compared and why); `broken` what makes it exit 2.
+    not compared and why, what is odd about a file); `broken` what makes it exit 2.
     """
 
     before: ModelState

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from statecli.formats._pickle import Global, Key, Obj, SetOf
+from statecli.formats._pickle import Global, Key, Obj, SetOf, as_key
 
 #: Types with nothing below them.
 LEAVES = frozenset([str, int, float, bool, bytes, type(None), Global])
@@ -20,19 +20,25 @@ def mapping(node: Any) -> Mapping[Any, Any] | None:
         return node
     if type(node) is not Obj:
         return None
-    if node.items is not None:
+    place = _MADE_WITH.get(name_of(node.cls))
+    if place is None:
         return node.items
-    if name_of(node.cls) in ("collections.OrderedDict", "collections.defaultdict", "collections.Counter"):
-        # Python 2 wrote OrderedDict([[key, value], ...]).
-        pairs = node.args[0] if node.args and type(node.args[0]) is list else []
-        return {
-            pair[0]: pair[1] for pair in pairs if type(pair) in (list, tuple) and len(pair) == 2 and _plain(pair[0])
-        }
-    return None
+    given = _items(node.args[place]) if len(node.args) > place else {}
+    if given is None:
+        return node.items
+    return {**given, **node.items} if given and node.items else given or node.items or {}
 
 
-def _plain(key: Any) -> bool:
-    return type(key) in (str, bool) or key is None
+def _items(held: Any) -> Mapping[Any, Any] | None:
+    """What a dict is made of: a dict, or pairs; None for what is neither."""
+    if type(held) is list and all(type(pair) in (list, tuple) and len(pair) == 2 for pair in held):
+        return {as_key(key): value for key, value in held}
+    return held if type(held) is dict else None
+
+
+#: Dicts, and at which place of their arguments the items are: Counter({"a": 1}) is always pickled so, and Python 2
+#: wrote OrderedDict([["a", 1]]).
+_MADE_WITH = {"collections.OrderedDict": 0, "collections.defaultdict": 1, "collections.Counter": 0}
 
 
 def sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
@@ -42,10 +48,9 @@ def sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
     if type(node) is SetOf:
         return list(node.elems)
     if type(node) is Obj:
-        if node.elems is not None:
-            return node.elems
         if name_of(node.cls) in _WRAPPED_SEQUENCES and node.args and type(node.args[0]) in (list, tuple):
-            return node.args[0]  # type: ignore[no-any-return]
+            return [*node.args[0], *node.elems] if node.elems else node.args[0]
+        return node.elems
     return None
 
 

@@ -180,6 +180,18 @@ class _Stopped(Exception):
     """STOP was met."""
 
 
+def as_key(value: Value) -> Value:
+    """`value` as a dictionary key: itself if hashing it is cheap, else wrapped."""
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return value
+    if kind is int and -_HASHED_INT < value < _HASHED_INT:
+        return value
+    if kind is bytes and len(value) <= _HASHED_BYTES:
+        return value
+    return Key(value)
+
+
 class Machine:
     """The state of one parse. `metastack` holds the stacks below each mark; `stack` is the one above the last.
 
@@ -396,17 +408,6 @@ class Machine:
         self.objects += 1
         return Obj(function, args, how)
 
-    def key(self, value: Value) -> Value:
-        """`value` as a dictionary key: itself if hashing it is cheap, else wrapped."""
-        kind = type(value)
-        if kind is str or kind is bool or value is None:
-            return value
-        if kind is int and -_HASHED_INT < value < _HASHED_INT:
-            return value
-        if kind is bytes and len(value) <= _HASHED_BYTES:
-            return value
-        return Key(value)
-
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
         """SETITEMS: `flat` is key, value, key, value…"""
         if type(target) is Obj:
@@ -419,7 +420,7 @@ class Machine:
             raise self.error(pos, "a dictionary key without a value")
         keys = flat[0::2]
         if not _STRINGS.issuperset(map(type, keys)):
-            keys = list(map(self.key, keys))
+            keys = list(map(as_key, keys))
         before = len(target)
         if before and not target.keys().isdisjoint(keys):
             self._note_duplicates(target, keys)

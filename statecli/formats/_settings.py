@@ -74,7 +74,7 @@ def scalars(root: Any, reading: Reading) -> Settings:
     found = _Found()
     digests = Digests(reading)
     looked_at = 0
-    stack: list[tuple[str, str, Any, tuple[Any, ...]]] = [("", "", root, (root,))]
+    stack: list[tuple[str, str, Any, tuple[Any, ...]]] = [] if digests.is_tensor(root) else [("", "", root, (root,))]
     while stack:
         path, types, node, above = stack.pop()
         found.opened(path, node)

@@ -415,7 +415,8 @@ def _numpy(node: Obj) -> Tensor | None:
         return None
     state = node.state
     descr = state[2].args[0] if type(state[2]) is Obj and state[2].args else None
-    dtype = _NUMPY_DTYPES.get(descr, f"numpy {descr}" if type(descr) is str else "numpy ?")
+    name = descr if type(descr) is str else name_of(descr).removeprefix("numpy.") or "of no name"
+    dtype = _NUMPY_DTYPES.get(name, f"numpy {name}")
     shape = _ints(state[1], "shape", "numpy array")
     elements = _elements(shape, "numpy array")
     raw = raw_bytes(state[4])
@@ -457,7 +458,7 @@ def _columns_first(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-_NUMPY_DTYPES: dict[Any, str] = {
+_NUMPY_DTYPES: dict[str, str] = {
     "f8": "float64",
     "f4": "float32",
     "f2": "float16",

@@ -41,6 +41,8 @@ _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000
 _SIZES_FOLLOW = 0x0008
 _UTF8 = 0x0800
+#: Of the external attributes, whatever system wrote them: torch's reader leaves the memory for such a record as it was.
+_FOLDER = 0x10
 
 #: Archives whose records take less than this on average are read in windows, the others header by header.
 _DENSE = 8192
@@ -217,7 +219,8 @@ def _entries(directory: bytes) -> Iterator[Record]:
     while at < end:
         if at + 46 > end or directory[at : at + 4] != b"PK\1\2":
             raise MalformedError(f"damaged central directory: no record where one should start (byte {at} of it)")
-        _, _, _, flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, _, offset = unpack(directory, at)
+        fields = unpack(directory, at)
+        flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, marks, offset = fields[3:]
         name_end = at + 46 + n
         after = name_end + extra + comment
         if after > end:
@@ -229,6 +232,8 @@ def _entries(directory: bytes) -> Iterator[Record]:
         record = Record(name, offset, 0, size, packed, method, crc, flags)
         if disk or flags & _ENCRYPTED or (method != DEFLATED and (method != STORED or size != packed)):
             _refuse(record, disk)
+        if marks & _FOLDER and packed:
+            raise MalformedError(f"{name!r} is marked as a folder and holds {packed} bytes: readers skip it")
         yield record
         at = after
 

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
 
@@ -99,6 +100,14 @@ def drawn(chart: Bars | Spread) -> Picture:
     return _bars(chart) if isinstance(chart, Bars) else _spread(chart)
 
 
+class _Bar(NamedTuple):
+    """A value with its name, and what it is where it is infinite."""
+
+    label: str
+    value: float
+    word: str
+
+
 class _Scale(msgspec.Struct, frozen=True):
     """Values -> 0..1 on an axis, on which `ticks` are worth writing down.
 
@@ -164,21 +173,22 @@ def _written(mantissa: float, exponent: int) -> str:
 
 def _bars(chart: Bars) -> Picture:
     """A bar a value, or one for several neighbours where there are too many."""
-    pairs = list(zip(chart.labels, chart.values, strict=True))
-    size = max(1, math.ceil(len(pairs) / MAX_BARS))
+    words = chart.words or ("infinite",) * len(chart.values)
+    bars = [_Bar(*one) for one in zip(chart.labels, chart.values, words, strict=True)]
+    size = max(1, math.ceil(len(bars) / MAX_BARS))
     plot = Box(58.0, 30.0, 1094.0, 300.0)
     scale = _scale([value for value in chart.values if math.isfinite(value)])
     ground = _height(scale, 0.0, plot)
-    named = len(pairs) <= MAX_NAMED
+    named = len(bars) <= MAX_NAMED
     below, ticks = ("", _names(chart.labels, plot)) if named else _layers(chart.labels, plot)
     room = 12 + NAME_WIDTH * max((len(tick.text) for tick in ticks), default=0) if named else 40.0
     return Picture(
         title=chart.title,
-        note=_note(chart, size),
+        note=_note(bars, size),
         width=1100.0,
         height=plot.bottom + room,
         plot=plot,
-        marks=tuple(_marks([pairs[at : at + size] for at in range(0, len(pairs), size)], scale, ground, plot, chart)),
+        marks=tuple(_marks([bars[at : at + size] for at in range(0, len(bars), size)], scale, ground, plot)),
         x_ticks=ticks,
         y_ticks=tuple(Tick(plot.y(at), text) for at, text in scale.ticks) if scale else (),
         unit=chart.unit,
@@ -206,17 +216,15 @@ def _height(scale: _Scale | None, value: float, plot: Box) -> float:
     return plot.y(0.0 if scale is None or (scale.log and value <= 0) else scale.at(value))
 
 
-def _marks(
-    bins: list[list[tuple[str, float]]], scale: _Scale | None, ground: float, plot: Box, chart: Bars
-) -> Iterator[Mark]:
+def _marks(bins: list[list[_Bar]], scale: _Scale | None, ground: float, plot: Box) -> Iterator[Mark]:
     """The bar of each value. Of several: a faint one of the largest, and on it a strong one of the smallest."""
     slot = (plot.right - plot.left) / max(1, len(bins))
     width = min(slot * 0.8, MAX_WIDTH) if slot > 3 else slot
     for n, several in enumerate(bins):
         x = plot.left + slot * n + (slot - width) / 2
-        title = _said(several, chart.boundless)
-        sizes = sorted((value for _, value in several if math.isfinite(value)), key=abs)
-        if any(math.isnan(value) for _, value in several):
+        title = _said(several)
+        sizes = sorted((one.value for one in several if math.isfinite(one.value)), key=abs)
+        if any(math.isnan(one.value) for one in several):
             yield Mark(x, plot.top, width, plot.bottom - plot.top, title, "odd")
             continue
         if len(sizes) < len(several):
@@ -230,34 +238,39 @@ def _marks(
                 yield Mark(x, ground if value < 0 else ground - height, width, height, title, mood)
 
 
-def _said(several: list[tuple[str, float]], boundless: str) -> str:
+def _said(several: list[_Bar]) -> str:
     """What a bar is of: its name and value, or the first and last name and the largest value."""
     if len(several) == 1:
-        label, value = several[0]
-        return f"{label}: {number(value) if math.isfinite(value) else boundless if value == value else 'not finite'}"
-    finite = [pair for pair in several if math.isfinite(pair[1])]
-    parts = [f"{several[0][0]} … {several[-1][0]}"]
+        return f"{several[0].label}: {_word(several[0]) or number(several[0].value)}"
+    finite = [one for one in several if math.isfinite(one.value)]
+    parts = [f"{several[0].label} … {several[-1].label}"]
     if finite:
-        label, value = max(finite, key=lambda pair: abs(pair[1]))
-        parts.append(f"the largest is {number(value)}, of {label}")
-    for test, word in ((math.isinf, boundless), (math.isnan, "not finite")):
-        odd = [label for label, value in several if test(value)]
-        if odd:
-            parts.append(f"{len(odd):,} {word}, as {odd[0]}")
+        most = max(finite, key=lambda one: abs(one.value))
+        parts.append(f"the largest is {number(most.value)}, of {most.label}")
+    odd: dict[str, list[str]] = {}
+    for one in several:
+        odd.setdefault(_word(one), []).append(one.label)
+    parts.extend(f"{len(labels):,} {word}, as {labels[0]}" for word, labels in odd.items() if word)
     return "; ".join(parts)
 
 
-def _note(chart: Bars, size: int) -> str:
+def _word(one: _Bar) -> str:
+    """What stands in the place of a number that there is not."""
+    return one.word if math.isinf(one.value) else "not finite" if math.isnan(one.value) else ""
+
+
+def _note(bars: Sequence[_Bar], size: int) -> str:
     """How to read the bars, as far as they do not say it themselves."""
-    values = chart.values
-    zero, most, odd = sum(value == 0 for value in values), sum(map(math.isinf, values)), sum(map(math.isnan, values))
+    values = [one.value for one in bars]
+    zero, odd = sum(value == 0 for value in values), sum(map(math.isnan, values))
     parts = [f"{plural(len(values), 'value')}, in order"]
     if size > 1:
         parts.append(f"each bar is {size:,} neighbours, faint up to the largest, strong up to the smallest")
     if zero:
         parts.append(f"{zero:,} zero (grey)")
-    if most:
-        parts.append(f"{most:,} {chart.boundless} (from the top)")
+    boundless = Counter(one.word for one in bars if math.isinf(one.value))
+    if boundless:
+        parts.append(", ".join(f"{count:,} {word}" for word, count in boundless.items()) + " (from the top)")
     if odd:
         parts.append(f"{odd:,} not finite (red, full height)")
     return "; ".join(parts)

@@ -54,7 +54,12 @@ def _template() -> jinja2.Template:
         return value if isinstance(value, Markup) else _escape.visible(str(value))
 
     rules = jinja2.Environment(
-        autoescape=True, finalize=shown, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        finalize=shown,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     rules.filters["name"] = partial(_elided, _escape.MAX_NAME)
     rules.filters["sentence"] = partial(_elided, _escape.MAX_SENTENCE)

@@ -52,6 +52,8 @@ class _Room:
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:
+    if look.quiet and not report.failed():
+        return
     page = report.page()
     limit = math.inf if report.whole else LIMIT - RESERVED
     head = "".join(_head(report, page))

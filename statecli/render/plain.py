@@ -9,7 +9,7 @@ from statecli.finding import Finding
 from statecli.render._escape import name, sentence, visible
 from statecli.render._paint import painted
 from statecli.report import Cell, Column, Page, Report, Table, first
-from statecli.report.text import number
+from statecli.report.text import number, shown
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -39,6 +39,10 @@ def write(report: Report, sink: Sink, look: Look) -> None:
         sink.text(painted(finding_line(finding), "bold red", look.color) + "\n")
 
 
+#: What stands for a name that is empty, by column.
+_NAMELESS = dict.fromkeys(("fqn", "renamed_from"), shown(""))
+
+
 def finding_line(finding: Finding) -> str:
     """`error[left-behind]: table: stays on cpu …`"""
     return f"{finding.severity.value}[{finding.rule}]: {sentence(finding.message)}"
@@ -58,13 +62,12 @@ def _outline(page: Page) -> Table:
 
 def aligned(table: Table) -> Iterator[str]:
     """The header and each row, padded to the widest cell of its column; the last column is not padded."""
-    shown = [n for n, column in enumerate(table.columns) if not column.detail]
-    columns = range(len(shown))
-    rows = [tuple(_written(row[n]) for n in shown) for row in table.rows]
-    heads = [table.columns[n].name for n in shown]
-    widths = [min(MAX_PADDING, max([len(heads[c]), *(len(row[c]) for row in rows)])) for c in columns]
-    right = [table.columns[n].right for n in shown]
-    form = "  ".join(f"{{:{'>' if right[c] else '<'}{widths[c]}}}" for c in columns)
+    columns = [n for n, column in enumerate(table.columns) if not column.detail]
+    heads = [table.columns[n].name for n in columns]
+    rows = [tuple(_written(row[n]) or _NAMELESS.get(table.columns[n].name, "") for n in columns) for row in table.rows]
+    widths = [min(MAX_PADDING, max([len(heads[c]), *(len(row[c]) for row in rows)])) for c in range(len(heads))]
+    right = [table.columns[n].right for n in columns]
+    form = "  ".join(f"{{:{'>' if right[c] else '<'}{widths[c]}}}" for c in range(len(heads)))
     yield form.format(*heads).rstrip()
     for row in rows:
         yield form.format(*row).rstrip()

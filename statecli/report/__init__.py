@@ -87,7 +87,8 @@ class Page(msgspec.Struct, frozen=True):
 class Bars(msgspec.Struct, frozen=True):
     """A value for each of many things in order, one bar each: the change of each layer over depth.
 
-    NaN is a value that is not finite. Infinity is one too large to measure, and nothing bad: `boundless` says what.
+    NaN is a value that is not finite. Infinity is one that has no measure, and nothing bad: the entry of `words` says
+    what it is.
     """
 
     title: str
@@ -95,7 +96,8 @@ class Bars(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
     #: What a value means, as one reads it: "relative L2 change".
     unit: str = ""
-    boundless: str = "infinite"
+    #: One a value, or none: then what is infinite is called so.
+    words: tuple[str, ...] = ()
 
 
 class Spread(msgspec.Struct, frozen=True):

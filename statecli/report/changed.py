@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from statecli.diff.result import Change, Delta, Diff, Field, Status
 from statecli.report import Column, Group, Line, tree
-from statecli.report.text import bar, count_text, flag, names, number, plural, shape_text, size_text
+from statecli.report.text import bar, count_text, flag, names, number, plural, shape_text, shown, size_text
 from statecli.state import Kind, TensorInfo
 
 #: As git writes them.
@@ -36,7 +37,7 @@ DIGITS = 3
 
 def side(fqn: str, section: str, sectioned: bool) -> str:
     """A name, with its section before it where there is more than one."""
-    return f"{section}.{fqn}" if sectioned and section else fqn
+    return f"{section}.{shown(fqn)}" if sectioned and section else shown(fqn)
 
 
 def what(change: Change) -> str:
@@ -57,6 +58,8 @@ def _field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
     if field is Field.TYING:
         return "now tied" if not before.tied_to else "no longer tied" if not after.tied_to else "tied otherwise"
     sides = [_FACTS[field](tensor) for tensor in (before, after)]
+    if sides[0] == sides[1]:
+        return f"{field.value} of its inner tensors"
     return f"{field.value} {sides[0]} → {sides[1]}"
 
 
@@ -98,6 +101,16 @@ def largest_text(rows: Sequence[Change]) -> str:
 def relative(rows: Sequence[Change]) -> list[float]:
     """The relative change of each of them that has one."""
     return [one.relative_l2 for one in _measured(rows) if one.relative_l2 is not None]
+
+
+def together(rows: Sequence[Change]) -> float | None:
+    """The relative L2 change of these tensors taken as one; of those of which both norms are known."""
+    known = [(one.l2, one.relative_l2) for one in _measured(rows) if one.l2 and one.relative_l2]
+    if not known:
+        return max(relative(rows), default=None)
+    most = max(norm for norm, _ in known)  # in parts of it the norms of before stay within float64
+    difference = math.hypot(*(norm / most for norm, _ in known))
+    return difference / math.hypot(*(norm / most / ratio for norm, ratio in known))
 
 
 def _measured(rows: Sequence[Change]) -> list[Delta]:
@@ -156,7 +169,7 @@ def _statistics(delta: Delta) -> list[str]:
 
 # Sums by module.
 
-COLUMNS = (Column("module"), Column("changed"), Column("rel. change", right=True), Column(""))
+COLUMNS = (Column("module"), Column("changed"), Column("combined rel. change", right=True), Column(""))
 
 
 def groups(diff: Diff, unfold: bool) -> tuple[Group, ...]:
@@ -195,14 +208,14 @@ def _lines(nodes: Sequence[tree.Node[Change]], depth: int, unfold: bool) -> list
 
 
 def _leaf(indent: str, name: str, own: Sequence[Change]) -> Line:
-    before = tuple(one.renamed_from for one in own if one.status is Status.RENAMED and one.renamed_from)
+    before = tuple(shown(one.renamed_from or "") for one in own if one.status is Status.RENAMED)
     remark = ", ".join(filter(None, (what(own[0]), *odd(own), f"was {names(before)}" if before else "")))
     return Line((f"{indent}{LETTERS[own[0].status]} {name}", _valued(own), *_how_much(own)), remark, mood(own[0]))
 
 
 def _how_much(changes: Sequence[Change]) -> tuple[str, str]:
-    largest = max(relative(changes), default=None)
-    return ("" if largest is None else number(largest, digits=2), bar(largest))
+    combined = together(changes)
+    return ("" if combined is None else number(combined, digits=2), bar(combined))
 
 
 def mood(change: Change) -> str:

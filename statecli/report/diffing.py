@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+from msgspec.structs import replace
+
 from statecli.diff import scalars
-from statecli.diff.result import Broken, Change, Diff, ScalarChange, Status
+from statecli.diff.result import Change, Diff, Field, ScalarChange, Status
+from statecli.finding import Finding
 from statecli.report import (
     Bars,
     Cell,
@@ -26,7 +29,7 @@ from statecli.report import (
     fold,
 )
 from statecli.report.changed import LETTERS, NUMBERS, largest_text, odd, relative_text, side, values_text, what
-from statecli.report.text import NOUNS, bar, plural, said, shape_text, size_text
+from statecli.report.text import NOUNS, bar, plural, said, shape_text, shown, size_text
 from statecli.state import Kind, ModelState, TensorInfo
 
 #: The rules of findings that are a row each.
@@ -60,12 +63,13 @@ def of_diff(diff: Diff, view: DiffView) -> Report:
     """Everything `diff` has to say."""
     # What a class says to a file is not what its rows say.
     in_rows = frozenset[str]() if diff.expected or _is_load(diff) else ROW_RULES
+    sectioned = _sectioned(diff)
     report = Report(
         title=f"{diff.before.target} → {diff.after.target}",
         document=lambda: documents.of_diff(diff),
         table=lambda: _flat(diff, view),
         page=lambda: _page(diff, view, report),
-        findings=diff.findings,
+        findings=tuple(_qualified(finding, sectioned) for finding in diff.findings),
         notes=fold.notes(diff.notes, view.verbose),
         charts=lambda: _charts(diff),
         outline=view.tree,
@@ -75,6 +79,27 @@ def of_diff(diff: Diff, view: DiffView) -> Report:
         listing=(lambda: _names(diff, view.names)) if view.names else None,
     )
     return report
+
+
+def _sectioned(diff: Diff) -> bool:
+    """Whether names need their section before them."""
+    return len({one.section for one in diff.changes} | {one.section for one in diff.broken if one.section}) > 1
+
+
+def _qualified(finding: Finding, sectioned: bool) -> Finding:
+    """A message as people need it: it begins with the name, which in JSON has its section beside it."""
+    start = f"{finding.fqn}: "
+    if finding.fqn is None or not finding.message.startswith(start):
+        return finding
+    name = side(finding.fqn, finding.section or "", sectioned)
+    return replace(finding, message=f"{name}: {finding.message.removeprefix(start)}")
+
+
+def broken(diff: Diff) -> list[tuple[str, str]]:
+    """Each tensor that could not be compared, and a line that says why, as people need their names."""
+    sectioned = _sectioned(diff)
+    named = [(side(one.fqn, one.section, sectioned), one) for one in diff.broken]
+    return [(name, one.message.replace(f": {one.fqn}: ", f": {name}: ", 1)) for name, one in named]
 
 
 def _is_load(diff: Diff) -> bool:
@@ -90,7 +115,7 @@ def _page(diff: Diff, view: DiffView, report: Report) -> Page:
     if diff.scalars:
         groups = (*groups, _settings(diff.scalars, columns, view))
     if diff.broken:
-        groups = (*groups, _broken(diff.broken, columns))
+        groups = (*groups, _broken(diff, columns, view))
     return Page(
         subtitle=_subtitle(diff),
         columns=columns,
@@ -130,8 +155,9 @@ def _verdict(diff: Diff, view: DiffView) -> str:
     """The line that says it all: what differs by role, or that nothing does, and what nobody could tell."""
     summary = documents.counted(diff)
     unsure = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
+    damaged = Counter(one.kind.value for one in _damaged(diff))
     parts = [
-        _counts(counts, _COUNTED[Kind(kind)])
+        _counts(replace(counts, identical=counts.identical + damaged[kind]), _COUNTED[Kind(kind)])
         for kind, counts in summary.by_kind.items()
         if counts.added or counts.removed or counts.changed or counts.renamed
     ]
@@ -145,6 +171,13 @@ def _verdict(diff: Diff, view: DiffView) -> str:
     if diff.broken:
         text += f"; {plural(len(diff.broken), 'tensor')} could not be compared"
     return text
+
+
+def _damaged(diff: Diff) -> list[TensorInfo]:
+    """What of after is among no changes, because a file failed: whether it differs is not known."""
+    known = {(one.section, one.fqn) for one in diff.changes}
+    lost = {(one.section, one.fqn) for one in diff.broken} - known
+    return [one for one in diff.after.tensors if (one.section, one.fqn) in lost]
 
 
 def _nothing(diff: Diff, view: DiffView, *, sure: bool) -> str:
@@ -209,7 +242,7 @@ def _columns(diff: Diff) -> tuple[Column, ...]:
 def _groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tuple[Group, ...]:
     rows = differing(diff)
     folded = len(rows) > fold.ABOVE and not view.unfold and not view.verbose
-    sections = {change.section for change in diff.changes}
+    sectioned = _sectioned(diff)
     roles: dict[tuple[str, Kind], list[Change]] = {}
     for change in rows:
         roles.setdefault((change.section, change.kind), []).append(change)
@@ -217,9 +250,10 @@ def _groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tuple[Gr
     kinds = list(Kind)
     ordered = sorted(roles, key=lambda role: (first[role[0]], kinds.index(role[1])))
     whole = Counter((c.section, c.kind) for c in diff.changes if c.before is not None and c.after is not None)
+    whole.update((one.section, one.kind) for one in _damaged(diff))
     return tuple(
         Group(
-            (f"{section or '(top level)'}: " if len(sections) > 1 else "") + NOUNS[kind],
+            (f"{section or '(top level)'}: " if sectioned else "") + NOUNS[kind],
             _summary(roles[section, kind], whole[section, kind]),
             tuple(_lines(roles[section, kind], columns is _MEASURED, view, folded)),
         )
@@ -242,14 +276,17 @@ def _summary(rows: Sequence[Change], both: int) -> str:
 def _lines(rows: Sequence[Change], measured: bool, view: DiffView, folded: bool) -> list[Line]:
     # The name before stands in the remark, where folding knows the numbers that it shares with the name; the
     # bracket makes a number at its start one of them.
-    plain = [Line((one.fqn, LETTERS[one.status], what(one)), f"[{_other_name(one)}", changed.mood(one)) for one in rows]
+    plain = [
+        Line((shown(one.fqn), LETTERS[one.status], what(one)), f"[{_other_name(one)}", changed.mood(one))
+        for one in rows
+    ]
     joined = fold.joined(plain) if folded else [(line, [n]) for n, line in enumerate(plain)]
     return [_line(line, [rows[n] for n in positions], measured, view) for line, positions in joined]
 
 
 def _other_name(change: Change) -> str:
     """A note tells of the prefixes and maps by which all others were matched."""
-    return change.renamed_from or "" if change.status is Status.RENAMED else ""
+    return shown(change.renamed_from or "") if change.status is Status.RENAMED else ""
 
 
 def _line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Line:
@@ -273,10 +310,11 @@ def _settings(beside: Sequence[ScalarChange], columns: tuple[Column, ...], view:
     return Group("metadata", _tally(one.status for one in beside), tuple(fold.lines(lines) if folded else lines))
 
 
-def _broken(broken: Sequence[Broken], columns: tuple[Column, ...]) -> Group:
+def _broken(diff: Diff, columns: tuple[Column, ...], view: DiffView) -> Group:
     empty = ("",) * (len(columns) - 1)
-    lines = tuple(Line((f"? {one.fqn}", *empty), one.message, "bad") for one in broken)
-    return Group("not compared", plural(len(broken), "tensor"), lines)
+    lines = [Line((f"? {name}", *empty), message, "bad") for name, message in broken(diff)]
+    folded = len(lines) > fold.ABOVE and not view.unfold
+    return Group("not compared", plural(len(lines), "tensor"), tuple(fold.lines(lines) if folded else lines))
 
 
 def _scalar_line(one: ScalarChange, columns: tuple[Column, ...]) -> Line:
@@ -294,7 +332,7 @@ _SIDES = ("dtype", "shape", "requires_grad", "device")
 
 def _flat(diff: Diff, view: DiffView) -> Table:
     rows = _first(differing(diff), view.lines)
-    sectioned = len({change.section for change in diff.changes}) > 1
+    sectioned = _sectioned(diff)
     cells = [_flat_row(change, sectioned) for change in rows]
     told = bool(diff.scalars or diff.broken) or any(row[-1] is not None for row in cells)
     columns = (*_flat_columns(rows, sectioned, view.verbose), Column("change", detail=not told))
@@ -305,7 +343,7 @@ def _flat(diff: Diff, view: DiffView) -> Table:
     ]
     cells += [
         ("not compared", None, *((one.section or None,) if sectioned else ()), one.fqn, *empty, one.message)
-        for one in diff.broken
+        for one in (diff.broken if view.lines is None else diff.broken[: view.lines])
     ]
     return Table(columns, tuple(cells))
 
@@ -324,7 +362,7 @@ def _flat_columns(rows: Sequence[Change], sectioned: bool, verbose: bool) -> tup
         Column("kind"),
         *((Column("section"),) if sectioned else ()),
         Column("fqn"),
-        Column("renamed_from", detail=not any(change.renamed_from for change in rows)),
+        Column("renamed_from", detail=all(change.renamed_from is None for change in rows)),
         Column("fields", detail=True),
         *(Column(f"{name}_{when}", detail=True) for name in _SIDES for when in ("before", "after")),
         *(Column(name, right=True, detail=name not in shown) for name in NUMBERS),
@@ -379,7 +417,8 @@ def _shortening(diff: Diff, view: DiffView) -> tuple[str, ...]:
     if view.lines is None or view.tree:
         return ()
     rows = differing(diff)
-    rest = len(rows) - len(_first(rows, view.lines)) + max(0, len(diff.scalars) - view.lines)
+    beside = sum(max(0, count - view.lines) for count in (len(diff.scalars), len(diff.broken)))
+    rest = len(rows) - len(_first(rows, view.lines)) + beside
     return (f"… and {rest:,} more (-n {view.lines})",) if rest else ()
 
 
@@ -388,7 +427,7 @@ def _shortening(diff: Diff, view: DiffView) -> tuple[str, ...]:
 
 def _names(diff: Diff, names: Names | None) -> Iterable[tuple[str, ...]]:
     """One line a change; where a state has sections, each name is the whole path in its file."""
-    sectioned = len({change.section for change in diff.changes}) > 1
+    sectioned = _sectioned(diff)
     for change in differing(diff):
         name = side(change.fqn, change.section, sectioned)
         if names is Names.ONLY:
@@ -406,23 +445,42 @@ def _names(diff: Diff, names: Names | None) -> Iterable[tuple[str, ...]]:
 
 
 def _charts(diff: Diff) -> tuple[Bars | Spread, ...]:
-    depth = list(filter(_has_depth, diff.changes))
-    title = "change over depth: each parameter, unchanged ones at zero"
-    names, values = tuple(c.fqn for c in depth), tuple(map(_relative, depth))
-    bars = Bars(title, names, values, "relative L2 change", "changed from zero, without a ratio")
-    spreads = (Spread(one.fqn, one.edges, one.counts, "after - before") for one in diff.histograms)
-    return (*((bars,) if any(c.values is not None for c in depth) else ()), *spreads)
+    sectioned = _sectioned(diff)
+    spreads = [
+        Spread(side(one.fqn, one.section, sectioned), one.edges, one.counts, "after - before")
+        for one in diff.histograms
+    ]
+    if not any(change.values is not None for change in diff.changes if change.kind is Kind.PARAMETER):
+        return tuple(spreads)
+    depth = [(side(one.fqn, one.section, sectioned), *measured) for one, measured in _depth(diff)]
+    names, values, words = zip(*depth, strict=True)
+    title = "change over depth: each parameter, equal values at zero"
+    return (Bars(title, names, values, "relative L2 change", words), *spreads)
 
 
-def _has_depth(change: Change) -> bool:
-    return change.kind is Kind.PARAMETER and change.before is not None and change.after is not None
+def _depth(diff: Diff) -> list[tuple[Change | TensorInfo, tuple[float, str]]]:
+    """Each parameter that both sides have, in order."""
+    found: list[tuple[Change | TensorInfo, tuple[float, str]]] = [
+        (one, _measure(one)) for one in diff.changes if one.before is not None and one.after is not None
+    ]
+    if damaged := _damaged(diff):
+        found += [(one, (math.inf, "not compared")) for one in damaged]
+        place = {(one.section, one.fqn): n for n, one in enumerate(diff.after.tensors)}
+        found.sort(key=lambda pair: place.get((pair[0].section, pair[0].fqn), len(place)))
+    return [pair for pair in found if pair[0].kind is Kind.PARAMETER]
 
 
-def _relative(change: Change) -> float:
-    """0 where nothing changed; infinite where values that were all zero did, NaN where NaN or infinities came up."""
+def _measure(change: Change) -> tuple[float, str]:
+    """The relative change of the values, NaN where NaN or infinities came up; where there is no such number, infinity
+    and what it is instead.
+    """
     delta = change.values
+    if Field.SHAPE in change.fields:
+        return math.inf, "of another shape"
     if delta is None:
-        return 0.0
+        return (0.0, "") if change.not_compared is None else (math.inf, "not compared")
     if delta.max_abs is None or changed.mood(change) == "bad":
-        return math.nan
-    return math.inf if delta.relative_l2 is None else delta.relative_l2
+        return math.nan, ""
+    return (
+        (delta.relative_l2, "") if delta.relative_l2 is not None else (math.inf, "changed from zero, without a ratio")
+    )

@@ -22,6 +22,7 @@ from statecli.report.text import (
     plural,
     said,
     shape_text,
+    shown,
     size_text,
     stat_cells,
 )
@@ -229,7 +230,7 @@ def _line(tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: Vi
     """`doubt`: some of the group are known, so those that are only assumed carry the question mark themselves."""
     assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
-        "name": tensor.fqn + ("?" if doubt and assumed else ""),
+        "name": shown(tensor.fqn) + ("?" if doubt and assumed else ""),
         "dtype": tensor.dtype,
         "shape": shape_text(tensor.shape),
         "size": size_text(tensor.nbytes),

@@ -31,6 +31,11 @@ def shape_text(shape: tuple[int, ...] | None) -> str:
     return "?" if shape is None else f"[{','.join(map(str, shape))}]"
 
 
+def shown(fqn: str) -> str:
+    """A name; `''` for the empty one, of which nothing would be seen."""
+    return fqn or "''"
+
+
 def flag(value: bool | None) -> str:
     """`yes`, `no`, and `-` where the source does not say."""
     return said(value) or "-"

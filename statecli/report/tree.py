@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from statecli.report import Column, Group, Line, documents, fold
-from statecli.report.text import count_text, kind_text, plural, shape_text, size_text
+from statecli.report.text import count_text, kind_text, plural, shape_text, shown, size_text
 from statecli.state import ModelState, TensorInfo
 
 COLUMNS = (
@@ -110,7 +110,7 @@ def siblings(node: Node[T], alike: Alike[T], unfold: bool) -> list[tuple[str, li
 
 def _joined(names: list[str]) -> str:
     if len(names) == 1:
-        return names[0]
+        return shown(names[0])
     return fold.numbered(names[0], [fold.span(sorted(fold.template(name)[1][0] for name in names))])
 
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from statecli.diff.result import Delta, How
 from statecli.errors import StateError, UnreadableError
-from statecli.stamps import Stamp, stamp, stamps
+from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import pool, sparse
 from statecli.values.elements import Element, element
-from statecli.values.read import check_crc, contiguous_strides, no_numbers, opened, packed, stored
+from statecli.values.read import check_crc, contiguous_strides, no_numbers, opened, overlap, packed, stored
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
 from statecli.values.stats import storages
 from statecli.values.tally import Tally
@@ -43,9 +43,10 @@ class Pair(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotCompared(msgspec.Struct, frozen=True, gc=False):
-    """Why the values of a pair cannot be compared: neither equal nor different."""
+    """Why the values of a pair cannot be compared: neither equal nor different. `reshaped`: their shapes differ."""
 
     reason: str
+    reshaped: bool = False
 
 
 Outcome = Delta | NotCompared | StateError
@@ -80,14 +81,14 @@ def compare_all(
     suspects = [
         pair
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
-        if results.differ(n) or (isinstance(plan, Delta) and plan.changed) or _checksums_differ(pair)
+        if results.differ(n) or _is_suspect(plan) or _checksums_differ(pair)
     ]
-    damaged = _damaged(suspects, jobs)
+    damaged = _damaged([tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs)
     outcomes = [
         results.outcome(n, pair) if isinstance(plan, list) else plan
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
     ]
-    damaged.update(_changed_meanwhile({path: before[path] for path in paths}))
+    damaged.update({path: UnreadableError(CHANGED) for path in changed({path: before[path] for path in paths})})
     return [
         _first_error(pair, damaged) or outcome if not isinstance(outcome, NotCompared) else outcome
         for pair, outcome in zip(pairs, outcomes, strict=True)
@@ -131,8 +132,10 @@ class _Results:
 def _delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
     if pair.after.data is not None:
         return total.delta(shape, _no_values(pair.after.data))
-    parts = ", ".join(name for name, _ in pair.after.parts)
-    delta = total.delta((total.finite + total.left_out,), f"of its parts taken together: {parts}")
+    parts = dict(pair.after.parts)
+    together = f"of its parts taken together: {', '.join(parts)}"
+    reason = _no_values(parts["values"]) if pair.after.layout in RAGGED else together
+    delta = total.delta((total.finite + total.left_out,), reason)
     return msgspec.structs.replace(delta, elements=pair.after.elements, first=None)
 
 
@@ -200,14 +203,19 @@ def _datas(tensor: TensorInfo) -> list[TensorData]:
     return ([tensor.data] if tensor.data else []) + [data for _, data in tensor.parts]
 
 
-def _damaged(pairs: Sequence[Pair], jobs: int) -> dict[str | ByteRange, StateError]:
-    """The storages of these pairs whose bytes are not those that were written, with what to say of each."""
+def damages(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[StateError | None]:
+    """Of each tensor, what is wrong with its bytes where a container recorded their checksum; None where nothing is."""
+    errors = _damaged(tensors, jobs or pool.cores())
+    return [next((errors[one] for one in storages(tensor) if one in errors), None) for tensor in tensors]
+
+
+def _damaged(tensors: Sequence[TensorInfo], jobs: int) -> dict[str | ByteRange, StateError]:
+    """The storages of these tensors whose bytes are not those that were written, with what to say of each."""
     ranges: dict[ByteRange, str] = {}
-    for pair in pairs:
-        for tensor in (pair.before, pair.after):
-            for storage in storages(tensor):
-                if storage.crc32 is not None:
-                    ranges.setdefault(storage, tensor.fqn)
+    for tensor in tensors:
+        for storage in storages(tensor):
+            if storage.crc32 is not None:
+                ranges.setdefault(storage, tensor.fqn)
     work = list(ranges.items())
     small = sum(where.length for where in ranges) < ALONE
     errors = pool.run(_crc_error, work, 1 if small else jobs)
@@ -222,14 +230,6 @@ def _crc_error(work: tuple[ByteRange, str]) -> StateError | None:
     return None
 
 
-def _changed_meanwhile(before: Mapping[str, Stamp]) -> dict[str | ByteRange, StateError]:
-    return {
-        path: UnreadableError("changed while it was read: nothing it says counts; compare again")
-        for path, then in before.items()
-        if stamp(path) != then
-    }
-
-
 def _first_error(pair: Pair, errors: dict[str | ByteRange, StateError]) -> StateError | None:
     if not errors:
         return None
@@ -242,7 +242,23 @@ def _first_error(pair: Pair, errors: dict[str | ByteRange, StateError]) -> State
     return None
 
 
-def _plan(number: int, pair: Pair, how: How) -> list[Task] | Delta | NotCompared | StateError:
+Plan = list[Task] | Delta | NotCompared | StateError
+
+
+def _is_suspect(plan: Plan) -> bool:
+    """Of what was compared or refused while planning: whether damage can have done it."""
+    return isinstance(plan, StateError) or (isinstance(plan, Delta) and plan.changed > 0)
+
+
+def _plan(number: int, pair: Pair, how: How) -> Plan:
+    try:
+        return _planned(number, pair, how)
+    except StateError as error:
+        # Malformed is a kind of unreadable, and means that a file is damaged.
+        return NotCompared(str(error)) if type(error) is UnreadableError else error
+
+
+def _planned(number: int, pair: Pair, how: How) -> Plan:
     if pair.before.layout.startswith("sparse") and pair.before.layout == pair.after.layout:
         return _sparse(pair, how)
     parts = _parts(pair)
@@ -257,15 +273,31 @@ def _plan(number: int, pair: Pair, how: How) -> list[Task] | Delta | NotCompared
     return tasks
 
 
-def _sparse(pair: Pair, how: How) -> Delta | NotCompared | StateError:
-    held = [{name for name, _ in tensor.parts} for tensor in (pair.before, pair.after)]
-    if not all("values" in names for names in held):
+def _sparse(pair: Pair, how: How) -> Delta | NotCompared:
+    needed = sparse.PARTS.get(pair.after.layout, ("values",))
+    if not all({name for name, _ in tensor.parts}.issuperset(needed) for tensor in (pair.before, pair.after)):
         return NotCompared("its stored values are not in the file")
-    try:
-        return sparse.delta(pair.before, pair.after, how)
-    except StateError as error:
-        # Malformed is a kind of unreadable, and means that a file is damaged.
-        return NotCompared(str(error)) if type(error) is UnreadableError else error
+    return sparse.delta(pair.before, pair.after, how)
+
+
+#: Tensors of tensors of several shapes -> the parts that say which, and those that say where they lie in the values.
+RAGGED = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("offsets", "lengths"), ())}
+
+
+def _ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
+    """The values alone, where both sides lay them out alike."""
+    before, after = dict(pair.before.parts), dict(pair.after.parts)
+    if "values" not in after:
+        return NotCompared("its values are not in the file")
+    for names, outcome in zip(RAGGED[pair.after.layout], (_RESHAPED, _REORDERED), strict=True):
+        for name in after.keys() & set(names):
+            if not sparse.same(before[name], after[name], f"{pair.after.fqn}: {name}"):
+                return outcome
+    return [(pair.after.fqn, before["values"], after["values"])]
+
+
+_RESHAPED = NotCompared("the shapes of its inner tensors differ", reshaped=True)
+_REORDERED = NotCompared("its values lie in another order")
 
 
 def _parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
@@ -277,6 +309,8 @@ def _parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared
         return [(after.fqn, before.data, after.data)]
     names = [name for name, _ in before.parts]
     if before.parts and after.parts and before.layout == after.layout and names == [name for name, _ in after.parts]:
+        if before.layout in RAGGED:
+            return _ragged(pair)
         both = zip(names, before.parts, after.parts, strict=True)
         return [(f"{after.fqn}: {name}", one, two) for name, (_, one), (_, two) in both]
     if before.layout != after.layout:
@@ -364,6 +398,8 @@ def _crc(data: TensorData) -> int | None:
         return data.storage.crc32
     try:
         with opened(data) as view:
+            if overlap(view):
+                return None
             found = 0
             for block in stored(view):
                 found = zlib.crc32(block.data, found)

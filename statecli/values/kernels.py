@@ -23,8 +23,6 @@ except ImportError:  # there was no compiler when statecli was installed
 #: The types whose blocks the compiled kernel reads as they are stored.
 STORED = frozenset(("float32", "bfloat16", "float16"))
 _rows: Any = getattr(np, "vecdot", None) or (lambda a, b, out: np.einsum("ij,ij->i", a, b, out=out))
-#: Below this cosine the products cancel so far that they are summed in float64.
-ORTHOGONAL = 0.01
 _ONES = np.ones(ROW, np.float32)
 
 
@@ -157,10 +155,10 @@ def _in_passes(before: Array, after: Array, decoder: Decoder, changed: Array | N
         _may_have_vanished(*one) for one in ((norm_a, before), (norm_b, after), (squares, gap))
     ):
         return None
-    # |b - a|² = |a|² + |b|² - 2 a·b spares a pass, and loses no digit unless the two point apart.
+    # |b - a|² = |a|² + |b|² - 2 a·b spares a pass, and loses no digit unless the two point apart: then products cancel.
     product = (norm_a + norm_b - squares) / 2
     if product < (norm_a + norm_b) / 4:
-        product = _inner(a, b, norm_a, norm_b)
+        product = float(np.einsum("i,i->", a.astype(np.float64), b.astype(np.float64)))
     count = int(np.count_nonzero(changed))
     return Tally(
         changed=count,
@@ -173,14 +171,6 @@ def _in_passes(before: Array, after: Array, decoder: Decoder, changed: Array | N
         after=Wide(norm_b),
         product=Wide(product),
     )
-
-
-def _inner(a: Array, b: Array, norm_a: float, norm_b: float) -> float:
-    x, y = a.reshape(-1, ROW), b.reshape(-1, ROW)
-    found = float(_rows(x, y, out=np.empty(len(x), np.float32)).sum(dtype=np.float64))
-    if abs(found) < ORTHOGONAL * math.sqrt(norm_a) * math.sqrt(norm_b):
-        found = float(np.einsum("i,i->", a.astype(np.float64), b.astype(np.float64)))
-    return found
 
 
 def _padded(block: Array, decoder: Decoder, purpose: str) -> Array:
@@ -230,8 +220,20 @@ def _rounded_away(whole: Array, real: Array) -> Array:
 def _differ(before: Array, after: Array, finite: Array, gap: Array, how: How) -> Array:
     """Which elements differ: by more than the tolerance where both are finite, at all where not."""
     changed: Array = ~_alike(before, after)
-    changed[finite] = gap > how.atol + how.rtol * np.abs(before[finite]) if how.atol or how.rtol else gap != 0
+    one, two = before[finite], after[finite]
+    changed[finite] = _beyond(one, two, gap, how) if how.atol or how.rtol else gap != 0
     return changed
+
+
+def _beyond(before: Array, after: Array, gap: Array, how: How) -> Array:
+    """Where the gap is larger than the tolerance."""
+    limit = how.atol + how.rtol * np.abs(before)
+    beyond: Array = gap > limit
+    far = ~np.isfinite(gap + limit)
+    # A quarter of any gap fits float64, and no gap is larger than a limit whose quarter does not.
+    before, after = before[far] / 4, after[far] / 4
+    beyond[far] = np.abs(after - before) > how.atol / 4 + how.rtol * np.abs(before)
+    return beyond
 
 
 def _alike(before: Array, after: Array) -> Array:
@@ -279,6 +281,7 @@ def _tallied(before: Array, after: Array, finite: Array, gap: Array, changed: Ar
         inf_before=inf_before,
         inf_after=inf_after,
         left_out=finite.size - gap.size,
+        lost=int(np.count_nonzero(changed & ~finite)) if gap.size < finite.size == changed.size else 0,
     )
 
 

@@ -456,7 +456,7 @@ def values(view: Strided, decoder: Decoder | None = None) -> Iterator[Array]:
     """All values in logical (C) order, in flat chunks of at most `CHUNK`, each valid until the next is asked for.
 
     Floats come as float32 or float64, whichever holds the stored type exactly; bool as float32; integers as
-    stored; complex as complex; quantized ones dequantized, as float64. Raises `UnreadableError` for a type without
+    stored; complex as complex; quantized ones dequantized, as float32. Raises `UnreadableError` for a type without
     numbers.
     """
     reason = no_numbers(view.dtype, view.affine is not None)
@@ -487,25 +487,29 @@ def valued(view: Strided, items: Array, start: int, decoder: Decoder) -> Array:
     return chunk
 
 
+def dequantized(codes: Array, zero_points: Array, scales: Array, decoder: Decoder) -> Array:
+    """(code - zero point) * scale, one each or one for all, rounded to float32 where torch rounds."""
+    out = decoder.buffer("dequantized", "f4", codes.size).reshape(codes.shape)
+    with np.errstate(all="ignore"):
+        np.subtract(codes, zero_points, out=out, dtype=np.float64, casting="same_kind")
+        return np.multiply(out, scales.astype(np.float32), out=out)
+
+
 def _dequantized(view: Strided, affine: Affine, chunk: Array, start: int, decoder: Decoder) -> Array:
-    out = decoder.buffer("dequantized", "f8", chunk.size)
     if affine.axis is None:
-        np.subtract(chunk, affine.zero_points[0], out=out)
-        np.multiply(out, affine.scales[0], out=out)
-        return out
+        return dequantized(chunk, affine.zero_points, affine.scales, decoder)
     if not 0 <= affine.axis < len(view.shape):
         raise UnreadableError(f"quantized along axis {affine.axis} of {len(view.shape)}")
     channels, inner = view.shape[affine.axis], prod(view.shape[affine.axis + 1 :])
     if affine.scales.size != channels or affine.zero_points.size not in (1, channels):
         raise UnreadableError(f"{affine.scales.size} scales for {channels} channels")
     index = np.arange(start, start + chunk.size) // inner % channels
-    np.subtract(chunk, affine.zero_points[index if affine.zero_points.size > 1 else 0], out=out)
-    np.multiply(out, affine.scales[index], out=out)
-    return out
+    zero_points = affine.zero_points[index] if affine.zero_points.size > 1 else affine.zero_points
+    return dequantized(chunk, zero_points, affine.scales[index], decoder)
 
 
-def all_values(data: TensorData) -> Any:
+def all_values(data: TensorData, what: str = "tensor") -> Any:
     """Every value of a small tensor as one flat numpy array. For bigger ones use `opened` and `values`."""
-    with opened(data) as view:
+    with opened(data, what) as view:
         chunks = [chunk.copy() for chunk in values(view)]
     return np.concatenate(chunks) if chunks else np.empty(0)

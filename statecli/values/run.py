@@ -213,7 +213,7 @@ def _is_lazy(view: Strided) -> bool:
 
 def _once(one: Strided, two: Strided) -> tuple[Strided, Strided, int]:
     """Both without repeating themselves along the dimensions where both do, and how often each element then counts."""
-    if one.affine is not None or two.affine is not None or not 0 < one.elements < 2**62:
+    if one.affine is not None or two.affine is not None or not one.elements:
         return one, two, 1
     strides = zip(one.shape, one.strides, two.strides, strict=True)
     shape = tuple(size if a or b else 1 for size, a, b in strides)
@@ -227,7 +227,7 @@ def _repeated(tally: Tally, times: int, shape: tuple[int, ...], whole: tuple[int
     if first is not None:
         first = int(np.ravel_multi_index(np.unravel_index(first, shape), whole))
     sums = {name: getattr(tally, name) for name in ("sum_abs", "squares", "before", "after", "product")}
-    counts = ("changed", "finite", "nan_before", "nan_after", "inf_before", "inf_after", "left_out")
+    counts = ("changed", "finite", "nan_before", "nan_after", "inf_before", "inf_after", "left_out", "lost")
     return tally._replace(
         first=first,
         **{name: getattr(tally, name) * times for name in counts},

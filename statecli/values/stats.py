@@ -22,6 +22,7 @@ from statecli.values.read import (
     Strided,
     check_crc,
     code_counts,
+    dequantized,
     distinct,
     in_memory_order,
     no_numbers,
@@ -68,17 +69,16 @@ def partial_of_view(view: Strided, decoder: Decoder) -> Partial:
     if reason:
         raise UnreadableError(reason)
     if view.dtype in COUNTED and view.elements >= WORTH_COUNTING and not (view.affine and view.affine.axis is not None):
-        return partial_of_codes(code_counts(view, decoder), _worth(view)).times(times)
+        return partial_of_codes(code_counts(view, decoder), _worth(view, decoder)).times(times)
     return _gather(values(view, decoder), decoder).times(times)
 
 
-def _worth(view: Strided) -> Array:
+def _worth(view: Strided, decoder: Decoder) -> Array:
     """What each code of the view's type is worth, scaled if it is quantized."""
     worth = worth_of_codes(view.dtype)
     if view.affine is None:
         return worth
-    scaled: Array = (worth - view.affine.zero_points[0]) * view.affine.scales[0]
-    return scaled
+    return dequantized(worth, view.affine.zero_points, view.affine.scales, decoder).astype(np.float64)
 
 
 # --- a checkpoint's tensors ----------------------------------------------------------------------------------------

@@ -46,17 +46,18 @@ class Wide(NamedTuple):
         except OverflowError:
             return math.inf
 
+    def over(self, other: Wide) -> Wide:
+        """The quotient; `other` is not zero. The mantissas alone may be too far apart for float64."""
+        (one, up), (two, down) = math.frexp(self.mantissa), math.frexp(other.mantissa)
+        fours, odd = divmod(up - down, 2)
+        return Wide(math.ldexp(one / two, odd), self.exponent - other.exponent + fours)
+
     def value(self) -> float:
         """The sum itself; infinite where float64 cannot hold it."""
         try:
             return math.ldexp(self.mantissa, 2 * self.exponent)
         except OverflowError:
             return math.copysign(math.inf, self.mantissa)
-
-
-def _held(value: float | None) -> float | None:
-    """What float64 can hold; None for infinity."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:
@@ -88,6 +89,8 @@ class Tally(NamedTuple):
     inf_before: int = 0
     inf_after: int = 0
     left_out: int = 0
+    #: How many of those left out changed.
+    lost: int = 0
 
     def plus(self, other: Tally) -> Tally:
         """Both together. The order of additions decides the last digit, so callers keep it fixed."""
@@ -106,6 +109,7 @@ class Tally(NamedTuple):
             self.inf_before + other.inf_before,
             self.inf_after + other.inf_after,
             self.left_out + other.left_out,
+            self.lost + other.lost,
         )
 
     def moved(self, start: int) -> Tally:
@@ -118,7 +122,7 @@ class Tally(NamedTuple):
         largest = mean = l2 = relative = cosine = None
         if not self.finite:
             reason = reason or ("no position is finite on both sides" if elements else None)
-        elif self.left_out and not self.squares.mantissa:
+        elif self.lost and not self.squares.mantissa:
             reason = reason or "what changed is not finite"
         else:
             largest, mean, l2 = self.max_abs, self._mean(), self.squares.root()
@@ -127,10 +131,10 @@ class Tally(NamedTuple):
         return Delta(
             elements=elements,
             changed=self.changed,
-            max_abs=_held(largest),
-            mean_abs=_held(mean),
-            l2=_held(l2),
-            relative_l2=_held(relative),
+            max_abs=self._held(largest),
+            mean_abs=self._held(mean),
+            l2=self._held(l2),
+            relative_l2=self._held(relative),
             cosine=cosine,
             nan_before=self.nan_before,
             nan_after=self.nan_after,
@@ -146,6 +150,12 @@ class Tally(NamedTuple):
             return None
         return tuple(int(i) for i in np.unravel_index(self.first, shape)) if shape else ()
 
+    def _held(self, value: float | None) -> float | None:
+        """What float64 can hold; None for infinity, and for a 0 that is more than nothing."""
+        if value is None or not math.isfinite(value) or (self.squares.mantissa and not value):
+            return None
+        return value
+
     def _mean(self) -> float:
         return Wide(self.sum_abs.mantissa / self.finite, self.sum_abs.exponent).value()
 
@@ -157,13 +167,14 @@ class Tally(NamedTuple):
             return "before is zero throughout"
         if not math.isfinite(relative):
             return "the relative change is beyond float64"
+        if self.squares.mantissa and not all((relative, *others)):
+            return "some numbers are too small for float64"
         return None if self.after.mantissa else "after is zero throughout"
 
     def _relative(self) -> float | None:
         if not self.before.mantissa:
             return None
-        share = self.squares.mantissa / self.before.mantissa
-        return Wide(share, self.squares.exponent - self.before.exponent).root()
+        return self.squares.over(self.before).root()
 
     def _cosine(self) -> float | None:
         if not (self.before.mantissa and self.after.mantissa):

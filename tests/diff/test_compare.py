@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_model
+from safetensors.torch import save_file, save_model
 from torch import nn
 
 from statecli.diff import comparison
@@ -110,7 +113,9 @@ def states(draw):
         dtype = draw(st.sampled_from(DTYPES))
         count = torch.Size(shape).numel()
         name = ".".join([*draw(st.lists(st.sampled_from(["a", "b", "model", "0"]), max_size=2)), f"w{n}"])
-        tensor = (torch.arange(count) + 10 * n + 1).to(dtype).reshape(shape)
+        numbers = torch.arange(count) + 10 * n + 1
+        numbers[0] = 1 if count > 1 else numbers[0]  # rounded to eight bits, neighbours may be one number
+        tensor = numbers.to(dtype).reshape(shape)
         state[name] = tensor.transpose(0, -1) if draw(st.booleans()) else tensor
     return state
 
@@ -328,6 +333,54 @@ def test_a_glob_of_settings_alone(diff):
         diff(before, after, include=("runs",))
 
 
+def test_the_settings_that_exclude_leaves(statecli, save):
+    """`-x` of every tensor leaves the settings: those that differ are shown, and 2 is for where nothing is left."""
+    one, two = (save({"w": torch.full((2,), n), "epoch": n, "run": "a"}, f"{n}.pt") for n in (1.0, 2.0))
+    result = statecli("diff", one, two, "-x", "w", "-f", "json")
+    assert (result.code, [one["key"] for one in result.json["metadata"]]) == (1, ["epoch"])
+    assert "settings-alone" in {note["name"] for note in result.json["notes"]}
+    for words in (("-x", "*"), ("-x", "w", "--kind", "parameter"), ("-x", "w", "-x", "epoch", "-x", "run")):
+        result = statecli("diff", one, two, *words)
+        assert (result.code, result.out) == (2, "")
+        assert "none of their 1 tensors matches -x" in result.err
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.legacy.pt"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        torch.arange(6.0).view(3, 2).t().contiguous().t().view(3, 2),
+        torch.arange(-3.0, 6.0)[3:].view(3, 2),
+        torch.nn.Parameter(torch.arange(6.0).view(3, 2), requires_grad=False),
+        torch.arange(6.0).view(3, 2).requires_grad_(),
+    ],
+    ids=["strides", "a view", "a parameter", "requires_grad"],
+)
+def test_a_file_that_is_one_tensor_has_no_settings(name, after, statecli, save):
+    """How a tensor is rebuilt is nothing beside it."""
+    before = save(torch.arange(6.0).view(3, 2), name)
+    result = statecli("diff", before, save(after, f"b{name}"))
+    assert (result.code, result.out) == (0, "identical: 1 tensor, 24 B\n")
+
+
+ODD = {"metadata-set-twice": "__metadata__ sets 'k' twice", "misaligned": "the tensors start at byte"}
+
+
+def test_what_a_reader_finds_odd_is_a_note(statecli, tmp_path):
+    """All that `inspect` notes of either file, by the file's name; of a file and itself once."""
+    header = b'{"__metadata__":{"k":"1","k":"1"},"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    odd, plain = tmp_path / "odd.safetensors", tmp_path / "plain.safetensors"
+    odd.write_bytes((len(header)).to_bytes(8, "little") + header + bytes(4))
+    save_file({"w": torch.zeros(1)}, plain, metadata={"k": "1"})
+    inspected = statecli("inspect", odd, "-f", "json").json["notes"]
+    assert {one["name"] for one in inspected} == set(ODD)
+    for words in ((odd, plain), (plain, odd), (odd, odd)):
+        result = statecli("diff", *words, "-f", "json")
+        assert result.code == 0
+        told = [(one["name"], one["message"]) for one in result.json["notes"]]
+        assert told == [(one["name"], f"{odd}: {one['message']}") for one in inspected]
+
+
 def test_two_empty_files_are_no_clean_diff(diff):
     """Neither side holds a tensor: nothing was compared, which is never 0. One empty side is a difference."""
     empty = ("a.safetensors", "b.safetensors")
@@ -461,6 +514,75 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
     found = compare(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
     assert [broken.fqn for broken in found.broken] == ["w"]
     assert "b.pt: w: changed while it was read" in found.broken[0].message
+
+
+def touched(monkeypatch, path):
+    """`path` is written to when all has been compared and before it is told."""
+    original = comparison._Comparison._findings
+
+    def touching(self, *args):
+        os.utime(path, ns=(1, 1))
+        return original(self, *args)
+
+    monkeypatch.setattr(comparison._Comparison, "_findings", touching)
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_a_file_that_changes_is_noticed_where_nothing_is_paired(name, save, monkeypatch, statecli):
+    """All names differ, so that no pair can tell: the file itself does, once, with 2."""
+    before, after = save({"x": torch.ones(2), "z": torch.ones(3)}, name), save({"y": torch.zeros(4)}, "b.pt")
+    touched(monkeypatch, before)
+    result = statecli("diff", before, after)
+    assert result.code == 2
+    assert result.err.splitlines() == [
+        f"statecli: {before}: changed while it was read: nothing it says counts; compare again"
+    ]
+
+
+@pytest.mark.parametrize("target", ["", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("model-2.safetensors", True), ("model.safetensors.index.json", True), ("notes.safetensors", False)],
+)
+def test_any_file_of_a_folder_may_change(name, told, target, save, tmp_path, monkeypatch):
+    """The index and each shard count; what lies beside them and is not read does not."""
+    for shard, key in (("model-1", "x"), ("model-2", "y"), ("notes", "z")):
+        save({key: torch.ones(2)}, f"{shard}.safetensors")
+    index = {"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "other").mkdir()
+    after = save({"other": torch.zeros(4)}, "other/b.pt")
+    touched(monkeypatch, tmp_path / name)
+    found = compare(Request(str(tmp_path / target), after))
+    assert [one.message.partition(": ")[0] for one in found.broken] == ([str(tmp_path / name)] if told else [])
+
+
+def damaged(path, tensor):
+    """One bit of the tensor's bytes is another."""
+    data = bytearray(Path(path).read_bytes())
+    data[data.find(tensor.numpy().tobytes()) + 500] ^= 4
+    Path(path).write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {"x.weight": torch.arange(200.0), "k": torch.ones(2)},
+        {"k": torch.ones(2)},
+        {"y.weight": torch.ones(3), "k": torch.ones(2)},
+    ],
+    ids=["renamed", "added", "shape"],
+)
+def test_damage_is_told_whatever_it_is_compared_with(before, save, statecli):
+    """A tensor that no tensor of the other side is compared with by value is checked all the same."""
+    sound = torch.arange(200.0)
+    after = damaged(save({"y.weight": sound, "k": torch.ones(2)}, "b.pt"), sound)
+    for one, two in ((save(before, "a.pt"), after), (after, save(before, "a.pt"))):
+        result = statecli("diff", one, two)
+        assert result.code == 2
+        (line,) = result.err.splitlines()
+        assert line.startswith(f"statecli: {after}: y.weight: checksum wrong")
 
 
 COMPLEX = torch.tensor([complex(1, 2), complex(3, 0)])

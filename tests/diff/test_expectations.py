@@ -84,22 +84,48 @@ def test_trained_means_other_values(diff):
     assert rules(found) == [("unchanged", "w")]
 
 
+THIRDS = torch.arange(3.0) / 3
+
+
 @pytest.mark.parametrize(
     "after",
-    [{"w": torch.ones(4)}, {"w": torch.ones(3).half()}, {}, {"w": torch.ones(3), "w.b": torch.ones(1)}],
-    ids=["resized", "another dtype", "removed", "added"],
+    [{"w": torch.ones(4)}, {"w": THIRDS.bfloat16()}, {"w": THIRDS, "w.b": torch.ones(1)}, {"w": THIRDS, "w.lr": 1}],
+    ids=["resized", "rounded", "added", "a setting added"],
 )
 def test_what_was_replaced_has_changed(after, diff):
-    """--changed fails where nothing in it changed: not where a layer has another shape or dtype, is gone or new."""
+    """--changed holds where a layer has another shape or, after a cast, other values, and where something is new."""
     kept = {"other": torch.arange(9.0)}
-    assert not diff({**kept, "w": torch.ones(3)}, {**kept, **after}, changed=("w*",)).findings
+    found = diff({**kept, "w": THIRDS}, {**kept, **after}, changed=("w*",))
+    assert (found.findings, found.broken) == ((), ())
 
 
-def test_what_was_renamed_has_changed(diff):
-    """Under either name."""
-    for glob in ("head.w", "out.w"):
-        moved = {("out.w" if name == "head.w" else name): tensor for name, tensor in BEFORE.items()}
-        assert not diff(BEFORE, moved, changed=(glob,)).findings
+@pytest.mark.parametrize(
+    ("after", "glob"),
+    [
+        ({"head.w": BEFORE["head.w"].bfloat16()}, "head.w"),
+        ({"head.w": BEFORE["head.w"].double()}, "head.w"),
+        ({"out.w": BEFORE["head.w"]}, "out.w"),
+        ({"out.w": BEFORE["head.w"]}, "head.w"),
+        ({}, "head.*"),
+        ({"head.w": torch.nn.Parameter(BEFORE["head.w"], requires_grad=False)}, "head.w"),
+        ({"head.w": BEFORE["head.w"]}, "lr"),
+    ],
+    ids=["narrowed exactly", "widened", "renamed to", "renamed from", "removed", "a parameter", "a setting removed"],
+)
+def test_what_holds_the_same_values_did_not_train(after, glob, statecli, save):
+    """--changed fails for a cast that keeps all values, for equal bytes under another name, and for what is gone."""
+    rest = {name: tensor for name, tensor in BEFORE.items() if name != "head.w"}
+    before = save({**rest, "head.w": BEFORE["head.w"], "lr": 0.1}, "a.pt")
+    result = statecli("diff", before, save({**rest, **after}, "b.pt"), "--changed", glob)
+    assert result.code == 1
+    assert f"error[unchanged]: --changed {glob!r}: nothing in it changed: " in result.out
+
+
+@pytest.mark.parametrize("options", [{"values": False}, {"ignore": (Field.VALUES,)}])
+def test_without_values_a_cast_tells_nothing(options, diff):
+    """Whether a tensor of another dtype holds other values nobody knows then: 2."""
+    found = diff(BEFORE, {**BEFORE, "head.w": BEFORE["head.w"].half()}, changed=("head.w",), **options)
+    assert (found.findings, [one.fqn for one in found.broken]) == ((), ["head.w"])
 
 
 def test_any_field_counts_unless_ignored(diff):
@@ -223,7 +249,7 @@ def test_a_class_is_held_too(source, save):
 def test_unchanged_names_a_few(diff):
     """The message lists three of the tensors, and says how many more there are."""
     (finding,) = diff(BEFORE, after(), changed=("*",)).findings
-    assert finding.message == "--changed '*': no value in it changed: backbone.a.w, backbone.b.w, head.w and 1 more"
+    assert finding.message == "--changed '*': nothing in it changed: backbone.a.w, backbone.b.w, head.w and 1 more"
 
 
 def test_what_could_not_be_read_is_not_unchanged(diff):
@@ -239,7 +265,7 @@ def test_settings_that_stood_still(diff):
     state = {**BEFORE, "lr": 0.1}
     assert not diff(state, state, frozen=("lr",)).findings
     (unchanged,) = diff(state, state, changed=("lr",)).findings
-    assert (unchanged.fqn, unchanged.message) == ("lr", "--changed 'lr': no value in it changed: lr")
+    assert (unchanged.fqn, unchanged.message) == ("lr", "--changed 'lr': nothing in it changed: lr")
 
 
 def test_frozen_settings_among_too_many_to_be_told(diff):

@@ -41,6 +41,29 @@ def test_no_renames(diff):
     assert rules(found) == [("removed", "x.w"), ("added", "y.v")]
 
 
+@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "net."])
+def test_a_wrappers_prefix_is_another_name(prefix, statecli, save):
+    """With --no-renames it is looked through on neither side, and the `--map` that would do it is offered."""
+    plain, wrapped = ({f"{head}{name}.w": ramp(8) for name in "abc"} for head in ("", prefix))
+    one, two = save(plain, "a.pt"), save(wrapped, "b.pt")
+    for words in ((one, two), (two, one)):
+        assert statecli("diff", *words).code == 0
+        result = statecli("diff", *words, "--no-renames")
+        assert result.code == 1
+        assert "3 parameters added, 3 removed" in result.out
+        assert "note[wrapper-prefix]" not in result.out
+        assert "note[prefix-apart]" in result.out
+
+
+def test_a_class_tells_of_a_prefix_all_the_same(statecli, source, save):
+    """--no-renames asks for no other answer to what a strict load takes."""
+    net = source("self.fc = nn.Linear(2, 2)")
+    path = save({"module.fc.weight": torch.ones(2, 2), "module.fc.bias": torch.ones(2)}, "net.pt")
+    for words in ((), ("--no-renames",)):
+        result = statecli("diff", net, path, "-f", "json", *words)
+        assert (result.code, [one["rule"] for one in result.json["findings"]]) == (1, ["wrapper-prefix"])
+
+
 @pytest.mark.parametrize("after", [ramp(8).double(), ramp(8).view(2, 4), ramp(8) + 1], ids=["dtype", "shape", "values"])
 def test_only_equal_ones(after, diff):
     """Another dtype, shape or value is another tensor."""

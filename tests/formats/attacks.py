@@ -91,6 +91,7 @@ class Member:
     packed_size: int | None = None
     offset: int | None = None
     disk: int = 0
+    marks: int = 0
     zip64: bool = False
     local_name: bytes | None = None
     local_method: int | None = None
@@ -135,7 +136,9 @@ class Member:
             extra = struct.pack("<HHQQQ", 1, 24, size, packed, offset)
             size = packed = offset = 0xFFFFFFFF
         fields = (self.flags, self.method, 0, 0, self._crc, packed, size, len(self.raw_name), len(extra), 0, self.disk)
-        return struct.pack("<4sHHHHHHIIIHHHHHII", b"PK\1\2", 0, 0, *fields, 0, 0, offset) + self.raw_name + extra
+        return (
+            struct.pack("<4sHHHHHHIIIHHHHHII", b"PK\1\2", 0, 0, *fields, 0, self.marks, offset) + self.raw_name + extra
+        )
 
     @property
     def _crc(self) -> int:

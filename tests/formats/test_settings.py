@@ -159,10 +159,69 @@ def test_arrays_without_numbers_are_bytes_to_compare(tmp_path):
     assert row.data.inline == np.array(["x", "yz"]).tobytes()
 
 
+def test_records_of_numpy_name_their_type(tmp_path):
+    """A class stands where the letter of a type does: numpy.record."""
+    path = str(tmp_path / "array.pt")
+    torch.save({"a": np.rec.array([(1, 2.0)]), "w": torch.ones(1)}, path)
+    assert next(t for t in formats.read(path).tensors if t.fqn == "a").dtype == "numpy record"
+
+
 def test_an_ordered_dict_of_numbers(tmp_path):
-    """collections.OrderedDict and defaultdict are containers like any."""
-    found, _ = settings(tmp_path, o=collections.OrderedDict(a=1), d=collections.defaultdict(int, b=2))
-    assert found == {"o.a": 1, "d.b": 2}
+    """OrderedDict, defaultdict and Counter, which pickles as a call on a dict, are containers like any."""
+    found, _ = settings(
+        tmp_path,
+        o=collections.OrderedDict(a=1),
+        d=collections.defaultdict(int, b=2),
+        c=collections.Counter({30: 1, 80: 2}),
+        e=collections.Counter(),
+    )
+    assert found == {"o.a": 1, "d.b": 2, "c.30": 1, "c.80": 2, "e": "{}"}
+
+
+def test_the_milestones_of_a_schedule(tmp_path):
+    """MultiStepLR keeps them as the keys of a Counter."""
+    optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 90])
+    found, _ = settings(tmp_path, sched=schedule.state_dict())
+    assert (found["sched.milestones.30"], found["sched.milestones.90"]) == (1, 1)
+
+
+class Called:
+    """Pickles as any call, with what is set or appended afterwards."""
+
+    def __init__(self, *made):
+        self.made = made
+
+    def __reduce__(self):
+        return self.made
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ((collections.OrderedDict, ([["a", 1], [2, 3]],)), {"x.a": 1, "x.2": 3}),
+        ((collections.OrderedDict, ({"a": 1},)), {"x.a": 1}),
+        ((collections.OrderedDict, ({"a": 1, "b": 0},), None, None, iter([("b", 2)])), {"x.a": 1, "x.b": 2}),
+        ((collections.defaultdict, (int, {"a": 1})), {"x.a": 1}),
+        ((collections.Counter, ({"a": 1},), None, None, iter([("b", 2)])), {"x.a": 1, "x.b": 2}),
+    ],
+    ids=["pairs", "dict", "dict and items", "defaultdict", "counter and items"],
+)
+def test_what_a_dict_was_made_with_is_in_it(tmp_path, made, told):
+    """However its pickle says it: in its arguments, as pairs, as items set afterwards, in both."""
+    assert settings(tmp_path, x=Called(*made))[0] == told
+
+
+def test_what_a_deque_was_made_with_is_in_it(tmp_path):
+    """Its arguments come before what is appended."""
+    both = Called(collections.deque, ([1, 2],), None, iter([3]))
+    assert settings(tmp_path, x=both)[0] == settings(tmp_path, x=collections.deque([1, 2, 3]))[0]
+
+
+def test_a_tensor_in_a_counter_is_a_tensor(tmp_path):
+    """Nobody puts one there, and it is seen all the same."""
+    _, state = settings(tmp_path, c=collections.Counter(a=torch.ones(3)))
+    assert {row.shape for row in state.tensors} == {(2,), (3,)}
 
 
 def long(*entries):

@@ -101,7 +101,7 @@ ACCEPTED = {
     "a name with NUL": build([Member("a/\0b", b"x")]),
     "a name that is no UTF-8": build([Member(b"a/\xff\xfe", b"x")]),
     "a name in cp437": build([Member(b"a/\x81", b"x", flags=8)]),
-    "a directory entry": build([Member("a/", b""), Member("a/x", b"x")]),
+    "a directory entry": build([Member("a/", b"", marks=0x10), Member("a/x", b"x", marks=0x20)]),
 }
 
 
@@ -192,6 +192,10 @@ REFUSED = {
     "zip64 locator past the end": (build(records(), Lies(locator=10**6)), "no zip64 end record at byte"),
     "zip64 locator missing": (build(records(), Lies(only_in_zip64=True, missing_locator=True)), "there is none"),
     "several disks": (build(records(), Lies(disk=1)), "spans several disks"),
+    "a folder with content": (
+        build(changed("data/0", marks=0x10)),
+        "'archive/data/0' is marked as a folder and holds 16",
+    ),
     "a record on another disk": (build(changed("data/0", disk=1)), "spans several disks"),
     "truncated": (GOOD[:-30], "file is truncated: the directory that ends a zip archive is missing"),
 }

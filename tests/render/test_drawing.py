@@ -52,13 +52,26 @@ def test_what_has_no_bound_is_named_by_the_chart():
     values = [1.0] * 5000
     values[7] = values[777] = math.inf
     values[779] = math.nan
-    picture = drawn(Bars("t", tuple(f"x{n}" for n in range(5000)), tuple(values), "u", "from zero"))
+    picture = drawn(Bars("t", tuple(f"x{n}" for n in range(5000)), tuple(values), "u", ("from zero",) * 5000))
     one, two = (mark for mark in picture.marks if mark.mood in ("odd", "boundless"))
     assert (one.mood, two.mood) == ("boundless", "odd")
     assert [mark.mood for mark in picture.marks if mark.x == one.x] == ["boundless", "most", "least"]
     assert "1 from zero, as x7" in one.title
     assert "1 not finite, as x779" in two.title
     assert "2 from zero (from the top)" in picture.note
+
+
+def test_what_has_no_measure_is_counted_by_what_it_is():
+    """Each has its own word on it, and the note counts each."""
+    words = ("of another shape", "not compared", "not compared", "")
+    picture = drawn(Bars("t", ("a", "b", "c", "d"), (math.inf, math.inf, math.inf, 0.5), "u", words))
+    assert [mark.title for mark in picture.marks] == [
+        "a: of another shape",
+        "b: not compared",
+        "c: not compared",
+        "d: 0.5",
+    ]
+    assert "1 of another shape, 2 not compared (from the top)" in picture.note
 
 
 def test_a_nan_among_neighbours_marks_their_bar():

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from statecli.diff.result import Broken, Field, Histogram, ScalarChange, Status
 from statecli.finding import Finding, Severity
 from statecli.render import Output
-from statecli.report import Bars, Spread
+from statecli.report import Bars, Spread, changed
 from statecli.report.diffing import DiffView, Names, of_diff
 from statecli.state import Kind, Oddity
 
@@ -368,7 +368,21 @@ def test_a_change_from_zero_is_no_nan():
     (bars,) = of_diff(found, DiffView()).charts()
     assert bars.values[0] == math.inf
     assert all(map(math.isnan, bars.values[1:]))
-    assert "from zero" in bars.boundless
+    assert bars.words == ("changed from zero, without a ratio", "", "")
+
+
+def test_what_has_no_measure_is_not_drawn_as_unchanged():
+    """Another shape, values not compared and a damaged file are each what they are, in the place where they stand."""
+    reshaped = recast("b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="the shapes differ")
+    cast = recast("e", tensor("e"), tensor("e", "float16"), Field.DTYPE)
+    found = diff(nudged("a", 0.5), reshaped, same("d", not_compared="sparse"), cast)
+    found = replace(found, broken=(Broken("c", "model", "b.pt: c: checksum wrong"),))
+    held = list(found.after.tensors)
+    held.insert(2, tensor("c"))
+    (bars,) = of_diff(replace(found, after=replace(found.after, tensors=tuple(held))), DiffView()).charts()
+    assert bars.labels == ("a", "b", "c", "d", "e")
+    assert bars.values == (0.5, math.inf, math.inf, math.inf, 0.0)
+    assert bars.words == ("", "of another shape", "not compared", "not compared", "")
 
 
 def test_histograms_are_drawn():
@@ -393,12 +407,78 @@ def test_an_outline_through_a_pipe_keeps_remarks():
 
 
 def test_a_folded_branch_speaks_of_all_its_layers():
-    """Under `{0..7}` each line sums the elements, and has the largest change, of all eight."""
+    """Under `{0..7}` each line sums the elements, and has the change of all eight taken as one."""
     lines = {line.cells[0]: line.cells for line in page(diff(*LAYERS), tree=True).groups[0].lines}
-    assert lines["    M a"][1:3] == ("values 24/128", "1")
-    first_is_least = [nudged(f"layers.{n}.a", 10.0 ** (n - 7)) for n in range(8)]
-    lines = {line.cells[0]: line.cells for line in page(diff(*first_is_least), tree=True).groups[0].lines}
-    assert lines["    M a"][2] == "1"
+    assert lines["    M a"][1] == "values 24/128"
+    norms = [(3.0, 4.0), (5.0, 12.0)]  # of the difference, and of before
+    layers = [nudged(f"layers.{n}.a", l2 / before, l2=l2) for n, (l2, before) in enumerate(norms)]
+    lines = {line.cells[0]: line.cells for line in page(diff(*layers), tree=True).groups[0].lines}
+    assert lines["    M a"][2] == lines["layers"][2] == f"{math.sqrt((9 + 25) / (16 + 144)):.2g}"
+
+
+@given(st.lists(st.tuples(*[st.floats(1e-150, 1e150)] * 2), min_size=1, max_size=6))
+def test_tensors_together_change_as_one(norms):
+    """The combined change is that of their values in one tensor."""
+    together = changed.together([nudged("a", l2 / before, l2=l2) for l2, before in norms if l2 / before > 0])
+    l2, before = (math.hypot(*several) for several in zip(*norms, strict=True))
+    assert together == pytest.approx(l2 / before, rel=1e-9)
+
+
+def test_a_change_without_a_norm_is_left_out_of_the_sum():
+    """What was zero before has no ratio, and what differs in its bits alone a ratio of zero."""
+    assert changed.together([nudged("a", 0.5, l2=1.0), nudged("b", None, l2=9.0)]) == 0.5
+    assert changed.together([nudged("a", 0.0, l2=0.0, max_abs=0.0)]) == 0.0
+    assert changed.together([nudged("a", None)]) is None
+
+
+def test_norms_beyond_float64_have_a_sum():
+    """Two tensors of which the norms before are 1e311, and the changes a thousandth of it."""
+    assert changed.together([nudged("a", 1e-3, l2=1e308)] * 2) == pytest.approx(1e-3)
+
+
+def test_what_is_damaged_is_counted_among_all():
+    """Of four on both sides, one of which cannot be read, two changed: of four."""
+    found = diff(nudged("a"), nudged("b"), same("c"), broken=(Broken("d", "model", "b.pt: d: cut short"),))
+    after = replace(found.after, tensors=(*found.after.tensors, tensor("d")))
+    assert page(replace(found, after=after)).verdict.startswith("2 of 4 parameters changed; 1 tensor could not")
+    assert page(replace(found, after=after)).groups[0].summary == "2 of 4 changed"
+
+
+def test_an_empty_name_is_seen():
+    """Two quotes stand for it, wherever people read it."""
+    found = diff(nudged(""), renamed("", "x"), findings=(Finding("changed", Severity.ERROR, ": values", "b", ""),))
+    plain = written(found, "plain")
+    assert [line.split()[2] for line in plain.splitlines()[1:3]] == ["''", "x"]
+    assert plain.splitlines()[2].split()[3] == "''"
+    assert {line.cells[0] for line in page(found).groups[0].lines} == {"M ''", "R '' → x"}
+    assert "M ''" in written(found, "plain", tree=True)
+    assert written(found, "plain", names=Names.ONLY).splitlines() == ["''", "x"]
+    assert written(found, "plain", quiet=True) == "error[changed]: '': values\n"
+
+
+def test_findings_and_damage_have_their_section_where_there_are_several():
+    """As the names have it that `--name-only` lists; JSON has both apart."""
+    told = tuple(Finding("changed", Severity.ERROR, "w: values", "b", "w", section=one) for one in ("model", "ema"))
+    damage = (Broken("u", "ema", "b.pt: u: cut short"),)
+    found = diff(nudged("w"), nudged("w", section="ema"), findings=told, broken=damage)
+    assert written(found, "plain", quiet=True) == "error[changed]: model.w: values\nerror[changed]: ema.w: values\n"
+    assert "- `error[changed]: ema.w: values`" in written(found, "markdown", quiet=True)
+    assert rows(found)["not compared"] == [(("? ema.u", "", "", "", ""), "b.pt: ema.u: cut short")]
+    assert [one["message"] for one in json.loads(written(found, "json"))["findings"]] == ["w: values", "w: values"]
+    (bars,) = of_diff(found, DiffView()).charts()
+    assert bars.labels == ("model.w", "ema.w")
+
+
+def test_lines_limit_what_could_not_be_compared():
+    """-n 2 of what no one could compare, as of every other group; without it repeated layers fold."""
+    damage = tuple(Broken(f"l.{n}.w", "", f"b.pt: l.{n}.w: cut short") for n in range(50))
+    found = diff(same("a"), broken=damage)
+    assert [cells[0] for cells, _ in rows(found, lines=2)["not compared"]] == ["? l.{0..49}.w"]
+    assert len(rows(found, lines=2, unfold=True)["not compared"]) == 3
+    plain = written(found, "plain", lines=2)
+    assert plain.count("cut short") == 2
+    assert plain.endswith("… and 48 more (-n 2)\n")
+    assert written(found, "plain").count("cut short") == 50
 
 
 def test_the_tree_tells_nan_and_old_names():

@@ -124,3 +124,20 @@ def test_joined_says_which_rows_each_stands_for():
     """Every row is in exactly one line, in the order of the first."""
     rows = [Line((name, "x")) for name in ("a.0", "b", "a.1", "a.3")]
     assert [(line.cells[0], those) for line, those in fold.joined(rows)] == [("a.{0,1,3}", [0, 2, 3]), ("b", [1])]
+
+
+def test_causes_are_told_once_each():
+    """Figures that differ are left out, those that all share are not; other causes and files stand apart."""
+    many = [(f"w{n}", f"a: b.pt: w{n}: 0x{n:08x} of 7 bytes") for n in range(3)]
+    rest = [("w3", "a: b.pt: w3: cut short"), ("w4", "c.pt: w4: 0x00000009 of 7 bytes")]
+    assert fold.causes([*many, *rest]) == [
+        ("a: b.pt: w0 and 2 more tensors: … of 7 bytes", 3),
+        ("a: b.pt: w3: cut short", 1),
+        ("c.pt: w4: 0x00000009 of 7 bytes", 1),
+    ]
+
+
+def test_tied_tensors_have_one_message():
+    """It names the first of them; what names none of them stays as it is."""
+    assert fold.causes([("a", "f: a: bad 1"), ("b", "f: a: bad 1")]) == [("f: a and 1 more tensor: bad 1", 2)]
+    assert fold.causes([("a", "f: bad"), ("b", "f: bad")]) == [("f: bad", 2)]

@@ -394,6 +394,12 @@ def test_a_file_that_is_gone(paired):
     assert pair.before.data.storage.path in str(found)
 
 
+def test_what_overlaps_without_end_has_no_fingerprint(paired):
+    """Reading 2 ** 62 elements for a hint would never end."""
+    (pair,) = paired({"t": torch.ones(1).expand(2**62)}, {"t": torch.ones(1)})
+    assert fingerprints([pair.before]) == [None]
+
+
 def test_fingerprints_are_of_the_elements(paired):
     """The same elements have the same one from a zip, from safetensors and through strides; others another."""
     base = torch.randn(30, 20)
@@ -663,6 +669,17 @@ def test_an_expanded_tensor_is_compared_once(paired):
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine) == (2.0, 2.0, 10_000.0, 2.0, 1.0)
 
 
+def test_one_element_that_is_as_many_as_there_can_be(paired):
+    """2 ** 62 and more elements are told by the one that is stored, and by the strides where one side is a row."""
+    shape = (2**31, 2, 2**30)
+    one, two = (torch.full((1, 1, 1), value).expand(shape) for value in (1.0, 3.0))
+    (delta,) = compare_all(paired({"t": one}, {"t": two}), How())
+    assert (delta.elements, delta.changed, delta.first, delta.max_abs) == (2**62, 2**62, (0, 0, 0), 2.0)
+    rows = (torch.tensor([1.0, value]).view(1, 2, 1).expand(shape) for value in (1.0, 3.0))
+    (delta,) = compare_all(paired(*({"t": row} for row in rows)), How())
+    assert (delta.changed, delta.first, delta.mean_abs) == (2**61, (0, 1, 0), 1.0)
+
+
 def test_repeats_count_as_often_as_they_are_there(paired):
     """All that is said of an expanded tensor is what is said of it written out."""
     before = torch.randn(7, 1, 5, dtype=torch.float64)
@@ -683,6 +700,12 @@ def test_one_side_that_repeats_itself(paired):
     after[4321, 1234] = 2
     (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
     assert (delta.changed, delta.first) == (1, (4321, 1234))
+
+
+def test_quantized_and_dequantized_are_the_same(paired):
+    """What a quantized tensor is worth is what torch makes of it."""
+    tensor = torch.quantize_per_tensor(torch.randn(50, 40), 0.0371, 3, torch.qint8)
+    assert compare_all(paired({"t": tensor}, {"t": tensor.dequantize()}), How())[0].changed == 0
 
 
 def test_windows_that_overlap_without_end(paired):
@@ -717,3 +740,10 @@ def test_parts_of_other_shapes(tmp_path):
         for shape in ((3,), (4,))
     ]
     assert isinstance(compare_all([Pair(*rows)], How())[0], NotCompared)
+
+
+def test_a_zero_that_lost_its_sign_beside_a_nan_is_no_change_of_a_nan(paired):
+    """By their bits two zeros differ, by nothing; the NaN beside them did not change."""
+    before, after = (torch.tensor([zero, math.nan, 1.0]) for zero in (0.0, -0.0))
+    (delta,) = compare_all(paired({"t": before}, {"t": after}), How(bitwise=True))
+    assert (delta.changed, delta.first, delta.max_abs, delta.left_out, delta.reason) == (1, (0,), 0.0, 1, None)

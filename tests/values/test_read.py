@@ -110,6 +110,16 @@ def test_packed_quantized_values_are_unpacked(store, monkeypatch, dtype, chunk):
     np.testing.assert_allclose(all_values(store(tensor).data), as_numpy(tensor.dequantize()), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8], ids=str)
+def test_quantized_values_are_those_of_torch(store, dtype):
+    """To the last bit: torch subtracts whole numbers and multiplies in float32."""
+    x = torch.randn(64, 100, generator=torch.Generator().manual_seed(2))
+    scales = (torch.rand(64) * 0.1 + 1e-4).double()
+    every = [torch.quantize_per_tensor(x, float(scale), 7, dtype) for scale in scales[:8]]
+    for tensor in (*every, torch.quantize_per_channel(x, scales, torch.arange(64) % 5, 0, dtype)):
+        assert np.array_equal(all_values(store(tensor).data), tensor.dequantize().numpy().reshape(-1))
+
+
 def test_a_wrong_number_of_scales_is_refused(store):
     """Three scales cannot serve seven channels."""
     tensor = torch.quantize_per_channel(torch.rand(3, 7), torch.rand(3) + 0.1, torch.zeros(3), 0, torch.qint8)

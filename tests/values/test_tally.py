@@ -198,6 +198,8 @@ def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
         ([0.0, 0.0], [1.0, 0.0], "relative_l2", "before is zero throughout"),
         ([1.0, 0.0], [0.0, 0.0], "cosine", "after is zero throughout"),
         ([-1.7e308, 0.0], [1.7e308, 0.0], "max_abs", "some differences are beyond float64"),
+        ([1e300, 0.0], [1e300, 1e-200], "relative_l2", "some numbers are too small for float64"),
+        ([1.0, 0.0], [1.0, 5e-324], "mean_abs", "some numbers are too small for float64"),
     ],
 )
 def test_what_is_null_has_a_reason(before, after, missing, reason):
@@ -206,8 +208,54 @@ def test_what_is_null_has_a_reason(before, after, missing, reason):
     assert (getattr(delta, missing), delta.reason) == (None, reason)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [([1e149, 0.0], [1e149, 1e-140], 1e-289), ([1e-140], [1e149], 1e289), ([1e-300, 0.0], [1e-300, 1e-20], 1e280)],
+)
+def test_a_relative_change_of_any_size(before, after, expected):
+    """The squares are too far apart for float64, their root is not."""
+    delta = told(before, after)
+    assert (delta.relative_l2, delta.reason) == (pytest.approx(expected, rel=1e-12, abs=0), None)
+
+
 def test_what_is_there_needs_no_reason():
     """All statistics of ordinary values."""
     delta = told([1.0, 2.0], [1.0, 2.5])
     assert delta.reason is None
     assert None not in (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine)
+
+
+@pytest.mark.parametrize("angle", [-0.5, -0.0102, 0.0101, 0.011, 0.05, 0.3, 0.49, 0.6])
+@pytest.mark.parametrize("n", [5, 128, 1000, 65536])
+def test_the_cosine_of_what_points_elsewhere(n, angle, way):
+    """Products cancel the more, the nearer to a right angle: 1e-6 all the same."""
+    numbers = np.random.default_rng(n)
+    for _ in range(8):
+        a, b = numbers.standard_normal((2, n))
+        a /= np.linalg.norm(a)
+        b -= a * (a @ b)
+        b = angle * a + math.sqrt(1 - angle**2) * b / np.linalg.norm(b)
+        before, after = a.astype(np.float32), (b * 3).astype(np.float32)
+        one, two = before.astype(np.float64), after.astype(np.float64)
+        expected = (one @ two) / (np.linalg.norm(one) * np.linalg.norm(two))
+        found = kernels.tally(before, after, How(), Decoder()).delta((n,))
+        assert found.cosine == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "atol", "rtol", "beyond"),
+    [
+        (1e308, -1e308, 0, 1.9, True),
+        (1e308, -1e308, 0, 2.1, False),
+        (1.7e308, -1.7e308, 1.7e308, 0.1, True),
+        (1.7e308, -1.7e308, 1.7e308, 1.0, False),
+        (0.5, -1.7e308, 0, 1.7e308, True),
+        (2.0, -1.7e308, 0, 1.7e308, False),
+        (1e308 + 1e308j, -1e308 - 1e308j, 0, 1.9, True),
+        (1.5e308 + 1.5e308j, 1.5e308 - 1.5e308j, 0, 1.5, False),
+    ],
+)
+def test_tolerances_beyond_float64(before, after, atol, rtol, beyond):
+    """Neither a gap nor a limit that overflows makes a difference equal, or an equality different."""
+    found = kernels.tally(np.array([before]), np.array([after]), How(atol=atol, rtol=rtol), Decoder())
+    assert found.changed == beyond

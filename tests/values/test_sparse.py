@@ -1,0 +1,362 @@
+"""Sparse and nested tensors compared: every layout against its dense self, and files that contradict themselves."""
+
+from __future__ import annotations
+
+import json
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+torch = pytest.importorskip("torch")
+
+from statecli import formats  # noqa: E402
+from statecli.diff.result import Delta, How  # noqa: E402
+from statecli.errors import MalformedError  # noqa: E402
+from statecli.values import compare, sparse  # noqa: E402
+from statecli.values.compare import NotCompared, Pair, compare_all  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+#: A dense tensor of shape (4, 6) -> the same in each layout.
+LAYOUTS = {
+    "coo": lambda t: t.to_sparse(),
+    "csr": lambda t: t.to_sparse_csr(),
+    "csc": lambda t: t.to_sparse_csc(),
+    "bsr": lambda t: t.to_sparse_bsr((2, 3)),
+    "bsc": lambda t: t.to_sparse_bsc((2, 3)),
+    "hybrid coo": lambda t: t.reshape(4, 3, 2).to_sparse(2),
+    "hybrid csr": lambda t: t.reshape(4, 3, 2).to_sparse_csr(dense_dim=1),
+    "hybrid bsc": lambda t: t.reshape(4, 3, 2).to_sparse_bsc((2, 3), dense_dim=1),
+    "batch of csr": lambda t: torch.stack([t, t.flip(0)]).to_sparse_csr(),
+    "batch of csc": lambda t: torch.stack([t, t.flip(1).roll(1)]).reshape(1, 2, 4, 6).to_sparse_csc(),
+    "batch of bsr": lambda t: torch.stack([t, t.flip(0)]).to_sparse_bsr((2, 3)),
+}
+
+
+class Rebuilt:
+    """Pickled, what torch would rebuild a sparse tensor from, whether it makes sense or not."""
+
+    def __init__(self, layout, *parts):
+        self.arguments = (getattr(torch, layout), (*parts[:-1], torch.Size(parts[-1])) + ((False,) * (len(parts) == 3)))
+
+    def __reduce__(self):
+        return torch._utils._rebuild_sparse_tensor, self.arguments
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory):
+    """The row of a tensor that was saved."""
+    folder = tmp_path_factory.mktemp("sparse")
+    count = iter(range(1 << 20))
+
+    def row(tensor):
+        path = folder / f"{next(count)}.pt"
+        torch.save({"w": tensor}, path)
+        return formats.read(str(path)).tensors[0]
+
+    return row
+
+
+@pytest.fixture(scope="module")
+def compared(read):
+    """What comparing two tensors gives."""
+
+    def outcome(before, after, **how):
+        return compare_all([Pair(read(before), read(after))], How(**how))[0]
+
+    return outcome
+
+
+def coo(places, values, size, dtype=torch.float32):
+    return torch.sparse_coo_tensor(torch.tensor([places]), torch.tensor(values, dtype=dtype), (size,))
+
+
+def crow(*starts):
+    return torch.tensor(starts), torch.tensor([0, 1]), torch.tensor([1.0, 3.0])
+
+
+# --- layouts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_a_sparse_tensor_is_its_dense_self(compared, layout, seed):
+    """Other places, other blocks: the same numbers as of the two dense tensors, first index included."""
+    numbers = torch.Generator().manual_seed(seed)
+    before, after = (
+        torch.randint(-2, 3, (4, 6), generator=numbers).float() * (torch.rand(4, 6, generator=numbers) < 0.4)
+        for _ in range(2)
+    )
+    # Each entry of a batch must store as many.
+    if layout == "batch of bsr":
+        before, after = before.abs() + 1, after.abs() + 1
+    one, two = LAYOUTS[layout](before), LAYOUTS[layout](after)
+    found, dense = compared(one, two), compared(one.to_dense(), two.to_dense())
+    assert (found.elements, found.changed, found.first) == (dense.elements, dense.changed, dense.first)
+    for name in ("max_abs", "mean_abs", "l2", "relative_l2", "cosine"):
+        assert getattr(found, name) == pytest.approx(getattr(dense, name))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_equal_parts_are_equal_tensors(compared, layout, monkeypatch):
+    """However many values they hold, NaN included."""
+    monkeypatch.setattr(sparse, "LIMIT", 1)
+    tensor = LAYOUTS[layout](torch.ones(4, 6))
+    tensor.values().fill_(float("nan")) if "coo" not in layout else tensor._values().fill_(float("nan"))
+    assert compared(tensor, tensor.clone()) == Delta(elements=tensor.numel())
+
+
+def test_too_many_values_are_not_told(compared, monkeypatch):
+    """Above the limit of what is held in memory: neither equal nor different."""
+    monkeypatch.setattr(sparse, "LIMIT", 3)
+    found = compared(coo([0, 1], [1, 2], 4), coo([0, 2], [1, 2], 4))
+    assert isinstance(found, NotCompared)
+    assert "more than 3 indices and values" in found.reason
+
+
+def test_blocks_of_other_sizes(compared):
+    """What is stored where is not what is compared."""
+    dense = torch.arange(24.0).reshape(4, 6)
+    assert compared(dense.to_sparse_bsr((2, 3)), dense.to_sparse_bsr((4, 2))).changed == 0
+
+
+@pytest.mark.parametrize("bitwise", [False, True])
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float32, torch.int64])
+def test_nothing_stored_on_one_side(compared, dtype, bitwise):
+    """A side without values has no type of its own, and is zero throughout."""
+    nothing, one = coo([], [], 4, dtype), coo([2], [1], 4, dtype)
+    for pair in ((nothing, one), (one, nothing)):
+        found = compared(*pair, bitwise=bitwise)
+        assert (found.changed, found.first, found.max_abs) == (1, (2,), 1.0)
+
+
+def test_indices_of_another_type(compared):
+    """int32 and int64 places are the same places."""
+    one = torch.eye(3).to_sparse_csr()
+    two = torch.sparse_csr_tensor(one.crow_indices().int(), one.col_indices().int(), one.values(), (3, 3))
+    assert compared(one, two).changed == 0
+    assert compared(one, two * 2).changed == 3
+
+
+# --- sums --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_sums_are_rounded_as_torch_rounds_them(compared, dtype, seed):
+    """Added one after another in the type itself, to the last digit: what `to_dense` gives."""
+    numbers = np.random.default_rng(seed)
+    values = (numbers.standard_normal(40) * 10.0 ** numbers.integers(-4, 5, 40)).tolist()
+    twice = coo(numbers.integers(0, 6, 40).tolist(), values, 6, dtype)
+    assert compared(twice, twice.to_dense().to_sparse()).changed == 0
+
+
+def test_a_negative_zero_stored_twice(compared):
+    """-0.0 + -0.0 is -0.0; nothing else is added to it."""
+    assert compared(coo([1, 1], [-0.0, -0.0], 3), coo([1], [-0.0], 3), bitwise=True).changed == 0
+
+
+def test_what_torch_cannot_add_is_not_told(compared):
+    """Two float8 values at one place have no sum in their own type."""
+    found = compared(*(coo([1, 1], [1.0, k], 3, torch.float8_e5m2) for k in (1, 2)))
+    assert found == NotCompared("stores several float8_e5m2 values at one place, of which torch has no sum")
+
+
+def test_more_short_values_at_a_place_than_are_added(compared, monkeypatch):
+    """Each takes a step of its own: past the limit it cannot be told."""
+    monkeypatch.setattr(sparse, "ROUNDS", 3)
+    found = compared(coo([1] * 4, [1] * 4, 3, torch.bfloat16), coo([1], [4], 3, torch.bfloat16))
+    assert found == NotCompared("more than 3 bfloat16 values at one place are not summed")
+
+
+# --- damage ------------------------------------------------------------------------------------------------------
+
+two, three = torch.tensor([1.0, 2.0]), torch.tensor([[0, 1, 2]])
+DAMAGED = {
+    "starts that fall": ("sparse_csr", *crow(0, 2, 1), (2, 2)),
+    "starts that fall and come back": ("sparse_csr", *crow(0, 3, 2), (2, 2)),
+    "starts beyond what is stored": ("sparse_csr", *crow(0, 1, 300_000_000), (2, 2)),
+    "starts after zero": ("sparse_csr", *crow(1, 1, 2), (2, 2)),
+    "starts that wrap around": (
+        "sparse_csr",
+        torch.tensor([0, 2**63 - 1, -(2**63), -1, 2]),
+        torch.tensor([0, 1]),
+        two,
+        (4, 2),
+    ),
+    "too few starts": ("sparse_csr", *crow(0, 2), (2, 2)),
+    "starts of no dimension": ("sparse_csr", torch.tensor(0), *crow(0, 2)[1:], (1, 2)),
+    "a column outside": ("sparse_csr", torch.tensor([0, 2, 2]), torch.tensor([0, 2]), two, (2, 2)),
+    "a column before the first": ("sparse_csr", torch.tensor([0, 1, 2]), torch.tensor([0, -1]), two, (2, 2)),
+    "a row outside": ("sparse_csc", torch.tensor([0, 2, 2]), torch.tensor([0, 2]), two, (2, 2)),
+    "columns of floats": ("sparse_csr", torch.tensor([0, 1, 2]), torch.tensor([0.5, 1]), two, (2, 2)),
+    "fewer values than columns": ("sparse_csr", *crow(0, 1, 2)[:2], torch.ones(1), (2, 2)),
+    "one dimension": ("sparse_csr", *crow(0, 1, 2), (2,)),
+    "another batch": ("sparse_csr", *(part[None] for part in crow(0, 1, 2)), (3, 2, 2)),
+    "blocks that do not fit": ("sparse_bsr", torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1, 2, 3), (2, 4)),
+    "blocks of nothing": ("sparse_bsr", torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1, 0, 2), (2, 2)),
+    "blocks of one dimension": ("sparse_bsr", torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1, 2), (2, 2)),
+    "more indices than values": ("sparse_coo", three, two, (4,)),
+    "more index rows than dimensions": ("sparse_coo", torch.tensor([[0, 1]] * 3), two, (4, 4)),
+    "a negative index": ("sparse_coo", torch.tensor([[-1, 1]]), two, (4,)),
+    "an index outside": ("sparse_coo", torch.tensor([[9, 1]]), two, (4,)),
+    "indices of floats": ("sparse_coo", torch.tensor([[0.5, 1]]), two, (4,)),
+    "indices of bools": ("sparse_coo", torch.tensor([[True, False]]), two, (4,)),
+    "indices of one dimension": ("sparse_coo", torch.tensor([0, 1]), two, (4,)),
+    "values of another shape": ("sparse_coo", torch.tensor([[0, 1]]), torch.ones(2, 3), (4, 5)),
+    "values of no dimension": ("sparse_coo", torch.tensor([[0, 1]]), torch.tensor(1.0), (4,)),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damage_is_told_with_its_file_and_tensor(read, case):
+    """One line for that pair, on whichever side it is; the next pair is compared."""
+    bad, other = read(Rebuilt(*DAMAGED[case])), read(LAYOUTS[DAMAGED[case][0].removeprefix("sparse_")](torch.eye(6)))
+    dense = [read(torch.zeros(3)), read(torch.ones(3))]
+    for pair in (Pair(bad, other), Pair(other, bad)):
+        error, delta = compare_all([pair, Pair(*dense)], How())
+        assert type(error) is MalformedError
+        assert str(error).startswith(f"{bad.parts[-1][1].storage.path}: w: ")
+        assert "\n" not in str(error)
+        assert delta.changed == 3
+
+
+def test_a_hidden_value_is_not_taken_for_another_place(compared):
+    """Column 2 of row 0 of a matrix of two columns is not column 0 of row 1."""
+    good = Rebuilt("sparse_csr", torch.tensor([0, 1, 2]), torch.tensor([0, 0]), two, (2, 2))
+    assert type(compared(good, Rebuilt(*DAMAGED["a column outside"]))) is MalformedError
+
+
+ENDLESS = {
+    "expanded": (torch.zeros(1, 1, dtype=torch.int64).expand(1, 1 << 40), torch.ones(1).expand(1 << 40), (4,)),
+    "places of no dimension": (torch.zeros(0, 1 << 40, dtype=torch.int64), torch.zeros(1 << 40, 0), (0,)),
+    "a dense part of nothing": (torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 1 << 40), (4, 1 << 40)),
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_memory_is_bounded_whatever_is_claimed(compared, case):
+    """A file of two kilobytes cannot ask for a terabyte: it is not told."""
+    other = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (4,))
+    found = compared(other, Rebuilt("sparse_coo", *ENDLESS[case]))
+    assert isinstance(found, NotCompared)
+
+
+def test_a_flipped_bit_is_told_by_its_checksum(read, tmp_path):
+    """Damage that contradicts itself too is said as what it is, where the file recorded a checksum."""
+    row = read(torch.eye(3).to_sparse_csr())
+    (where,) = (part.storage for name, part in row.parts if name == "plain_indices")
+    with open(where.path, "r+b") as file:
+        file.seek(where.offset)
+        file.write(b"\xff")
+    (found,) = compare_all([Pair(row, read(torch.eye(3).to_sparse_csr() * 2))], How())
+    assert type(found) is MalformedError
+    assert "checksum wrong" in str(found)
+
+
+def test_parts_that_are_not_in_the_file(compared):
+    """Indices on meta beside values that are there: said, not guessed."""
+    there = Rebuilt("sparse_coo", torch.tensor([[0, 1]]), two, (4,))
+    gone = Rebuilt("sparse_coo", torch.zeros(1, 2, dtype=torch.int64, device="meta"), two, (4,))
+    assert compared(there, gone) == NotCompared("its stored values are not in the file")
+
+
+# --- nested ------------------------------------------------------------------------------------------------------
+
+
+def nested(*shapes, fill=1.0, layout=torch.strided):
+    return torch.nested.nested_tensor([torch.full(shape, fill) for shape in shapes], layout=layout)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_statistics_of_a_nested_tensor_are_of_its_values(compared, layout):
+    """Sizes, strides and offsets are no values: the same numbers as of one tensor of all of them."""
+    before, after = (nested((2, 2), (3, 2), fill=fill, layout=layout) for fill in (1.0, 3.0))
+    found, dense = compared(before, after), compared(torch.ones(10), torch.full((10,), 3.0))
+    names = ("elements", "changed", "max_abs", "mean_abs", "l2", "relative_l2", "cosine", "reason")
+    assert [getattr(found, name) for name in names] == [getattr(dense, name) for name in names]
+    assert compared(before, before.clone()).changed == 0
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_inner_shapes_that_differ(compared, layout):
+    """As many values in other rows: another shape, whatever the values are."""
+    found = compared(*(nested(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2)))))
+    assert found == NotCompared("the shapes of its inner tensors differ", reshaped=True)
+
+
+def test_values_that_lie_in_another_order(compared):
+    """The same sizes over other offsets: which value is whose is not told."""
+    one, other = nested((2,), (2,)), nested((2,), (2,))
+    parts = (
+        other._nested_tensor_size(),
+        other._nested_tensor_strides(),
+        other._nested_tensor_storage_offsets().flip(0),
+    )
+
+    class Flipped:
+        def __reduce__(self):
+            return torch._utils._rebuild_nested_tensor, (other.values(), *parts)
+
+    assert compared(one, Flipped()) == NotCompared("its values lie in another order")
+
+
+def test_every_layout_of_inner_tensors_says_where_its_shapes_are():
+    """What is told of nested tensors is told of both kinds that torch has."""
+    assert set(compare.RAGGED) == {"nested", "jagged"}
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def diff(statecli, tmp_path):
+    """`statecli diff` of two files of these objects, and its JSON."""
+
+    def run(before, after, *options):
+        paths = [str(tmp_path / name) for name in ("a.pt", "b.pt")]
+        for path, thing in zip(paths, (before, after), strict=True):
+            torch.save(thing, path)
+        result = statecli("diff", *paths, "-f", "json", *options)
+        return result, json.loads(result.out)
+
+    return run
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damage_does_not_hide_the_other_tensors(diff, case):
+    """2, one line that names the file, the rest on stdout."""
+    *parts, values, shape = DAMAGED[case]
+    after = {"w": Rebuilt(*parts, torch.ones(5), shape), "x": torch.zeros(3)}
+    result, found = diff({"w": Rebuilt(*parts, values, shape), "x": torch.ones(3)}, after)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "a.pt: w: " in result.err
+    assert "internal error" not in result.err
+    assert [change["fqn"] for change in found["changes"] if change["status"] == "changed"] == ["x"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_copy_is_identical(diff, layout):
+    """0 for the same sparse tensor in two files, 1 for another."""
+    tensor = LAYOUTS[layout](torch.ones(4, 6))
+    assert diff({"w": tensor}, {"w": tensor})[0].code == 0
+    assert diff({"w": tensor}, {"w": tensor * 2})[0].code == 1
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_inner_shapes_are_a_change_of_shape(diff, statecli, tmp_path, layout):
+    """1, and said so; with --ignore shape nobody can tell what of the values is the same."""
+    one, other = (nested(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2))))
+    result, found = diff({"w": one}, {"w": other})
+    (change,) = found["changes"]
+    assert (result.code, change["fields"], change["values"]) == (1, ["shape"], None)
+    assert change["not_compared"] == "the shapes of its inner tensors differ"
+    assert [finding["message"] for finding in found["findings"]] == ["w: shape of its inner tensors"]
+    shown = statecli("diff", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    assert "shape of its inner tensors" in shown.out
+    result, _ = diff({"w": one}, {"w": other}, "--ignore", "shape")
+    assert (result.code, result.err.count("cannot tell")) == (2, 1)
