@@ -18,7 +18,7 @@ def command(line: str, width: int = 88) -> None:
 
     from statecli import inspection, render, shortcut
     from statecli.asked import request, view
-    from statecli.diff.comparison import compare
+    from statecli.comparison.run import compare
     from statecli.options import DiffOptions
     from statecli.report import View, diffing, inspecting
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from statecli import __version__, cli
-from statecli.diff.result import Field
+from statecli.comparison.result import Field
 from statecli.errors import UsageError
 from statecli.options import Color, DiffOptions, InspectOptions, VerifyOptions
+from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
-from statecli.verify.result import Name
 
 app = typer.Typer(
     name="statecli",

@@ -6,8 +6,8 @@ import math
 import re
 
 from statecli import target
-from statecli.diff.comparison import Request
-from statecli.diff.result import Field, How
+from statecli.comparison.result import Field, How
+from statecli.comparison.run import Request
 from statecli.errors import UsageError
 from statecli.options import DiffOptions
 from statecli.render import Output

@@ -54,7 +54,7 @@ def diff(options: DiffOptions) -> int:
     """`statecli diff`; the exit code. What could be compared is shown, whatever could not."""
     # An inspection does without them, and starts the sooner.
     from statecli import asked
-    from statecli.diff.comparison import compare
+    from statecli.comparison.run import compare
     from statecli.report import diffing
 
     asked.check(options)
@@ -74,9 +74,9 @@ def diff(options: DiffOptions) -> int:
 
 def verify(options: VerifyOptions) -> int:
     """`statecli verify`; the exit code. What could be proved is shown, whatever could not be told."""
-    from statecli import verify as proofs
+    from statecli import proofs
+    from statecli.proofs.result import Name
     from statecli.report import verifying
-    from statecli.verify.result import Name
 
     _check(options)
     console.keep_stdout()

@@ -6,10 +6,10 @@ from enum import Enum
 
 import msgspec
 
-from statecli.diff.result import Field
+from statecli.comparison.result import Field
+from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
-from statecli.verify.result import Name
 
 
 class Color(str, Enum):

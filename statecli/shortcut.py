@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from statecli.diff.result import Field
+from statecli.comparison.result import Field
 from statecli.options import Color, DiffOptions, InspectOptions, VerifyOptions
+from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
-from statecli.verify.result import Name
 
 #: What a line asks for, whichever command it is.
 Options = InspectOptions | DiffOptions | VerifyOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from statecli import render
-from statecli.diff.result import Change, Delta, Diff, Field, Status
+from statecli.comparison.result import Change, Delta, Diff, Field, Status
 from statecli.finding import Finding, Severity
 from statecli.render import Look, Output
 from statecli.report.diffing import DiffView, of_diff

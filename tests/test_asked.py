@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from statecli import asked
-from statecli.diff.comparison import Request
-from statecli.diff.result import Field, How
+from statecli.comparison.result import Field, How
+from statecli.comparison.run import Request
 from statecli.errors import UsageError
 from statecli.options import DiffOptions
 from statecli.render import Output

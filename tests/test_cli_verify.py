@@ -11,11 +11,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from statecli import verify
+from statecli import proofs as proving
 from statecli.errors import ModelError
 from statecli.finding import Finding, Severity
+from statecli.proofs.result import Cell, Check, Column, Name, Verdict
 from statecli.render import Output
-from statecli.verify.result import Cell, Check, Column, Name, Verdict
 
 NET = "sample_models/net.py:Net"
 FIXED = "sample_models/net_fixed.py:Net"
@@ -54,7 +54,7 @@ def proofs(monkeypatch):
 
     def given(**others):
         for name in Name:
-            monkeypatch.setitem(verify.PROOFS, name, others.get(name.value, passing(name)))
+            monkeypatch.setitem(proving.PROOFS, name, others.get(name.value, passing(name)))
 
     given()
     return given
@@ -183,13 +183,13 @@ def test_options_reach_the_request(statecli, monkeypatch):
         seen.append(request)
         raise ModelError("enough")
 
-    monkeypatch.setattr(verify, "run", run)
+    monkeypatch.setattr(proving, "run", run)
     words = ["--check", "move", "--check", "step", "--check", "cast", "--device", "meta", "--dtype", "bfloat16"]
     words += ["--optimizer", "adamw", "--input", "2x3", "--input", "y=int64:2", "--init-device", "meta"]
     words += ["-i", "a*", "-x", "b*", "--kind", "buffer"]
     assert statecli("verify", NET, *words).code == 2
     assert seen == [
-        verify.Request(
+        proving.Request(
             NET,
             (Name.MOVE, Name.CAST, Name.STEP),
             "meta",
@@ -240,7 +240,7 @@ def test_json_holds_to_the_printed_schema(statecli, proofs):
     schema = statecli("schema", "verify")
     assert schema.code == 0
     jsonschema.validate(document, json.loads(schema.out))
-    assert document["schema"] == "statecli.verify/1"
+    assert document["schema"] == "statecli.proofs/1"
     assert document["target"] == NET
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from statecli.diff.result import Change, Delta, Diff, Field, Status
+from statecli.comparison.result import Change, Delta, Diff, Field, Status
 from statecli.report import Column, Group, Line, tree
 from statecli.report.text import bar, count_text, flag, names, number, plural, shape_text, shown, size_text
 from statecli.state import Kind, TensorInfo

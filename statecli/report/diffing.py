@@ -9,8 +9,8 @@ from enum import Enum
 
 from msgspec.structs import replace
 
-from statecli.diff import scalars
-from statecli.diff.result import Change, Diff, Field, ScalarChange, Status
+from statecli.comparison import scalars
+from statecli.comparison.result import Change, Diff, Field, ScalarChange, Status
 from statecli.finding import Finding
 from statecli.report import (
     Bars,

@@ -9,12 +9,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from statecli import __version__
-from statecli.diff.result import Broken, Change, Delta, Diff, Field, How, ScalarChange, Status
+from statecli.comparison.result import Broken, Change, Delta, Diff, Field, How, ScalarChange, Status
 from statecli.errors import UsageError
 from statecli.finding import Finding
 from statecli.inspection import Inspection
+from statecli.proofs.result import Check, Name, Verdict, Verification
 from statecli.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
-from statecli.verify.result import Check, Name, Verdict, Verification
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -259,7 +259,7 @@ def _row(t: TensorInfo) -> TensorRow:
 def of_diff(diff: Diff) -> DiffDocument:
     """The document of one diff; pairs that are identical are only counted."""
     return DiffDocument(
-        "statecli.diff/1",
+        "statecli.comparison/1",
         __version__,
         diff.before.target,
         diff.after.target,
@@ -347,7 +347,7 @@ def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
 def of_verification(found: Verification) -> VerifyDocument:
     """The document of one run of the proofs."""
     return VerifyDocument(
-        "statecli.verify/1",
+        "statecli.proofs/1",
         __version__,
         found.state.target,
         proved(found),

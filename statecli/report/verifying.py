@@ -9,10 +9,10 @@ import msgspec
 
 from statecli import report
 from statecli.finding import Finding
+from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.report import Fix, Group, Line, Page, Report, Table, View, documents, fold
 from statecli.report.text import NOUNS, kind_text, place, plural, said, shape_text, size_text
 from statecli.state import Kind, TensorInfo
-from statecli.verify.result import Cell, Check, Column, Name, Verdict, Verification
 
 #: How a cell is drawn; a tensor of which a column says nothing is drawn as skipped.
 SIGNS = {Verdict.PASSED: "✓", Verdict.FAILED: "✗", Verdict.SKIPPED: "–", Verdict.INCONCLUSIVE: "?"}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from statecli.diff.result import Delta, How
+from statecli.comparison.result import Delta, How
 from statecli.errors import StateError, UnreadableError
 from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import ByteRange, TensorData, TensorInfo

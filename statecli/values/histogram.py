@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from statecli.diff.result import Delta
+from statecli.comparison.result import Delta
 from statecli.errors import StateError
 from statecli.state import TensorData
 from statecli.values.compare import Pair

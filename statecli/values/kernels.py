@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from statecli.diff.result import How
+from statecli.comparison.result import How
 from statecli.values.elements import Array, Decoder
 from statecli.values.tally import ROW, SAFE, SMALL, Tally, Wide
 

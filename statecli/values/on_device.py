@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from statecli.diff.result import How
+from statecli.comparison.result import How
 from statecli.errors import MissingDependency, StateError, UsageError
 from statecli.values.elements import Array
 from statecli.values.run import BLOCK, Found, Task, Worker

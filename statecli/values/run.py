@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import msgspec
 import numpy as np
 
-from statecli.diff.result import How
+from statecli.comparison.result import How
 from statecli.errors import StateError, UnreadableError
 from statecli.state import ByteRange, TensorData
 from statecli.values import kernels

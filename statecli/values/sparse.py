@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from statecli.diff.result import Delta, How
+from statecli.comparison.result import Delta, How
 from statecli.errors import MalformedError, UnreadableError
 from statecli.state import TensorData, TensorInfo
 from statecli.values import kernels

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from statecli.diff.result import Delta
+from statecli.comparison.result import Delta
 
 #: Products summed in float32 before float64 takes over.
 ROW = 256

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from statecli.diff.result import Field, ScalarChange, Status
+from statecli.comparison.result import Field, ScalarChange, Status
 from statecli.finding import Finding, Severity
 from statecli.state import Oddity
 

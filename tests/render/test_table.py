@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statecli.diff.result import Field
+from statecli.comparison.result import Field
 from statecli.state import Kind
 
 from ..changes import added, diff, nudged, recast, renamed, same, tensor, written

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from statecli.diff.result import Broken, Field, Histogram, ScalarChange, Status
+from statecli.comparison.result import Broken, Field, Histogram, ScalarChange, Status
 from statecli.finding import Finding, Severity
 from statecli.render import Output
 from statecli.report import Bars, Spread, changed
@@ -339,7 +339,7 @@ def test_json_lists_what_differs_and_counts_the_rest():
     """Identical pairs are in the summary alone."""
     found = diff(nudged("a"), same("b"), added("c"), notes=(Oddity("prefix", "looked through module."),))
     document = json.loads(written(found, "json"))
-    assert document["schema"] == "statecli.diff/1"
+    assert document["schema"] == "statecli.comparison/1"
     counts = ("added", "removed", "changed", "renamed", "identical")
     assert [document["summary"][name] for name in counts] == [1, 0, 1, 0, 1]
     assert [row["fqn"] for row in document["changes"]] == ["a", "c"]

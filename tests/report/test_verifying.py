@@ -13,11 +13,11 @@ from hypothesis import given, settings
 
 from statecli import render
 from statecli.finding import Finding, Severity
+from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.render import Look, Output
 from statecli.report import View, documents
 from statecli.report.verifying import SIGNS, of_verification, untold
 from statecli.state import Evidence, Kind, ModelState, Oddity, Origin, TensorInfo
-from statecli.verify.result import Cell, Check, Column, Name, Verdict, Verification
 
 PASSED, FAILED, SKIPPED, UNSURE = Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED, Verdict.INCONCLUSIVE
 FIX = 'self.register_buffer("table", torch.ones(3))'
@@ -364,7 +364,7 @@ def test_csv_has_each_measurement_in_its_cell():
 def test_json_is_the_contracts():
     """checks[].check, .passed and .tensors[] with fqn, before and after; the rows as inspect has them."""
     document = json.loads(written(BROKEN, "json"))
-    assert document["schema"] == "statecli.verify/1"
+    assert document["schema"] == "statecli.proofs/1"
     (check,) = document["checks"]
     assert (check["check"], check["passed"], check["how"]) == ("move", False, '.to("meta")')
     measured = {"before": "cpu", "after": "cpu", "reason": "stays on cpu"}

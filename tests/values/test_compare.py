@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from statecli import formats  # noqa: E402
-from statecli.diff.result import Delta, How  # noqa: E402
+from statecli.comparison.result import Delta, How  # noqa: E402
 from statecli.errors import MalformedError, UnreadableError  # noqa: E402
 from statecli.state import ByteRange, Quantizer, TensorData, TensorInfo  # noqa: E402
 from statecli.values import compare, kernels, on_device, run  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statecli.diff.result import How
+from statecli.comparison.result import How
 from statecli.values import kernels
 from statecli.values.elements import Decoder, element
 from statecli.values.tally import ROW, Tally, Wide

@@ -1,0 +1,273 @@
+"""A class against a checkpoint: what `load_state_dict` would find there, whichever of the two comes first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli import kinds, modules
+from statecli.comparison.pairing import Match, Way, counted
+from statecli.comparison.result import Broken, Field
+from statecli.errors import ModelError, NothingMatched, UsageError
+from statecli.finding import Finding, Severity
+from statecli.modules import Answer, Entries
+from statecli.state import Kind, ModelState, Oddity, StateDict, TensorInfo
+
+if TYPE_CHECKING:
+    from statecli.modules.build import Built
+
+
+def is_class(state: ModelState) -> bool:
+    """Whether the state is that of a live model class."""
+    return state.format == "module"
+
+
+def expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
+    """A class's or a pickled module's state without what no state_dict of it holds.
+
+    That is its non-persistent buffers and its unregistered tensors.
+    """
+    kept = tuple(tensor for tensor in state.tensors if _is_expected(tensor))
+    left_out = len(state.tensors) - len(kept)
+    if not left_out:
+        return state, []
+    message = f"{counted(left_out)} of {state.target} are in none of its state_dicts, and not looked for"
+    return replace(state, tensors=kept), [Oddity("not-expected", message)]
+
+
+def _is_expected(tensor: TensorInfo) -> bool:
+    return tensor.kind is not Kind.UNREGISTERED and tensor.persistent is not False and tensor.saved is not False
+
+
+def of_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Oddity]]:
+    """The one section of a checkpoint that a class could load.
+
+    Raises NothingMatched where it holds no model, UsageError where it holds several and none is called `model`.
+    """
+    held = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS))
+    if not held:
+        raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could load")
+    if len(held) > 1 and "model" not in held:
+        names = ", ".join(f"{state.target}#{section}" for section in held[:4])
+        raise UsageError(f"{state.target}: holds {len(held)} models' states; name the one that is meant: {names}")
+    section = "model" if "model" in held else held[0]
+    others = [other for other in state.sections if other != section]
+    if not others:
+        return state, []
+    tensors = tuple(tensor for tensor in state.tensors if tensor.section == section)
+    message = f"{', '.join(others)} of {state.target}: left out, {model.target} loads {section}"
+    return replace(state, sections=(section,), tensors=tensors), [Oddity("sections-left-out", message)]
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What must be said of a load: what a strict one objects to, what its hooks make good, and what cannot be told."""
+
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[Oddity, ...] = ()
+    broken: tuple[Broken, ...] = ()
+
+    def only(self, wanted: Callable[[str], bool]) -> Loaded:
+        """The same without the findings on names that are not wanted."""
+        kept = tuple(one for one in self.findings if one.fqn is None or wanted(one.fqn))
+        return replace(self, findings=kept)
+
+
+def loaded(
+    matches: Sequence[Match],
+    before: ModelState,
+    after: ModelState,
+    model: ModelState,
+    built: Built,
+    ignore: Sequence[Field],
+) -> Loaded:
+    """What `load_state_dict` of the class says to the checkpoint, with the words of `kinds.by_model` where they do.
+
+    `matches` are all of them, whatever the globs leave: a strict load sees the whole. `model` is the class's whole
+    state, `built` its module, `before` and `after` what was compared.
+    """
+    load = _Load(matches, before, after, model)
+    try:
+        answer = modules.load(built, load.entries())
+    except ModelError as error:
+        message = f"{load.checkpoint.target}: cannot tell what load_state_dict says to it: {error}"
+        return Loaded(tuple(load.wrappers()), (), (Broken("(load_state_dict)", load.section, message),))
+    return Loaded(tuple(load.findings(answer, ignore)), tuple(load.notes(answer)))
+
+
+class _Load:
+    """One checkpoint, under the names that the class has for it."""
+
+    def __init__(self, matches: Sequence[Match], before: ModelState, after: ModelState, model: ModelState) -> None:
+        swapped = is_class(before)
+        self.model, self.checkpoint = model, after if swapped else before
+        self.pairs = [(m.after, m.before) if swapped else (m.before, m.after) for m in matches]
+        self.looked_through = Counter(_longer(m.stripped) for m in matches if m.stripped and m.before and m.after)
+        self.ties = {known.fqn for m, (_, known) in zip(matches, self.pairs, strict=True) if m.way is Way.TIE and known}
+        self.section = next(row.section for row, _ in self.pairs if row)
+        held = (one for one in self.checkpoint.state_dicts if one.section == self.section)
+        self.state_dict = next(held, StateDict(self.section))
+        self.registered = {row.fqn: row for row in model.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER)}
+        self._own: dict[str, str] = {}
+
+    def entries(self) -> Entries:
+        """The checkpoint as the class's state_dict: prefixes looked through, `--map` done, dropped ties restored."""
+        paths = _paths([(row.fqn, known.fqn) for row, known in self.pairs if row and known])
+        others = tuple(_moved(name, paths) for name in self.state_dict.others)
+        below = tuple(f"{name}{mark}" for name in self.state_dict.holders for mark in "[.")
+        tensors = {known.fqn: row for row, known in self.pairs if row and known}
+        for row, known in self.pairs:
+            if row is None or known is not None or (below and row.fqn.startswith(below)):
+                continue  # what lies in a value is no entry of the state_dict
+            name = _moved(row.fqn, paths)
+            name = row.fqn if name in tensors else name
+            tensors[name] = row
+            self._own[name] = row.fqn
+        self._own.update(zip(others, self.state_dict.others, strict=True))
+        self.held = dict.fromkeys((*tensors, *others))
+        self.tensors = tensors
+        return Entries(tensors, others, self._metadata(paths), self.state_dict.is_module)
+
+    def _metadata(self, paths: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]] | None:
+        recorded = self.state_dict.metadata
+        if recorded is None or not paths:
+            return recorded
+        # `module` is the root's metadata where `module.` is looked through; "" is that of the wrapper.
+        ordered = sorted(recorded.items(), key=lambda item: item[0] in paths)
+        return {paths.get(path, _moved(path, paths)): local for path, local in ordered}
+
+    def wrappers(self) -> Iterator[Finding]:
+        """The prefixes that were looked through, which a load does not."""
+        for prefix, count in self.looked_through.items():
+            yield _wrapped(prefix, count, self.checkpoint, self.model)
+
+    # --- what the class objects to ----------------------------------------------------------------------------------
+
+    def findings(self, answer: Answer, ignore: Sequence[Field]) -> Iterator[Finding]:
+        """The class's answer; in the order and the words of the names where these say the same."""
+        # What was put in the place of a dropped tie is another entry, of which the same is said.
+        mismatched = () if Field.SHAPE in ignore else _without(answer.mismatched, self.ties)
+        said: dict[tuple[str, str], Finding] = {
+            **{(MISSING, name): self._missing(name) for name in answer.missing},
+            **{(UNEXPECTED, self._own.get(name, name)): self._unexpected(name) for name in answer.unexpected},
+            **{(SHAPE, name): self._mismatch(name) for name in mismatched},
+        }
+        yield from self.wrappers()
+        for one in self._by_names() if said else ():
+            if said.pop((one.rule, one.fqn or ""), None) is not None:
+                yield one
+        yield from said.values()
+        yield from (self._finding("load-refused", name, message) for name, message in answer.refused)
+
+    def _by_names(self) -> list[Finding]:
+        """What names and shapes say, in the order of the checkpoint, without asking the class."""
+        rows = [replace(row, fqn=known.fqn) if known else row for row, known in self.pairs if row]
+        state = replace(self.checkpoint, tensors=tuple(rows), sections=(self.section,))
+        return kinds.by_model(state, self.model)[1]
+
+    def _finding(self, rule: str, name: str | None, message: str) -> Finding:
+        about = f"{name}: " if name else ""
+        return Finding(rule, Severity.ERROR, about + message, self.checkpoint.target, name, section=self.section)
+
+    def _missing(self, name: str) -> Finding:
+        message = f"missing: {self.model.target} asks for it, {self.checkpoint.target} lacks it"
+        return self._finding(MISSING, name, message)
+
+    def _unexpected(self, name: str) -> Finding:
+        return self._finding(
+            UNEXPECTED, self._own.get(name, name), f"unexpected: {self.model.target} takes no such entry"
+        )
+
+    def _mismatch(self, name: str) -> Finding:
+        row = self.tensors.get(name)
+        held = "" if row is None or row.shape is None else f" {list(row.shape)}"
+        message = f"{self.checkpoint.target} holds{held or ' it in another shape'}, {self.model.target} takes another"
+        return self._finding(SHAPE, name, message)
+
+    # --- what it makes good -----------------------------------------------------------------------------------------
+
+    def notes(self, answer: Answer) -> Iterator[Oddity]:
+        """Where the class loads what names and shapes alone would refuse."""
+        target, model = self.checkpoint.target, self.model.target
+        if filled := self._filled(answer):
+            message = f"{target} lacks {_listed(filled)}, and {model} loads without: {_CODE} fills in or renames"
+            yield Oddity("filled-in", message)
+        if taken := self._taken(answer):
+            message = f"{model} registers no {_listed(taken)}, and loads all the same: {_CODE} renames or drops"
+            yield Oddity("taken-over", message)
+        if adapted := self._adapted(answer):
+            yield Oddity("shape-adapted", f"{model} loads {_listed(adapted)} of another shape: {_CODE} adapts it")
+        if answer.extra:
+            yield Oddity("extra-state", f"whether set_extra_state takes {_listed(answer.extra)} is not tried")
+
+    def _filled(self, answer: Answer) -> list[str]:
+        wanted = [name for name, row in self.registered.items() if _is_expected(row) and name not in self.held]
+        return _without(wanted, answer.missing)
+
+    def _taken(self, answer: Answer) -> list[str]:
+        held = [name for name in self.held if name not in self.registered and name not in answer.extra]
+        return [self._own.get(name, name) for name in _without(held, answer.unexpected)]
+
+    def _adapted(self, answer: Answer) -> list[str]:
+        refused = [name for name, _ in answer.refused if name]
+        return _without(filter(self._is_of_another_shape, self.tensors), (*answer.mismatched, *refused))
+
+    def _is_of_another_shape(self, name: str) -> bool:
+        known, held = self.registered.get(name), self.tensors[name]
+        return known is not None and None not in (known.shape, held.shape) and known.shape != held.shape
+
+
+#: What a strict load objects to, as `kinds.by_model` calls it.
+MISSING, UNEXPECTED, SHAPE = "missing-entry", "unexpected-entry", "shape-mismatch"
+_CODE = "code that runs on loading"
+#: Names that a note lists.
+SHOWN = 3
+
+
+def _without(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    known = set(others)
+    return [name for name in names if name not in known]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _paths(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Module path in the checkpoint -> in the class, by the tensors of both; empty where all names are the same."""
+    paths: dict[str, str] = {}
+    if all(own == known for own, known in pairs):
+        return paths
+    for own, known in pairs:
+        one, two = own.rpartition(".")[0], known.rpartition(".")[0]
+        while one not in paths:
+            paths[one] = two
+            (one, _, last), (two, _, other) = one.rpartition("."), two.rpartition(".")
+            if not last or last != other:
+                break
+    return paths
+
+
+def _moved(name: str, paths: Mapping[str, str]) -> str:
+    """A name of the checkpoint as the class has it, by the nearest module above it whose path is known."""
+    above, rest = name, ""
+    while paths and above:
+        above, _, last = above.rpartition(".")
+        rest = f"{last}.{rest}" if rest else last
+        if above in paths:
+            return f"{paths[above]}.{rest}" if paths[above] else rest
+    return name
+
+
+def _longer(stripped: tuple[str, str]) -> str:
+    return max(stripped, key=len)
+
+
+def _wrapped(prefix: str, count: int, checkpoint: ModelState, model: ModelState) -> Finding:
+    message = f"the names of {counted(count)} differ by {prefix!r} from those that {model.target} registers"
+    help = f"rename them before load_state_dict, which matches names exactly: {prefix!r} is a wrapper's prefix"
+    return Finding("wrapper-prefix", Severity.ERROR, message, checkpoint.target, None, help)

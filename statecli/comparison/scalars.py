@@ -1,0 +1,241 @@
+"""Numbers and words beside the tensors (epoch, lr, `__metadata__`) that differ."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from statecli.comparison.result import ScalarChange, Status
+from statecli.formats import _shown
+from statecli.formats._settings import MORE, Settings, read, spelled, text_told
+from statecli.state import ModelState, Oddity, Scalar
+
+#: What an index of shards says of the files around it; one file has nothing of the kind.
+_OF_INDEX = frozenset(("total_size", "total_parameters"))
+#: Which framework wrote the tensors; safetensors alone records it.
+_OF_SAFETENSORS = frozenset(("format",))
+#: How an empty container is told, and what it is.
+_EMPTY: Mapping[Scalar, str] = {"{}": "dict", "[]": "list"}
+_HUGE = re.compile("-?[0-9]{19,400}")
+
+
+class _Side(NamedTuple):
+    """The settings of one state: their values and what their paths do not say, as `Settings` has it."""
+
+    values: Mapping[str, Scalar]
+    types: Mapping[str, str] = {}
+    kinds: Mapping[str, str] = {}
+
+
+def changed_scalars(
+    before: ModelState,
+    after: ModelState,
+    sections: tuple[str | None, str | None],
+    paired: Mapping[str, str] = {},
+) -> tuple[list[ScalarChange], list[str], list[Oddity]]:
+    """What differs in the metadata of two checkpoints, by dotted path, in the order of before, then of after; the
+    paths of all that was compared, and what must be said of it.
+
+    Of a target that is one section (`train.ckpt#optimizer`), what lies below that section, by its path from there.
+    What only one side's format can record is no difference, and a note names it. safetensors holds nothing but text:
+    against another format, a number equals its text. `paired` says which section of before is compared with which of
+    after. A key that is a number and one that is its text are two keys, and a container of another kind is a change.
+    Of more settings than are told, those that both sides tell are compared, and the digest of all.
+    """
+    one, of_one = _side(before, sections[0], after)
+    two, of_two = _side(after, sections[1], before)
+    if not any(sections):
+        one, two = _moved(one, two, paired)
+    same: Callable[[Scalar, Scalar], bool] = _same
+    if _textual(before) != _textual(after):
+        same = _number_and_text if _textual(after) else _text_and_number
+        one, two = _Side(one.values), _Side(two.values)
+    first, second = _spelled(one, two), _spelled(two, one)
+    kinds = list(_kinds(one, two))
+    if MORE in first or MORE in second:
+        if first.get(MORE) == second.get(MORE) and sections[0] == sections[1]:
+            return [], [*first], _of_modules((*of_one, *of_two))
+        first, second = _told_by_both(first, second), _told_by_both(second, first)
+    found: list[ScalarChange] = []
+    passed: list[str] = []
+    keys = list(dict.fromkeys((*first, *second)))
+    for key in keys:
+        if key in first and key in second and same(first[key], second[key]):
+            continue
+        if (key not in second and key in _own(before, after)) or (key not in first and key in _own(after, before)):
+            passed.append(key)
+        else:
+            found.append(_change(key, first, second))
+    return kinds + found, keys, [*_passed(passed), *_of_modules((*of_one, *of_two))]
+
+
+def _passed(keys: Sequence[str]) -> list[Oddity]:
+    message = f"only one side's format records {_shown.names(keys)}: no difference"
+    return [Oddity("format-metadata", message)] if keys else []
+
+
+def _of_modules(keys: Sequence[str]) -> list[Oddity]:
+    shown = _shown.names(list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
+    message = f"only one side has whole modules, which record more than their state_dict ({shown}): no difference"
+    return [Oddity("module-attributes", message)] if keys else []
+
+
+def _kinds(one: _Side, two: _Side) -> Iterator[ScalarChange]:
+    """Containers that both sides have, of two kinds; what the whole file is in is no setting."""
+    for path, kind in one.kinds.items():
+        if path and two.kinds.get(path, kind) != kind:
+            yield ScalarChange(path, Status.CHANGED, kind, two.kinds[path])
+
+
+def _change(key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> ScalarChange:
+    if key not in before:
+        return ScalarChange(key, Status.ADDED, None, after[key])
+    if key not in after:
+        return ScalarChange(key, Status.REMOVED, before[key], None)
+    return ScalarChange(key, Status.CHANGED, before[key], after[key])
+
+
+def _told_by_both(one: Mapping[str, Scalar], two: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {key: value for key, value in one.items() if key in two or key == MORE}
+
+
+def _spelled(side: _Side, other: _Side) -> dict[str, Scalar]:
+    """By path; one that is of other types on the other side, spelled out.
+
+    Of a container that is empty here and is not there, what it holds there says enough.
+    """
+    told: dict[str, Scalar] = {}
+    for key, value in side.values.items():
+        if key in other.kinds and key not in side.kinds and _EMPTY.get(value) == other.kinds[key]:
+            continue
+        types = side.types.get(key, "")
+        exact = spelled(key, types) if types else key
+        contended = exact in other.values or (key in other.values and other.types.get(key, "") != types)
+        told[exact if contended else key] = value
+    return told
+
+
+def _side(state: ModelState, section: str | None, other: ModelState) -> tuple[_Side, list[str]]:
+    """The settings below the section, and those left out: attributes of whole modules, where the other has none."""
+    metadata = state.metadata
+    side = _Side(metadata, metadata.types, metadata.kinds) if isinstance(metadata, Settings) else _Side(metadata)
+    start = "" if section is None else _start(side, state, section)
+    modules = () if other.whole_modules else tuple(_start(side, state, one) for one in state.whole_modules)
+    if not start and not modules:
+        return side, []
+
+    def name(key: str) -> tuple[str, str] | None:
+        if f"{key}.".startswith(modules):
+            return None
+        return (start, "") if key.startswith(start) else ("", "") if key == MORE else None
+
+    left_out = [key for key in side.values if key.startswith(start) and f"{key}.".startswith(modules)]
+    return _renamed(side, name), left_out
+
+
+def _start(side: _Side, state: ModelState, section: str) -> str:
+    """What stands before the settings of a section; nothing where the file is nothing else."""
+    start = f"{section}."
+    named = section in side.kinds or any(key.startswith(start) for key in side.values)
+    return start if named or state.sections != (section,) else ""
+
+
+def _renamed(side: _Side, renaming: Callable[[str], tuple[str, str] | None]) -> _Side:
+    """The side with another beginning for each path, (old, new), and without the paths that get none."""
+    found = {key: both for key in (*side.values, *side.kinds) if (both := renaming(key)) is not None}
+    names = {key: new + key[len(old) :] for key, (old, new) in found.items()}
+    types = {
+        names[key]: read(found[key][1]) + told[len(found[key][0]) :] for key, told in side.types.items() if key in names
+    }
+    return _Side(
+        {names[key]: value for key, value in side.values.items() if key in names},
+        {key: told for key, told in types.items() if told != read(key)},
+        {names[key]: kind for key, kind in side.kinds.items() if key in names},
+    )
+
+
+def _moved(one: _Side, two: _Side, paired: Mapping[str, str]) -> tuple[_Side, _Side]:
+    """The settings of each section before under the name of the one that it is compared with.
+
+    A section is what it is called, on both sides: which keys lead there is no setting.
+    """
+    moves = {f"{old}.": f"{new}." for old, new in paired.items() if old and new}
+    before, after = _beginning(moves), _beginning({new: new for new in moves.values()})
+    names = [new + key[len(old) :] for key in one.values for old, new in [before(key)]]
+    if len(set(names)) < len(names):
+        return one, two  # something else of before has that name already: shown as gone and new, and nothing lost
+    return _renamed(one, before), _renamed(two, after)
+
+
+def _beginning(moves: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
+    """How a path begins, and shall begin: of sections in sections, the inner one."""
+    inner_first = sorted(moves, key=len, reverse=True)
+
+    def renaming(key: str) -> tuple[str, str]:
+        old = next((old for old in inner_first if key.startswith(old)), "")
+        return old, moves.get(old, "")
+
+    return renaming
+
+
+def _textual(state: ModelState) -> bool:
+    return "safetensors" in state.format
+
+
+def _own(state: ModelState, other: ModelState) -> frozenset[str]:
+    """The keys that the state's format records and the other's cannot, names of dropped ties among them."""
+    own: frozenset[str] = frozenset()
+    if _textual(state) and not _textual(other):
+        names = {tensor.fqn for tensor in state.tensors}
+        dropped = (key for key, value in state.metadata.items() if key in names and value in names)
+        own |= _OF_SAFETENSORS | frozenset(dropped)
+    if state.format.startswith("sharded") and not other.format.startswith("sharded"):
+        own |= _OF_INDEX
+    return own
+
+
+def _same(before: Scalar, after: Scalar) -> bool:
+    if isinstance(before, bool) is not isinstance(after, bool):
+        return False
+    if type(before) is float and type(after) is str:
+        return _is_huge(after, before)
+    if type(after) is float and type(before) is str:
+        return _is_huge(before, after)
+    return before == after or (before != before and after != after)
+
+
+def _is_huge(text: str, number: float) -> bool:
+    """Whether an integer that JSON has no number for, which is told as a text, is that float."""
+    return 2.0**63 <= abs(number) < float("inf") and bool(_HUGE.fullmatch(text)) and int(text) == number
+
+
+def _text_and_number(text: Scalar, told: Scalar) -> bool:
+    return _number_and_text(told, text)
+
+
+def _number_and_text(told: Scalar, text: Scalar) -> bool:
+    """Whether what another format tells is what safetensors has as a text."""
+    if text_told(str(text)) == told:
+        return True
+    return str(told) == str(text) and not str(told).startswith("'")
+
+
+def described(change: ScalarChange) -> str:
+    """What became of it, on one line: `epoch: 3 → 4`."""
+    word = f"{change.status.value}: " if change.status in (Status.ADDED, Status.REMOVED) else ""
+    return f"{change.key}: {word}{told(change)}"
+
+
+def told(change: ScalarChange, longest: int = sys.maxsize) -> str:
+    """`3 → 4`, or the one value where it was added or removed; as JSON writes them, so that "1" is not 1."""
+    sides = [_json(change.before, longest)] if change.status is not Status.ADDED else []
+    sides += [_json(change.after, longest)] if change.status is not Status.REMOVED else []
+    return " → ".join(sides)
+
+
+def _json(value: Scalar, longest: int) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -1,0 +1,167 @@
+"""`statecli verify`: what becomes of each tensor when the model is moved, cast, saved, copied, trained and run.
+
+    spec or live model ──▶ Subject ──▶ one proof after the other, each on instances of its own ──▶ Verification
+
+`subject.py` gives the instances, `inputs.py` what forward is called with; one module a proof: `move.py`, `cast.py`,
+`save.py`, `copying.py`, `step.py`, `forward.py`. Without a GPU `fake.py` and `pretend.py` stand in for one.
+Importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli import inspection, target
+from statecli.errors import ModelError, UsageError
+from statecli.proofs.result import Check, Column, Name, Verdict, Verification
+from statecli.state import Kind, ModelState
+
+if TYPE_CHECKING:
+    from statecli.proofs.subject import Subject
+
+__all__ = ["Request", "run"]
+
+#: A pretended GPU: tensors that claim to be on CUDA.
+FAKE = "fake-cuda"
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the user asked of `verify`. `checks` () is all of them; `device` None is a GPU, or FAKE without one.
+
+    `input` are texts such as `int64:2x16<30522`, `inputs` names a function that makes them. Globs are unions.
+    """
+
+    target: str
+    checks: tuple[Name, ...] = ()
+    device: str | None = None
+    dtype: str | None = None
+    optimizer: str = "sgd"
+    input: tuple[str, ...] = ()
+    inputs: str | None = None
+    init_device: str = "cpu"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    kind: tuple[Kind, ...] = ()
+
+
+#: A proof of a model as asked for.
+Proof = Callable[["Subject", Request], Check]
+
+
+def _move(subject: Subject, request: Request) -> Check:
+    from statecli.proofs import move
+
+    return move.prove(subject, device(request))
+
+
+def _cast(subject: Subject, request: Request) -> Check:
+    from statecli.proofs import cast
+
+    return cast.prove(subject, request.dtype)
+
+
+def _save(subject: Subject, _: Request) -> Check:
+    from statecli.proofs import save
+
+    return save.prove(subject)
+
+
+def _copy(subject: Subject, _: Request) -> Check:
+    from statecli.proofs import copying
+
+    return copying.prove(subject)
+
+
+def _step(subject: Subject, request: Request) -> Check:
+    from statecli.proofs import step
+
+    return step.prove(subject, request.optimizer)
+
+
+def _forward(subject: Subject, request: Request) -> Check:
+    from statecli.proofs import forward
+
+    return forward.prove(subject, device(request))
+
+
+#: Every proof there is, in the order of `Name`.
+PROOFS: dict[Name, Proof] = {
+    Name.MOVE: _move,
+    Name.CAST: _cast,
+    Name.SAVE: _save,
+    Name.COPY: _copy,
+    Name.STEP: _step,
+    Name.FORWARD: _forward,
+}
+
+
+def device(request: Request) -> str:
+    """The device of the moves: as asked, else a GPU, else a pretended one."""
+    if request.device is not None:
+        return request.device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else FAKE
+
+
+def run(request: Request, done: Callable[[Check], None] = lambda _: None) -> Verification:
+    """Build the model and run the proofs; `done` is called after each.
+
+    Raises `StateError` where the model cannot be built, `NothingMatched` where the filters leave no tensor.
+    """
+    return verified(_subject(request), request, done)
+
+
+def verified(subject: Subject, request: Request, done: Callable[[Check], None] = lambda _: None) -> Verification:
+    """`run`, of a subject that is there already."""
+    asked = inspection.Request(request.target, include=request.include, exclude=request.exclude, kind=request.kind)
+    state = inspection.filtered(subject.state, asked)
+    checks = []
+    for name in request.checks or tuple(Name):
+        checks.append(_only(_proved(name, subject, request), state, subject.state))
+        done(checks[-1])
+    return Verification(state, tuple(checks), subject.state.oddities)
+
+
+def _subject(request: Request) -> Subject:
+    from statecli.proofs import inputs, subject
+
+    spec = target.spec_of(request.target)
+    if spec is None:
+        raise UsageError(f"{request.target}: names no model class; write file.py:Class or package.module:Class")
+    built = target.model(spec, init_device=request.init_device, values=False)
+    found, why_not = inputs.find(request.input, request.inputs, built)
+    return subject.with_inputs(subject.of_built(built, request.target), found, why_not)
+
+
+def _proved(name: Name, subject: Subject, request: Request) -> Check:
+    """What the model's own code raises where a proof did not expect it makes that proof inconclusive, and no other."""
+    try:
+        return PROOFS[name](subject, request)
+    except ModelError as error:
+        return Check(name, Verdict.INCONCLUSIVE, reason=str(error).removeprefix(f"{subject.target}: "))
+
+
+def _only(check: Check, state: ModelState, whole: ModelState) -> Check:
+    """What the filters leave of a proof: cells and findings of tensors that they leave out go."""
+    if state is whole:
+        return check
+    left = {tensor.fqn for tensor in state.tensors}
+    columns = tuple(
+        replace(column, cells={fqn: cell for fqn, cell in column.cells.items() if fqn in left})
+        for column in check.columns
+    )
+    gone = {tensor.fqn for tensor in whole.tensors} - left
+    findings = tuple(finding for finding in check.findings if finding.fqn not in gone)
+    failed = check.verdict is Verdict.FAILED and not findings
+    return replace(check, columns=columns, findings=findings, verdict=_worst(columns) if failed else check.verdict)
+
+
+def _worst(columns: Iterable[Column]) -> Verdict:
+    verdicts = {cell.verdict for column in columns for cell in column.cells.values()}
+    order = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
+    return next((one for one in order if one in verdicts), Verdict.SKIPPED)

@@ -1,0 +1,179 @@
+"""Proof `copy`: the model is deep-copied and pickled, and each copy compared with it.
+
+Each tensor has to be there again with the same bits, in memory of its own, and what was tied has to be tied. A tensor
+that was computed from others (a non-leaf) breaks `copy.deepcopy`, and with it EMA, swapped weights and every library
+that copies models; it is found by copying it alone.
+
+A class attribute is one tensor for all instances, and no copy is made of it. What the class itself leaves out of its
+pickles is not judged, nor is a class that cannot be pickled for a reason that is no tensor (a local class, a lambda).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from statecli.errors import ModelError
+from statecli.finding import Finding
+from statecli.modules.tensors import derived_by, storage
+from statecli.modules.walk import walk
+from statecli.proofs import bits, judging, roundtrip
+from statecli.proofs.result import Cell, Check, Name, Verdict
+from statecli.proofs.subject import Subject
+from statecli.state import TensorInfo
+
+
+def prove(subject: Subject) -> Check:
+    """Copy an instance both ways."""
+    return judging.nothing(subject, Name.COPY) or _Proof(subject).check()
+
+
+_NON_LEAF_HELP = "compute it in forward, or store it with .detach()"
+_RECOMPUTED_HELP = (
+    "use torch.nn.utils.parametrizations, or make it plain (remove_weight_norm, prune.remove) before copying"
+)
+#: What torch says of modules that it leaves out of pickles on purpose.
+_BY_DESIGN = ("Serialization of parametrized modules is only supported", "Tried to serialize object __torch__")
+
+
+class _Proof:
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._reasons: list[str] = []
+        self._findings: dict[tuple[str, str], Finding] = {}
+        self._columns: dict[str, dict[str, Cell]] = {"copied": {}, "pickled": {}}
+        self._found: dict[str, torch.Tensor] = {}
+        self._recomputed = judging.recomputed(subject.state)
+
+    def check(self) -> Check:
+        try:
+            module = self._subject.used()
+        except ModelError as error:
+            return judging.check(Name.COPY, "", {}, (), [judging.reason_of(self._subject, error)])
+        self._found = judging.tensors(module)
+        self._shared = _shared_by_all(module)
+        # Parameters are left undrawn, and zeros are no proof of anything. Their ends will do: memory that nobody has
+        # written to costs nothing until it is copied.
+        bits.perturb((one for one in self._found.values() if type(one) is nn.Parameter), ends_alone=True)
+        self._copy(module)
+        self._pickle(module)
+        how = "copy.deepcopy, torch.save and torch.load of the module"
+        return judging.check(Name.COPY, how, self._columns, self._findings.values(), self._reasons)
+
+    def _copy(self, module: nn.Module) -> None:
+        copied, raised = judging.attempt(self._subject, "copying it", lambda: copy.deepcopy(module))
+        if raised is None:
+            self._columns["copied"] = self._compare(copied, "a deep copy")
+        elif not self._uncopied():
+            self._reasons.append(raised)
+
+    def _uncopied(self) -> bool:
+        """Names the tensors that cannot be copied even alone; whether there are any."""
+        rows = self._subject.rows()
+        broken = {name: one for name, one in self._found.items() if not judging.lazy(one) and not _copies(one)}
+        for name, tensor in broken.items():
+            operation = derived_by(tensor)
+            is_what = f"computed by {operation} and no leaf of the graph" if operation else _form(tensor)
+            what = f"{is_what}, so copy.deepcopy of the model raises"
+            if name in rows:
+                self._columns["copied"][name] = Cell(Verdict.FAILED, reason=what)
+            help = _RECOMPUTED_HELP if name in self._recomputed else _NON_LEAF_HELP
+            rule = "non-leaf-attribute" if operation else "not-copyable"
+            self._fail(rule, name, f"{name} is {what}", help if operation else None)
+        return bool(broken)
+
+    def _pickle(self, module: nn.Module) -> None:
+        pickled, raised = judging.attempt(self._subject, "pickling it", lambda: roundtrip.module(module))
+        if raised is None:
+            self._columns["pickled"] = self._compare(pickled, "a pickled copy")
+        elif any(words in raised for words in _BY_DESIGN):
+            cells = {row.fqn: judging.skipped("torch pickles no such module, and says so") for row in self._rows()}
+            self._columns["pickled"] = cells
+        else:
+            self._reasons.append(raised)
+
+    def _rows(self) -> tuple[TensorInfo, ...]:
+        return self._subject.state.tensors
+
+    # --- one copy ------------------------------------------------------------------------------------------------
+
+    def _compare(self, module: Any, what: str) -> dict[str, Cell]:
+        if not isinstance(module, nn.Module):
+            self._reasons.append(f"{what} of the model is a {type(module).__name__}, not a module")
+            return {}
+        copied = judging.tensors(module)
+        cells = {row.fqn: self._cell(row, copied, what) for row in self._rows()}
+        self._broken(copied, cells, what)
+        return cells
+
+    def _cell(self, row: TensorInfo, copied: dict[str, torch.Tensor], what: str) -> Cell:
+        original, other = self._found.get(row.fqn), copied.get(row.fqn)
+        if original is None:
+            return judging.unclear("it is not there in a second instance of the model")
+        if row.fqn in self._shared:
+            return judging.skipped("class attribute: one tensor for all instances")
+        if other is None:
+            return self._absent(row, what)
+        if _in_one_storage(original, other):
+            message = f"{what} shares its memory with the original: to change the one is to change the other"
+            return self._failed("shared-with-copy", row, message)
+        same = bits.same(original, other)
+        if same is None and original.device.type == "meta":
+            return Cell(Verdict.PASSED)
+        if same is None:
+            return judging.unclear("its values cannot be compared")
+        return Cell(Verdict.PASSED) if same else self._failed("changed-by-copy", row, f"{what} has other values")
+
+    def _absent(self, row: TensorInfo, what: str) -> Cell:
+        if row.persistent is not None or row.kind.value == "parameter":
+            return self._failed("lost-by-copy", row, f"{what} is without it")
+        return judging.skipped(f"the class leaves it out: {what} is without it")
+
+    def _failed(self, rule: str, row: TensorInfo, message: str) -> Cell:
+        self._fail(rule, row.fqn, f"{row.fqn}: {message}")
+        return Cell(Verdict.FAILED, reason=message)
+
+    def _fail(self, rule: str, fqn: str, message: str, help: str | None = None) -> None:
+        """One finding a tensor and rule, whichever copy shows it first."""
+        self._findings.setdefault((rule, fqn), judging.finding(self._subject, rule, message, fqn, help=help))
+
+    def _broken(self, copied: dict[str, torch.Tensor], cells: dict[str, Cell], what: str) -> None:
+        """Fails the later name of each tie that the copy has parted, and each further name that points back."""
+        for names in judging.groups({n: t for n, t in self._found.items() if n in copied and n not in self._shared}):
+            first = names[0]
+            for name in names[1:]:
+                if name in self._recomputed or _in_one_storage(copied[first], copied[name]):
+                    continue
+                back = name not in cells and _in_one_storage(self._found[name], copied[name])
+                rule = "shared-with-copy" if back else "broken-tie"
+                message = "still points at the original's memory" if back else f"no longer tied to {first}"
+                if name in cells:
+                    cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
+                self._fail(rule, name, f"{name}: {message} in {what}")
+
+
+def _copies(tensor: torch.Tensor) -> bool:
+    with torch._C._EnableTorchFunction():
+        try:
+            copy.deepcopy(tensor)
+        except (RuntimeError, NotImplementedError, ValueError):
+            return False
+        return True
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tensor.layout} {tensor.dtype}, which torch does not copy".replace("torch.", "", 2)
+
+
+def _shared_by_all(module: nn.Module) -> frozenset[str]:
+    held = walk(module).held
+    return frozenset(one.fqn for one in held if any(step.how == "class" for step in one.steps))
+
+
+def _in_one_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if judging.lazy(one) or judging.lazy(other):
+        return one is other
+    return one.numel() > 0 and storage(one)[0] == storage(other)[0]

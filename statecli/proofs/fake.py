@@ -1,0 +1,277 @@
+"""A GPU that is not there: tensors that claim to be on it and hold no data.
+
+FakeTensorMode computes shapes only. Its device is `lazy:0`, one that every build of torch knows and none implements:
+on `cuda:0` a build without CUDA aborts the process. A `Watch` above it knows CUDA's rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from statecli.errors import ModelError
+from statecli.modules.tensors import is_lazy
+from statecli.proofs.devices import Watch, Watching
+from statecli.proofs.result import Check, Name
+
+if TYPE_CHECKING:
+    from statecli.proofs.move import Moved
+    from statecli.proofs.subject import Subject
+
+#: The device that stands for cuda:0.
+DEVICE = torch.device("lazy", 0)
+#: How it is shown.
+SHOWN = "cuda:0 (fake)"
+#: What torch says of a tensor on a GPU that is to become an array.
+NO_NUMPY = "device type tensor to numpy"
+_UNKNOWN = re.compile(r"Could not run '(aten::\w+)\S*' with arguments from the 'Lazy' backend")
+_TO_NUMPY = (torch.Tensor.numpy, torch.Tensor.__array__)
+_LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
+
+
+def move(subject: Subject) -> Check:
+    """Proof `move` of a pretended GPU: column `moves`, the rules of a real move. Needs no values."""
+    from statecli.proofs import judging, move, pretend
+
+    moved = _tried(subject, faked, values=False)
+    if moved.reasons and not any(row.device == "meta" for row in subject.state.tensors):
+        again = _tried(subject, pretend.pretended, values=True)
+        moved = again if not again.reasons else moved
+    return judging.nothing(subject, Name.MOVE) or move.judged(subject, SHOWN, moved)
+
+
+def _tried(subject: Subject, stage: Stage, *, values: bool) -> Moved:
+    from statecli.proofs import judging, move
+
+    moved = move.Moved(one_way=True)
+    try:
+        module = subject.used(values=values)
+        moved.before = {name: str(tensor.device) for name, tensor in judging.tensors(module).items()}
+        with stage(Watch(DEVICE)) as kept, subject.user_code(f"moving it to {SHOWN}"):
+            module.to(DEVICE)
+        moved.after = {name: _after(tensor, kept) for name, tensor in judging.tensors(module).items()}
+    except ModelError as error:
+        moved.reasons.append(why(judging.reason_of(subject, error), error.__cause__))
+    return moved
+
+
+def why(reason: str, cause: BaseException | None) -> str:
+    """`reason`, shorter where it is no more than that tensors have no data, or that torch knows no such device."""
+    if "DataDependent" in type(cause).__name__ or "DynamicOutputShape" in type(cause).__name__:
+        return "without data it cannot be told what the model does: it decides by the values of a tensor"
+    unknown = _UNKNOWN.search(str(cause))
+    return f"{unknown[1]} cannot be pretended" if unknown else reason.replace(str(DEVICE), "cuda:0")
+
+
+def _after(tensor: torch.Tensor, kept: Kept) -> str:
+    """A lazy parameter that is registered follows on CUDA, and holds nothing that could be pretended."""
+    return SHOWN if tensor in kept or is_lazy(tensor) else shown(tensor)
+
+
+def shown(tensor: torch.Tensor) -> str:
+    """The device of `tensor` in words."""
+    return SHOWN if tensor.device == DEVICE else str(tensor.device)
+
+
+@dataclass
+class Kept:
+    """What a pretended move did to Parameters whose identity it could not keep: the old objects, and their successors.
+
+    On CUDA a Parameter stays the object that it is, so that each other name of it follows. `replaced` says of which
+    objects that could not be pretended.
+    """
+
+    release: Callable[[], None]
+    replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self.replaced
+
+
+#: A context in which tensors may pretend to be elsewhere.
+Stage = Callable[[Watch], contextlib.AbstractContextManager[Kept]]
+
+
+@contextlib.contextmanager
+def faked(watch: Watch) -> Iterator[Kept]:
+    """Until the block ends, tensors that are made or moved hold no data and may be on `DEVICE`; `watch` looks on."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    shapes = ShapeEnv(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True, shape_env=shapes)
+    memo = mode.fake_tensor_converter.meta_converter.tensor_memo
+    with _quiet(), mode, _Faking(watch, mode), pretending(memo.clear) as kept:
+        yield kept
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What cannot be told without data is tried with data: torch need not log it."""
+    loggers = [logging.getLogger(f"torch.{name}") for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+class _Faking(Watching):  # type: ignore[no-untyped-call]
+    """Makes real tensors fake itself: FakeTensorMode computes with real ones where it can, and would go to `DEVICE`."""
+
+    def __init__(self, watch: Watch, mode: FakeTensorMode) -> None:
+        super().__init__(watch)
+        self._mode = mode
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func not in self._mode.lift_fns:
+            args, kwargs = tree_map_only(torch.Tensor, self._fake, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._mode.from_tensor(tensor)
+
+
+@contextlib.contextmanager
+def pretending(release: Callable[[], None] = lambda: None) -> Iterator[Kept]:
+    """Until the block ends, modules move as they do on CUDA, and autocast knows the device. All is put back.
+
+    `release` drops the weak references to new tensors: torch swaps none that has one.
+    """
+    kept = Kept(release)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_Cuda())
+        stack.enter_context(_lifted())
+        stack.enter_context(_replaced(nn.Module, "_apply", _apply_of(kept)))
+        stack.enter_context(_replaced(torch.amp.autocast_mode.autocast, "__init__", _autocast()))
+        # `torch.cuda` of this device: what checkpointing asks for streams and random states.
+        stack.enter_context(_replaced(torch, DEVICE.type, torch.cpu))
+        for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
+            stack.enter_context(_replaced(torch, name, _on_cpu(getattr(torch, name))))
+        yield kept
+
+
+@contextlib.contextmanager
+def _lifted() -> Iterator[None]:
+    """Python lists become tensors on the CPU first, also where torch makes them in C++ (`x[[0, 1]]`, `new_tensor`)."""
+    if not hasattr(torch._C, "_set_only_lift_cpu_tensors"):  # before torch 2.5
+        yield
+        return
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
+
+
+class _Cuda(TorchFunctionMode):
+    """What code says to a GPU by name: `.cuda()`, `device="cuda"`, `.numpy()`; and torch.tensor, which asks no mode."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0].to(DEVICE)
+        if func in _TO_NUMPY and args[0].device == DEVICE and not kwargs.get("force"):
+            raise TypeError(f"can't convert cuda:0 {NO_NUMPY}. Use Tensor.cpu() first")
+        if func is torch.Tensor.tolist and args[0].device == DEVICE:
+            return args[0].to("cpu").tolist()
+        if "device" in kwargs:
+            kwargs["device"] = _pretended(kwargs["device"])
+        if func is torch.Tensor.to:
+            args = (args[0], *map(_pretended, args[1:]))
+        if func in (torch.tensor, torch.as_tensor) and _is_there(kwargs.get("device")):
+            return func(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
+        return func(*args, **kwargs)
+
+
+def _pretended(device: Any) -> Any:
+    named = type(device) is str and device.partition(":")[0] == "cuda"
+    return DEVICE if named or (isinstance(device, torch.device) and device.type == "cuda") else device
+
+
+def _is_there(device: Any) -> bool:
+    return device is not None and torch.device(device).type == DEVICE.type
+
+
+@contextlib.contextmanager
+def _replaced(holder: Any, name: str, new: Any) -> Iterator[None]:
+    missing = object()
+    old = getattr(holder, name, missing)
+    setattr(holder, name, new)
+    try:
+        yield
+    finally:
+        delattr(holder, name) if old is missing else setattr(holder, name, old)
+
+
+def _autocast() -> Callable[..., None]:
+    """autocast raises for a device type that it does not know; here it is off, as it would not change a device."""
+    original = torch.amp.autocast_mode.autocast.__init__
+
+    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if device_type != DEVICE.type:
+            return original(self, device_type, *args, **kwargs)
+        return original(self, "cpu", enabled=False)
+
+    return init
+
+
+def _on_cpu(ask: Callable[..., Any]) -> Callable[..., Any]:
+    def asked(*args: Any) -> Any:
+        return ask(*("cpu" if arg == DEVICE.type else arg for arg in args))
+
+    return asked
+
+
+def _apply_of(kept: Kept) -> Callable[..., nn.Module]:
+    """`nn.Module._apply` as it is for a move to CUDA: a Parameter stays the object that it is, a buffer does not."""
+
+    def _apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        if recurse:
+            for child in self.children():
+                child._apply(fn)  # type: ignore[no-untyped-call]
+        for name, parameter in self._parameters.items():
+            if parameter is not None and not is_lazy(parameter):
+                self._parameters[name] = _renewed(parameter, fn, kept)  # type: ignore[assignment]
+        for name, buffer in self._buffers.items():
+            if buffer is not None and not is_lazy(buffer):
+                self._buffers[name] = fn(buffer)
+        return self
+
+    return _apply
+
+
+def _renewed(parameter: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor], kept: Kept) -> torch.Tensor:
+    """`parameter` with the data that `fn` gives, the same object wherever torch can swap it."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    if parameter.device == DEVICE:
+        return parameter
+    if parameter in kept:
+        return kept.replaced[id(parameter)][1]
+    with _disable_current_modes():
+        # An alias: FakeTensorMode keeps weak references to what it converts, and such a tensor cannot be swapped.
+        alias = parameter.data
+    with torch.no_grad():
+        new = nn.Parameter(fn(alias), parameter.requires_grad)
+    vars(new).update({name: value for name, value in vars(parameter).items() if name not in vars(new)})
+    kept.release()
+    try:
+        torch.utils.swap_tensors(parameter, new)  # type: ignore[no-untyped-call]
+    except RuntimeError:  # an autograd graph, a view or a weak reference holds on to it
+        kept.replaced[id(parameter)] = (parameter, new)
+        return new
+    return parameter

@@ -1,0 +1,174 @@
+"""What the proofs have in common: tensors by name, what a stand-in for a move shows, and how a verdict is put."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from statecli import modules
+from statecli.errors import ModelError
+from statecli.finding import Finding, Severity
+from statecli.modules import measure
+from statecli.modules.build import Built
+from statecli.modules.origin import Origins
+from statecli.modules.spec import Spec
+from statecli.modules.tensors import is_lazy, storage
+from statecli.modules.walk import walk
+from statecli.proofs.result import Cell, Check, Column, Name, Verdict
+from statecli.proofs.subject import Subject
+from statecli.state import ModelState, TensorInfo
+
+#: Worst first.
+_ORDER = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
+
+
+def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every tensor of `module` under every name, registered ones first; the names of the rows are among them."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in measure.names(walk(module)):
+        found.setdefault(name, tensor)
+    return found
+
+
+def storages(found: Iterable[torch.Tensor]) -> set[int | str]:
+    """The storages that these tensors lie in."""
+    return {storage(tensor)[0] for tensor in found}
+
+
+def attempt(subject: Subject, doing: str, action: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What `action`, code of the model's, gives; or None and what it raised, in one line."""
+    try:
+        with subject.user_code(doing):
+            return action(), None
+    except ModelError as error:
+        return None, reason_of(subject, error)
+
+
+def reason_of(subject: Subject, error: ModelError) -> str:
+    """The message of an error, without the name of the model in front."""
+    return str(error).removeprefix(f"{subject.target}: ")
+
+
+# --- the stand-in for a move ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Used(Built):
+    """An instance that a first forward has filled, as what can be read; its own code runs as the subject's."""
+
+    subject: Subject
+
+    def again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
+        return self.subject.used(values=bool(values), seed=seed)
+
+    def user_code(self, doing: str) -> AbstractContextManager[None]:  # type: ignore[override]
+        return self.subject.user_code(doing)
+
+
+def stand_in(subject: Subject) -> ModelState:
+    """The rows and oddities of a used instance, with `moves` as memory given anew by `_apply` shows it.
+
+    That keeps Parameter objects as a move to CUDA does, so ties and further names come out as they do there. Oddities
+    broken-tie, stale-view and recomputed are of the move; not-measured says that it could not be tried.
+    """
+    if not subject.appeared:
+        return subject.state
+    devices = {row.device for row in subject.state.tensors}
+    spec = Spec(subject.target, "", False, subject.target)
+    on = "meta" if devices == {"meta"} else "cpu"
+    used = _Used(spec, subject.used(), Origins({}), on, False, lambda _, seed: subject.used(seed=seed), subject)
+    return modules.read(used, subject.target)
+
+
+def recomputed(state: ModelState) -> frozenset[str]:
+    """Names that torch itself sets anew before each forward: old weight_norm, spectral_norm, pruning."""
+    return frozenset(oddity.fqn for oddity in state.oddities if oddity.name == "recomputed" and oddity.fqn)
+
+
+RECOMPUTED = "torch recomputes it from what is registered before each forward"
+
+
+# --- verdicts -------------------------------------------------------------------------------------------------------
+
+
+def skipped(reason: str, **measured: str | None) -> Cell:
+    """A cell of what does not apply."""
+    return Cell(Verdict.SKIPPED, reason=reason, **measured)
+
+
+def unclear(reason: str, **measured: str | None) -> Cell:
+    """A cell of what could not be told."""
+    return Cell(Verdict.INCONCLUSIVE, reason=reason, **measured)
+
+
+def finding(
+    subject: Subject,
+    rule: str,
+    message: str,
+    fqn: str | None,
+    *,
+    help: str | None = None,
+    severity: Severity | None = None,
+) -> Finding:
+    """A finding on one tensor. Its help is `help`, else the row's own fix, with the line that assigned the tensor."""
+    row = subject.rows().get(fqn or "")
+    line = f"{row.origin.file}:{row.origin.line}" if row and row.origin else None
+    if help is None and row and row.fix:
+        shown = [f"{line}: {row.fix}" if line else row.fix]
+    else:
+        shown = [said for said in (help, f"assigned at {line}" if line else None) if said]
+    return Finding(rule, severity or Severity.ERROR, message, subject.target, fqn, "; ".join(shown) or None)
+
+
+def check(
+    name: Name, how: str, columns: Mapping[str, Mapping[str, Cell]], findings: Iterable[Finding], reasons: Iterable[str]
+) -> Check:
+    """The proof's answer. A reason makes it inconclusive, if nothing was proved false."""
+    found, why = tuple(findings), "; ".join(dict.fromkeys(reasons)) or None
+    verdicts = {cell.verdict for cells in columns.values() for cell in cells.values()}
+    verdicts |= {Verdict.FAILED} if found else set()
+    verdicts |= {Verdict.INCONCLUSIVE} if why else set()
+    verdict = next((one for one in _ORDER if one in verdicts), Verdict.SKIPPED)
+    shown = tuple(Column(column, dict(cells)) for column, cells in columns.items())
+    return Check(name, verdict, how, why or _common(verdict, columns.values()), shown, found)
+
+
+def _common(verdict: Verdict, columns: Iterable[Mapping[str, Cell]]) -> str | None:
+    """Why a proof is not simply passed, where its cells say so: the reason of the first that has the verdict."""
+    if verdict in (Verdict.PASSED, Verdict.FAILED):
+        return None
+    said = [f"{fqn}: {cell.reason}" for cells in columns for fqn, cell in cells.items() if cell.verdict is verdict]
+    return f"{said[0]}, and {len(said) - 1} more" if len(said) > 1 else next(iter(said), None)
+
+
+def nothing(subject: Subject, name: Name) -> Check | None:
+    """The answer for a model without a tensor in sight; None for all others."""
+    if subject.state.tensors:
+        return None
+    packed = any(oddity.name == "packed-params" for oddity in subject.state.oddities)
+    why = " that can be seen: its weights are packed in C++" if packed else ""
+    return Check(name, Verdict.SKIPPED, reason=f"the model holds no tensor{why}")
+
+
+def lazy(tensor: torch.Tensor) -> bool:
+    """Whether there is nothing yet to compare; see `statecli.modules.tensors.is_lazy`."""
+    return is_lazy(tensor)
+
+
+def groups(found: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
+    """The names that lie in one storage, of each storage with several. Empty tensors lie in none."""
+    by_storage: dict[int | str, list[str]] = {}
+    for name, tensor in found.items():
+        if is_lazy(tensor) or tensor.numel():
+            by_storage.setdefault(storage(tensor)[0], []).append(name)
+    return (names for names in by_storage.values() if len(names) > 1)
+
+
+def dimensionless(row: TensorInfo) -> bool:
+    """Whether operators take it beside tensors of another device (0-dim), or it is an empty placeholder."""
+    return row.shape == () or row.elements == 0

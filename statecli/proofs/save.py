@@ -1,0 +1,403 @@
+"""Proof `save`: what a checkpoint brings back, measured by writing one and loading it into a freshly built model.
+
+Every element of an instance A is overwritten with values of ours, its `state_dict()` goes through `torch.save` and
+`torch.load(weights_only=True)` into a fresh instance B with `strict=True`, and B is compared with A path by path, bit
+by bit. Then the same through safetensors. Hooks, extra state and overridden `state_dict`s run as they are.
+
+What does not come back is either rebuilt by the constructor, identically each time, which is harmless (a position
+table), or is made anew at random by each process, and lost. Two builds with different seeds tell which. Memory that the
+constructor never writes to is the same in both: torch is asked to fill it.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from statecli.errors import ModelError
+from statecli.finding import Finding, Severity
+from statecli.modules.tensors import storage
+from statecli.proofs import bits, judging, roundtrip
+from statecli.proofs.result import Cell, Check, Name, Verdict
+from statecli.proofs.subject import Subject
+from statecli.state import Kind, TensorInfo
+
+HOW = "every element changed, state_dict() through torch.save and safetensors into a fresh instance, strict=True"
+
+
+def prove(subject: Subject) -> Check:
+    """Save an instance and load it into another."""
+    empty = judging.nothing(subject, Name.SAVE)
+    if empty:
+        return empty
+    if all(row.device == "meta" for row in subject.state.tensors):
+        return Check(Name.SAVE, Verdict.SKIPPED, HOW, "it was built on meta and holds no values to save")
+    return _Proof(subject).check()
+
+
+class _Proof:
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._reasons: list[str] = []
+        self._findings: list[Finding] = []
+        self._saved: dict[str, Cell] = {}
+        self._restored: dict[str, Cell] = {}
+        self._plain: dict[str, Cell] = {}
+        self._recomputed = judging.recomputed(judging.stand_in(subject))
+        #: What B should hold by name, and the names of which that proves nothing since B held it before the load.
+        self._expected: dict[str, torch.Tensor] = {}
+        self._unproved: set[str] = set()
+        self._overwritten: set[int | str] = set()
+        self._unloadable: str | None = None
+
+    def check(self) -> Check:
+        try:
+            self._run()
+        except ModelError as error:
+            self._reasons.append(judging.reason_of(self._subject, error))
+        columns = {"saved": self._saved, "restored": self._restored, "safetensors": self._plain}
+        return judging.check(Name.SAVE, HOW, columns, self._findings, self._reasons)
+
+    def _run(self) -> None:
+        source, target = self._subject.used(), self._subject.fresh()
+        with _put_back(source, target) as put_back:
+            loaded = self._written(source, target)
+            put_back()
+            self._unproved = self._same_already(target)
+            strictly = self._load(target, loaded)
+            restored = judging.tensors(target)
+            lost = [row for row in self._subject.state.tensors if not self._came_back(row, restored, loaded)]
+            put_back()  # loading B wrote to what the next instances hold as well
+            self._judge_lost(lost)
+            _Safetensors(self, target, loaded).prove(strictly)
+
+    def _written(self, source: nn.Module, target: nn.Module) -> Any:
+        """Changes A, and gives what `torch.load` makes of its state_dict as it was saved."""
+        found, blank = judging.tensors(source), judging.tensors(target)
+        shared = judging.storages(found.values()) & judging.storages(blank.values())
+        self._overwritten = bits.perturb(found.values())
+        self._expected = {name: _own(tensor, shared) for name, tensor in found.items()}
+        with self._subject.user_code("state_dict()"):
+            state = source.state_dict()
+        with self._subject.user_code("torch.save and torch.load of its state_dict"):
+            loaded, refused = roundtrip.state(state)
+        # A lazy module before its first forward holds what torch itself refuses: nothing is judged of it.
+        if refused is not None and "Uninitialized" not in refused:
+            what = f": it holds a {refused}" if refused else ""
+            message = f"torch.load(weights_only=True) refuses the model's own state_dict{what}"
+            help = "keep plain data in get_extra_state: tensors, numbers, text, lists and dicts of these"
+            self.fail("not-plain-data", message, None, help, Severity.WARNING)
+        return loaded
+
+    def _same_already(self, target: nn.Module) -> set[str]:
+        """The names under which B holds what it should before anything was loaded. Many changed elements cannot."""
+        blank = judging.tensors(target)
+        few = {
+            name: tensor
+            for name, tensor in self._expected.items()
+            if name in blank
+            and not judging.lazy(tensor)
+            and tensor.numel() > 0
+            and (tensor.numel() <= _FEW or storage(tensor)[0] not in self._overwritten)
+        }
+        return {name for name, tensor in few.items() if bits.same(tensor, blank[name])}
+
+    def _load(self, target: nn.Module, loaded: Any) -> bool:
+        """Whether a strict load succeeds. torch's own loads what it can before it raises; of others it is not known."""
+        doing = "load_state_dict(strict=True) of its own state_dict"
+        _, raised = judging.attempt(self._subject, doing, lambda: target.load_state_dict(loaded, strict=True))
+        if raised is None:
+            return True
+        by_torch = re.search(r"Error\(s\) in loading state_dict for \w+: (.*)", raised)
+        why = by_torch[1] if by_torch else raised.removeprefix(f"{doing} raised ")
+        self.fail("not-loadable", f"load_state_dict(strict=True) refuses the model's own state_dict: {why}", None)
+        self._unloadable = None if by_torch else f"load_state_dict raised {why}"
+        return False
+
+    # --- what came back ------------------------------------------------------------------------------------------
+
+    def _came_back(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded: Any) -> bool:
+        """Fills the cells of a tensor that was saved; False for one that was not."""
+        name, expected = row.fqn, self._expected.get(row.fqn)
+        if expected is None:
+            self._saved[name] = judging.unclear("it is not there in a second instance of the model")
+            return True
+        if judging.lazy(expected):
+            self._saved[name] = judging.skipped("uninitialized: it has no values before a first forward")
+            return True
+        there = restored.get(name)
+        same = False if there is None else bits.same(expected, there)
+        if same and name not in self._unproved:
+            self._saved[name] = self._restored[name] = Cell(Verdict.PASSED)
+            return True
+        entry = loaded.get(name) if isinstance(loaded, Mapping) else None
+        if not isinstance(entry, torch.Tensor):
+            return False
+        self._differs(row, expected, entry, same)
+        return True
+
+    def _differs(self, row: TensorInfo, expected: torch.Tensor, entry: torch.Tensor, same: bool | None) -> None:
+        """The cells of what is in the state_dict and was not seen to be restored."""
+        name = row.fqn
+        self._saved[name] = Cell(Verdict.PASSED)
+        if self._unloadable:
+            self._restored[name] = judging.unclear(self._unloadable)
+        elif same is not False:
+            why = "its values cannot be compared" if same is None else "it could not be given a value of its own"
+            self._restored[name] = judging.unclear(why)
+        elif bits.same(expected, entry) is False:
+            message = f"{name}: state_dict() holds something else under its name"
+            self._saved[name] = self._failed("changed-by-saving", row, message)
+        else:
+            message = f"{name}: saved, and load_state_dict() does not bring it back"
+            self._restored[name] = self._failed("not-restored", row, message)
+
+    # --- what was not saved --------------------------------------------------------------------------------------
+
+    def _judge_lost(self, rows: list[TensorInfo]) -> None:
+        rebuilt: dict[str, bool | None] | None = None
+        for row in rows:
+            cell = self._plainly(row)
+            if cell is None:
+                rebuilt = self._rebuilt(rows) if rebuilt is None else rebuilt
+                cell = self._by_rebuilding(row, rebuilt.get(row.fqn))
+            self._saved[row.fqn] = cell
+
+    def _rebuilt(self, rows: list[TensorInfo]) -> dict[str, bool | None]:
+        """See `_rebuilt`. A floating-point tensor may have been computed from parameters: those are drawn then."""
+        dtypes = [getattr(torch, row.dtype, torch.float32) for row in rows]
+        values = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+        return _rebuilt(self._subject, values=values)
+
+    def _plainly(self, row: TensorInfo) -> Cell | None:
+        """The cell of what can be told without building the model again."""
+        if row.fqn in self._recomputed:
+            return judging.skipped(f"not saved; {judging.RECOMPUTED}")
+        if row.fqn in self._subject.appeared:
+            return judging.skipped("not saved; it appears with the first forward, which makes it again")
+        if row.kind is Kind.PARAMETER or row.persistent:
+            message = f"{row.fqn}: registered, and state_dict() leaves it out"
+            return self._failed("lost-by-saving", row, message, _OWN_STATE_DICT)
+        if row.requires_grad and row.kind is Kind.UNREGISTERED and "derived from" not in (row.note or ""):
+            message = f"{row.fqn}: not saved, though it requires grad: what it learns is lost"
+            return self._failed("lost-by-saving", row, message)
+        if self._subject.rebuilds:
+            return None
+        if row.persistent is False:
+            return judging.skipped("not saved, as persistent=False says")
+        why = "there is one instance only, so what the constructor makes of it cannot be told"
+        return judging.unclear(f"not saved; {why}")
+
+    def _by_rebuilding(self, row: TensorInfo, identically: bool | None) -> Cell:
+        if identically:
+            return judging.skipped("not saved; the constructor rebuilds it identically")
+        if identically is None:
+            return judging.unclear("not saved; two instances of it cannot be compared")
+        message = f"{row.fqn}: not saved, and the constructor makes it anew at random: a loaded model has other values"
+        help = "register it with persistent=True" if row.persistent is False else None
+        return self._failed("lost-by-saving", row, message, help)
+
+    # --- failures ------------------------------------------------------------------------------------------------
+
+    def _failed(self, rule: str, row: TensorInfo, message: str, help: str | None = None) -> Cell:
+        self.fail(rule, message, row.fqn, help)
+        return Cell(Verdict.FAILED, reason=message.removeprefix(f"{row.fqn}: "))
+
+    def fail(
+        self, rule: str, message: str, fqn: str | None, help: str | None = None, severity: Severity | None = None
+    ) -> None:
+        """Add a finding."""
+        self._findings.append(judging.finding(self._subject, rule, message, fqn, help=help, severity=severity))
+
+
+_OWN_STATE_DICT = "let the class's own state_dict, or its hook, keep what torch's puts there"
+
+
+class _Safetensors:
+    """The second way: what `safetensors.torch.save` takes of the state_dict, loaded into B, overwritten meanwhile."""
+
+    def __init__(self, proof: _Proof, target: nn.Module, loaded: Any) -> None:
+        self._proof, self._target = proof, target
+        self._entries: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {}
+        self._refused: dict[str, str] = {}
+
+    def prove(self, strictly: bool) -> None:
+        """Fills the column of `proof`; tensors that were not restored have no part in it."""
+        columns, restored = self._proof._plain, self._proof._restored
+        names = [name for name, cell in restored.items() if cell.verdict is Verdict.PASSED]
+        try:
+            from safetensors.torch import load, save
+        except ImportError:
+            columns.update((name, judging.skipped("safetensors is not installed")) for name in names)
+            return
+        raised = self._load(lambda entries: load(save(entries)), strictly)
+        if raised:
+            self._proof._reasons.append(raised)
+            columns.update((name, judging.unclear(raised)) for name in names)
+            return
+        found = judging.tensors(self._target)
+        for name in names:
+            columns[name] = self._cell(name, found)
+
+    def _cell(self, name: str, found: Mapping[str, torch.Tensor]) -> Cell:
+        if name in self._refused:
+            return Cell(Verdict.FAILED, reason=self._refused[name])
+        there = found.get(name)
+        same = False if there is None else bits.same(self._proof._expected[name], there)
+        if same:
+            return Cell(Verdict.PASSED)
+        if same is None:
+            return judging.unclear("its values cannot be compared")
+        message = "comes back from safetensors with other values"
+        self._proof.fail("changed-by-safetensors", f"{name}: {message}", name)
+        return Cell(Verdict.FAILED, reason=message)
+
+    def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
+        """Why it could not be tried; None where B holds now what safetensors brought back."""
+        self._refuse_others()
+        self._refuse_shared(through)
+        self._refuse_odd(through)
+        taken = self._left()
+        subject = self._proof._subject
+        back, raised = judging.attempt(subject, "safetensors.torch.save of its state_dict", lambda: through(taken))
+        if raised:
+            return raised
+        found = judging.tensors(self._target)
+        bits.perturb((found[name] for name in taken if name in found), phase=100)
+        whole = {**self._entries, **back}
+        doing = "load_state_dict() of what safetensors brought back"
+        _, raised = judging.attempt(subject, doing, lambda: self._target.load_state_dict(whole, strict=True))
+        return raised if strictly else None  # it raises what it raised before
+
+    def _left(self) -> dict[str, torch.Tensor]:
+        entries = self._entries.items()
+        return {name: value for name, value in entries if name not in self._refused and not judging.lazy(value)}
+
+    def _refuse(self, rule: str, name: str, what: str, help: str) -> None:
+        self._refused[name] = what
+        self._proof.fail(rule, f"{name}: {what}", name, help, Severity.WARNING)
+
+    def _refuse_others(self) -> None:
+        for name, value in self._entries.items():
+            if not isinstance(value, torch.Tensor):
+                what = f"of type {type(value).__name__}, and safetensors takes nothing but tensors"
+                self._refuse("not-in-safetensors", name, what, "save it beside the tensors, or as a tensor")
+
+    def _refuse_shared(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
+        tensors = self._left()
+        for names in judging.groups(tensors):
+            if _takes(through, {name: tensors[name] for name in names}):
+                continue
+            for name in names[1:]:
+                what = f"shares its memory with {names[0]}, and safetensors' save_file refuses to write both"
+                help = "safetensors.torch.save_model and load_model keep one of the names and tie them again"
+                self._refuse("shared-in-safetensors", name, what, help)
+
+    def _refuse_odd(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
+        for name, tensor in self._entries.items():
+            if name in self._refused or judging.lazy(tensor) or not _is_odd(tensor) or _takes(through, {name: tensor}):
+                continue
+            what = f"{_oddness(tensor)}, which safetensors does not write"
+            help = "call .contiguous() on it" if tensor.layout is torch.strided and not tensor.is_contiguous() else None
+            self._refuse("not-in-safetensors", name, what, help or "save it in a form that safetensors has")
+
+
+def _takes(through: Callable[[dict[str, torch.Tensor]], object], entries: dict[str, torch.Tensor]) -> bool:
+    try:
+        through(entries)
+    except Exception:  # noqa: BLE001 - it is safetensors' own code, and whatever it raises is a refusal
+        return False
+    return True
+
+
+_PLAIN = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
+
+
+def _is_odd(tensor: torch.Tensor) -> bool:
+    """Whether safetensors might refuse it for itself: all others are not tried alone."""
+    strided = tensor.layout is torch.strided and tensor.dtype in _PLAIN
+    return not strided or type(tensor) not in (torch.Tensor, nn.Parameter) or not tensor.is_contiguous()
+
+
+def _oddness(tensor: torch.Tensor) -> str:
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    if not tensor.is_contiguous():
+        return "not contiguous"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return dtype if type(tensor) in (torch.Tensor, nn.Parameter) else f"a {type(tensor).__name__} of {dtype}"
+
+
+# --- what both instances hold -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _put_back(one: nn.Module, other: nn.Module) -> Iterator[Callable[[], None]]:
+    """What both instances hold in one memory (a class attribute, a global) has its values again at the end.
+
+    Gives a function that does so meanwhile.
+    """
+    theirs = judging.storages(judging.tensors(other).values())
+    shared = {storage(tensor)[0]: tensor for tensor in judging.tensors(one).values() if storage(tensor)[0] in theirs}
+    flats = [flat for flat in map(bits.flat_of, shared.values()) if flat is not None]
+    kept = [(flat, flat.clone()) for flat in flats]
+
+    def put_back() -> None:
+        for flat, values in kept:
+            flat.copy_(values)
+
+    try:
+        yield put_back
+    finally:
+        put_back()
+
+
+def _own(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tensor:
+    """The tensor, or a copy of what B holds as well and loading would change."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if judging.lazy(tensor):
+            return tensor
+        return tensor.detach().clone() if storage(tensor)[0] in shared else tensor.detach()
+
+
+#: Elements. Fewer may be the same by chance after they were changed.
+_FEW = 4_096
+
+
+# --- two builds -------------------------------------------------------------------------------------------------------
+
+
+def _rebuilt(subject: Subject, *, values: bool) -> dict[str, bool | None]:
+    """Of each name, whether two builds with different seeds give the same bits; None where they cannot be compared."""
+    with _memory_filled():
+        one = judging.tensors(subject.fresh(values=values, seed=0))
+        other = judging.tensors(subject.fresh(values=values, seed=1))
+    return {name: bits.same(tensor, other[name]) for name, tensor in one.items() if name in other}
+
+
+@contextmanager
+def _memory_filled() -> Iterator[None]:
+    """`torch.empty` gives the same values each time, which torch does with its deterministic algorithms only."""
+    mode, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._C._set_deterministic_algorithms(True, warn_only=True)  # torch's own call imports inductor first, 1.2 s
+        try:
+            yield
+        finally:
+            torch._C._set_deterministic_algorithms(mode, warn_only=warns)

@@ -1,0 +1,235 @@
+"""A training step: which tensors get a gradient, which the optimizer updates, which forward changes by itself."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass, field
+
+import torch
+from msgspec.structs import replace
+
+from statecli.errors import UsageError
+from statecli.finding import Finding, Severity
+from statecli.proofs import judging, training
+from statecli.proofs.result import Cell, Check, Name, Verdict
+from statecli.proofs.subject import Subject
+from statecli.proofs.training import Seen, Training
+from statecli.state import Kind, TensorInfo
+
+_DIGITS = re.compile(r"\d+")
+#: Says so in a message; in the column of gradients it goes without saying.
+_NONE = "gets no gradient: "
+
+
+def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
+    """The class of torch.optim by its name in whatever case. Raises UsageError where there is none."""
+    known = {
+        key.lower(): value
+        for key, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and key != "Optimizer"
+    }
+    if name.lower() in known:
+        return known[name.lower()]
+    near = difflib.get_close_matches(name.lower(), known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(known))}"
+    raise UsageError(f"--optimizer {name}: torch.optim has no such class; {hint}")
+
+
+@dataclass
+class _Verdicts:
+    """What is said of the tensors of one training."""
+
+    run: Training
+    used: frozenset[str] | None = None
+    gradient: dict[str, Cell] = field(default_factory=dict)
+    updated: dict[str, Cell] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def fail(self, rule: str, fqn: str, why: str, help: str, severity: Severity = Severity.ERROR) -> Cell:
+        """A failed cell and its finding."""
+        message = f"{fqn} {why}"
+        self.findings.append(judging.finding(self.run.subject, rule, message, fqn, help=help, severity=severity))
+        return Cell(Verdict.FAILED, reason=why.removeprefix(_NONE))
+
+
+def prove(subject: Subject, optimizer: str = "sgd") -> Check:
+    """Train a fresh instance for up to three rounds in train mode, and look at each tensor before and after.
+
+    `optimizer` is a class of torch.optim by its name in lower case. Columns: `gradient` and `updated` of what requires
+    grad, `forward updates` of what forward changes. Raises UsageError for an unknown optimizer, ModelError where the
+    model's own code raises.
+    """
+    made_by = optimizer_class(optimizer)
+    if subject.inputs is None:
+        return Check(Name.STEP, Verdict.SKIPPED, reason=subject.no_inputs)
+    if any(row.device == "meta" for row in subject.state.tensors):
+        return Check(Name.STEP, Verdict.SKIPPED, reason="it was built on meta and holds no values to train")
+    run, why_not = training.train(subject, made_by)
+    if why_not:
+        return judging.check(Name.STEP, _how(run), {}, [], [why_not])
+    return _judged(run)
+
+
+def _how(run: Training) -> str:
+    inputs = run.subject.inputs
+    given = f"on {inputs.text}" if inputs else ""
+    if not run.seen:
+        return f"forward in train mode {given}"
+    rounds = f"{run.rounds} round{'s' if run.rounds != 1 else ''}"
+    return f"{rounds} of forward, backward and {run.made_by.__name__} in train mode {given}"
+
+
+def _judged(run: Training) -> Check:
+    verdicts = _Verdicts(run)
+    if any(_is_without(seen) for seen in run.seen.values()):
+        verdicts.used = training.used_in_forward(run)
+    for name, seen in run.seen.items():
+        verdicts.gradient[name] = _gradient(verdicts, name, seen)
+        verdicts.updated[name] = _updated(verdicts, name, seen)
+    for name in sorted(run.frozen - set(run.seen)):
+        verdicts.updated[name] = _frozen(verdicts, name)
+    judged = {"gradient": verdicts.gradient, "updated": verdicts.updated, "forward updates": _by_forward(run)}
+    columns = {name: cells for name, cells in judged.items() if cells}
+    check = judging.check(Name.STEP, _how(run), columns, verdicts.findings, [])
+    if run.seen or check.verdict is Verdict.FAILED:
+        return check
+    return replace(check, verdict=Verdict.SKIPPED, reason="nothing in it requires grad, so there is nothing to train")
+
+
+# --- gradient -----------------------------------------------------------------------------------------------
+
+
+def _is_without(seen: Seen) -> bool:
+    return seen.trained and seen.peak is None and seen.broken is None
+
+
+def _gradient(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
+    if seen.broken is not None:
+        return _not_finite(verdicts, name, seen)
+    if seen.peak is not None:
+        return Cell(Verdict.PASSED, after=f"{seen.peak:.3g}")
+    if not seen.trained:
+        return judging.skipped("it gets no gradient")
+    if any(peak is not None for peak in seen.peaks):
+        return _zero(verdicts, name)
+    siblings = _chosen_by_inputs(verdicts.run, name)
+    if siblings:
+        reason = f"no input chose it; {siblings} got a gradient in some rounds only: give more inputs"
+        return judging.unclear(reason)
+    inputs = verdicts.run.subject.inputs
+    if verdicts.used is not None and name not in verdicts.used and inputs and not inputs.given:
+        reason = (
+            "forward does not use it with the inputs that were found: say with --input or --inputs how it is called"
+        )
+        return judging.unclear(reason)
+    return _none(verdicts, name)
+
+
+def _not_finite(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
+    what = "NaN" if any(peak is not None and math.isnan(peak) for peak in seen.peaks) else "infinite"
+    if not verdicts.run.finite:
+        reason = f"its gradient is {what}, and so is something in the output: give inputs that the model is made for"
+        return judging.unclear(reason)
+    why = f"gets a gradient with {what} elements in round {seen.broken}, though every output is finite"
+    help = (
+        "look for sqrt, norm or a division at zero, and for torch.where around them; torch.autograd.set_detect_anomaly"
+    )
+    return verdicts.fail("non-finite-gradient", name, why, help)
+
+
+def _zero(verdicts: _Verdicts, name: str) -> Cell:
+    rounds = verdicts.run.rounds
+    why = f"gets a gradient that is zero everywhere, in each of {rounds} rounds"
+    help = "what comes of it is multiplied by zero, or cancels out, before the output"
+    return verdicts.fail("zero-gradient", name, why, help, Severity.WARNING)
+
+
+def _none(verdicts: _Verdicts, name: str) -> Cell:
+    if verdicts.run.cut_off:
+        why = f"{_NONE}nothing that forward gives requires grad"
+        help = "forward runs under torch.no_grad() or detaches what it gives"
+    elif verdicts.used is None:
+        why = f"{_NONE}forward does not use it, or cuts it off from the output"
+        help = "use it in forward, or freeze it with requires_grad_(False)"
+    elif name in verdicts.used:
+        why = f"{_NONE}forward uses it and cuts it off from the output"
+        help = "look for detach(), .data, torch.no_grad() or an integer step behind it; if meant, requires_grad_(False)"
+    else:
+        why = f"{_NONE}forward does not use it"
+        help = "use it in forward, delete it, or freeze it with requires_grad_(False)"
+    return verdicts.fail("no-gradient", name, why, help)
+
+
+def _chosen_by_inputs(run: Training, name: str) -> str | None:
+    """A tensor of the same name but for its numbers that got a gradient in some rounds and none in others."""
+    alike = _DIGITS.sub("#", name)
+    for other, seen in run.seen.items():
+        if other != name and seen.peak is not None and None in seen.peaks and _DIGITS.sub("#", other) == alike:
+            return other
+    return None
+
+
+# --- updated ------------------------------------------------------------------------------------------------
+
+
+def _updated(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
+    if not seen.trained:
+        return _left_out(verdicts, name, seen)
+    if seen.updated:
+        return Cell(Verdict.PASSED, after="changed")
+    if seen.peak is None:
+        return judging.skipped("no gradient to update it by")
+    if seen.updated is None:
+        return judging.unclear("its values cannot be compared")
+    if seen.lost is not None:
+        dtype = str(seen.tensor.dtype).removeprefix("torch.")
+        reason = f"an update of {training.RATE} is lost in the rounding of {dtype} at {seen.lost:.3g}"
+        return judging.unclear(reason)
+    why = f"has a gradient, and {verdicts.run.made_by.__name__} does not change it"
+    return verdicts.fail("not-updated", name, why, "look for a hook that undoes its update")
+
+
+def _left_out(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
+    """A leaf that requires grad and that `model.parameters()` does not give. Without a gradient it does no harm yet."""
+    if name in verdicts.run.replaced:
+        why = "is replaced by forward, and the optimizer trains the tensor that it was before"
+        return verdicts.fail(
+            "not-in-optimizer", name, why, "change its values in place, or give the new one another name"
+        )
+    row = verdicts.run.subject.rows()[name]
+    why = {
+        Kind.BUFFER: "requires grad and is a buffer: no optimizer trains it",
+        Kind.UNREGISTERED: "requires grad and is not registered: no optimizer trains it",
+    }.get(row.kind, "is left out by the model's own parameters(): no optimizer trains it")
+    severity = Severity.WARNING if seen.peak is None else Severity.ERROR
+    return verdicts.fail("not-in-optimizer", name, why, row.fix or _made_trainable(row), severity)
+
+
+def _made_trainable(row: TensorInfo) -> str:
+    if row.kind is Kind.BUFFER:
+        attribute = row.fqn.rpartition(".")[2]
+        return f"self.{attribute} = nn.Parameter(...) to train it; detach() it where it is registered if not"
+    return "register it as nn.Parameter to train it; requires_grad_(False) if not"
+
+
+def _frozen(verdicts: _Verdicts, name: str) -> Cell:
+    cause = verdicts.run.changed_by.get(name)
+    if cause is None:
+        return judging.skipped("frozen, and unchanged")
+    if cause == "forward":
+        why, help = "is frozen, and forward changes it", "make it a buffer if forward is to change it"
+        return verdicts.fail("frozen-changed", name, why, help, Severity.WARNING)
+    tied = verdicts.run.subject.rows()[name].tied_to
+    shares = f": it shares its memory with {tied[0]}" if tied else ""
+    why = f"is frozen, and the optimizer's step changes it{shares}"
+    return verdicts.fail("frozen-changed", name, why, "clone() it, or freeze both")
+
+
+# --- changed by forward -------------------------------------------------------------------------------------
+
+
+def _by_forward(run: Training) -> dict[str, Cell]:
+    """Told, not judged: BatchNorm's statistics, a counter, a cache."""
+    return {name: Cell(Verdict.PASSED, after="changed") for name, by in run.changed_by.items() if by == "forward"}

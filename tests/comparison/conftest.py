@@ -1,0 +1,70 @@
+"""Two real files and what differs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.comparison.result import Change, Diff, Status
+from statecli.comparison.run import Request, compare
+
+#: Writes an object, gives the path: `save({"w": t}, "a.pt")`.
+Save = Callable[[Any, str], str]
+
+
+def changed(diff: Diff) -> dict[str, Change]:
+    """Everything that is not identical, by name."""
+    return {change.fqn: change for change in diff.changes if change.status is not Status.IDENTICAL}
+
+
+def rules(diff: Diff) -> list[tuple[str, str | None]]:
+    """Rule and tensor of each finding."""
+    return [(finding.rule, finding.fqn) for finding in diff.findings]
+
+
+def notes(diff: Diff) -> list[str]:
+    """The names of the notes."""
+    return [note.name for note in diff.notes]
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Save:
+    """A file in a folder of its own; the name's end says the format."""
+
+    def write(thing: Any, name: str) -> str:
+        path = tmp_path / name
+        if name.endswith(".safetensors"):
+            save_file({key: tensor.clone().contiguous() for key, tensor in thing.items()}, path)
+        else:
+            torch.save(thing, path, _use_new_zipfile_serialization=".legacy." not in name)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def diff(save: Save) -> Callable[..., Diff]:
+    """What `compare` finds between two objects, written as `.pt` or as the names given say."""
+
+    def run(before: Any, after: Any, *, names: tuple[str, str] = ("a.pt", "b.pt"), **options: Any) -> Diff:
+        return compare(Request(save(before, names[0]), save(after, names[1]), jobs=1, **options))
+
+    return run
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Callable[[str], str]:
+    """A file with a class `Net` whose `__init__` has these lines; gives the target that names it."""
+
+    def write(lines: str, name: str = "net.py") -> str:
+        body = "\n".join(f"        {line.strip()}" for line in lines.strip().splitlines())
+        head = "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+        (tmp_path / name).write_text(f"{head}        super().__init__()\n{body}\n")
+        return f"{tmp_path / name}:Net"
+
+    return write

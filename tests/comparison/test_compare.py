@@ -1,0 +1,613 @@
+"""Two targets, end to end: what is the same, and that each single mutation is found and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file, save_model
+from torch import nn
+
+from statecli.comparison import run
+from statecli.comparison.result import Field, How, Status
+from statecli.comparison.run import Request, compare
+from statecli.errors import NothingMatched, UnreadableError
+from statecli.state import Kind
+from statecli.values import pool
+
+from .conftest import changed, notes, rules
+
+
+class Net(nn.Module):
+    """Parameters, statistics, a tie and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("mask", torch.ones(2), persistent=False)
+
+
+def training(net, epoch=3):
+    optimizer = torch.optim.AdamW(net.parameters())
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return {"state_dict": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+
+
+def nothing_else(found):
+    """Nothing makes it exit 1 or 2."""
+    return (found.findings, found.scalars, found.broken) == ((), (), ())
+
+
+# --- the same ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make", [lambda net: net.state_dict(), training, lambda net: net], ids=["dict", "ckpt", "module"]
+)
+def test_a_file_and_itself(make, diff):
+    """diff(A, A) is empty for a state_dict, a training checkpoint and a pickled module."""
+    thing = make(Net())
+    found = diff(thing, thing)
+    assert found.changes
+    assert not changed(found)
+    assert nothing_else(found)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_the_same_model_in_two_formats(zipped, tmp_path):
+    """`.pt` and `.safetensors` of one model are identical both ways, with a tie that the one format drops."""
+    net = Net()
+    torch.save(net.state_dict(), tmp_path / "net.pt", _use_new_zipfile_serialization=zipped)
+    save_model(net, str(tmp_path / "net.safetensors"), metadata={"format": "pt"})
+    paths = str(tmp_path / "net.pt"), str(tmp_path / "net.safetensors")
+    for before, after in (paths, paths[::-1]):
+        found = compare(Request(before, after))
+        assert {change.status for change in found.changes} == {Status.IDENTICAL}
+        assert len(found.changes) == 7
+        assert nothing_else(found)
+
+
+def test_a_dropped_tie_is_compared_with_what_is_kept(diff):
+    """A name that safetensors leaves out, tied to one that it keeps, is no removal; its values are compared."""
+    state = Net().state_dict()
+    kept = {name: tensor.clone() for name, tensor in state.items() if name != "head.weight"}
+    found = diff(state, kept, names=("a.pt", "b.safetensors"))
+    assert not changed(found)
+    assert "tied-entry-left-out" in notes(found)
+    assert len(found.changes) == len(state)
+    kept["embed.weight"][0, 0] += 1
+    assert set(changed(diff(state, kept, names=("a.pt", "b.safetensors")))) == {"embed.weight", "head.weight"}
+
+
+def test_a_dropped_name_that_was_not_tied_is_removed(diff):
+    """Equal values are no tie: what is gone without one is removed."""
+    found = diff({"a": torch.ones(3), "b": torch.ones(3)}, {"a": torch.ones(3)}, names=("a.pt", "b.safetensors"))
+    assert rules(found) == [("removed", "b")]
+
+
+# --- each mutation -------------------------------------------------------------------------------------------------
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2]
+DTYPES += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+DTYPES += [torch.complex64]
+
+
+@st.composite
+def states(draw):
+    """Distinct tensors of random dtypes, shapes and strides, none of them of one value."""
+    state = {}
+    for n in range(draw(st.integers(2, 5))):
+        shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+        dtype = draw(st.sampled_from(DTYPES))
+        count = torch.Size(shape).numel()
+        name = ".".join([*draw(st.lists(st.sampled_from(["a", "b", "model", "0"]), max_size=2)), f"w{n}"])
+        numbers = torch.arange(count) + 10 * n + 1
+        numbers[0] = 1 if count > 1 else numbers[0]  # rounded to eight bits, neighbours may be one number
+        tensor = numbers.to(dtype).reshape(shape)
+        state[name] = tensor.transpose(0, -1) if draw(st.booleans()) else tensor
+    return state
+
+
+def mutate(draw, state):
+    """A changed copy, and the one name and (status, fields) that the change is."""
+    name = draw(st.sampled_from(sorted(state)))
+    after = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
+    what = draw(st.sampled_from(["element", "dtype", "shape", "drop", "add", "rename", "tie"]))
+    if what == "element":
+        after[name].view(-1)[draw(st.integers(0, after[name].numel() - 1))].zero_()
+        return after, name, (Status.CHANGED, (Field.VALUES,))
+    if what == "dtype":
+        real = after[name].real if after[name].is_complex() else after[name]
+        after[name] = real.float() if real.dtype in (torch.float64, torch.int64) else real.double()
+        return after, name, (Status.CHANGED, (Field.DTYPE,))
+    if what == "shape":
+        after[name] = after[name][None]
+        return after, name, (Status.CHANGED, (Field.SHAPE,))
+    if what == "drop":
+        del after[name]
+        return after, name, (Status.REMOVED, ())
+    if what == "rename" and state[name].numel() > 1:
+        after["other.name"] = after.pop(name)
+        return after, "other.name", (Status.RENAMED, ())
+    if what == "tie":
+        flat = torch.stack([state[name], state[name]])
+        state["twin"], after["twin"] = flat[1].clone(), flat[1]
+        after[name] = flat[0]
+        return after, (name, "twin"), (Status.CHANGED, (Field.TYING,))
+    after["added"] = torch.arange(7.0)
+    return after, "added", (Status.ADDED, ())
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_single_mutation_is_found_exactly(data, diff):
+    """One element, dtype, shape, drop, add, rename or tie of a random state is all that differs."""
+    state = data.draw(states())
+    after, name, expected = mutate(data.draw, state)
+    formats = ("a.pt", "b.pt")
+    if Field.TYING not in expected[1]:
+        formats = data.draw(
+            st.tuples(*[st.sampled_from([f"{x}.pt", f"{x}.legacy.pt", f"{x}.safetensors"]) for x in "ab"])
+        )
+    found = changed(diff(state, after, names=formats))
+    names = name if isinstance(name, tuple) else (name,)
+    assert {fqn: (one.status, one.fields) for fqn, one in found.items()} == dict.fromkeys(names, expected)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(states(), states())
+def test_there_and_back(diff, one, two):
+    """Swapping the sides swaps added with removed and keeps everything else."""
+    there, back = diff(one, two), diff(two, one)
+    swap = {Status.ADDED: Status.REMOVED, Status.REMOVED: Status.ADDED}
+    listed = {(frozenset({c.fqn, c.renamed_from or c.fqn}), c.status, c.fields) for c in there.changes}
+    assert listed == {
+        (frozenset({c.fqn, c.renamed_from or c.fqn}), swap.get(c.status, c.status), c.fields) for c in back.changes
+    }
+
+
+def test_every_tensor_stands_in_the_diff_once(diff):
+    """Order of after, and what was removed behind what it stood behind."""
+    before = {name: torch.arange(4.0) + n for n, name in enumerate("abcde")}
+    after = {name: before[name] for name in "eca"} | {"new": torch.zeros(2)}
+    found = diff(before, after)
+    assert [(c.fqn, c.status.value) for c in found.changes] == [
+        ("e", "identical"),
+        ("c", "identical"),
+        ("d", "removed"),
+        ("a", "identical"),
+        ("b", "removed"),
+        ("new", "added"),
+    ]
+
+
+# --- what is read --------------------------------------------------------------------------------------------------
+
+
+def test_metadata_only_reads_no_values(diff):
+    """With --metadata-only other values and renames are not seen, and a note says so."""
+    found = diff(
+        {"a": torch.ones(3), "b": torch.arange(3.0)}, {"a": torch.zeros(3), "c": torch.arange(3.0)}, values=False
+    )
+    assert rules(found) == [("removed", "b"), ("added", "c")]
+    assert "values-not-compared" in notes(found)
+
+
+def test_ignored_values_are_not_read(diff, monkeypatch):
+    """--ignore values reads nothing, as --metadata-only does."""
+    from statecli.values import compare as values
+
+    monkeypatch.setattr(values, "compare_all", lambda *_, **__: pytest.fail("values were read"))
+    assert not diff({"a": torch.ones(3)}, {"a": torch.zeros(3)}, ignore=(Field.VALUES,)).findings
+
+
+def test_how_is_passed_on(diff):
+    """A tolerance and --bitwise decide what is equal."""
+    before, after = {"a": torch.tensor([0.0, 1.0])}, {"a": torch.tensor([-0.0, 1.0])}
+    assert not diff(before, after).findings
+    assert rules(diff(before, after, how=How(bitwise=True))) == [("changed", "a")]
+    assert not diff(before, {"a": torch.tensor([0.0, 1.1])}, how=How(atol=0.2)).findings
+
+
+def test_a_broken_pair_is_told_and_the_others_compared(diff, save, tmp_path):
+    """A storage whose bytes are damaged is in `broken` with one line; the rest of the diff stands."""
+    before = {"good": torch.ones(64), "bad": torch.arange(64.0)}
+    one, two = save(before, "a.pt"), save(before | {"good": torch.zeros(64)}, "b.pt")
+    content = (tmp_path / "b.pt").read_bytes()
+    place = content.index(torch.arange(64.0).numpy().tobytes())
+    (tmp_path / "b.pt").write_bytes(content[:place] + b"\xff" + content[place + 1 :])
+    found = compare(Request(one, two))
+    assert [broken.fqn for broken in found.broken] == ["bad"]
+    assert "b.pt" in found.broken[0].message
+    assert "\n" not in found.broken[0].message
+    assert rules(found) == [("changed", "good")]
+    assert [change.fqn for change in found.changes] == ["good"]
+
+
+def test_what_cannot_be_told_is_no_identity(diff):
+    """A sparse tensor against the dense one of equal metadata: neither equal nor changed, so broken."""
+    dense = torch.eye(3)
+    found = diff({"a": dense}, {"a": dense.to_sparse()})
+    assert [broken.fqn for broken in found.broken] == ["a"]
+    assert "cannot tell" in found.broken[0].message
+    assert not found.changes
+
+
+def test_an_ignored_shape_leaves_values_untold(diff):
+    """--ignore shape alone says nothing of values that cannot be laid side by side."""
+    before, after = {"a": torch.ones(3)}, {"a": torch.ones(4)}
+    assert [broken.fqn for broken in diff(before, after, ignore=(Field.SHAPE,)).broken] == ["a"]
+    both = diff(before, after, ignore=(Field.SHAPE, Field.VALUES))
+    assert nothing_else(both)
+
+
+def test_tensors_without_values(diff):
+    """Meta tensors hold none on either side: their metadata is compared."""
+    state = {"a": torch.empty(3, device="meta")}
+    found = diff(state, state)
+    assert nothing_else(found)
+    assert found.changes[0].not_compared
+
+
+def test_histograms_of_what_changed_most(diff):
+    """The spread of as many tensors as were asked for, those of the greatest relative change first."""
+    before = {name: torch.arange(1.0, 9.0) for name in "abc"}
+    after = {"a": before["a"] + 1, "b": before["b"] * 9, "c": before["c"]}
+    found = diff(before, after, histograms=1)
+    assert [one.fqn for one in found.histograms] == ["b"]
+    assert sum(found.histograms[0].counts) == 8
+    assert not diff(before, after).histograms
+
+
+def test_progress_counts_the_bytes_of_before(save):
+    """The bar is told the bytes there are, and then as many."""
+    one, two = save({"a": torch.ones(8)}, "a.pt"), save({"a": torch.zeros(8)}, "b.pt")
+    total, done = [], []
+
+    def bar(size):
+        total.append(size)
+        return lambda _, count: done.append(count)
+
+    compare(Request(one, two), bar)
+    assert total == [32]
+    assert sum(done) == 32
+
+
+# --- filters -------------------------------------------------------------------------------------------------------
+
+BEFORE = {"fc.weight": torch.arange(4.0), "fc.bias": torch.arange(3.0), "bn.running_mean": torch.arange(2.0)}
+AFTER = {"fc.weight": torch.ones(4), "out.bias": torch.arange(3.0), "bn.running_mean": torch.ones(2)}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"fc.weight", "out.bias", "bn.running_mean"}),
+        ({"include": ("fc.*",)}, {"fc.weight", "out.bias"}),
+        ({"include": ("out.*",)}, {"out.bias"}),
+        ({"exclude": ("fc.*",)}, {"bn.running_mean"}),
+        ({"kind": (Kind.BUFFER,)}, {"bn.running_mean"}),
+        ({"kind": (Kind.PARAMETER,), "exclude": ("*.bias",)}, {"fc.weight"}),
+    ],
+)
+def test_filters_are_of_pairs(options, expected, diff):
+    """A glob may match either name; the kind is that after."""
+    assert set(changed(diff(BEFORE, AFTER, **options))) == expected
+
+
+def test_a_filter_that_leaves_nothing(diff):
+    """Nothing compared is an error that repeats what was asked."""
+    with pytest.raises(NothingMatched, match=r"none of their 4 tensors matches -i 'x\*' --kind optimizer"):
+        diff(BEFORE, AFTER, include=("x*",), kind=(Kind.OPTIMIZER,))
+
+
+@pytest.mark.parametrize("filters", [{"include": ("fc.*",)}, {"kind": (Kind.PARAMETER,)}, {"exclude": ("ep*",)}])
+def test_settings_that_a_filter_hides(filters, diff):
+    """Left out of the comparison, and said to be."""
+    found = diff({**BEFORE, "epoch": 1, "run": "a"}, {**BEFORE, "epoch": 2, "run": "a"}, **filters)
+    assert nothing_else(found)
+    assert [note.message for note in found.notes] == ["1 setting differs and was not asked for: epoch"]
+
+
+def test_a_glob_of_settings_alone(diff):
+    """`-i epoch` compares that; no tensor need match."""
+    before, after = {**BEFORE, "epoch": 1, "run": "a"}, {**AFTER, "epoch": 2, "run": "a"}
+    found = diff(before, after, include=("epoch",))
+    assert ([one.key for one in found.scalars], found.changes) == (["epoch"], ())
+    same = diff(before, after, include=("run",))
+    assert nothing_else(same)
+    assert "settings-alone" in notes(same)
+    with pytest.raises(NothingMatched):
+        diff(before, after, include=("runs",))
+
+
+def test_the_settings_that_exclude_leaves(statecli, save):
+    """`-x` of every tensor leaves the settings: those that differ are shown, and 2 is for where nothing is left."""
+    one, two = (save({"w": torch.full((2,), n), "epoch": n, "run": "a"}, f"{n}.pt") for n in (1.0, 2.0))
+    result = statecli("diff", one, two, "-x", "w", "-f", "json")
+    assert (result.code, [one["key"] for one in result.json["metadata"]]) == (1, ["epoch"])
+    assert "settings-alone" in {note["name"] for note in result.json["notes"]}
+    for words in (("-x", "*"), ("-x", "w", "--kind", "parameter"), ("-x", "w", "-x", "epoch", "-x", "run")):
+        result = statecli("diff", one, two, *words)
+        assert (result.code, result.out) == (2, "")
+        assert "none of their 1 tensors matches -x" in result.err
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.legacy.pt"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        torch.arange(6.0).view(3, 2).t().contiguous().t().view(3, 2),
+        torch.arange(-3.0, 6.0)[3:].view(3, 2),
+        torch.nn.Parameter(torch.arange(6.0).view(3, 2), requires_grad=False),
+        torch.arange(6.0).view(3, 2).requires_grad_(),
+    ],
+    ids=["strides", "a view", "a parameter", "requires_grad"],
+)
+def test_a_file_that_is_one_tensor_has_no_settings(name, after, statecli, save):
+    """How a tensor is rebuilt is nothing beside it."""
+    before = save(torch.arange(6.0).view(3, 2), name)
+    result = statecli("diff", before, save(after, f"b{name}"))
+    assert (result.code, result.out) == (0, "identical: 1 tensor, 24 B\n")
+
+
+ODD = {"metadata-set-twice": "__metadata__ sets 'k' twice", "misaligned": "the tensors start at byte"}
+
+
+def test_what_a_reader_finds_odd_is_a_note(statecli, tmp_path):
+    """All that `inspect` notes of either file, by the file's name; of a file and itself once."""
+    header = b'{"__metadata__":{"k":"1","k":"1"},"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    odd, plain = tmp_path / "odd.safetensors", tmp_path / "plain.safetensors"
+    odd.write_bytes((len(header)).to_bytes(8, "little") + header + bytes(4))
+    save_file({"w": torch.zeros(1)}, plain, metadata={"k": "1"})
+    inspected = statecli("inspect", odd, "-f", "json").json["notes"]
+    assert {one["name"] for one in inspected} == set(ODD)
+    for words in ((odd, plain), (plain, odd), (odd, odd)):
+        result = statecli("diff", *words, "-f", "json")
+        assert result.code == 0
+        told = [(one["name"], one["message"]) for one in result.json["notes"]]
+        assert told == [(one["name"], f"{odd}: {one['message']}") for one in inspected]
+
+
+def test_two_empty_files_are_no_clean_diff(diff):
+    """Neither side holds a tensor: nothing was compared, which is never 0. One empty side is a difference."""
+    empty = ("a.safetensors", "b.safetensors")
+    with pytest.raises(NothingMatched, match="neither holds a tensor"):
+        diff({}, {}, names=empty)
+    assert rules(diff({}, {"a": torch.ones(2)}, names=empty)) == [("added", "a")]
+
+
+# --- training checkpoints ------------------------------------------------------------------------------------------
+
+
+def test_the_optimizer_and_the_epoch_are_compared(diff):
+    """One more step shows in the optimizer's tensors and in the settings."""
+    net = Net()
+    before = training(net)
+    after = {**before, "optimizer": training(net)["optimizer"], "epoch": 4}
+    after["optimizer"]["state"][0]["exp_avg"] = after["optimizer"]["state"][0]["exp_avg"] + 1
+    found = diff(before, after)
+    assert set(changed(found)) == {"state[0]['exp_avg']"}
+    assert changed(found)["state[0]['exp_avg']"].kind is Kind.OPTIMIZER
+    assert [(one.key, one.before, one.after) for one in found.scalars] == [("epoch", 3, 4)]
+    assert ("metadata", "epoch") in rules(found)
+
+
+def test_one_section_against_a_file(save):
+    """`train.ckpt#state_dict` is the same as the exported model: what lies outside the section is not asked."""
+    net = Net()
+    one, two = save(training(net), "train.ckpt"), save(net.state_dict(), "net.pt")
+    found = compare(Request(f"{one}#state_dict", two))
+    assert nothing_else(found)
+    assert "sections-paired" in notes(found)
+    whole = compare(Request(one, two))
+    assert {rule for rule, _ in rules(whole)} == {"removed", "metadata"}
+
+
+def test_one_weight_of_a_real_model(minilm, save):
+    """BERT against a copy with one weight nudged shows that weight, where it is, and nothing else."""
+    from safetensors.torch import load_file
+
+    path = next(minilm.glob("*.safetensors"))
+    state = load_file(path)
+    name = "encoder.layer.3.attention.output.dense.weight"
+    state[name][7, 11] += 0.5
+    found = compare(Request(str(path), save(state, "nudged.pt")))
+    assert rules(found) == [("changed", name)]
+    values = changed(found)[name].values
+    assert (values.changed, values.first) == (1, (7, 11))
+
+
+def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypatch):
+    """Large files are read by two processes; what comes of it is the same, a broken one its one line."""
+    import statecli.comparison.run as module
+
+    state = {f"l.{i}.w": torch.randn(3) for i in range(20)}
+    after = {**state, "l.3.w": torch.zeros(3)}
+    alone = diff(state, after)
+    monkeypatch.setattr(module, "WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(pool, "forks", lambda: True)
+    paths = alone.before.target, alone.after.target
+    beside = compare(Request(*paths))
+    assert (beside.changes, beside.findings, beside.after) == (alone.changes, alone.findings, alone.after)
+    with open(paths[1], "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(UnreadableError, match=re.escape(paths[1])):
+        compare(Request(*paths))
+
+
+def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
+    """A lone surrogate beside the tensors is compared all the same."""
+    import statecli.comparison.run as module
+
+    monkeypatch.setattr(module, "WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(pool, "forks", lambda: True)
+    state = {"model": {"w": torch.ones(2)}, "run": "a"}
+    one = diff({**state, "run": "\ud800"}, state)
+    found = compare(Request(one.after.target, one.before.target))
+    assert [(change.key, change.before, change.after) for change in found.scalars] == [("run", "a", "\ud800")]
+
+
+def test_histograms_are_of_parameters_first(diff):
+    """A counter changes more than any weight, and is of no interest."""
+    before = {"bn.running_mean": torch.ones(4), "bn.num_batches_tracked": torch.tensor(1), "w": torch.ones(4)}
+    after = {
+        "bn.running_mean": torch.full((4,), 9.0),
+        "bn.num_batches_tracked": torch.tensor(99),
+        "w": torch.ones(4) * 1.01,
+    }
+    assert [one.fqn for one in diff(before, after, histograms=3).histograms] == ["w", "bn.running_mean"]
+
+
+def test_text_of_numpy_differs_by_element(diff):
+    """Equal bytes are identical, others changed; nothing can be said of how far they are apart."""
+    state = {"model": {"a.w": torch.ones(2)}, "names": np.array(["x", "yz", "v"])}
+    assert nothing_else(diff(state, state))
+    delta = changed(diff(state, {**state, "names": np.array(["x", "yw", "v"])}))["names"].values
+    assert (delta.elements, delta.changed, delta.first, delta.max_abs, delta.cosine) == (3, 1, (1,), None, None)
+    assert delta.reason == "numpy U2 elements are not numbers that statecli reads"
+
+
+def test_text_in_columns_is_compared_in_its_order(diff):
+    """The same bytes in another order of dimensions are another array."""
+    rows = np.array([["a", "b"], ["c", "d"]])
+    assert changed(diff({"n": rows}, {"n": np.asfortranarray(rows.T.copy().T)})) == {}
+    columns = np.asfortranarray(np.array([["a", "c"], ["b", "d"]]))
+    assert columns.tobytes("A") == rows.tobytes()
+    delta = changed(diff({"n": rows}, {"n": columns}))["n"].values
+    assert (delta.changed, delta.first) == (2, (0, 1))
+
+
+@pytest.mark.parametrize("dtype", ["O", "M8[Y]"])
+def test_arrays_nobody_can_tell(dtype, diff):
+    """Python objects, and dates in units that listing does not know: 2, with the files, rather than 0."""
+    before, after = (np.array(["2020", year]).astype(dtype) for year in ("2021", "2022"))
+    found = diff({"w": torch.ones(2), "n": before}, {"w": torch.ones(2), "n": after})
+    files = f"{found.before.target} and {found.after.target}"
+    assert [one.message.partition(" whether")[0] for one in found.broken] == [f"{files}: n: cannot tell"]
+
+
+def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypatch):
+    """What counts is the stamp from before the header was read: old header and new bytes are no state at all."""
+    for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        torch.save({"w": torch.full((4,), value)}, tmp_path / f"{name}.pt")
+    read = run._read_both
+
+    def and_replace(*args):
+        both = read(*args)
+        (tmp_path / "c.pt").replace(tmp_path / "b.pt")
+        return both
+
+    monkeypatch.setattr(run, "_read_both", and_replace)
+    found = compare(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
+    assert [broken.fqn for broken in found.broken] == ["w"]
+    assert "b.pt: w: changed while it was read" in found.broken[0].message
+
+
+def touched(monkeypatch, path):
+    """`path` is written to when all has been compared and before it is told."""
+    original = run._Comparison._findings
+
+    def touching(self, *args):
+        os.utime(path, ns=(1, 1))
+        return original(self, *args)
+
+    monkeypatch.setattr(run._Comparison, "_findings", touching)
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_a_file_that_changes_is_noticed_where_nothing_is_paired(name, save, monkeypatch, statecli):
+    """All names differ, so that no pair can tell: the file itself does, once, with 2."""
+    before, after = save({"x": torch.ones(2), "z": torch.ones(3)}, name), save({"y": torch.zeros(4)}, "b.pt")
+    touched(monkeypatch, before)
+    result = statecli("diff", before, after)
+    assert result.code == 2
+    assert result.err.splitlines() == [
+        f"statecli: {before}: changed while it was read: nothing it says counts; compare again"
+    ]
+
+
+@pytest.mark.parametrize("target", ["", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("model-2.safetensors", True), ("model.safetensors.index.json", True), ("notes.safetensors", False)],
+)
+def test_any_file_of_a_folder_may_change(name, told, target, save, tmp_path, monkeypatch):
+    """The index and each shard count; what lies beside them and is not read does not."""
+    for shard, key in (("model-1", "x"), ("model-2", "y"), ("notes", "z")):
+        save({key: torch.ones(2)}, f"{shard}.safetensors")
+    index = {"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "other").mkdir()
+    after = save({"other": torch.zeros(4)}, "other/b.pt")
+    touched(monkeypatch, tmp_path / name)
+    found = compare(Request(str(tmp_path / target), after))
+    assert [one.message.partition(": ")[0] for one in found.broken] == ([str(tmp_path / name)] if told else [])
+
+
+def damaged(path, tensor):
+    """One bit of the tensor's bytes is another."""
+    data = bytearray(Path(path).read_bytes())
+    data[data.find(tensor.numpy().tobytes()) + 500] ^= 4
+    Path(path).write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {"x.weight": torch.arange(200.0), "k": torch.ones(2)},
+        {"k": torch.ones(2)},
+        {"y.weight": torch.ones(3), "k": torch.ones(2)},
+    ],
+    ids=["renamed", "added", "shape"],
+)
+def test_damage_is_told_whatever_it_is_compared_with(before, save, statecli):
+    """A tensor that no tensor of the other side is compared with by value is checked all the same."""
+    sound = torch.arange(200.0)
+    after = damaged(save({"y.weight": sound, "k": torch.ones(2)}, "b.pt"), sound)
+    for one, two in ((save(before, "a.pt"), after), (after, save(before, "a.pt"))):
+        result = statecli("diff", one, two)
+        assert result.code == 2
+        (line,) = result.err.splitlines()
+        assert line.startswith(f"statecli: {after}: y.weight: checksum wrong")
+
+
+COMPLEX = torch.tensor([complex(1, 2), complex(3, 0)])
+HIDDEN = {
+    "lazy conjugation": (COMPLEX, COMPLEX.conj(), How(bitwise=True)),
+    "NaN beside another part": (torch.tensor([complex("nan+1j")]), torch.tensor([complex("nan+2j")]), How()),
+    "duplicates of big integers": (
+        torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, 1]), (3,)),
+        torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, 2]), (3,)),
+        How(),
+    ),
+    "a sparse -0.0": (
+        torch.sparse_coo_tensor([[1]], torch.tensor([0.0]), (3,)),
+        torch.sparse_coo_tensor([[1]], torch.tensor([-0.0]), (3,)),
+        How(bitwise=True),
+    ),
+    "expanded": (torch.ones(1).expand(5000, 5000), torch.zeros(1).expand(5000, 5000), How()),
+    "bits8": (torch.zeros(3, dtype=torch.uint8).view(torch.bits8), torch.ones(3).byte().view(torch.bits8), How()),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", HIDDEN)
+def test_what_hides_easily_is_a_finding(case, diff):
+    """Found against another, and identical with itself: neither hidden nor beyond telling."""
+    before, after, how = HIDDEN[case]
+    assert rules(diff({"w": before}, {"w": after}, how=how)) == [("changed", "w")]
+    assert nothing_else(diff({"w": before}, {"w": before}, how=how))

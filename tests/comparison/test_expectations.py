@@ -1,0 +1,278 @@
+"""What makes a diff exit 1: any difference, or what was expected and is not so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from statecli.comparison.result import Field
+from statecli.comparison.run import Request, compare
+from statecli.errors import NothingMatched
+from statecli.state import Kind
+
+from .conftest import rules
+
+BEFORE = {
+    "backbone.a.w": torch.arange(3.0),
+    "backbone.b.w": torch.arange(4.0),
+    "head.w": torch.arange(5.0),
+    "head.bias": torch.arange(2.0),
+}
+
+
+def after(*names: str) -> dict[str, torch.Tensor]:
+    """A copy in which these changed."""
+    return {name: tensor + (name in names) for name, tensor in BEFORE.items()}
+
+
+def test_without_expectations_every_difference_is_found(diff):
+    """Each tensor by the name of what became of it, each scalar as metadata, with the target it is about."""
+    found = diff({**BEFORE, "gone": torch.ones(7), "epoch": 1}, {**after("head.w"), "new": torch.ones(6), "epoch": 2})
+    assert rules(found) == [("changed", "head.w"), ("removed", "gone"), ("added", "new"), ("metadata", "epoch")]
+    assert [finding.target[-4:] for finding in found.findings] == ["b.pt", "a.pt", "b.pt", "b.pt"]
+    assert [finding.message for finding in found.findings] == [
+        "head.w: values",
+        "gone: removed (float32 [7])",
+        "new: added (float32 [6])",
+        "epoch: 1 → 2",
+    ]
+    assert not found.expected
+
+
+@pytest.mark.parametrize(
+    ("options", "changed", "expected"),
+    [
+        ({"only": ("head.*",)}, ("head.w",), []),
+        ({"only": ("head.*",)}, (), []),
+        ({"only": ("head.*",)}, ("head.w", "backbone.a.w"), [("outside-only", "backbone.a.w")]),
+        ({"only": ("head.w", "*.a.w")}, ("head.w", "backbone.a.w"), []),
+        ({"frozen": ("backbone.*",)}, ("head.w",), []),
+        ({"frozen": ("backbone.*",)}, ("head.w", "backbone.b.w"), [("frozen-changed", "backbone.b.w")]),
+        ({"frozen": ("*.a.w", "*.b.w")}, ("backbone.b.w",), [("frozen-changed", "backbone.b.w")]),
+        ({"changed": ("head.*",)}, ("head.bias",), []),
+        ({"changed": ("head.*",)}, ("backbone.a.w",), [("unchanged", None)]),
+        ({"changed": ("head.w",)}, (), [("unchanged", "head.w")]),
+        ({"changed": ("head.*", "backbone.*")}, ("head.w",), [("unchanged", None)]),
+        (
+            {"only": ("head.*",), "frozen": ("head.bias",), "changed": ("head.w",)},
+            ("head.bias",),
+            [("frozen-changed", "head.bias"), ("unchanged", "head.w")],
+        ),
+    ],
+)
+def test_expectations(options, changed, expected, diff):
+    """Only what fails is a finding; several globs of --only and --frozen are a union, each --changed stands alone."""
+    found = diff(BEFORE, after(*changed), **options)
+    assert rules(found) == expected
+    assert found.expected
+
+
+def test_scalars_are_expected_too(diff):
+    """An epoch that moved on is outside --only 'head.*', unless a glob names it; --frozen holds it still."""
+    sides = {**BEFORE, "epoch": 1}, {**after("head.w"), "epoch": 2}
+    (outside,) = diff(*sides, only=("head.*",)).findings
+    assert (outside.rule, outside.fqn, outside.section) == ("outside-only", "epoch", None)
+    assert outside.message == "epoch: outside --only 'head.*': 1 → 2"
+    assert not diff(*sides, only=("head.*", "epoch")).findings
+    assert rules(diff(*sides, frozen=("epoch",))) == [("frozen-changed", "epoch")]
+    assert not diff(*sides, changed=("epoch",)).findings
+
+
+def test_trained_means_other_values(diff):
+    """A flag that changed is no training of what holds the same values."""
+    found = diff({"w": torch.ones(3)}, {"w": torch.nn.Parameter(torch.ones(3))}, changed=("w",))
+    assert rules(found) == [("unchanged", "w")]
+
+
+THIRDS = torch.arange(3.0) / 3
+
+
+@pytest.mark.parametrize(
+    "after",
+    [{"w": torch.ones(4)}, {"w": THIRDS.bfloat16()}, {"w": THIRDS, "w.b": torch.ones(1)}, {"w": THIRDS, "w.lr": 1}],
+    ids=["resized", "rounded", "added", "a setting added"],
+)
+def test_what_was_replaced_has_changed(after, diff):
+    """--changed holds where a layer has another shape or, after a cast, other values, and where something is new."""
+    kept = {"other": torch.arange(9.0)}
+    found = diff({**kept, "w": THIRDS}, {**kept, **after}, changed=("w*",))
+    assert (found.findings, found.broken) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("after", "glob"),
+    [
+        ({"head.w": BEFORE["head.w"].bfloat16()}, "head.w"),
+        ({"head.w": BEFORE["head.w"].double()}, "head.w"),
+        ({"out.w": BEFORE["head.w"]}, "out.w"),
+        ({"out.w": BEFORE["head.w"]}, "head.w"),
+        ({}, "head.*"),
+        ({"head.w": torch.nn.Parameter(BEFORE["head.w"], requires_grad=False)}, "head.w"),
+        ({"head.w": BEFORE["head.w"]}, "lr"),
+    ],
+    ids=["narrowed exactly", "widened", "renamed to", "renamed from", "removed", "a parameter", "a setting removed"],
+)
+def test_what_holds_the_same_values_did_not_train(after, glob, statecli, save):
+    """--changed fails for a cast that keeps all values, for equal bytes under another name, and for what is gone."""
+    rest = {name: tensor for name, tensor in BEFORE.items() if name != "head.w"}
+    before = save({**rest, "head.w": BEFORE["head.w"], "lr": 0.1}, "a.pt")
+    result = statecli("diff", before, save({**rest, **after}, "b.pt"), "--changed", glob)
+    assert result.code == 1
+    assert f"error[unchanged]: --changed {glob!r}: nothing in it changed: " in result.out
+
+
+@pytest.mark.parametrize("options", [{"values": False}, {"ignore": (Field.VALUES,)}])
+def test_without_values_a_cast_tells_nothing(options, diff):
+    """Whether a tensor of another dtype holds other values nobody knows then: 2."""
+    found = diff(BEFORE, {**BEFORE, "head.w": BEFORE["head.w"].half()}, changed=("head.w",), **options)
+    assert (found.findings, [one.fqn for one in found.broken]) == ((), ["head.w"])
+
+
+def test_any_field_counts_unless_ignored(diff):
+    """Another dtype is a change of a frozen tensor, added and removed ones too."""
+    half = {**BEFORE, "head.w": BEFORE["head.w"].half()}
+    assert rules(diff(BEFORE, half, frozen=("head.*",))) == [("frozen-changed", "head.w")]
+    assert not diff(BEFORE, half, frozen=("head.*",), ignore=(Field.DTYPE,)).findings
+    fewer = {name: tensor for name, tensor in BEFORE.items() if name != "head.w"}
+    assert rules(diff(BEFORE, fewer, frozen=("head.*",))) == [("frozen-changed", "head.w")]
+    assert rules(diff(fewer, BEFORE, only=("backbone.*",))) == [("outside-only", "head.w")]
+
+
+def test_a_renamed_tensor_goes_by_both_names(diff):
+    """Bytes that moved out of --only, or into --frozen, are a change there."""
+    moved = {("out.w" if name == "head.w" else name): tensor for name, tensor in BEFORE.items()}
+    assert rules(diff(BEFORE, moved, only=("head.*",))) == [("outside-only", "out.w")]
+    assert not diff(BEFORE, moved, only=("head.*", "out.*")).findings
+    assert rules(diff(BEFORE, moved, frozen=("head.*",))) == [("frozen-changed", "out.w")]
+
+
+def test_a_wrapped_name_is_inside_by_either(diff):
+    """A prefix that is looked through asks nobody to write two globs."""
+    wrapped = {f"module.{name}": tensor for name, tensor in after("head.w").items()}
+    assert not diff(BEFORE, wrapped, only=("head.*",)).findings
+    assert rules(diff(BEFORE, wrapped, frozen=("module.head.*",))) == [("frozen-changed", "module.head.w")]
+
+
+@pytest.mark.parametrize("option", ["only", "frozen", "changed"])
+def test_a_glob_without_a_tensor(option, diff):
+    """It would hold whatever happened: an error that names it."""
+    with pytest.raises(NothingMatched, match=rf"--{option} 'haed\.\*': matches none of the 4 names"):
+        diff(BEFORE, BEFORE, **{option: ("head.*", "haed.*")})
+
+
+@pytest.mark.parametrize("option", ["only", "frozen", "changed"])
+@pytest.mark.parametrize(
+    "filters", [{"kind": (Kind.PARAMETER,)}, {"include": ("head.*",)}, {"exclude": ("epoch",)}, {"exclude": ("e*",)}]
+)
+def test_a_glob_of_a_setting_that_is_left_out(option, filters, diff):
+    """A filter that hides a setting leaves nothing to be held: an error, as with tensors."""
+    sides = {**BEFORE, "epoch": 1}, {**BEFORE, "epoch": 2}
+    with pytest.raises(NothingMatched, match=f"--{option} 'epoch'"):
+        diff(*sides, **{option: ("epoch",)}, **filters)
+
+
+def test_settings_outside_the_section_are_not_held(save):
+    """Of `a.pt#model` the epoch is no part."""
+    state = {"model": BEFORE, "epoch": 1}
+    one, two = save(state, "a.pt"), save({**state, "epoch": 2}, "b.pt")
+    with pytest.raises(NothingMatched):
+        compare(Request(f"{one}#model", f"{two}#model", frozen=("epoch",)))
+
+
+TRAINED = {
+    "model": {"w": torch.ones(3)},
+    "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+}
+STEPPED = {
+    "model": {"w": torch.zeros(3)},
+    "optimizer": {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+}
+
+
+@pytest.mark.parametrize("glob", ["optimizer.*", "optimizer.state[0]['exp_avg']", "state[[]0]*", "state[0]['exp_avg']"])
+def test_a_name_behind_its_section(glob, diff):
+    """A tensor goes by its FQN, and by the name that rows of several sections have; brackets are what they are."""
+    moment = "state[0]['exp_avg']"
+    assert rules(diff(TRAINED, STEPPED, frozen=(glob,))) == [("frozen-changed", moment)]
+    assert rules(diff(TRAINED, STEPPED, only=(glob,))) == [("outside-only", "w")]
+    assert not diff(TRAINED, STEPPED, changed=(glob,)).findings
+    assert [one.fqn for one in diff(TRAINED, STEPPED, include=(glob,)).changes] == [moment]
+    assert [one.fqn for one in diff(TRAINED, STEPPED, exclude=(glob,)).changes] == ["w"]
+
+
+def test_the_only_section_is_in_no_name(diff):
+    """`-x 'model.*'` leaves what a state_dict has outside its module `model`."""
+    state = {"model.w": torch.ones(3), "lm_head.w": torch.ones(2)}
+    assert [one.fqn for one in diff(state, state, exclude=("model.*",)).changes] == ["lm_head.w"]
+
+
+def test_without_values_names_shapes_and_dtypes_are_held(diff):
+    """What needs no values is told without them."""
+    half = {**BEFORE, "head.w": BEFORE["head.w"].half()}
+    assert rules(diff(BEFORE, half, values=False, frozen=("head.*",))) == [("frozen-changed", "head.w")]
+    assert rules(diff(BEFORE, half, values=False, only=("backbone.*",))) == [("outside-only", "head.w")]
+    assert not diff(BEFORE, half, values=False, only=("head.*",), changed=("head.*",)).findings
+
+
+@pytest.mark.parametrize("options", [{"values": False}, {"ignore": (Field.VALUES,)}])
+def test_without_values_nobody_knows_what_stood_still(options, diff):
+    """--changed of what has the same metadata neither holds nor fails."""
+    found = diff(BEFORE, after("head.w"), changed=("head.*",), **options)
+    assert not found.findings
+    (broken,) = found.broken
+    assert broken.fqn == "head.w"
+    assert "cannot tell whether --changed 'head.*' holds" in broken.message
+
+
+def test_tensors_without_values_did_not_stand_still(diff):
+    """On meta nothing is known of a tensor's values."""
+    state = {"w": torch.empty(3, device="meta")}
+    found = diff(state, state, changed=("w",))
+    assert (found.findings, len(found.broken)) == ((), 1)
+
+
+def test_a_class_is_held_too(source, save):
+    """Names, shapes and dtypes of a class against a file; its values are nobody's."""
+    net = source("self.a = nn.Linear(2, 3)\nself.b = nn.Linear(3, 4)")
+    state = {
+        "a.weight": torch.ones(3, 2),
+        "a.bias": torch.ones(3),
+        "b.weight": torch.ones(5, 3),
+        "b.bias": torch.ones(4),
+    }
+    path = save(state, "net.pt")
+    assert rules(compare(Request(net, path, only=("a.*",)))) == [("outside-only", "b.weight")]
+    assert not compare(Request(net, path, frozen=("a.*",), changed=("b.*",))).findings
+    assert [one.fqn for one in compare(Request(net, path, changed=("a.*",))).broken] == ["a.weight"]
+
+
+def test_unchanged_names_a_few(diff):
+    """The message lists three of the tensors, and says how many more there are."""
+    (finding,) = diff(BEFORE, after(), changed=("*",)).findings
+    assert finding.message == "--changed '*': nothing in it changed: backbone.a.w, backbone.b.w, head.w and 1 more"
+
+
+def test_what_could_not_be_read_is_not_unchanged(diff):
+    """Of a broken pair nobody can say that it did not train; that it broke is said."""
+    dense = torch.eye(3)
+    found = diff({**BEFORE, "sparse": dense}, {**BEFORE, "sparse": dense.to_sparse()}, changed=("sparse",))
+    assert not found.findings
+    assert [broken.fqn for broken in found.broken] == ["sparse"]
+
+
+def test_settings_that_stood_still(diff):
+    """--frozen holds for one, and --changed fails for it."""
+    state = {**BEFORE, "lr": 0.1}
+    assert not diff(state, state, frozen=("lr",)).findings
+    (unchanged,) = diff(state, state, changed=("lr",)).findings
+    assert (unchanged.fqn, unchanged.message) == ("lr", "--changed 'lr': nothing in it changed: lr")
+
+
+def test_frozen_settings_among_too_many_to_be_told(diff):
+    """A glob may reach what only a digest stands for: neither passed nor failed, but for a name that is told."""
+    before = {**BEFORE, "args": {f"x{n}": n for n in range(20_500)}, "epoch": 1}
+    found = diff(before, {**before, "args": {**before["args"], "x20400": -1}}, frozen=("args.*", "epoch"))
+    assert not found.findings
+    (broken,) = found.broken
+    assert "cannot tell whether --frozen 'args.*' holds" in broken.message
+    assert not diff(before, before, frozen=("args.*",)).broken

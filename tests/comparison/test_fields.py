@@ -1,0 +1,145 @@
+"""Which metadata of a pair differs, and what one side alone knows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from statecli.comparison import fields
+from statecli.comparison.pairing import Match
+from statecli.comparison.result import Field
+from statecli.state import Evidence, Kind, TensorInfo
+
+from .conftest import changed
+
+
+def row(**more: object) -> TensorInfo:
+    """A tensor with something about it."""
+    return TensorInfo(**{"fqn": "w", "dtype": "float32", "shape": (2,), "elements": 2, "nbytes": 8} | more)
+
+
+def differing(before: dict, after: dict, *ignore: Field, devices: bool = True) -> tuple[Field, ...]:
+    """The fields that differ between two rows."""
+    return fields.differing([Match(row(**before), row(**after))], ignore, devices=devices)[0]
+
+
+KNOWN = {"kind": Kind.PARAMETER, "evidence": Evidence.TYPE}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "field"),
+    [
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}, Field.DTYPE),
+        ({"shape": (2,)}, {"shape": (2, 1)}, Field.SHAPE),
+        (KNOWN, {"kind": Kind.BUFFER, "evidence": Evidence.REGISTERED}, Field.KIND),
+        ({"requires_grad": True}, {"requires_grad": False}, Field.REQUIRES_GRAD),
+        ({"device": "cpu"}, {"device": "cuda:0"}, Field.DEVICE),
+    ],
+)
+def test_a_field_that_both_know(before, after, field):
+    """It differs, both ways; unless it is ignored."""
+    assert differing(before, after) == differing(after, before) == (field,)
+    assert differing(before, after, field) == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"shape": None}, {"shape": (2,)}),
+        ({"requires_grad": None}, {"requires_grad": True}),
+        ({"device": None}, {"device": "cpu"}),
+        (KNOWN, {"kind": Kind.BUFFER, "evidence": Evidence.ASSUMED}),
+        (KNOWN, {"kind": Kind.BUFFER, "evidence": Evidence.CONVENTION}),
+        ({"storage": None}, {"storage": 3}),
+    ],
+)
+def test_a_field_that_one_side_does_not_know(before, after):
+    """It is no difference, either way; a convention about names is a guess."""
+    assert differing(before, after) == differing(after, before) == ()
+
+
+def test_the_device_of_a_class():
+    """It is only where it was built."""
+    assert differing({"device": "cpu"}, {"device": "cuda:0"}, devices=False) == ()
+
+
+def test_fields_come_in_order():
+    """As `Field` lists them, whatever differs."""
+    before = KNOWN | {"device": "cpu", "requires_grad": True}
+    after = {"dtype": "int8", "shape": (3,), "kind": Kind.BUFFER, "evidence": Evidence.TYPE, "device": "meta"}
+    assert differing(before, after | {"requires_grad": False}) == tuple(Field)[:5]
+
+
+# --- ties --------------------------------------------------------------------------------------------------------
+
+STORAGES = st.lists(st.tuples(st.none() | st.integers(0, 3), st.none() | st.integers(0, 3)), max_size=8)
+
+
+@given(STORAGES)
+def test_tying_by_definition(storages):
+    """It differs where the set of names that share the storage is another one, storages being known on both sides."""
+    matches = [
+        Match(row(fqn=str(n), storage=one), row(fqn=str(n), storage=two)) for n, (one, two) in enumerate(storages)
+    ]
+    known = [n for n, both in enumerate(storages) if None not in both]
+
+    def sharing(n, side):
+        return {other for other in known if storages[other][side] == storages[n][side]}
+
+    expected = [n in known and sharing(n, 0) != sharing(n, 1) for n in range(len(storages))]
+    assert [Field.TYING in found for found in fields.differing(matches, (), devices=True)] == expected
+    assert not any(fields.differing(matches, (Field.TYING,), devices=True))
+
+
+def test_the_numbers_of_storages_say_nothing(diff):
+    """Another order of entries, thus other storage keys, is no other tie; a tie that is undone is one."""
+    shared = torch.arange(3.0)
+    tied = {"a": shared, "b": shared, "c": torch.arange(2.0)}
+    assert not diff(tied, {"c": torch.arange(2.0), "a": shared, "b": shared}).findings
+    found = changed(diff(tied, {**tied, "b": shared.clone()}))
+    assert {name: change.fields for name, change in found.items()} == {"a": (Field.TYING,), "b": (Field.TYING,)}
+
+
+def test_ties_of_other_names(diff):
+    """A tie counts by the tensors, not by what they are called: a wrapper's prefix unties nothing."""
+    shared = torch.arange(3.0)
+    assert not diff({"a": shared, "b": shared}, {"module.a": shared, "module.b": shared}).findings
+
+
+def test_safetensors_records_no_tie(diff):
+    """Two entries of equal values may have been one tensor: nothing is said."""
+    shared = torch.arange(3.0)
+    assert not diff({"a": shared, "b": shared}, {"a": shared, "b": shared}, names=("a.pt", "b.safetensors")).findings
+
+
+def test_requires_grad_of_parameters(diff):
+    """A frozen parameter differs from a trained one where the pickle keeps Parameters; a state_dict says nothing."""
+    trained, frozen = nn.Parameter(torch.arange(3.0)), nn.Parameter(torch.arange(3.0), requires_grad=False)
+    assert changed(diff({"w": trained}, {"w": frozen}))["w"].fields == (Field.REQUIRES_GRAD,)
+    assert not diff({"w": trained}, {"w": frozen.detach()}).findings
+
+
+# --- in words ----------------------------------------------------------------------------------------------------
+
+
+def test_in_words(diff):
+    """One line with both values; values come first."""
+    before = {"w": torch.ones(2, 2), "gone": torch.arange(4.0), "old.w": torch.arange(5.0)}
+    after = {"w": torch.zeros(2, 2).bfloat16(), "new": torch.arange(3), "other.w": torch.arange(5.0)}
+    words = {name: fields.described(change) for name, change in changed(diff(before, after)).items()}
+    assert words == {
+        "w": "values, dtype: float32 → bfloat16",
+        "gone": "removed (float32 [4])",
+        "new": "added (int64 [3])",
+        "other.w": "renamed from old.w",
+    }
+
+
+def test_ties_in_words(diff):
+    """A tie names what it is to."""
+    shared = torch.arange(3.0)
+    found = changed(diff({"a": shared, "b": shared}, {"a": shared, "b": shared.clone()}))
+    assert fields.described(found["a"]) == "tying: tied to b → untied"

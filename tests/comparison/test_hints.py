@@ -1,0 +1,64 @@
+"""The `--map` that is offered where a prefix keeps names apart."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import torch
+
+from statecli.comparison.result import Status
+
+from .conftest import changed
+
+
+def body(prefix: str, scale: float, *more: str) -> dict[str, torch.Tensor]:
+    """An encoder of three layers behind a prefix; with `scale`, of other values."""
+    names = ["embed.weight", *(f"layer.{n}.weight" for n in range(3))]
+    state = {f"{prefix}{name}": torch.arange(4.0 + n) * scale + n for n, name in enumerate(names)}
+    return state | {name: torch.arange(9.0) * scale for name in more}
+
+
+def offered(found) -> str | None:
+    """The rule in the note, as a shell reads it; None where there is none."""
+    for note in found.notes:
+        if note.name == "prefix-apart":
+            return shlex.split(re.search(r"give (--map .*)", note.message)[1])[1]
+    return None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rule"),
+    [
+        (body("bert.", 1, "head.weight"), body("", 2), r"^bert\.="),
+        (body("", 1), body("bert.", 2, "head.weight"), "^=bert."),
+        (body("", 1, "head.weight"), body("bert.", 2, "head.weight"), "^(?=(embed|layer)([.]|$))=bert."),
+        (body("a.b.", 1, "head.weight"), body("", 2, "head.weight"), r"^a\.b\.="),
+    ],
+    ids=["gone", "new", "beside what has its name", "two deep"],
+)
+def test_the_rule_that_is_offered_pairs_them(before, after, rule, diff):
+    """Given as it stands, all that is in both is compared, and what had a partner keeps it."""
+    assert offered(diff(before, after)) == rule
+    mapped = diff(before, after, map=(rule,))
+    assert offered(mapped) is None
+    both = min(len(before), len(after))
+    assert sum(change.status is Status.CHANGED for change in changed(mapped).values()) == both
+
+
+def test_no_rule_where_nothing_is_gained(diff):
+    """Equal bytes are found anyhow; other shapes, one tensor alone, and the fewer of many are no prefix."""
+    assert offered(diff(body("bert.", 1), body("", 1))) is None
+    assert offered(diff({"b.x": torch.ones(2), "c": torch.ones(1)}, {"x": torch.zeros(2), "d": torch.ones(9)})) is None
+    wider = {name: torch.ones(50) for name in body("", 2)}
+    assert offered(diff(body("bert.", 1, "head"), wider)) is None
+    others = {f"o{n}": torch.arange(30.0 + n) for n in range(9)}, {f"p{n}": torch.arange(60.0 + n) for n in range(9)}
+    assert offered(diff(body("bert.", 1) | others[0], body("", 2) | others[1])) is None
+
+
+def test_no_rule_that_breaks_what_is_paired(diff):
+    """A rule that takes as many partners as it gives is not offered."""
+    before = {"bert.a.w": torch.ones(2), "bert.b.w": torch.ones(2), "bert.c.w": torch.ones(2)}
+    after = {"bert.c.w": torch.zeros(2), "a.w": torch.zeros(2), "b.w": torch.zeros(2)}
+    assert offered(diff(before, after)) is None

@@ -1,0 +1,242 @@
+"""A class against a checkpoint: what `load_state_dict` would say, held against torch itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+import torch
+
+from statecli.comparison.result import Field, Status
+from statecli.comparison.run import Request, compare
+from statecli.errors import NothingMatched, UsageError
+from statecli.state import Kind
+
+from .conftest import changed, notes, rules
+
+LINES = """
+self.fc = nn.Linear(4, 3)
+self.norm = nn.BatchNorm1d(3)
+self.register_buffer("mask", torch.ones(2), persistent=False)
+self.cache = torch.zeros(3)
+"""
+
+
+def built(target):
+    """The module that a target's file defines."""
+    path = target.rpartition(":")[0]
+    spec = importlib.util.spec_from_file_location("net", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Net()
+
+
+def refused(net, state) -> dict[str, set[str]]:
+    """What torch's strict load objects to."""
+    found = net.load_state_dict(state, strict=False) if _shapes_fit(net, state) else None
+    if found is not None:
+        return {"missing-entry": set(found.missing_keys), "unexpected-entry": set(found.unexpected_keys)}
+    with pytest.raises(RuntimeError) as error:
+        net.load_state_dict(state, strict=False)
+    return {"shape-mismatch": set(re.findall(r"size mismatch for ([\w.]+):", str(error.value)))}
+
+
+def _shapes_fit(net, state):
+    own = net.state_dict()
+    return all(name not in own or own[name].shape == tensor.shape for name, tensor in state.items())
+
+
+CHANGES = {
+    "nothing": lambda state: None,
+    "missing": lambda state: state.pop("fc.bias"),
+    "unexpected": lambda state: state.update(extra=torch.ones(2)),
+    "non-persistent": lambda state: state.update(mask=torch.ones(2)),
+    "unregistered": lambda state: state.update(cache=torch.ones(3)),
+    "shape": lambda state: state.update({"fc.weight": torch.ones(3, 5)}),
+    "renamed": lambda state: state.update({"fc2.bias": state.pop("fc.bias")}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
+def test_in_the_words_of_load_state_dict(change, name, source, save):
+    """Missing, unexpected and mismatched names are those that torch names, whichever side the class is."""
+    target = source(LINES)
+    net = built(target)
+    state = dict(net.state_dict())
+    CHANGES[change](state)
+    path = save(state, name)
+    expected = {(rule, fqn) for rule, names in refused(net, state).items() for fqn in names}
+    for found in (compare(Request(target, path)), compare(Request(path, target))):
+        assert set(rules(found)) == expected
+        assert len(found.findings) == len(expected)
+
+
+def test_what_is_not_saved_is_not_looked_for(source, save):
+    """Non-persistent buffers and unregistered tensors of the class are no rows, and a note counts them."""
+    target = source(LINES)
+    found = compare(Request(target, save(built(target).state_dict(), "net.pt")))
+    assert {change.fqn for change in found.changes}.isdisjoint({"mask", "cache"})
+    assert any("2 tensors" in note.message for note in found.notes if note.name == "not-expected")
+    assert "values-not-compared" in notes(found)
+
+
+def test_neither_values_nor_device_of_a_class(source, save):
+    """Its values are only initial ones, and its device where it was built."""
+    target = source(LINES)
+    path = save(built(target).state_dict(), "net.pt")
+    for device in ("cpu", "meta"):
+        assert not compare(Request(target, path, init_device=device)).findings
+
+
+def test_kinds_are_those_of_the_class(source, save):
+    """A checkpoint's kinds are guessed, the class knows: --kind goes by it on either side."""
+    target = source('self.fc = nn.Linear(2, 2)\nself.register_buffer("scale", torch.ones(2))')
+    path = save({**built(target).state_dict(), "scale": torch.ones(3)}, "net.pt")
+    for sides in ((target, path), (path, target)):
+        found = compare(Request(*sides, kind=(Kind.BUFFER,)))
+        assert [change.fqn for change in found.changes] == ["scale"]
+        assert rules(found) == [("shape-mismatch", "scale")]
+
+
+def test_a_dtype_is_a_difference(source, save):
+    """load_state_dict casts silently: it is shown as changed, and --ignore dtype lets it pass."""
+    target = source("self.fc = nn.Linear(2, 2, bias=False)")
+    path = save({"fc.weight": torch.ones(2, 2).bfloat16()}, "net.pt")
+    found = compare(Request(target, path))
+    assert changed(found)["fc.weight"].fields == (Field.DTYPE,)
+    assert [f.message for f in found.findings] == ["fc.weight: dtype: float32 → bfloat16"]
+    assert not compare(Request(target, path, ignore=(Field.DTYPE,))).findings
+
+
+def test_shape_and_dtype_are_said_once_each(source, save):
+    """A tensor of another shape and dtype is a mismatch and a change of dtype."""
+    target = source("self.fc = nn.Linear(2, 2, bias=False)")
+    path = save({"fc.weight": torch.ones(3, 2).bfloat16()}, "net.pt")
+    found = compare(Request(target, path))
+    assert rules(found) == [("shape-mismatch", "fc.weight"), ("changed", "fc.weight")]
+    assert rules(compare(Request(target, path, ignore=(Field.SHAPE,)))) == [("changed", "fc.weight")]
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "net.", "_orig_mod.module."])
+def test_a_wrapper_is_in_the_way_of_a_load(prefix, source, save):
+    """Names are matched through it, and one finding says that load_state_dict would not."""
+    target = source(LINES)
+    path = save({prefix + name: tensor for name, tensor in built(target).state_dict().items()}, "net.pt")
+    for sides in ((target, path), (path, target)):
+        found = compare(Request(*sides))
+        assert not changed(found)
+        assert rules(found) == [("wrapper-prefix", None)]
+        assert repr(prefix) in found.findings[0].message
+
+
+def test_map_renames_before_a_load(source, save):
+    """A checkpoint whose names --map rewrites is what it is mapped to; nothing is in the way then."""
+    target = source(LINES)
+    path = save({f"student.{name}": tensor for name, tensor in built(target).state_dict().items()}, "net.pt")
+    assert not compare(Request(path, target, map=(r"^student\.=",))).findings
+
+
+def test_a_filter_hides_findings_and_nothing_else(source, save):
+    """With -i only what it names is told, and a prefix is not invented from what it leaves."""
+    target = source(LINES)
+    state = dict(built(target).state_dict())
+    state["x.fc.weight"] = state.pop("fc.weight")
+    path = save(state, "net.pt")
+    assert rules(compare(Request(target, path, include=("x.*",)))) == [("unexpected-entry", "x.fc.weight")]
+    assert rules(compare(Request(target, path, include=("fc.weight",)))) == [("missing-entry", "fc.weight")]
+    assert not compare(Request(target, path, include=("norm.*",))).findings
+
+
+def test_a_training_checkpoint(source, save):
+    """The model's section is loaded; optimizer and settings are left out, with a note."""
+    target = source("self.fc = nn.Linear(2, 2)")
+    net = built(target)
+    optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+    net.fc(torch.ones(2)).sum().backward()
+    optimizer.step()
+    path = save({"state_dict": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 2}, "train.ckpt")
+    found = compare(Request(target, path))
+    assert (found.findings, found.scalars) == ((), ())
+    assert any("optimizer" in note.message for note in found.notes if note.name == "sections-left-out")
+
+
+def test_several_models(source, save):
+    """Which of them is meant has to be said."""
+    target = source("self.fc = nn.Linear(2, 2)")
+    state = built(target).state_dict()
+    path = save({"generator": state, "discriminator": state}, "gan.pt")
+    with pytest.raises(UsageError, match=r"gan.pt#generator"):
+        compare(Request(target, path))
+    assert not compare(Request(target, f"{path}#generator")).findings
+
+
+def test_no_model_at_all(source, save):
+    """A file of an optimizer alone, or of nothing, cannot be loaded: that is an error, not a clean diff."""
+    target = source("self.fc = nn.Linear(2, 2)")
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    optimizer.param_groups[0]["params"][0].sum().backward()
+    optimizer.step()
+    for path in (save(optimizer.state_dict(), "optim.pt"), save({}, "empty.safetensors")):
+        with pytest.raises(NothingMatched, match="holds no"):
+            compare(Request(target, path))
+
+
+def test_a_pickled_module(source, save):
+    """A whole module in a pickle is what it would save: its caches are not unexpected."""
+    from . import test_compare
+
+    path = save(test_compare.Net(), "whole.pt")
+    target = source(
+        """
+        self.embed = nn.Embedding(5, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+        """
+    )
+    assert not compare(Request(target, path)).findings
+
+
+def test_a_dropped_tie_is_not_missing(source, save):
+    """A file of safetensors that leaves out the second name of a tied tensor is complete, and a note says so."""
+    target = source(
+        "self.a = nn.Linear(2, 2, bias=False)\nself.b = nn.Linear(2, 2, bias=False)\nself.b.weight = self.a.weight"
+    )
+    path = save({"a.weight": torch.ones(2, 2)}, "net.safetensors")
+    for sides in ((target, path), (path, target)):
+        found = compare(Request(*sides))
+        assert not found.findings
+        assert "tied-entry-left-out" in notes(found)
+
+
+def test_two_classes(source):
+    """Everything of both is compared but values and devices; a class and itself are identical."""
+    one = source(LINES)
+    two = source(
+        LINES.replace("nn.Linear(4, 3)", "nn.Linear(4, 3, bias=False)") + "self.more = nn.Linear(1, 1)", "two.py"
+    )
+    assert not compare(Request(one, one)).findings
+    found = changed(compare(Request(one, two)))
+    assert {name: change.status for name, change in found.items()} == {
+        "fc.bias": Status.REMOVED,
+        "more.weight": Status.ADDED,
+        "more.bias": Status.ADDED,
+    }
+
+
+def test_what_two_classes_register(source):
+    """A parameter that became a buffer, and one that no longer learns, are differences."""
+    one = source("self.w = nn.Parameter(torch.ones(2))\nself.v = nn.Parameter(torch.ones(2))")
+    two = source('self.register_buffer("w", torch.ones(2))\nself.v = nn.Parameter(torch.ones(2), False)', "two.py")
+    found = changed(compare(Request(one, two)))
+    assert found["w"].fields == (Field.KIND, Field.REQUIRES_GRAD)
+    assert found["v"].fields == (Field.REQUIRES_GRAD,)
+
+
+def test_a_lazy_parameter_fits_any_shape(source, save):
+    """A shape that is not known yet is no mismatch."""
+    target = source("self.fc = nn.LazyLinear(2, bias=False)")
+    found = compare(Request(target, save({"fc.weight": torch.ones(2, 7)}, "net.pt")))
+    assert not found.findings

@@ -1,0 +1,156 @@
+"""A class against a checkpoint where hooks, versions and extra states decide what a load takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.comparison.run import Request, compare
+
+from .conftest import notes, rules
+
+EXTRA = """
+self.fc = nn.Linear(2, 2)
+type(self).get_extra_state = lambda self: {"steps": 1}
+type(self).set_extra_state = lambda self, state: state["gone"]
+"""
+NORM = "self.bn = nn.BatchNorm1d(3)"
+
+
+def entries(net, metadata=True, **changes):
+    """The state_dict of `net`, without what is None in `changes`, with or without `_metadata`."""
+    state = net.state_dict()
+    for name, value in changes.items():
+        key = name.replace("__", ".")
+        state.pop(key, None) if value is None else state.update({key: value})
+    return state if metadata else dict(state)
+
+
+def test_a_missing_extra_state_is_missing(source, save):
+    """torch's strict load asks for it, and so do we; where it is there, a note says that its value is not tried."""
+    target = source(EXTRA)
+    state = nn.Module()
+    state.fc = nn.Linear(2, 2)
+    found = compare(Request(target, save(entries(state), "net.pt")))
+    assert rules(found) == [("missing-entry", "_extra_state")]
+    assert "lacks it" in found.findings[0].message
+    whole = compare(Request(target, save(entries(state, _extra_state={"steps": 2}), "net.pt")))
+    assert rules(whole) == []
+    assert "extra-state" in notes(whole)
+
+
+@pytest.mark.parametrize("value", [7, {"a": {"scale": torch.ones(2)}}, torch.ones(2)])
+def test_an_unexpected_extra_state_is_unexpected(value, source, save):
+    """Whatever it holds, it is one entry and one finding, by the name that torch gives it."""
+    net = nn.Module()
+    net.fc = nn.Linear(2, 2)
+    path = save(entries(net, fc___extra_state=value), "net.pt")
+    assert rules(compare(Request(path, source("self.fc = nn.Linear(2, 2)")))) == [
+        ("unexpected-entry", "fc._extra_state")
+    ]
+
+
+def test_a_filter_is_for_extra_states_too(source, save):
+    """They have no row; the globs are for their names, and a kind leaves them out."""
+    net = nn.Module()
+    net.fc = nn.Linear(2, 2)
+    path = save(entries(net, fc___extra_state=1), "net.pt")
+    target = source("self.fc = nn.Linear(2, 2)")
+    assert not compare(Request(target, path, exclude=("*_extra_state",))).findings
+    assert not compare(Request(target, path, include=("fc.weight",))).findings
+    assert compare(Request(target, path, include=("fc.*",))).findings
+
+
+def test_an_optional_counter(source, save):
+    """num_batches_tracked is filled in where no version from 2 on is recorded, and missing where one is."""
+    target = source(NORM)
+    net = nn.Module()
+    net.bn = nn.BatchNorm1d(3)
+    older = entries(net, bn__num_batches_tracked=None)
+    older._metadata["bn"] = {"version": 1}
+    cases = [
+        (entries(net, bn__num_batches_tracked=None), "net.pt", True),
+        (entries(net, metadata=False, bn__num_batches_tracked=None), "net.pt", False),
+        (entries(net, bn__num_batches_tracked=None), "net.safetensors", False),
+        (older, "net.pt", False),
+    ]
+    for device in ("cpu", "meta"):
+        for state, name, is_missing in cases:
+            found = compare(Request(target, save(state, name), init_device=device))
+            assert rules(found) == ([("missing-entry", "bn.num_batches_tracked")] if is_missing else [])
+            assert ("filled-in" in notes(found)) is not is_missing
+
+
+def test_versions_behind_a_prefix(source, save):
+    """The `_metadata` of a wrapped model is read through its prefix too."""
+    net = nn.Module()
+    net.module = nn.Module()
+    net.module.bn = nn.BatchNorm1d(3)
+    path = save(entries(net, module__bn__num_batches_tracked=None), "net.pt")
+    found = compare(Request(source(NORM), path))
+    assert rules(found) == [("wrapper-prefix", None), ("missing-entry", "bn.num_batches_tracked")]
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_old_names_that_a_hook_takes(prefix, source, save):
+    """The two halves of the old weight_norm load into the new one: no finding, and a note on either side."""
+    target = source("self.fc = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))")
+    state = {"fc.weight_g": torch.ones(2, 1), "fc.weight_v": torch.ones(2, 3), "fc.bias": torch.ones(2)}
+    found = compare(Request(save({prefix + name: held for name, held in state.items()}, "net.pt"), target))
+    assert rules(found) == ([("wrapper-prefix", None)] if prefix else [])
+    assert {"filled-in", "taken-over"} <= set(notes(found))
+
+
+def test_a_scalar_saved_as_one_element(source, save):
+    """torch takes one element for a scalar, as before 0.4, and not a scalar for one element."""
+    scalar, one = (
+        source("self.w = nn.Parameter(torch.ones(()))"),
+        source("self.w = nn.Parameter(torch.ones(1))", "b.py"),
+    )
+    found = compare(Request(scalar, save({"w": torch.ones(1)}, "net.pt")))
+    assert (rules(found), "shape-adapted" in notes(found)) == ([], True)
+    assert rules(compare(Request(one, save({"w": torch.ones(())}, "net.pt")))) == [("shape-mismatch", "w")]
+
+
+def test_what_is_no_tensor_is_refused(source, save):
+    """A number in a parameter's place is a finding, and its message speaks of the checkpoint."""
+    found = compare(Request(source("self.w = nn.Parameter(torch.ones(1))"), save({"w": 3, "v": torch.ones(1)}, "a.pt")))
+    assert set(rules(found)) == {("unexpected-entry", "v"), ("load-refused", "w")}
+    assert "something else than a tensor" in found.findings[1].message
+
+
+@pytest.mark.parametrize("held", [torch.ones(2, 2).to_sparse(), torch.empty(2, 2, dtype=torch.bits8)])
+def test_what_torch_does_not_copy_is_refused(held, source, save):
+    """A sparse tensor does not load into a dense one, nor bits into floats."""
+    target = source("self.w = nn.Parameter(torch.ones(2, 2))")
+    with pytest.raises(RuntimeError, match="an exception occurred"):
+        nn.ParameterDict({"w": torch.ones(2, 2)}).load_state_dict({"w": held})
+    found = compare(Request(target, save({"w": held}, "net.pt")))
+    assert [one.rule for one in found.findings if one.rule != "changed"] == ["load-refused"]
+
+
+def test_code_that_looks_at_values_cannot_be_told(source, save):
+    """A hook that needs values has none: exit 2 and its line, and no guess of what is missing."""
+    target = source(
+        "self.w = nn.Parameter(torch.ones(1))\nself.register_load_state_dict_pre_hook(lambda *a: a[1]['w'].item())"
+    )
+    found = compare(Request(target, save({"w": torch.ones(1), "v": torch.ones(1)}, "net.pt")))
+    assert not found.findings
+    assert ["cannot tell what load_state_dict says" in one.message for one in found.broken] == [True]
+
+
+def test_a_pickled_module_has_the_extra_state_of_its_class(source, save):
+    """Its state_dict would have it: nothing is missing of a whole module."""
+    net = nn.Sequential()
+    net.fc = nn.Linear(2, 2)
+    assert not compare(Request(source(EXTRA), save(net, "whole.pt"))).findings
+
+
+def test_torch_is_left_as_it_was(source, save):
+    """What a load is made with is gone afterwards, however it ended."""
+    before = nn.Module.load_state_dict, torch.Tensor.copy_
+    for lines in ("self.w = nn.Parameter(torch.ones(1))", "self.register_load_state_dict_pre_hook(lambda *a: 1 / 0)"):
+        compare(Request(source(lines), save({"w": torch.ones(1)}, "net.pt")))
+    assert (nn.Module.load_state_dict, torch.Tensor.copy_) == before
+    assert "copy_" not in vars(torch.Tensor)

@@ -1,0 +1,320 @@
+"""A class against a checkpoint, held against what torch's own strict load of that file says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from collections import OrderedDict
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from statecli.comparison.result import Field
+from statecli.comparison.run import Request, compare
+
+MODELS = '''
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
+
+
+class Convolved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.norm = nn.BatchNorm2d(2)
+        self.old = nn.InstanceNorm2d(2)
+        self.tracked = nn.InstanceNorm2d(2, track_running_stats=True)
+        self.register_buffer("mask", torch.ones(2), persistent=False)
+        self.register_buffer("scale", torch.tensor(1.0))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.fc = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
+        self.other = nn.MultiheadAttention(4, 2, kdim=3, vdim=2)
+        self.norm = nn.LayerNorm(4)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = parametrizations.weight_norm(nn.Linear(3, 2))
+        self.conv = parametrizations.spectral_norm(nn.Conv1d(2, 2, 1))
+        self.old = weight_norm(nn.Linear(3, 2))
+        self.spectral = spectral_norm(nn.Linear(3, 2))
+        self.bn = nn.BatchNorm1d(2)
+
+
+class State(nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.held = held
+
+    def get_extra_state(self):
+        return self.held
+
+    def set_extra_state(self, state):
+        pass
+
+
+class ReadOnly(nn.Module):
+    def get_extra_state(self):
+        return {"version": 1}
+
+
+class Extra(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.number = State({"steps": 3})
+        self.tensor = State(torch.ones(3))
+        self.nested = State({"scale": torch.ones(2)})
+        self.fc = nn.Linear(2, 2)
+
+    def get_extra_state(self):
+        return 7
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.LazyLinear(3)
+        self.norm = nn.LazyBatchNorm1d()
+        self.out = nn.Linear(3, 2)
+
+
+class Overriding(nn.Module):
+    """Old names are renamed, an old layout is turned, and one entry is optional."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3))
+        self.bias = nn.Parameter(torch.ones(2))
+        self.inner = nn.Linear(2, 2)
+        self.inner.register_load_state_dict_pre_hook(self.turn)
+        self.register_load_state_dict_post_hook(self.forgive)
+
+    @staticmethod
+    def forgive(module, keys):
+        keys.missing_keys[:] = [key for key in keys.missing_keys if key != "bias"]
+
+    @staticmethod
+    def turn(module, state_dict, prefix, *rest):
+        if prefix + "kernel" in state_dict:
+            state_dict[prefix + "weight"] = state_dict.pop(prefix + "kernel").t()
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        if local_metadata.get("version", None) is None and prefix + "weightx" in state_dict:
+            state_dict[prefix + "weight"] = state_dict.pop(prefix + "weightx")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+class Lenient(nn.Module):
+    """A load_state_dict of its own, that is not strict."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        return super().load_state_dict({k: v for k, v in state_dict.items() if "extra" not in k}, strict=False)
+'''
+NAMES = ["Convolved", "Tied", "Attention", "Normed", "Extra", "Lazy", "Overriding", "Lenient"]
+FORMS = ["whole.pt", "plain.pt", "net.safetensors"]
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    """The file of the models, and the module it is."""
+    path = tmp_path_factory.mktemp("zoo") / "models.py"
+    path.write_text(MODELS)
+    spec = importlib.util.spec_from_file_location("models", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return path, module
+
+
+def made(zoo, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net = getattr(zoo[1], name)()
+        if name == "Lazy":
+            net.out(net.norm(net.fc(torch.ones(2, 4))))
+        return net
+
+
+def saved(state, path):
+    """`state` written as the path says: with `_metadata`, as a dict, or in safetensors, which holds tensors alone."""
+    if path.name == "net.safetensors":
+        save_file({k: v.clone().contiguous() for k, v in state.items() if isinstance(v, torch.Tensor)}, path)
+    else:
+        torch.save(state if path.name == "whole.pt" else dict(state), path)
+
+
+def refused(net, path) -> set[tuple[str, str]] | None:
+    """The rules and names of the error of torch's strict load; empty where it loads, None where its own code fails."""
+    state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+    try:
+        net.load_state_dict(state)
+    except RuntimeError as error:
+        text = str(error)
+        if not text.startswith("Error(s) in loading state_dict"):
+            return None
+    except AttributeError:
+        return None
+    else:
+        return set()
+    found: set[tuple[str, str]] = set()
+    for rule, start in (("missing-entry", "Missing key(s)"), ("unexpected-entry", "Unexpected key(s)")):
+        listed = re.search(re.escape(start) + r" in state_dict: (.*?)\. $", text, re.MULTILINE)
+        found |= {(rule, name) for name in re.findall('"(.*?)"', listed[1])} if listed else set()
+    found |= {("shape-mismatch", name) for name in re.findall(r"size mismatch for (\S+): copying", text)}
+    found |= {("load-refused", name) for name in re.findall(r'parameter named "(\S+)",', text)}
+    if "running stats buffer(s)" in text:
+        found.add(("load-refused", ""))
+    return found
+
+
+def said(path, target, device="cpu") -> tuple[set[tuple[str, str]] | None, set[str | None]]:
+    """Our findings of load_state_dict's kind, None where it cannot be told, and the names dropped for a tie."""
+    found = compare(
+        Request(
+            str(path), target, init_device=device, ignore=(Field.DTYPE, Field.KIND, Field.REQUIRES_GRAD, Field.TYING)
+        )
+    )
+    if found.broken:
+        assert "cannot tell" in found.broken[0].message
+        return None, set()
+    assert {f.rule for f in found.findings} <= RULES
+    ties = {note.fqn for note in found.notes if note.name == "tied-entry-left-out"}
+    return {(f.rule, f.fqn or "") for f in found.findings}, ties
+
+
+RULES = {"wrapper-prefix", "missing-entry", "unexpected-entry", "shape-mismatch", "load-refused"}
+
+
+@st.composite
+def mutations(draw):
+    """Some changes of a state_dict, each with a number to choose the entry by."""
+    kinds = ["drop", "drop", "add", "beside", "rename", "reshape", "one", "scalar", "number", "extra", "old"]
+    return draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 99)), max_size=3))
+
+
+def mutated(state, kind, at):
+    """`state` with one change; the order and `_metadata` are kept."""
+    tensors = [name for name, value in state.items() if isinstance(value, torch.Tensor)]
+    name = tensors[at % len(tensors)]
+    parent = name.rpartition(".")[0]
+    beside = f"{parent}." if parent else ""
+    if kind == "drop" and len(tensors) > 1:
+        del state[name]
+    elif kind == "add":
+        state[["extra", "mask", "old.running_mean", "fc.bias2", "a.b.c"][at % 5]] = torch.ones(2)
+    elif kind == "beside":
+        state[f"{beside}more"] = torch.ones(1)
+    elif kind == "rename":
+        state[f"{name}x"] = state.pop(name)
+    elif kind == "reshape":
+        state[name] = torch.ones(*state[name].shape, 2)
+    elif kind == "one":
+        state[name] = state[name].reshape(-1)[:1].clone()
+    elif kind == "scalar":
+        state[name] = state[name].reshape(-1)[0].clone()
+    elif kind == "number":
+        state[[name, "epoch"][at % 2]] = 3
+    elif kind == "extra":
+        key = f"{beside}_extra_state"
+        state.pop(key) if key in state else state.update({key: [torch.ones(2), 3][at % 2]})
+    elif kind == "old":
+        renamed(state, at)
+
+
+def renamed(state, at):
+    """The names of the old weight_norm, and a transposed kernel: what hooks take."""
+    if "fc.parametrizations.weight.original0" in state:
+        state["fc.weight_g"] = state.pop("fc.parametrizations.weight.original0")
+        if at % 2:
+            state["fc.weight_v"] = state.pop("fc.parametrizations.weight.original1", torch.ones(2, 3))
+    if "inner.weight" in state:
+        state["inner.kernel"] = state.pop("inner.weight")
+
+
+QUICK = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_answer_is_torchs(name, form, zoo, tmp_path):
+    """Whatever became of a state_dict, our findings name what a strict load names; there are none iff it loads."""
+    net = made(zoo, name)
+    target = f"{zoo[0]}:{name}"
+
+    @QUICK
+    @given(mutations(), st.sampled_from(["cpu", "meta"]))
+    def holds(changes, device):
+        state = net.state_dict()
+        if form != "net.safetensors":
+            state = OrderedDict(state)
+            state._metadata = net.state_dict()._metadata
+        for kind, at in changes:
+            mutated(state, kind, at)
+        path = tmp_path / form
+        saved(state, path)
+        found, ties = said(path, target, device)
+        expected = refused(zoo_fresh(zoo, name), path)
+        if expected is not None:
+            expected = {one for one in expected if one[0] != "missing-entry" or one[1] not in ties}
+        assert found == expected
+        assert not ties or form == "net.safetensors"
+
+    holds()
+
+
+def zoo_fresh(zoo, name):
+    """The class as the command builds it: a lazy one is lazy."""
+    return getattr(zoo[1], name)()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["Convolved", "Normed", "Extra"])
+def test_the_answer_is_torchs_behind_a_prefix(name, form, zoo, tmp_path):
+    """Of a state saved from a wrapper the same is said as without it, beside the prefix itself."""
+    net = made(zoo, name)
+
+    @QUICK
+    @given(mutations())
+    def holds(changes):
+        state = net.state_dict()
+        for kind, at in changes:
+            mutated(state, kind, at)
+        wrapped = OrderedDict((f"module.{key}", value) for key, value in state.items())
+        wrapped._metadata = {"": {"version": 1}}
+        wrapped._metadata |= {f"module.{path}".rstrip("."): about for path, about in state._metadata.items()}
+        saved(state, tmp_path / form)
+        expected = refused(zoo_fresh(zoo, name), tmp_path / form)
+        saved(wrapped, tmp_path / form)
+        found, _ = said(tmp_path / form, f"{zoo[0]}:{name}")
+        assert {(rule, fqn.removeprefix("module.")) for rule, fqn in found} == expected | {("wrapper-prefix", "")}
+
+    holds()

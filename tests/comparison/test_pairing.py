@@ -1,0 +1,267 @@
+"""What is compared with what, by names alone."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from statecli.comparison import pairing
+from statecli.errors import UsageError
+from statecli.state import Kind, ModelState, TensorInfo
+
+
+def state(*names: str, section: str = "model", kind: Kind = Kind.PARAMETER, target: str = "a.pt") -> ModelState:
+    """One section of tensors of these names."""
+    return of_sections({section: (kind, names)}, target)
+
+
+def of_sections(sections: dict[str, tuple[Kind, tuple[str, ...]]], target: str = "a.pt") -> ModelState:
+    """Sections with their kind and names."""
+    rows = [
+        TensorInfo(fqn, "float32", (1,), 1, 4, section=section, kind=kind)
+        for section, (kind, names) in sections.items()
+        for fqn in names
+    ]
+    return ModelState(target, "torch-zip", tuple(rows), tuple(sections))
+
+
+def pairs(before: ModelState, after: ModelState, *rules: str) -> dict[str | None, str | None]:
+    """Name before -> name after; None where there is none."""
+    matches = pairing.matched(before, after, rules).matches
+    return {m.before.fqn if m.before else f"+{m.shown.fqn}": m.after.fqn if m.after else None for m in matches}
+
+
+def said(before: ModelState, after: ModelState, *rules: str) -> list[str]:
+    """The notes' messages."""
+    return [note.message for note in pairing.matched(before, after, rules).notes]
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("fc.weight", "module.fc.weight"),
+        ("fc.weight", "_orig_mod.module.fc.weight"),
+        ("module._orig_mod.fc.weight", "_fsdp_wrapped_module.fc.weight"),
+        ("model.fc.weight", "fc.weight"),
+        ("model.fc.weight", "module.model.fc.weight"),
+        ("layers.0._orig_mod.fc.weight", "layers.0.fc.weight"),
+        ("layers.0._checkpoint_wrapped_module.fc.weight", "layers.0._fsdp_wrapped_module.fc.weight"),
+        ("_fsdp_wrapped_module.layers.0._fsdp_wrapped_module.w", "module.layers.0.w"),
+    ],
+)
+def test_wrappers_are_looked_through(before, after):
+    """Prefixes that wrappers put before or into names, nested and in any order, both ways, and a note says so."""
+    for one, two in ((before, after), (after, before)):
+        assert pairs(state(one), state(two)) == {one: two}
+        assert any("looked through" in message for message in said(state(one), state(two)))
+
+
+def test_equal_names_come_first():
+    """An exact match is taken before a wrapper is thought of, and is worth no note."""
+    before, after = state("fc.w", "model.fc.w"), state("model.fc.w", "fc.w")
+    assert pairs(before, after) == {"fc.w": "fc.w", "model.fc.w": "model.fc.w"}
+    assert not said(before, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("fc.w", "other"), ("module.fc.w", "_orig_mod.fc.w", "other")),
+        (("module.fc.w", "_orig_mod.fc.w", "other"), ("fc.w", "other")),
+        (("fc.w", "module.fc.w"), ("fc.w", "model.fc.w")),
+    ],
+)
+def test_what_is_not_unique_is_not_looked_through(before, after):
+    """Where two names of a side are one without their prefixes, which of them is meant cannot be told."""
+    found = pairing.matched(state(*before), state(*after), ()).matches
+    assert {m.shown.fqn for m in found if m.before and m.after} == set(before) & set(after)
+
+
+def test_a_name_of_ones_own_survives():
+    """`module.` goes before `model.` is touched: a wrapper around names that differ in `model.` alone is no puzzle."""
+    before, after = state("model.fc", "fc"), state("module.model.fc", "module.fc")
+    assert pairs(before, after) == {"model.fc": "module.model.fc", "fc": "module.fc"}
+
+
+def test_only_what_was_stripped_is_said():
+    """The note names the part that one side lacks, and for how many tensors of which target."""
+    before, after = state("model.a.w", "model.b.w"), state("module.model.a.w", "module.model.b.w", target="b.pt")
+    assert said(before, after) == ["looked through 'module.' in the names of 2 tensors of b.pt"]
+
+
+def test_an_attribute_before_every_name():
+    """Where no other way finds a name, one prefix of all names of a side is looked through."""
+    assert pairs(state("net.a.w", "net.b.w"), state("a.w", "b.w", "c.w")) == {
+        "net.a.w": "a.w",
+        "net.b.w": "b.w",
+        "+c.w": "c.w",
+    }
+    assert pairs(state("a.w"), state("lit.net.a.w")) == {"a.w": "lit.net.a.w"}
+    assert pairs(state("net.a.w", "b.w"), state("a.w", "b.w"))["net.a.w"] is None
+
+
+NAMES = st.lists(
+    st.lists(st.sampled_from(["a", "b", "model", "module", "_orig_mod", "w"]), min_size=1, max_size=4).map(".".join),
+    max_size=8,
+)
+
+
+@given(NAMES, NAMES)
+def test_every_tensor_is_matched_once(before, after):
+    """No tensor is lost, none is used twice, and names that are equal are always each other's."""
+    one, two = state(*before), state(*after)
+    found = pairing.matched(one, two, ()).matches
+    assert sorted(id(m.before) for m in found if m.before) == sorted(map(id, one.tensors))
+    assert sorted(id(m.after) for m in found if m.after) == sorted(map(id, two.tensors))
+    for match in found:
+        if match.before is not None and match.after is None:
+            assert before.count(match.before.fqn) > after.count(match.before.fqn)
+
+
+@given(NAMES)
+def test_a_state_matches_itself(names):
+    """Every name, repeated ones too, is its own partner, in order."""
+    one, two = state(*names), state(*names)
+    found = pairing.matched(one, two, ()).matches
+    assert [(m.before, m.after) for m in found] == list(zip(one.tensors, two.tensors, strict=True))
+
+
+def test_many_names_take_linear_time():
+    """20,000 names with a wrapper on one side are matched in a second of processor time."""
+    names = [f"layers.{n}.weight" for n in range(20_000)]
+    before = time.process_time()
+    found = pairs(state(*names), state(*(f"module.{name}" for name in names)))
+    assert time.process_time() - before < 1
+    assert None not in found.values()
+
+
+# --- --map -------------------------------------------------------------------------------------------------------
+
+
+def test_rules_apply_one_after_another():
+    """Each rule sees what the one before it left; what is mapped is a match like any other."""
+    before, after = state("enc.1.w", "dec.w"), state("encoder.1.weight", "dec.w", target="b.pt")
+    assert pairs(before, after, "^enc[.]=encoder.", r"(\d)\.w$=\1.weight") == {
+        "enc.1.w": "encoder.1.weight",
+        "dec.w": "dec.w",
+    }
+    assert said(before, after, "^enc[.]=encoder.", r"(\d)\.w$=\1.weight") == ["--map renames 1 tensor of a.pt"]
+
+
+def test_the_last_equals_sign_parts_a_rule():
+    """A regular expression may hold one: (?=...) looks ahead."""
+    assert pairs(state("a.w"), state("b.w"), "a(?=[.]w)=b") == {"a.w": "b.w"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("nothing", "write REGEX=REPLACEMENT"),
+        ("=x", "write REGEX=REPLACEMENT"),
+        ("(=x", "is no regular expression"),
+        (r"a=\9", "is no regular expression"),
+        ("zzz=x", "matches none of the 2 names of a.pt"),
+        ("[ab]=x", "makes 'x' of both a and b"),
+    ],
+)
+def test_a_bad_rule(rule, message):
+    """A rule that is none, matches nothing or makes two names one is refused in one line."""
+    with pytest.raises(UsageError, match="--map") as error:
+        pairing.matched(state("a", "b"), state("a", "b"), (rule,))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# --- sections ----------------------------------------------------------------------------------------------------
+
+MODEL, OPTIMIZER = (Kind.PARAMETER, ("w",)), (Kind.OPTIMIZER, ("state[0]",))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({"model": MODEL}, {"model": MODEL}, {"model": "model"}),
+        ({"model": MODEL}, {"state_dict": MODEL}, {"model": "state_dict"}),
+        ({"state_dict": MODEL, "optimizer": OPTIMIZER}, {"model": MODEL}, {"state_dict": "model"}),
+        (
+            {"state_dict": MODEL, "optimizer_states[0]": OPTIMIZER},
+            {"model": MODEL, "optimizer": OPTIMIZER},
+            {"state_dict": "model", "optimizer_states[0]": "optimizer"},
+        ),
+        ({"model": MODEL, "ema": MODEL}, {"model": MODEL}, {"model": "model"}),
+        ({"model": MODEL, "ema": MODEL}, {"model": MODEL, "avg": MODEL}, {"model": "model", "ema": "avg"}),
+        ({"gen": MODEL, "disc": MODEL}, {"model": MODEL}, {}),
+        ({"rng": (Kind.OTHER, ("w",))}, {"model": MODEL}, {"rng": "model"}),
+        (
+            {"rng": (Kind.OTHER, ("w",)), "model": MODEL},
+            {"seed": (Kind.OTHER, ("w",)), "model": MODEL},
+            {"model": "model"},
+        ),
+    ],
+)
+def test_sections(before, after, expected):
+    """The same name, else the only ones left with a model, or with an optimizer; two files of one section each."""
+    assert pairing.paired_sections(of_sections(before), of_sections(after))[0] == expected
+
+
+def test_sections_that_cannot_be_told_apart():
+    """A note says what to write, and all tensors are added and removed, which is the truth."""
+    before, after = of_sections({"gen": MODEL, "disc": MODEL}), state("w", target="b.pt")
+    assert any("cannot tell which section" in message and "a.pt#gen" in message for message in said(before, after))
+    assert [m.before is None or m.after is None for m in pairing.matched(before, after, ()).matches] == [True] * 3
+
+
+def test_a_section_that_the_other_side_lacks():
+    """Its tensors are removed, one by one."""
+    found = pairing.matched(of_sections({"model": MODEL, "optimizer": OPTIMIZER}), state("w"), ())
+    assert [(m.shown.fqn, m.after is None) for m in found.matches] == [("w", False), ("state[0]", True)]
+
+
+def order(before: ModelState, after: ModelState) -> list[str]:
+    """The names as they are shown."""
+    return [match.shown.fqn for match in pairing.matched(before, after, ()).matches]
+
+
+def test_what_is_ordered_by_dtype_is_ordered_by_number():
+    """safetensors writes wide dtypes first and names as text: layer 10 stands before layer 2, norms before weights."""
+    names = ("l.1.norm", "l.10.norm", "l.2.norm", "emb", "l.1.w", "l.10.w", "l.2.w")
+    written = replace(state(*names), format="safetensors")
+    ordered = ["emb", "l.1.norm", "l.1.w", "l.2.norm", "l.2.w", "l.10.norm", "l.10.w"]
+    assert order(state(*reversed(names)), written) == ordered
+    assert order(written, replace(written, format="sharded safetensors")) == ordered
+
+
+def test_the_order_of_the_module_is_kept():
+    """A .pt records it, whatever the names; but one that is sorted as text was a safetensors once."""
+    names = ("z.10", "z.2", "a.0")
+    assert order(state(*names), state(*names)) == list(names)
+    assert order(replace(state(*names), format="safetensors"), state(*names)) == list(names)
+    assert order(state("a", "l.10", "l.2"), state("a", "l.10", "l.2")) == ["a", "l.2", "l.10"]
+
+
+def test_removed_layers_stand_among_the_others_by_their_number():
+    """Whichever file they were in."""
+    after = replace(state("l.0.w", "l.10.w", "l.9.w"), format="safetensors")
+    assert order(state("l.2.w", "l.0.w"), after) == ["l.0.w", "l.2.w", "l.9.w", "l.10.w"]
+
+
+def test_sections_stay_together_where_names_are_ordered_by_number():
+    """What only one side has a section for stands behind what was there before it."""
+    both = {"model": (Kind.PARAMETER, ("b.2", "b.10")), "ema": (Kind.PARAMETER, ("a.1",))}
+    assert order(of_sections(both), replace(state("b.10", "b.2"), format="safetensors")) == ["b.2", "b.10", "a.1"]
+
+
+@given(st.lists(st.integers(0, 10**30), max_size=20), st.text("a.0", max_size=3))
+def test_numbers_in_names_are_ordered_as_numbers(numbers, start):
+    """However many digits they have, and with zeros before them."""
+    start += "."
+    names = tuple(dict.fromkeys(f"{start}{number:05}.w" for number in numbers))
+    written = replace(state(*names), format="safetensors")
+    assert order(written, written) == [f"{start}{number:05}.w" for number in sorted(set(numbers))]

@@ -1,0 +1,191 @@
+"""Tensors of equal bytes under another name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from statecli.comparison import renames
+from statecli.comparison.result import Field, Status
+from statecli.state import TensorInfo
+
+from .conftest import changed, rules
+
+
+def renamed(found) -> dict[str, str | None]:
+    """Name after -> name before of what was found by its bytes."""
+    return {c.fqn: c.renamed_from for c in found.changes if c.status is Status.RENAMED}
+
+
+def ramp(n: int, start: float = 0.0) -> torch.Tensor:
+    """Elements that no other tensor of these tests has."""
+    return torch.arange(start, start + n)
+
+
+def test_equal_bytes_are_found(diff):
+    """A tensor under another name is renamed, which is a difference; nothing is added or removed."""
+    found = diff({"encoder.w": ramp(8), "a": ramp(3)}, {"backbone.weight": ramp(8), "a": ramp(3)})
+    assert renamed(found) == {"backbone.weight": "encoder.w"}
+    assert rules(found) == [("renamed", "backbone.weight")]
+
+
+def test_across_formats_and_layouts(diff):
+    """The elements count, not how they lie: a transposed view in one file and a plain tensor in the other."""
+    turned = ramp(6).view(2, 3).t()
+    assert renamed(diff({"x.w": turned}, {"y.v": turned}, names=("a.pt", "b.safetensors"))) == {"y.v": "x.w"}
+
+
+def test_no_renames(diff):
+    """With --no-renames they are added and removed."""
+    found = diff({"x.w": ramp(8)}, {"y.v": ramp(8)}, renames=False)
+    assert rules(found) == [("removed", "x.w"), ("added", "y.v")]
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "net."])
+def test_a_wrappers_prefix_is_another_name(prefix, statecli, save):
+    """With --no-renames it is looked through on neither side, and the `--map` that would do it is offered."""
+    plain, wrapped = ({f"{head}{name}.w": ramp(8) for name in "abc"} for head in ("", prefix))
+    one, two = save(plain, "a.pt"), save(wrapped, "b.pt")
+    for words in ((one, two), (two, one)):
+        assert statecli("diff", *words).code == 0
+        result = statecli("diff", *words, "--no-renames")
+        assert result.code == 1
+        assert "3 parameters added, 3 removed" in result.out
+        assert "note[wrapper-prefix]" not in result.out
+        assert "note[prefix-apart]" in result.out
+
+
+def test_a_class_tells_of_a_prefix_all_the_same(statecli, source, save):
+    """--no-renames asks for no other answer to what a strict load takes."""
+    net = source("self.fc = nn.Linear(2, 2)")
+    path = save({"module.fc.weight": torch.ones(2, 2), "module.fc.bias": torch.ones(2)}, "net.pt")
+    for words in ((), ("--no-renames",)):
+        result = statecli("diff", net, path, "-f", "json", *words)
+        assert (result.code, [one["rule"] for one in result.json["findings"]]) == (1, ["wrapper-prefix"])
+
+
+@pytest.mark.parametrize("after", [ramp(8).double(), ramp(8).view(2, 4), ramp(8) + 1], ids=["dtype", "shape", "values"])
+def test_only_equal_ones(after, diff):
+    """Another dtype, shape or value is another tensor."""
+    assert rules(diff({"x.w": ramp(8)}, {"y.v": after})) == [("removed", "x.w"), ("added", "y.v")]
+
+
+def test_a_bit_decides(diff):
+    """-0.0 is not 0.0 here: equal bytes are the evidence."""
+    before, after = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([-0.0, 1.0, 2.0])
+    assert not renamed(diff({"x.w": before}, {"y.v": after}))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.5, float("nan")])
+@pytest.mark.parametrize("shape", [(64,), (3, 5), (1, 7)])
+def test_one_value_is_weak_evidence(value, shape, diff):
+    """A fill pairs only with the same last component: a bias of zeros is found, a mean of zeros is not taken for it."""
+    full = torch.full(shape, value)
+    assert renamed(diff({"x.bias": full}, {"y.bias": full})) == {"y.bias": "x.bias"}
+    assert not renamed(diff({"x.bias": full}, {"y.running_mean": full}))
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 700, 1199])
+def test_one_other_element_is_no_fill(at, diff):
+    """A single other element anywhere makes a tensor of its own."""
+    almost = torch.zeros(30, 40)
+    almost.view(-1)[at] = 1
+    assert renamed(diff({"x.a": almost}, {"y.b": almost})) == {"y.b": "x.a"}
+
+
+def test_fills_in_columns(diff):
+    """A tensor that repeats along one dimension alone is no fill."""
+    rows = torch.tensor([1.0, 2.0, 3.0])[:, None].expand(3, 4).contiguous()
+    for tensor in (rows, rows.t().contiguous()):
+        assert renamed(diff({"x.a": tensor}, {"y.b": tensor})) == {"y.b": "x.a"}
+
+
+def test_scalars_and_empty_tensors(diff):
+    """One element, or none, says as little as a fill does."""
+    for tensor in (torch.tensor(7), torch.zeros(0, 3)):
+        assert not renamed(diff({"x.steps": tensor, "k": ramp(2)}, {"y.count": tensor, "k": ramp(2)}))
+
+
+def test_of_several_the_longest_end_decides(diff):
+    """Equal tensors go to the name with the most last components in common, then in order."""
+    before = {"old.1.fc.w": ramp(4), "old.0.fc.w": ramp(4), "old.0.norm.w": ramp(4)}
+    after = {"new.0.norm.w": ramp(4), "new.0.fc.w": ramp(4), "new.1.fc.w": ramp(4)}
+    assert renamed(diff(before, after)) == {
+        "new.0.norm.w": "old.0.norm.w",
+        "new.0.fc.w": "old.0.fc.w",
+        "new.1.fc.w": "old.1.fc.w",
+    }
+
+
+def test_more_on_one_side(diff):
+    """What is left over of several equal ones is added or removed."""
+    found = diff({"a.x": ramp(4), "b.x": ramp(4)}, {"c.x": ramp(4)})
+    assert sorted(change.status.value for change in changed(found).values()) == ["removed", "renamed"]
+    assert renamed(found) == {"c.x": "a.x"}
+
+
+def test_other_fields_of_a_renamed_one(diff):
+    """A renamed tensor may differ in what its bytes do not say."""
+    weight = torch.nn.Parameter(ramp(4))
+    frozen = torch.nn.Parameter(ramp(4), requires_grad=False)
+    found = changed(diff({"x.w": weight}, {"y.w": frozen}))["y.w"]
+    assert (found.status, found.fields) == (Status.RENAMED, (Field.REQUIRES_GRAD,))
+
+
+def test_within_a_section(diff):
+    """What leaves the model for another section was not renamed."""
+    before = {"model": {"fc.w": ramp(4), "k.w": ramp(2)}, "ema": {"k.w": ramp(2)}}
+    after = {"model": {"k.w": ramp(2)}, "ema": {"k.w": ramp(2), "fc.w": ramp(4)}}
+    assert rules(diff(before, after)) == [("removed", "fc.w"), ("added", "fc.w")]
+
+
+def test_only_groups_that_are_asked_for_are_read(diff, monkeypatch):
+    """A glob spares the bytes of what it leaves out."""
+    from statecli.values import compare as values
+
+    read: list[str] = []
+    real = values.fingerprints
+    monkeypatch.setattr(
+        values, "fingerprints", lambda rows, **more: read.extend(row.fqn for row in rows) or real(rows, **more)
+    )
+    before, after = {"x.w": ramp(4), "x.v": ramp(5), "k": ramp(2)}, {"y.w": ramp(4), "y.v": ramp(5), "k": ramp(2)}
+    assert renamed(diff(before, after, include=("x.w", "k"))) == {"y.w": "x.w"}
+    assert read == ["x.w", "y.w"]
+
+
+def test_a_fingerprint_alone_proves_nothing(diff, monkeypatch):
+    """Equal fingerprints of other bytes are no rename."""
+    from statecli.values import compare as values
+
+    monkeypatch.setattr(values, "fingerprints", lambda rows, **_: [0] * len(rows))
+    assert not renamed(diff({"x.w": ramp(4)}, {"y.w": ramp(4, start=1.0)}))
+
+
+def test_suffixes_take_linear_time():
+    """20,000 equal tensors on either side are paired at once."""
+    rows = [[TensorInfo(f"{side}.{n}.w", "float32", (1,), 1, 4) for n in range(20_000)] for side in "ab"]
+    found = list(renames.by_suffix(rows[0], rows[1][::-1]))
+    assert len(found) == 20_000
+    assert all(one.fqn[1:] == two.fqn[1:] for one, two in found)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_sparse_tensors(layout, diff):
+    """Tensors made of parts are found by the bytes of all of them, and not by those of some."""
+    before, other = (getattr(ramp(12, start).view(3, 4), layout)() for start in (1, 2))
+    assert renamed(diff({"x.a": before}, {"y.b": before})) == {"y.b": "x.a"}
+    assert not renamed(diff({"x.a": before}, {"y.b": other}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_sparse_tensor_that_stores_nothing(diff):
+    """Says as little as a fill does."""
+    empty = torch.zeros(3, 4).to_sparse()
+    assert not renamed(diff({"x.a": empty}, {"y.b": empty}))
+
+
+def test_the_same_bits_not_yet_conjugated(diff):
+    """Bits that mean something else are no rename."""
+    plain, lazy = torch.view_as_complex(ramp(8).view(4, 2)), torch.view_as_complex(ramp(8).view(4, 2)).conj()
+    assert not renamed(diff({"x.a": plain}, {"y.b": lazy}))

@@ -1,0 +1,372 @@
+"""Numbers and words beside the tensors."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from statecli import formats
+from statecli.comparison import scalars
+from statecli.comparison.result import ScalarChange, Status
+from statecli.comparison.run import Request, compare
+from statecli.state import Kind, ModelState
+
+from .conftest import notes
+
+W = {"w": torch.arange(3.0)}
+
+
+def between(before: dict, after: dict, formats: tuple[str, str] = ("torch-zip", "torch-zip"), **more) -> list:
+    """The scalars that differ, and the notes, of two states that hold nothing else."""
+    states = [
+        ModelState(n, format, (), metadata=m) for n, format, m in zip("ab", formats, (before, after), strict=True)
+    ]
+    found, _, notes = scalars.changed_scalars(*states, more.get("cut", (None, None)))
+    return [*found, *notes]
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), VALUES), st.dictionaries(st.sampled_from("abcd"), VALUES))
+def test_every_difference_once(before, after):
+    """Added, removed and changed keys, each once; NaN is no difference from itself."""
+
+    def same(one, two):
+        if isinstance(one, bool) or isinstance(two, bool):
+            return one is two
+        return one == two or (isinstance(one, float) and isinstance(two, float) and math.isnan(one) and math.isnan(two))
+
+    expected = {key: Status.REMOVED for key in before if key not in after}
+    expected |= {key: Status.ADDED for key in after if key not in before}
+    expected |= {key: Status.CHANGED for key in before if key in after and not same(before[key], after[key])}
+    found = between(before, after)
+    assert {one.key: one.status for one in found} == expected
+    assert len(found) == len(expected)
+    assert all((one.before, one.after) == (before.get(one.key), after.get(one.key)) for one in found)
+
+
+def test_a_missing_entry_is_not_null():
+    """None that was there, and none that was, are two things."""
+    assert between({"a": None}, {}) == [ScalarChange("a", Status.REMOVED, None, None)]
+    assert between({"a": None}, {"a": None}) == []
+
+
+def test_nan_in_a_file(diff):
+    """A loss of NaN is the same on both sides, and infinity another one."""
+    assert not diff({**W, "loss": math.nan}, {**W, "loss": math.nan}).scalars
+    assert [one.key for one in diff({**W, "loss": math.nan}, {**W, "loss": math.inf}).scalars] == ["loss"]
+
+
+def test_metadata_of_safetensors(save, tmp_path):
+    """`__metadata__` is compared between two files of the format."""
+    for name, metadata in (("a", {"format": "pt", "run": "1"}), ("b", {"format": "pt", "run": "2"}), ("c", None)):
+        save_file(W, tmp_path / f"{name}.safetensors", metadata)
+    paths = {name: str(tmp_path / f"{name}.safetensors") for name in "abc"}
+    assert compare(Request(paths["a"], paths["b"])).scalars == (ScalarChange("run", Status.CHANGED, "1", "2"),)
+    assert {one.key for one in compare(Request(paths["a"], paths["c"])).scalars} == {"format", "run"}
+
+
+def test_what_only_a_format_records(save, tmp_path):
+    """`format: pt` beside a .pt is no difference, and said; another entry is one."""
+    save_file(W, tmp_path / "a.safetensors", {"format": "pt"})
+    save_file(W, tmp_path / "b.safetensors", {"format": "pt", "run": "1"})
+    one = save(W, "c.pt")
+    same = compare(Request(str(tmp_path / "a.safetensors"), one))
+    assert (same.scalars, same.findings) == ((), ())
+    assert "format-metadata" in notes(same)
+    assert [s.key for s in compare(Request(one, str(tmp_path / "b.safetensors"))).scalars] == ["run"]
+
+
+@pytest.mark.parametrize("key", ["total_size", "total_parameters"])
+def test_what_only_an_index_records(key):
+    """The sums that an index of shards holds have no place in a single file; between two indices they count."""
+    formats = ("sharded safetensors", "safetensors")
+    assert [note.name for note in between({key: 5}, {}, formats)] == ["format-metadata"]
+    assert [note.name for note in between({}, {key: 5}, formats[::-1])] == ["format-metadata"]
+    assert [one.status for one in between({key: 5}, {key: 6}, (formats[0], formats[0]))] == [Status.CHANGED]
+
+
+def test_text_of_numbers():
+    """safetensors holds nothing but text: against another format, 3 is "3"; within one format it is not."""
+    assert between({"epoch": 3}, {"epoch": "3"}, ("torch-zip", "safetensors")) == []
+    assert len(between({"epoch": 3}, {"epoch": "4"}, ("torch-zip", "safetensors"))) == 1
+    assert len(between({"epoch": 3}, {"epoch": "3"})) == 1
+
+
+def test_a_section_has_its_own():
+    """Of `train.ckpt#optimizer` only what lies below it counts, by its path from there."""
+    before = {"epoch": 1, "optimizer.lr": 0.1, "optimizer.eps": 1}
+    after = {"epoch": 2, "optim.lr": 0.2, "optim.eps": 1}
+    assert between(before, after, cut=("optimizer", "optim")) == [ScalarChange("lr", Status.CHANGED, 0.1, 0.2)]
+
+
+def test_filters(diff):
+    """The globs are of their paths too; --kind asks for tensors."""
+    before, after = {**W, "epoch": 1, "lr": 0.1}, {**W, "epoch": 2, "lr": 0.2}
+    assert [one.key for one in diff(before, after, exclude=("epoch",)).scalars] == ["lr"]
+    assert not diff(before, after, include=("w",)).scalars
+    assert not diff(before, after, kind=(Kind.PARAMETER,)).scalars
+
+
+def test_in_words():
+    """One line each."""
+    found = [ScalarChange("a", Status.ADDED, None, 1), ScalarChange("b", Status.REMOVED, "x", None)]
+    assert [scalars.described(one) for one in found] == ["a: added: 1", 'b: removed: "x"']
+    assert scalars.described(ScalarChange("lr", Status.CHANGED, 0.1, 0.2)) == "lr: 0.1 → 0.2"
+
+
+def test_settings_of_paired_sections(diff):
+    """`optimizer.param_groups` against `optimizer_states.0.param_groups` of another framework's layout."""
+    group = {"lr": 0.1, "params": [0]}
+    moments = {0: {"exp_avg": torch.ones(2, 2)}}
+    one = {"model": {"a.w": torch.ones(2, 2)}, "optimizer": {"state": moments, "param_groups": [group]}}
+    two = {"model": {"a.w": torch.ones(2, 2)}, "optim": {"state": moments, "param_groups": [{**group, "lr": 0.2}]}}
+    found = diff(one, two)
+    assert [(s.key, s.before, s.after) for s in found.scalars] == [("optim.param_groups.0.lr", 0.1, 0.2)]
+
+
+def test_arrays_are_compared_by_value(diff):
+    """numpy arrays beside the model: equal ones are identical, others are told."""
+    import numpy as np
+
+    state = {"model": {"a.w": torch.ones(2)}, "mean": np.arange(3.0)}
+    assert not diff(state, state).findings
+    found = diff(state, {**state, "mean": np.array([0.0, 1.0, 5.0])})
+    assert [(f.rule, f.fqn) for f in found.findings] == [("changed", "mean")]
+    assert next(c for c in found.changes if c.fqn == "mean").values.max_abs == 3
+
+
+LOOKALIKES = [
+    *(0, 0.0, 1, 1.0, True, False, None, "1", "True", "None", "", "a", "a.b", 1.5, 2**70, float(2**70), str(2**70)),
+    *(math.nan, math.inf, "nan", "inf", "'nan'", "''nan''", "[]", "{}", b"", b"a", "torch.float32", "<torch.float32>"),
+    *(torch.float32, torch.float16, "x" * 1001, "x" * 1002),
+]
+KEYS = ["a", "b", "a.b", "", 1, "1", True, "True", None, "None", 1.5, "[1.5]", (1, "a"), ("q",) * 9, "(and more)"]
+
+
+def containers(inner: st.SearchStrategy) -> st.SearchStrategy:
+    """Whatever torch.save writes of settings."""
+    mappings = st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
+    named = st.dictionaries(st.sampled_from("ab"), inner, max_size=2).map(lambda held: argparse.Namespace(**held))
+    return st.lists(inner, max_size=3) | mappings | named | st.sets(st.sampled_from(["a", "1", 1, None]), max_size=3)
+
+
+NESTED = st.recursive(st.sampled_from(LOOKALIKES), containers, max_leaves=6)
+#: As it is, where no list is told one by one, and where no depth is.
+PLACED = [lambda held: held, lambda held: [held, *range(100)], lambda held: [[[[[[[[[[held]]]]]]]]]]]
+
+
+def plain(held: Any) -> Any:
+    """What Python's == makes of it, but for nan, which is itself, True, which is not 1, and tuples, which are lists."""
+    if isinstance(held, dict):
+        return "dict", frozenset((plain(key), plain(value)) for key, value in held.items())
+    if isinstance(held, argparse.Namespace):
+        return "namespace", plain(vars(held))
+    if isinstance(held, (list, tuple)):
+        return "list", tuple(map(plain, held))
+    if isinstance(held, set):
+        return "set", frozenset(map(plain, held))
+    return ("nan",) if held != held else (type(held) if type(held) is not int else float, held)
+
+
+def turned(held: Any) -> Any:
+    """The same with every dict in the other order, tuples for lists and floats for small integers."""
+    if isinstance(held, dict):
+        return collections.OrderedDict((key, turned(value)) for key, value in reversed(held.items()))
+    if isinstance(held, argparse.Namespace):
+        return argparse.Namespace(**turned(vars(held)))
+    if isinstance(held, list):
+        return tuple(map(turned, held))
+    return float(held) if type(held) is int and held < 100 else held
+
+
+def altered(held: Any, draw: Any) -> Any:
+    """The same but for one place in it, most of the time."""
+    if isinstance(held, dict) and held:
+        key = draw(st.sampled_from(list(held)))
+        return {**held, key: altered(held[key], draw)}
+    if isinstance(held, list) and held:
+        return [altered(held[0], draw), *held[1:]]
+    return draw(st.sampled_from([str(held), [held], {"a": held}, {1: held}, {"1": held}, *LOOKALIKES, [], {}]))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data(), place=st.sampled_from(PLACED))
+def test_what_differs_is_shown_and_nothing_else(save, data, place):
+    """Settings in files are equal for a diff if and only if they are for Python, whatever order they were saved in."""
+    held = data.draw(NESTED)
+    other = altered(held, data.draw)
+    states = [formats.read(save({**W, "x": place(one)}, "a.pt")) for one in (held, turned(held), other)]
+    for one, two in ((0, 1), (1, 0)):
+        assert beside(states[one], states[two]) == []
+    for one, two in ((0, 2), (2, 0), (1, 2), (2, 1)):
+        assert bool(beside(states[one], states[two])) == (plain(held) != plain(other))
+
+
+def beside(one: ModelState, two: ModelState, *cut: str | None, paired: dict[str, str] | None = None) -> list:
+    """The scalars that differ between two states that were read, and the notes."""
+    found, _, notes = scalars.changed_scalars(one, two, cut or (None, None), paired or {})
+    return [*found, *notes]
+
+
+@pytest.fixture
+def lines(save):
+    """What is said of the settings `x` of two files."""
+
+    def found(before, after):
+        one, two = (formats.read(save({**W, **held}, "a.pt")) for held in (before, after))
+        return [scalars.described(change) for change in beside(one, two)]
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({"x": math.nan}, {"x": "nan"}, ['x: "nan" → "\'nan\'"']),
+        ({"x": 2**70}, {"x": str(2**70)}, [f'x: "{2**70}" → "\'{2**70}\'"']),
+        ({"x": 2**70}, {"x": float(2**70)}, []),
+        ({"x": 2**70}, {"x": float(2**71)}, [f'x: "{2**70}" → {2.0**71}']),
+        ({}, {"x": []}, ['x: added: "[]"']),
+        ({"x": {}}, {}, ['x: removed: "{}"']),
+        ({"x": {}}, {"x": []}, ['x: "{}" → "[]"']),
+        ({"x": {}}, {"x": {"a": 1}}, ["x.a: added: 1"]),
+        ({"x": {"a": 1}}, {"x": {}}, ["x.a: removed: 1"]),
+        ({"x": {1: "a"}}, {"x": {"1": "a"}}, ['x.1: removed: "a"', """x.['1']: added: "a\""""]),
+        ({"x": {1: "a", "1": "b"}}, {"x": {"1": "b"}}, ['x.1: removed: "a"']),
+        ({"x": {"a.b": 1}}, {"x": {"a": {"b": 1}}}, ["x.['a.b']: removed: 1", "x.a.b: added: 1"]),
+        ({"x": {0: "a"}}, {"x": ["a"]}, ['x: "dict" → "list"']),
+        ({"x": argparse.Namespace(a=1)}, {"x": {"a": 1}}, ['x: "argparse.Namespace" → "dict"']),
+        ({"x": torch.float16}, {"x": torch.float32}, ['x: "<torch.float16>" → "<torch.float32>"']),
+    ],
+)
+def test_in_so_many_words(lines, before, after, said):
+    """Exactly these lines and no more."""
+    assert lines(before, after) == said
+
+
+def many(count: int) -> dict[str, int]:
+    """More settings than are told one by one."""
+    return {f"k{n}": n for n in range(count)}
+
+
+def test_more_than_are_told_in_another_order(lines):
+    """Which ones are told depends on the order of the file; whether all are equal does not."""
+    held = many(25_000)
+    assert lines({"x": held}, {"x": dict(reversed(held.items()))}) == []
+
+
+def test_more_than_are_told_and_one_of_them_differs(lines):
+    """None that was merely not told is said to be gone."""
+    held = many(25_000)
+    assert [line.split(":")[0] for line in lines({"x": held}, {"x": {**held, "k24999": 0}})] == ["(and more)"]
+    assert [line.split(":")[0] for line in lines({"x": held}, {"x": {**held, "k0": 1}})] == ["x.k0", "(and more)"]
+    del held["k0"]
+    assert [line.split(":")[0] for line in lines({"x": many(25_000)}, {"x": held})] == ["(and more)"]
+
+
+def test_more_than_are_told_and_not_asked_for(diff):
+    """Where the globs leave the rest out, a note says that it differs."""
+    held = many(25_000)
+    found = diff({**W, "x": held}, {**W, "x": {**held, "k24999": 0}}, include=("w",))
+    assert found.scalars == ()
+    assert "settings-left-out" in notes(found)
+
+
+def test_text_that_reads_as_a_number_against_safetensors(save, tmp_path):
+    """Its text 'nan' is what a float is told as, and what a text of a pickle is."""
+    save_file(W, tmp_path / "a.safetensors", {"x": "nan", "y": "z" * 2000, "z": "'nan'"})
+    text = formats.read(str(tmp_path / "a.safetensors"))
+    same = formats.read(save({**W, "x": math.nan, "y": "z" * 2000, "z": "'nan'"}, "a.pt"))
+    assert beside(text, same) == [] == beside(same, text)
+    assert beside(text, formats.read(save({**W, "x": "nan", "y": "z" * 2000, "z": "'nan'"}, "a.pt"))) == []
+    other = formats.read(save({**W, "x": "'nan'", "y": "z" * 2001, "z": "nan"}, "a.pt"))
+    assert {change.key for change in beside(text, other)} == {"x", "y", "z"}
+
+
+def test_the_section_of_a_file_that_is_nothing_else(save):
+    """`a.pt#model` of a lone state_dict has the settings that stand in it."""
+    one, two = (formats.read(save({**W, "scale": scale}, "a.pt")) for scale in (1.5, 2.5))
+    assert beside(one, two, "model", "model") == [ScalarChange("scale", Status.CHANGED, 1.5, 2.5)]
+
+
+def test_sections_that_take_each_others_names(save):
+    """Nothing of before is lost where a section is compared under a name that is taken."""
+    held = {"a": {"lr": 1}, "a.b": {"lr": 2}, "c": {"lr": 3}, "d": {1: "e", "1": "f"}}
+    state = formats.read(save({**W, **held}, "a.pt"))
+    turned = formats.read(save({**W, "a": {"lr": 3}, "a.b": {"lr": 2}, "c": {"lr": 1}, "d": held["d"]}, "b.pt"))
+    assert beside(state, turned, paired={"a": "c", "c": "a", "a.b": "a.b"}) == []
+    assert beside(state, formats.read(save({**W, **held}, "b.pt")), paired={"a": "c"}) == []
+    assert beside(state, formats.read(save({**W, "n": held["d"]}, "b.pt")), "d", "n") == []
+    other = formats.read(save({**W, **{key: held[key] for key in ("a", "c", "d")}, "e.f": {"lr": 2}}, "b.pt"))
+    assert beside(state, other, paired={"a.b": "e.f"}) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (ScalarChange("k", Status.CHANGED, 1, "1"), '1 → "1"'),
+        (ScalarChange("k", Status.CHANGED, None, False), "null → false"),
+        (ScalarChange("k", Status.ADDED, None, None), "null"),
+        (ScalarChange("k", Status.REMOVED, 0.5, None), "0.5"),
+    ],
+)
+def test_scalars_are_written_as_json_has_them(change, text):
+    """A text is not mistaken for a number, nor a null for nothing; a finding has the words of the table."""
+    assert scalars.told(change) == text
+    assert scalars.described(change).removeprefix("k: ").removeprefix(f"{change.status.value}: ") == text
+
+
+# --- a module pickled whole ------------------------------------------------------------------------------------------
+
+
+def whole(p: float = 0.5) -> torch.nn.Module:
+    """A module with more than its state_dict holds: settings, a buffer that is not saved, a plain tensor."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(p))
+    module.register_buffer("table", torch.ones(3), persistent=False)
+    module[0].plain = torch.ones(2)
+    return module
+
+
+@pytest.mark.parametrize("names", [("a.pt", "b.pt"), ("a.legacy.pt", "b.pt"), ("a.pt", "b.safetensors")])
+@pytest.mark.parametrize("swapped", [False, True], ids=["before", "after"])
+def test_a_whole_module_and_its_state_dict(diff, names, swapped):
+    """What only the module records is no difference, and one note a kind says so."""
+    both = whole(), whole().state_dict()
+    found = diff(*(reversed(both) if swapped else both), names=tuple(reversed(names)) if swapped else names)
+    assert (found.findings, found.scalars, found.broken) == ((), (), ())
+    assert [name for name in notes(found) if name != "foreign-globals"] == ["not-expected", "module-attributes"]
+
+
+@pytest.mark.parametrize("section", [None, "net"])
+def test_what_is_beside_a_whole_module_is_compared(save, section):
+    """An epoch that differs is found wherever the module lies, and a tensor of it that changed."""
+    a, b = save({"net": whole(), "epoch": 3}, "a.pt"), save({"net": whole().state_dict(), "epoch": 4}, "b.pt")
+    if section:
+        found = compare(Request(f"{a}#{section}", f"{b}#{section}", jobs=1))
+        assert (found.scalars, found.findings) == ((), ())
+    else:
+        assert [one.key for one in compare(Request(a, b, jobs=1)).scalars] == ["epoch"]
+    changed = whole().state_dict()
+    changed["0.bias"] += 1
+    found = compare(Request(a, save({"net": changed, "epoch": 3}, "c.pt"), jobs=1))
+    assert [(finding.rule, finding.fqn) for finding in found.findings] == [("changed", "0.bias")]
+
+
+def test_two_whole_modules_are_compared_whole(diff):
+    """Both record the dropout and the plain tensor: a difference in them is one."""
+    other = whole(0.25)
+    other[0].plain += 1
+    found = diff(whole(), other)
+    assert [one.key for one in found.scalars] == ["_modules.1.p"]
+    assert [one.fqn for one in found.changes if one.values] == ["0.plain"]

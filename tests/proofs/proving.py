@@ -1,0 +1,62 @@
+"""A proof of a model, and what it said, in few words."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+from statecli.modules.build import Built
+from statecli.modules.origin import Origins
+from statecli.modules.spec import Spec
+from statecli.proofs import Request, run, subject
+from statecli.proofs.result import Cell, Check, Name
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+SOURCE = "import torch\nfrom torch import nn\n"
+
+
+def proved(name: Name, spec: str, *input: str, device: str = "meta", **options) -> Check:
+    """One proof of the class that `spec` names."""
+    return run(Request(spec, checks=(name,), input=input, device=device, **options)).checks[0]
+
+
+def sample(name: Name, spec: str, *input: str, **options) -> Check:
+    """One proof of a sample model: `net:Net`."""
+    return proved(name, f"{SAMPLES}/{spec.replace(':', '.py:')}", *input, **options)
+
+
+def of_source(name: Name, body: str, *input: str, **options) -> Check:
+    """One proof of the class Net whose __init__ is `body`; a class of its own may follow it, without indentation."""
+    written = textwrap.dedent(body)
+    init, _, rest = written.partition("\n---\n")
+    lines = ["class Net(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+    text = "\n".join(lines) + "\n" + textwrap.indent(init, " " * 8) + "\n" + textwrap.indent(rest, " " * 4)
+    Path("net.py").write_text(SOURCE + text, "utf-8")
+    return proved(name, "net.py:Net", *input, **options)
+
+
+def of_live(prove: Callable, make: Callable, *args) -> Check:
+    """A proof of what a factory builds, each time anew."""
+    built = Built(Spec("live", "", False, "live"), make(), Origins({}), "cpu", True, lambda values, seed: make())
+    return prove(subject.of_built(built, "live"), *args)
+
+
+def rules(check: Check) -> dict[str | None, str]:
+    """The rule that each tensor broke; two findings of one tensor fail the test."""
+    found = {finding.fqn: finding.rule for finding in check.findings}
+    assert len(found) == len(check.findings), check.findings
+    return found
+
+
+def cell(check: Check, column: str, fqn: str) -> Cell:
+    return next(one.cells[fqn] for one in check.columns if one.name == column)
+
+
+def verdicts(check: Check, column: str) -> dict[str, str]:
+    """The verdicts of one column by name."""
+    (found,) = [one.cells for one in check.columns if one.name == column]
+    return {fqn: cell.verdict.value for fqn, cell in found.items()}
+
+
+__all__ = ["SAMPLES", "cell", "of_live", "of_source", "proved", "rules", "sample", "verdicts"]

@@ -1,0 +1,165 @@
+"""The cast: what keeps its dtype and what loses its values, each held against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.errors import UsageError
+from statecli.finding import Severity
+from statecli.proofs import cast
+from statecli.proofs.result import Name, Verdict
+
+from ..zoo import SMALL, make
+from .proving import cell, of_live, of_source, rules, sample, verdicts
+
+FAILING = {
+    "net:Net": {"table": "keeps-dtype"},
+    "anchors:Head": {f"anchors[{i}]": "keeps-dtype" for i in range(3)},
+    "precomputed:Normed": {"direction": "keeps-dtype"},
+    "phases:Phases": {"phases": "imaginary-lost"},
+}
+PASSING = ["net_fixed:Net", "anchors_fixed:Head", "precomputed_fixed:Normed", "phases_fixed:Phases", "tied:Tied"]
+PASSING += ["batchnorm:Block", "positions:Positions", "frozen:Frozen"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def casted(body: str, *input: str, **options):
+    return of_source(Name.CAST, body, *input, **options)
+
+
+@pytest.mark.parametrize("spec", FAILING)
+def test_a_sample_fails_where_it_was_written_to(spec):
+    """Exactly the tensors of the lesson fail, by their rule."""
+    assert rules(sample(Name.CAST, spec)) == FAILING[spec]
+
+
+@pytest.mark.parametrize("spec", PASSING)
+def test_a_sound_sample_passes(spec):
+    """Every floating-point tensor follows every cast, every integer stays."""
+    check = sample(Name.CAST, spec)
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+def test_dtypes_are_told_in_turn():
+    """A parameter has the three dtypes of the three casts, the counter its own; `how` names what was called."""
+    check = sample(Name.CAST, "batchnorm:Block")
+    assert check.how == ".to(torch.float64), .half(), .bfloat16()"
+    weight, count = cell(check, "casts", "norm.weight"), cell(check, "casts", "norm.num_batches_tracked")
+    assert (weight.before, weight.after) == ("float32", "float64 → float16 → bfloat16")
+    assert (count.before, count.after) == ("int64", "int64")
+
+
+def test_one_dtype_may_be_asked_for():
+    """Only that cast is done."""
+    check = sample(Name.CAST, "batchnorm:Block", dtype="bfloat16")
+    assert check.how == ".to(torch.bfloat16)"
+    assert cell(check, "casts", "norm.weight").after == "bfloat16"
+
+
+def test_half_leaves_complex_numbers_alone():
+    """As torch does: `.half()` casts floating-point tensors, `.to(torch.float16)` complex ones too."""
+    body = 'self.register_buffer("f", torch.ones(2, dtype=torch.complex64))'
+    assert rules(casted(body, dtype="float16")) == {"f": "imaginary-lost"}
+    assert torch.ones(2, dtype=torch.complex64).to(torch.float16).dtype is torch.float16
+    assert "after .to(torch.float64)" in casted(body).findings[0].message
+
+
+@pytest.mark.parametrize(("text", "why"), [("flaot16", "knows no such dtype"), ("int8", "casts no model to integers")])
+def test_what_torch_casts_no_module_to_is_refused(text, why):
+    """One line that names dtypes to write."""
+    with pytest.raises(UsageError, match=f"--dtype {text}: .*{why}; float64"):
+        sample(Name.CAST, "net:Net", dtype=text)
+
+
+def test_an_integer_that_a_class_casts_fails():
+    """An `_apply` that makes a buffer of indices floating-point is seen by its dtype, and by its values."""
+    body = 'self.register_buffer("i", torch.arange(3))\n---\n'
+    body += "def _apply(self, fn, recurse=True):\n    self.i = {}\n    return super()._apply(fn)"
+    assert rules(casted(body.format("self.i.float()"))) == {"i": "integer-cast"}
+    assert rules(casted(body.format("self.i + 1"))) == {"i": "integer-changed"}
+    assert rules(casted(body.format("self.i.clone()"))) == {}
+
+
+def test_a_parameter_that_a_class_keeps_fails():
+    """A class whose `.half()` forgets one parameter."""
+    body = "self.w = nn.Parameter(torch.ones(3)); self.v = nn.Parameter(torch.ones(3))\n---\n"
+    body += "def half(self):\n    self.w.data = self.w.data.half()\n    return self"
+    (finding,) = casted(body).findings
+    assert (finding.rule, finding.message) == ("keeps-dtype", "v: is float64 after .half()")
+
+
+def test_what_a_class_moves_itself_and_casts_never_is_its_decision():
+    """torchmetrics: states follow a move through `_apply` and keep their dtype on purpose."""
+    metrics = pytest.importorskip("torchmetrics")
+    check = of_live(cast.prove, metrics.MeanMetric, None)
+    assert check.findings == ()
+    assert "keeps its dtype" in cell(check, "casts", "mean_value").reason
+
+
+def test_a_tensor_without_dimensions_is_a_warning():
+    """It takes no part in what dtype an operator gives."""
+    (finding,) = casted("self.scale = torch.tensor(2.0)").findings
+    assert (finding.rule, finding.severity) == ("keeps-dtype", Severity.WARNING)
+
+
+def test_a_cast_that_raises_is_told_and_the_others_done():
+    """Inconclusive with the model's own words; the other casts are done on an instance of their own."""
+    body = 'self.w = nn.Parameter(torch.ones(3))\n---\ndef half(self):\n    raise RuntimeError("not today")'
+    check = casted(body)
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "not today (net.py:8)" in check.reason
+    assert cell(check, "casts", "w").after == "float64 → bfloat16"
+
+
+def test_a_cache_of_the_first_forward_is_cast_too():
+    """What forward left behind keeps its dtype."""
+    body = "self.w = nn.Linear(3, 3); self.c = None\n---\n"
+    body += (
+        "def forward(self, x):\n    self.c = torch.ones(3) if self.c is None else self.c\n    return self.w(x) + self.c"
+    )
+    assert rules(casted(body, "3")) == {"c": "keeps-dtype"}
+
+
+def test_what_every_forward_makes_anew_is_not_judged():
+    """An attention map that is kept to be looked at: the next forward replaces it without reading it."""
+    body = "self.w = nn.Linear(3, 3); self.map = None\n---\n"
+    body += "def forward(self, x):\n    self.map = self.w(x).detach()\n    return self.map"
+    assert verdicts(casted(body, "2x3"), "casts")["map"] == "skipped"
+
+
+def test_a_wrapper_without_a_length_is_cast():
+    """`torch.compile` gives a module whose `len` raises: it is never asked for its truth."""
+    assert of_live(cast.prove, lambda: torch.compile(nn.Linear(2, 2)), None).verdict is Verdict.PASSED
+
+
+def test_uninitialized_parameters_are_no_failure():
+    """torch itself refuses `.bfloat16()` of them, and that is what is told."""
+    check = of_live(cast.prove, lambda: nn.LazyLinear(3), None)
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert check.findings == ()
+
+
+def test_quantized_tensors_keep_their_values():
+    """They are integers with a scale."""
+    body = 'self.register_buffer("q", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))'
+    assert casted(body).verdict is Verdict.PASSED
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_models_of_transformers_are_cast(name):
+    """Fourteen real classes keep no floating-point tensor back."""
+    check = of_live(cast.prove, lambda: make(name), None)
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+def test_verdicts_are_of_every_tensor():
+    """Each row has a cell."""
+    check = sample(Name.CAST, "batchnorm:Block")
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
+    assert len(verdicts(check, "casts")) == len(module.state_dict())

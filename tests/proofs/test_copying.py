@@ -1,0 +1,176 @@
+"""Copies: deep and pickled, each held against what torch and copy do."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.proofs import copying
+from statecli.proofs.result import Name, Verdict
+
+from ..zoo import SMALL, make
+from .proving import cell, of_live, of_source, rules, sample, verdicts
+
+FAILING = {"precomputed:Normed": {"direction": "non-leaf-attribute"}}
+PASSING = ["precomputed_fixed:Normed", "net:Net", "tied:Tied", "anchors:Head", "plain_lists:Lists", "rotary:Rotary"]
+PASSING += ["batchnorm:Block", "phases:Phases", "frozen:Frozen"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def copied(body: str, *input: str, **options):
+    return of_source(Name.COPY, body, *input, **options)
+
+
+@pytest.mark.parametrize("spec", FAILING)
+def test_a_sample_fails_where_it_was_written_to(spec):
+    """Exactly the tensor of the lesson fails."""
+    check = sample(Name.COPY, spec)
+    assert rules(check) == FAILING[spec]
+    assert "DivBackward0" in check.findings[0].message
+
+
+@pytest.mark.parametrize("spec", PASSING)
+def test_a_sound_sample_passes(spec):
+    """Both copies have every tensor, in memory of their own, tied as before."""
+    check = sample(Name.COPY, spec)
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    assert set(verdicts(check, "copied").values()) == set(verdicts(check, "pickled").values()) == {"passed"}
+
+
+def test_a_tensor_that_torch_cannot_copy_is_named():
+    """The oracle: copy.deepcopy of it alone raises."""
+    with pytest.raises(NotImplementedError):
+        copy.deepcopy(torch.eye(3).to_sparse_csr())
+    body = 'self.w = nn.Linear(2, 2); self.register_buffer("adjacency", torch.eye(3).to_sparse_csr())'
+    assert rules(copied(body)) == {"adjacency": "not-copyable"}
+
+
+OWN_COPY = """
+self.w = nn.Parameter(torch.ones(3)); self.v = nn.Parameter(torch.ones(3))
+---
+def __deepcopy__(self, memo):
+    other = type(self)()
+    {}
+    return other
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "rule"),
+    [
+        ("other.w = self.w", {"w": "shared-with-copy"}),
+        ("other.w.data.zero_()", {"w": "changed-by-copy"}),
+        ("del other.w", {"w": "lost-by-copy"}),
+        ("other.w.data.copy_(self.w.data)", {}),
+    ],
+)
+def test_a_deepcopy_of_the_class(what, rule):
+    """What it shares, changes or forgets fails; the other parameter is copied right."""
+    body = OWN_COPY.format(f"other.v.data.copy_(self.v.data); {what}")
+    assert rules(copied(body)) == rule
+
+
+def test_a_tie_that_a_copy_parts():
+    """Two names of one tensor are two tensors in the copy."""
+    body = "self.w = nn.Parameter(torch.ones(3)); self.v = self.w\n---\ndef __deepcopy__(self, memo):\n"
+    body += "    other = type(self)(); other.w.data.copy_(self.w.data); other.v = nn.Parameter(self.v.data.clone())\n"
+    body += "    return other"
+    check = copied(body)
+    assert rules(check) == {"v": "broken-tie"}
+    assert cell(check, "copied", "v").verdict is Verdict.FAILED
+    assert cell(check, "pickled", "v").verdict is Verdict.PASSED
+
+
+def test_a_closure_is_not_copied():
+    """copy.deepcopy copies no function, so what a hook captured is the original's; and pickle refuses the hook."""
+    body = "keep = torch.rand(3)\nself.l = nn.Linear(3, 3)\n"
+    body += "self.register_forward_hook(lambda module, args, output: output + keep)"
+    check = copied(body)
+    assert list(rules(check).values()) == ["shared-with-copy"]
+    assert "Can't" in check.reason
+
+
+def test_a_class_attribute_is_one_for_all():
+    """It is no copy's to own."""
+    check = copied("self.w = nn.Linear(2, 2)\n---\ntable = torch.ones(3)")
+    assert verdicts(check, "copied")["table"] == "skipped"
+    assert check.verdict is Verdict.PASSED
+
+
+def test_what_a_class_leaves_out_of_its_copies_is_not_judged():
+    """A cache that `__getstate__` drops."""
+    body = "self.w = nn.Linear(2, 2); self.cache = torch.ones(3)\n---\n"
+    body += 'def __getstate__(self):\n    return {**self.__dict__, "cache": None}'
+    assert verdicts(copied(body), "pickled")["cache"] == "skipped"
+
+
+def test_a_reason_that_is_no_tensor_is_inconclusive():
+    """A lambda cannot be pickled: nothing is said against any tensor, and it is no pass."""
+    check = copied("self.l = nn.Linear(2, 2); self.act = lambda x: x")
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "lambda" in check.reason
+    assert set(verdicts(check, "copied").values()) == {"passed"}
+
+
+def test_a_copy_that_raises_is_inconclusive():
+    """The model's own words and line."""
+    body = 'self.w = nn.Linear(2, 2)\n---\ndef __deepcopy__(self, memo):\n    raise ValueError("not today")'
+    check = copied(body)
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "not today (net.py:8)" in check.reason
+
+
+def test_what_forward_left_behind_is_copied_too():
+    """A graph kept by forward is a non-leaf attribute like any other: the attention map of many models."""
+    body = "self.l = nn.Linear(3, 3); self.last = None\n---\ndef forward(self, x):\n"
+    body += "    self.last = self.l(x)\n    return self.last"
+    check = copied(body, "2x3")
+    assert "last" in verdicts(check, "copied")
+
+
+@pytest.mark.parametrize(
+    "make_one",
+    [
+        lambda: nn.LSTM(3, 4, 2),
+        lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+        lambda: torch.jit.script(nn.BatchNorm1d(3)),
+        lambda: torch.compile(nn.Linear(2, 2)),
+        lambda: nn.EmbeddingBag(3, 4),
+    ],
+    ids=["LSTM", "spectral_norm", "parametrized", "script", "compile", "EmbeddingBag"],
+)
+def test_modules_of_torch(make_one):
+    """They pass; what torch leaves out of pickles on purpose is skipped there."""
+    check = of_live(copying.prove, make_one)
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+def test_old_weight_norm_breaks_deepcopy():
+    """The oracle: copy.deepcopy raises. The advice is what replaced it."""
+    module = nn.utils.weight_norm(nn.Linear(3, 3))
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(module)
+    check = of_live(copying.prove, lambda: nn.utils.weight_norm(nn.Linear(3, 3)))
+    assert rules(check) == {"weight": "non-leaf-attribute"}
+    assert "parametrizations" in check.findings[0].help
+
+
+def test_uninitialized_parameters_are_no_failure():
+    """torch itself copies no lazy module before its first forward."""
+    check = of_live(copying.prove, lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()))
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_models_of_transformers_are_copied(name):
+    """Fourteen real classes copy both ways."""
+    check = of_live(copying.prove, lambda: make(name))
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())

@@ -1,0 +1,203 @@
+"""A pretended GPU without data: CUDA's rules, and a move that is CUDA's."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from statecli.proofs import fake  # noqa: E402
+from statecli.proofs.devices import Watch, Watching  # noqa: E402
+from statecli.proofs.result import Verdict  # noqa: E402
+
+from .mixes import ILLEGAL, LEGAL, live, sample  # noqa: E402
+
+
+def watched(call):
+    """What the watch says of one call, made on the pretended GPU."""
+    watch = Watch(fake.DEVICE)
+    with fake.faked(watch), torch.no_grad():
+        call(lambda *shape: torch.ones(shape), lambda *shape: torch.ones(shape).to(fake.DEVICE))
+    return watch.mismatches
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_what_cuda_allows_is_allowed(name):
+    """A legal mix of devices is no mismatch, and runs."""
+    assert watched(LEGAL[name]) == []
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_what_cuda_refuses_is_noted(name):
+    """An illegal mix is noted, with this file's line, and the call goes on."""
+    found = watched(ILLEGAL[name])
+    assert found
+    assert found[0].place[0].endswith("mixes.py")
+    assert found[0].device == "cpu"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+@pytest.mark.parametrize(("name", "legal"), [(name, True) for name in LEGAL] + [(name, False) for name in ILLEGAL])
+def test_the_rules_are_those_of_cuda(name, legal):
+    """The oracle: on a GPU a call raises exactly where the watch says that it would."""
+    call = (LEGAL if legal else ILLEGAL)[name]
+    cpu, gpu = (lambda *shape: torch.ones(shape)), (lambda *shape: torch.ones(shape, device="cuda:0"))
+    with nullcontext() if legal else pytest.raises((RuntimeError, ValueError)):
+        call(cpu, gpu)
+    watch = Watch(torch.device("cuda", 0))
+    with Watching(watch), torch.no_grad():
+        call(cpu, gpu)
+    assert bool(watch.mismatches) is not legal
+
+
+# --- the move --------------------------------------------------------------------------------------------------------
+
+
+class Names(nn.Module):
+    """Other names of a parameter and of a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.tied = nn.Linear(2, 2)
+        self.tied.weight = self.fc.weight
+        self.listed = [self.fc.weight]
+        self.register_buffer("buffer", torch.ones(2))
+        self.old = self.buffer
+
+
+def cells(check):
+    """The verdicts of a proof's one column."""
+    return {fqn: cell.verdict.value for fqn, cell in check.columns[0].cells.items()}
+
+
+def test_a_parameter_stays_the_object_that_it_is():
+    """As on CUDA: each other name of a Parameter follows, a second name of a buffer is left with the old one."""
+    module = Names()
+    weight = module.fc.weight
+    with fake.faked(Watch(fake.DEVICE)):
+        module.to(fake.DEVICE)
+    assert module.fc.weight is weight is module.tied.weight is module.listed[0]
+    assert (weight.device, module.buffer.device, module.old.device.type) == (fake.DEVICE, fake.DEVICE, "cpu")
+    assert isinstance(weight, nn.Parameter)
+    assert weight.requires_grad
+
+
+def test_what_is_replaced_is_put_back():
+    """After the block a module moves, autocast refuses and torch.tensor makes tensors as before, whatever happened."""
+    before = nn.Module._apply, torch.amp.autocast_mode.autocast.__init__, torch.is_autocast_enabled
+    with pytest.raises(ZeroDivisionError), fake.faked(Watch(fake.DEVICE)):
+        _ = 1 / 0
+    assert (nn.Module._apply, torch.amp.autocast_mode.autocast.__init__, torch.is_autocast_enabled) == before
+    assert type(nn.Linear(2, 2).double().weight) is nn.Parameter
+
+
+def test_the_move_finds_what_stays():
+    """The plain tensor fails with its line and its fix; the rest follows, to a device that is called what it is."""
+    check = fake.move(sample("net:Net"))
+    assert cells(check) == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
+    (finding,) = check.findings
+    assert (finding.rule, finding.fqn) == ("left-behind", "table")
+    assert "register_buffer" in finding.help
+    assert check.columns[0].cells["param"].after == "cuda:0 (fake)"
+
+
+def test_the_move_finds_the_stale_view():
+    """A second name of a buffer is told; that of a parameter is not."""
+    check = fake.move(live(Names))
+    assert [(one.rule, one.fqn) for one in check.findings] == [("stale-view", "old")]
+
+
+@pytest.mark.parametrize(
+    "name", ["net_fixed:Net", "tied:Tied", "batchnorm:Block", "positions:Positions", "anchors_fixed:Head"]
+)
+def test_what_is_registered_follows(name):
+    """A sample without a fault passes, ties and all."""
+    check = fake.move(sample(name))
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+def test_a_model_on_meta_is_moved_too():
+    """It needs no data: built on meta the answer is the same."""
+    check = fake.move(sample("net:Net", init_device="meta"))
+    assert cells(check) == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
+
+
+class Own(nn.Module):
+    """A class that moves its plain tensor itself, by `_apply`."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.state = torch.ones(2)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self.state = fn(self.state)
+        return self
+
+
+class OwnTo(nn.Module):
+    """The same by `.to`."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = torch.ones(2)
+
+    def to(self, *args, **kwargs):
+        self.state = self.state.to(*args, **kwargs)
+        return super().to(*args, **kwargs)
+
+
+@pytest.mark.parametrize("make", [Own, OwnTo, lambda: nn.LSTM(2, 3), lambda: nn.LazyLinear(2)], ids=["_apply", "to", "rnn", "lazy"])
+def test_overridden_moves_run(make):
+    """`_apply` and `.to` of a class decide what moves; an RNN's flat weights and a lazy parameter follow."""
+    check = fake.move(live(make))
+    assert set(cells(check).values()) == {"passed"}, check
+
+
+def test_a_parameter_that_an_autograd_graph_holds():
+    """Where torch cannot swap a parameter, its other names are still told as on CUDA: they follow."""
+
+    class Held(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+            self.same = [self.weight]
+            self.graph = self.weight * 2
+
+    assert cells(fake.move(live(Held))) == {"weight": "passed", "graph": "failed"}
+
+
+class Sparse(nn.Module):
+    """A registered sparse tensor and a plain one."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kept", torch.eye(3).to_sparse())
+        self.lost = torch.eye(3).to_sparse()
+
+
+def test_what_cannot_be_moved_without_data_is_moved_with_it():
+    """Sparse tensors: FakeTensorMode has none on such a device."""
+    assert cells(fake.move(live(Sparse))) == {"kept": "passed", "lost": "failed"}
+
+
+def test_a_move_that_raises_is_inconclusive():
+    """The model's own message, and no verdict."""
+
+    class Broken(nn.Linear):
+        def _apply(self, fn, recurse=True):
+            if fn(torch.ones(1)).device.type != "cpu":
+                raise ValueError("not to be moved")
+            return super()._apply(fn, recurse)
+
+    check = fake.move(live(lambda: Broken(2, 2)))
+    assert check.findings == ()
+    assert "not to be moved" in check.reason
+    assert check.verdict is Verdict.INCONCLUSIVE

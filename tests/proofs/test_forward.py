@@ -1,0 +1,330 @@
+"""Proof `forward`: which tensor mixed devices, at which line."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from statecli.errors import ModelError, UsageError  # noqa: E402
+from statecli.proofs import forward  # noqa: E402
+from statecli.proofs.result import Verdict  # noqa: E402
+
+from .mixes import ILLEGAL, LEGAL, READS, Once, live, sample  # noqa: E402
+
+FAKE = "fake-cuda"
+ids = torch.arange(6).view(2, 3)
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+ANY_GPU = pytest.mark.parametrize("device", [FAKE, pytest.param("cuda", marks=[pytest.mark.cuda, GPU])])
+
+
+def told(check):
+    """The names in the findings, which are all of one rule."""
+    assert {finding.rule for finding in check.findings} <= {forward.RULE}
+    return [finding.fqn for finding in check.findings]
+
+
+MIXED = {
+    "net:Net": ([(2, 3)], ["table"]),
+    "anchors:Head": ([(1, 8, 4, 4)], ["anchors[0]", "anchors[1]", "anchors[2]"]),
+    "relative_bias:Attention": ([(1, 4, 4)], ["distance"]),
+    "cached_mask:Causal": ([(2, 4, 8)], ["mask"]),
+    "plain_lists:Lists": (
+        [(2, 4)],
+        [f"blocks[{i}].{name}" for i in (0, 1) for name in ("bias", "weight")]
+        + ["heads['a'].bias", "heads['a'].weight", "scales[0]", "scales[1]"],
+    ),
+}
+RIGHT = {
+    "net_fixed:Net": [(2, 3)],
+    "anchors_fixed:Head": [(1, 8, 4, 4)],
+    "relative_bias_fixed:Attention": [(1, 4, 4)],
+    "cached_mask_fixed:Causal": [(2, 4, 8)],
+    "plain_lists_fixed:Lists": [(2, 4)],
+    "batchnorm:Block": [(1, 3, 8, 8)],
+    "positions:Positions": [ids],
+    "tied:Tied": [ids],
+    "none_parameter:Optional": [(4,)],
+    "grad_buffer:Scaled": [(2, 4)],
+}
+
+
+@ANY_GPU
+@pytest.mark.parametrize("name", MIXED)
+def test_each_sample_that_mixes_devices(name, device):
+    """Every tensor that forward reads on the wrong device is told, and no other."""
+    shapes, names = MIXED[name]
+    check = forward.prove(sample(name, *shapes), device)
+    assert sorted(told(check)) == sorted(names)
+    assert check.verdict is Verdict.FAILED
+    assert {fqn for fqn, cell in check.columns[0].cells.items() if cell.verdict is Verdict.FAILED} == set(names)
+
+
+@ANY_GPU
+@pytest.mark.parametrize("name", RIGHT)
+def test_each_sample_that_does_not(name, device):
+    """No false mismatch."""
+    check = forward.prove(sample(name, *RIGHT[name]), device)
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+def test_the_message_has_the_lines():
+    """Which tensor, where it is, the operator with its line, and the line that assigned it; the fix is the row's."""
+    (finding,) = forward.prove(sample("net:Net", (2, 3)), FAKE).findings
+    assert finding.message.startswith("table: on cpu while ")
+    assert finding.message.partition(" is on cuda:0, in mm at ")[2].count("net.py:22; assigned at ") == 1
+    assert finding.message.endswith("net.py:19")
+    assert "register_buffer" in finding.help
+
+
+def test_the_message_names_the_other_tensor():
+    """A parameter by its name, a local variable by its own."""
+    (finding,) = forward.prove(sample("relative_bias:Attention", (1, 4, 4)), FAKE).findings
+    assert "while bias.weight is on cuda:0, in embedding" in finding.message
+    (finding, *_) = forward.prove(sample("plain_lists:Lists", (2, 4)), FAKE).findings
+    assert "while x is on cuda:0, in addmm" in finding.message
+
+
+def test_a_cache_is_told_to_be_one():
+    """What an earlier forward left on the CPU was assigned by no constructor: no line of one is to be changed."""
+    (finding,) = forward.prove(sample("cached_mask:Causal", (2, 4, 8)), FAKE).findings
+    assert finding.help == forward._OF_CACHES
+
+
+@pytest.mark.parametrize("name", LEGAL | READS)
+def test_a_legal_forward_passes(name):
+    """Without data, or with it where forward reads values."""
+    check = forward.prove(live(lambda: Once((LEGAL | READS)[name]), (1,)), FAKE)
+    assert (check.findings, check.reason) == ((), None), check
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_a_tensor_made_in_forward_is_told_by_its_line(name):
+    """Made without device=: there is no name, only the line."""
+    check = forward.prove(live(lambda: Once(ILLEGAL[name]), (1,)), FAKE)
+    assert check.verdict is Verdict.FAILED
+    assert all("made in forward without device= at" in one.message for one in check.findings)
+
+
+class Plain(nn.Module):
+    """A plain tensor, and what forward does with it."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.table = torch.ones(3)
+        self.use = use
+
+    def forward(self, x):
+        """`use` of the table, the input and the parameter."""
+        return self.use(self.table, x, self.weight)
+
+
+USES = {
+    "derived": (lambda table, x, weight: x + (table * 2 + 1).exp(), ["table"]),
+    "a view": (lambda table, x, weight: x + table[None, :], ["table"]),
+    "with values": (lambda table, x, weight: x * x.sum().item() + table, ["table"]),
+    "behind a branch": (lambda table, x, weight: x + table if x.sum() > 0 else x, ["table"]),
+    "the branch not taken": (lambda table, x, weight: x + table if x.sum() < 0 else x, []),
+    "copied": (lambda table, x, weight: x + table.to(x.device) + weight, []),
+    "not read": (lambda table, x, weight: x + weight, []),
+    "by itself": (lambda table, x, weight: x * float(table.sum()) + weight, []),
+    "cuda by name": (lambda table, x, weight: x + table.cuda() + torch.ones(3, device="cuda"), []),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_what_is_computed_from_a_tensor_is_traced_to_it(name):
+    """Views and results too; what forward copies itself, or does not read, is no mismatch."""
+    use, names = USES[name]
+    check = forward.prove(live(lambda: Plain(use), (3,)), FAKE)
+    assert told(check) == names
+    assert check.verdict is (Verdict.FAILED if names else Verdict.PASSED)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("a view", "table: on cpu"), ("derived", "table: what is computed from it is on")]
+)
+def test_a_view_is_the_tensor_and_a_result_is_not(name, words):
+    """The message says which of the two was met."""
+    (finding,) = forward.prove(live(lambda: Plain(USES[name][0]), (3,)), FAKE).findings
+    assert finding.message.startswith(words)
+
+
+class Unswappable(nn.Module):
+    """A parameter that an autograd graph holds, which torch swaps with no other; and a second name of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.same = [self.weight]
+        self.graph = self.weight * 2
+
+    def forward(self, x):
+        """By the second name alone, then what was computed before the move."""
+        return x * self.same[0] + self.graph.detach()
+
+
+def test_a_parameter_that_cannot_be_swapped_is_not_blamed():
+    """On CUDA it would have followed under each of its names; what was computed from it would not."""
+    assert told(forward.prove(live(Unswappable, (3,)), FAKE)) == ["graph"]
+
+
+def test_a_tensor_that_stayed_is_not_cleared_by_a_forward_that_passes():
+    """Copied at each call, with the line, or not read at all: both are said."""
+    copied = forward.prove(live(lambda: Plain(USES["copied"][0]), (3,)), FAKE).columns[0].cells["table"]
+    assert "forward copies it at each call at" in copied.reason
+    unread = forward.prove(live(lambda: Plain(USES["not read"][0]), (3,)), FAKE).columns[0].cells["table"]
+    assert (unread.verdict, unread.after) == (Verdict.SKIPPED, "cpu")
+
+
+def test_a_numpy_array_of_a_tensor_on_the_gpu():
+    """Works on the CPU alone; the line is told."""
+    (finding,) = forward.prove(live(lambda: Plain(lambda table, x, weight: x.numpy()), (3,)), FAKE).findings
+    assert "is read as a numpy array at" in finding.message
+    assert finding.fqn is None
+
+
+def test_a_generator_of_the_cpu():
+    """CUDA draws from its own generators only; a CPU tensor drawn from it and copied is right."""
+    generator = torch.Generator()
+    drawn = live(lambda: Plain(lambda table, x, weight: torch.rand(3, generator=generator, device=x.device)), (3,))
+    (finding,) = forward.prove(drawn, FAKE).findings
+    assert finding.message.startswith("a torch.Generator on cpu draws values for cuda:0, in rand at ")
+    copied = live(lambda: Plain(lambda table, x, weight: x + torch.rand(3, generator=generator).to(x.device)), (3,))
+    assert forward.prove(copied, FAKE).findings == ()
+
+
+class Hidden(nn.Module):
+    """An LSTM whose first hidden state is a plain tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(2, 3)
+        self.hidden = torch.zeros(1, 1, 3)
+
+    def forward(self, x):
+        """Every call starts from it."""
+        return self.rnn(x, (self.hidden, self.hidden))[0]
+
+
+@ANY_GPU
+def test_what_torch_checks_itself(device):
+    """An RNN compares devices before any operator is run: the line is told, the call ends there."""
+    check = forward.prove(live(Hidden, (2, 1, 2)), device)
+    assert check.verdict is Verdict.FAILED
+    assert any(" at " in one.message for one in check.findings)
+    assert "lazy" not in (check.reason or "")
+
+
+def test_a_model_without_tensors_is_skipped():
+    """Nothing of it can be on the wrong device."""
+    check = forward.prove(live(nn.ReLU, (3,)), FAKE)
+    assert (check.verdict, check.reason) == (Verdict.SKIPPED, "the model holds no tensor")
+
+
+def test_a_forward_that_raises_is_inconclusive():
+    """Its own message and line; on the CPU it raises as well."""
+
+    def broken(table, x, weight):
+        raise ValueError("three is too many")
+
+    with pytest.raises(ModelError, match="three is too many"):
+        forward.prove(live(lambda: Plain(broken), (3,)), FAKE)
+
+
+def test_what_cannot_be_pretended_is_inconclusive():
+    """It runs on the CPU and nowhere that can be pretended: no pass, and the reason."""
+
+    def odd(table, x, weight):
+        return x.reshape(1, 3).t_() if x.device.type != "cpu" and type(x).__name__ == "Pretended" else float(x.sum())
+
+    check = forward.prove(live(lambda: Plain(odd), (3,)), FAKE)
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "without data" in check.reason
+    assert "cannot be pretended" in check.reason
+
+
+def test_without_inputs_it_is_skipped():
+    """With the reason that the inputs give."""
+    subject = sample("net:Net")
+    check = forward.prove(subject, FAKE)
+    assert (check.verdict, check.reason) == (Verdict.SKIPPED, subject.no_inputs)
+
+
+def test_meta_proves_nothing():
+    """And says so, since it would pass."""
+    check = forward.prove(sample("net:Net", (2, 3)), "meta")
+    assert check.verdict is Verdict.SKIPPED
+    assert "fake-cuda" in check.reason
+
+
+def test_the_cpu_runs():
+    """Nothing moves: that is said."""
+    check = forward.prove(sample("net:Net", (2, 3)), "cpu")
+    assert (check.verdict, "says nothing of devices" in check.reason) == (Verdict.PASSED, True)
+
+
+def test_a_device_that_is_not_here():
+    """A mistake of the command line, not of the model."""
+    with pytest.raises(UsageError, match="no such device"):
+        forward.prove(sample("net:Net", (2, 3)), "cudo")
+
+
+def test_a_model_on_meta_is_called_too():
+    """Built on meta, the mismatch is found all the same."""
+    check = forward.prove(sample("net:Net", (2, 3), init_device="meta"), FAKE)
+    assert told(check) == ["table"]
+    assert "on cpu while" in check.findings[0].message
+
+
+MODULES = {
+    "Transformer": (lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True), [(2, 3, 8), (2, 3, 8)]),
+    "LSTM": (lambda: nn.LSTM(4, 5, 2, bidirectional=True), [(3, 2, 4)]),
+    "MultiheadAttention": (lambda: nn.MultiheadAttention(8, 2), [(3, 2, 8)] * 3),
+    "EmbeddingBag": (lambda: nn.EmbeddingBag(10, 4), [torch.arange(6), torch.tensor([0, 3])]),
+    "BatchNorm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), [(2, 3, 8, 8)]),
+    "LazyLinear": (lambda: nn.LazyLinear(2), [(2, 3)]),
+    "old weight_norm": (lambda: nn.utils.weight_norm(nn.Linear(3, 2)), [(2, 3)]),
+    "spectral_norm": (lambda: nn.utils.spectral_norm(nn.Linear(3, 2)), [(2, 3)]),
+    "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), [(2, 3)]),
+}
+
+
+@ANY_GPU
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.filterwarnings("ignore")
+def test_modules_of_torch_mix_nothing(name, device):
+    """Real classes, no false mismatch."""
+    make, shapes = MODULES[name]
+    check = forward.prove(live(make, *shapes), device)
+    assert (check.verdict, check.findings, check.reason) == (Verdict.PASSED, (), None)
+
+
+TEXT = ["BertModel", "GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM", "MambaModel", "GPTNeoXModel"]
+SEEN = ["ViTModel", "CLIPVisionModel"]
+
+
+@ANY_GPU
+@pytest.mark.parametrize("name", TEXT + SEEN)
+def test_models_of_transformers_mix_nothing(name, device):
+    """Small ones, no false mismatch."""
+    zoo = pytest.importorskip("tests.zoo")
+    shape = (1, 3, 16, 16) if name in SEEN else torch.arange(10).view(2, 5)
+    check = forward.prove(live(lambda: zoo.make(name), shape), device)
+    assert (check.verdict, check.findings, check.reason) == (Verdict.PASSED, (), None)
+
+
+def test_it_takes_no_longer_than_three_seconds():
+    """Twelve layers as wide as BERT's, after torch has warmed up."""
+    layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True)
+    small = live(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 1), (1, 4, 8))
+    forward.prove(small, FAKE)
+    subject = live(lambda: nn.TransformerEncoder(layer, 12), (1, 4, 768))
+    began = time.perf_counter()
+    assert forward.prove(subject, FAKE).verdict is Verdict.PASSED
+    assert time.perf_counter() - began < 3

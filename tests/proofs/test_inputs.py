@@ -1,0 +1,388 @@
+"""What forward is called with: the texts, the functions, and what models carry."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from statecli.errors import ModelError, UsageError
+from statecli.modules.build import Built, build
+from statecli.modules.origin import Origins
+from statecli.modules.spec import Spec
+from statecli.modules.spec import parse as parse_spec
+from statecli.proofs.inputs import Inputs, InputSpec, find, leaves, mapped, parse, seeded
+
+from ..zoo import SMALL, make
+
+INTEGERS = ["int64", "int32", "int16", "int8", "uint8"]
+FLOATS = ["float32", "float64", "float16", "bfloat16"]
+
+
+def live(module: nn.Module) -> Built:
+    """A built model around a module that is there already."""
+    return Built(Spec("net", "", False, "net"), module, Origins({}), "cpu", True, lambda *_: module)
+
+
+def given_by(*texts: str) -> Inputs:
+    found, why_not = find(texts, None, live(nn.Identity()))
+    assert found is not None, why_not
+    return found
+
+
+# --- --input ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "read"), [
+    ("2x3", InputSpec(None, "float32", (2, 3), None)),
+    ("2x3x224x224", InputSpec(None, "float32", (2, 3, 224, 224), None)),
+    ("2×3", InputSpec(None, "float32", (2, 3), None)),
+    ("7", InputSpec(None, "float32", (7,), None)),
+    ("0x3", InputSpec(None, "float32", (0, 3), None)),
+    ("float32:", InputSpec(None, "float32", (), None)),
+    ("int64:2x16<30522", InputSpec(None, "int64", (2, 16), 30522)),
+    ("2x16<30522", InputSpec(None, "int64", (2, 16), 30522)),
+    ("int64:2", InputSpec(None, "int64", (2,), 2)),
+    ("bool:4x4", InputSpec(None, "bool", (4, 4), None)),
+    ("mask=bool:4x4", InputSpec("mask", "bool", (4, 4), None)),
+    ("x=2x3", InputSpec("x", "float32", (2, 3), None)),
+    ("torch.half:2", InputSpec(None, "float16", (2,), None)),
+    ("long:2<9", InputSpec(None, "int64", (2,), 9)),
+    ("complex64:2", InputSpec(None, "complex64", (2,), None)),
+    ("uint8:3<256", InputSpec(None, "uint8", (3,), 256)),
+])  # fmt: skip
+def test_what_can_be_written(text, read):
+    """The grammar by example."""
+    assert parse(text) == read
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("2,3", "'2,3' is no shape; write --input 2x3"),
+    ("", "it has no shape; write --input 2x3"),
+    ("x=", "it has no shape; write --input 2x3"),
+    ("2x", "'2x' is no shape"),
+    ("-2x3", "'-2x3' is no shape"),
+    ("2.5", "'2.5' is no shape"),
+    ("flaot32:2", "'flaot32' is no dtype; did you mean float32?"),
+    ("q:2", "'q' is no dtype; write one of float32, float16"),
+    ("float32:2x3<5", "only integers have a bound, float32 has none; write int64:2x16<5"),
+    ("bool:2<5", "only integers have a bound, bool has none"),
+    ("int64:2<0", "the bound '0' is no number above 0"),
+    ("int64:2<", "the bound '' is no number above 0"),
+    ("int64:2<-3", "the bound '-3' is no number above 0"),
+    ("int8:2<300", "int8 holds nothing above 127; write int64"),
+    ("a b=2", "'a b' is no argument's name"),
+    ("99999x99999", "that is 9,999,800,001 elements"),
+])  # fmt: skip
+def test_what_cannot(text, message):
+    """One line: the text, what is wrong with it, and what to write."""
+    with pytest.raises(UsageError) as error:
+        parse(text)
+    assert message in str(error.value)
+    assert str(error.value).startswith(f"--input {text}: ")
+    assert "\n" not in str(error.value)
+
+
+@given(st.sampled_from([*INTEGERS, *FLOATS, "bool", "complex128"]), st.lists(st.integers(0, 4), max_size=3),
+       st.integers(1, 127), st.integers(0, 99))  # fmt: skip
+def test_tensors_are_as_written(dtype, shape, bound, seed):
+    """dtype, shape and bound hold, and a seed gives the same values in new tensors."""
+    limit = f"<{bound}" if dtype in INTEGERS else ""
+    made = given_by(f"{dtype}:{'x'.join(map(str, shape))}{limit}")
+    ((one,), kwargs), ((again,), _) = made.make(seed=seed), made.make(seed=seed)
+    assert (one.dtype, list(one.shape), kwargs) == (getattr(torch, dtype), shape, {})
+    assert one is not again
+    assert torch.equal(one, again)
+    assert not limit or not one.numel() or 0 <= int(one.min()) <= int(one.max()) < bound
+
+
+def test_numbers_are_standard_normal_and_ids_reach_the_bound():
+    """The spread of 10,000 numbers, and every id of a small table."""
+    ((numbers,), _), ((ids,), _) = given_by("10000").make(), given_by("int64:1000<7").make()
+    assert abs(float(numbers.mean())) < 0.05
+    assert abs(float(numbers.std()) - 1) < 0.05
+    assert set(ids.tolist()) == set(range(7))
+
+
+def test_seeds_differ_and_inputs_of_one_call_do_too():
+    """Two positional inputs of the same shape are not the same values; nor are those of two seeds."""
+    made = given_by("4", "4")
+    (one, other), _ = made.make(seed=0)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, made.make(seed=1)[0][0])
+
+
+def test_names_are_keywords_and_the_rest_is_in_order():
+    """Positional ones keep their order, wherever names stand among them."""
+    made = given_by("2", "y=int64:3<5", "4")
+    args, kwargs = made.make()
+    assert [list(one.shape) for one in args] == [[2], [4]]
+    assert list(kwargs) == ["y"]
+    assert made.text == "float32 2, y int64 3 below 5, float32 4"
+
+
+def test_a_name_given_twice():
+    """Python would take the last in silence."""
+    with pytest.raises(UsageError, match="the argument x is given twice"):
+        given_by("x=2", "x=3")
+
+
+def test_making_inputs_draws_nothing_from_the_process():
+    """The global generator is where it was."""
+    before = torch.get_rng_state()
+    given_by("2x3", "int64:2<5").make(seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- --inputs -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def of_function(tmp_path, monkeypatch):
+    """The inputs that a function named make, of this body, gives."""
+    monkeypatch.chdir(tmp_path)
+
+    def find_one(body: str, spec: str = "mine.py:make") -> Inputs:
+        (tmp_path / "mine.py").write_text(f"import torch\nkept = torch.ones(2)\ndef make():\n    {body}\n")
+        found, _ = find((), spec, live(nn.Identity()))
+        assert found is not None
+        return found
+
+    return find_one
+
+
+@pytest.mark.parametrize(("gives", "shapes", "names", "text"), [
+    ("torch.ones(2)", [[2]], {}, "float32 2"),
+    ("(torch.ones(2), torch.ones(3))", [[2], [3]], {}, "float32 2, float32 3"),
+    ("[torch.ones(2)]", [[2]], {}, "float32 2"),
+    ("{'x': torch.ones(2)}", [], {"x": [2]}, "x float32 2"),
+    ("((torch.ones(2),), {'y': torch.ones(3)})", [[2]], {"y": [3]}, "float32 2, y float32 3"),
+    ("([torch.ones(2)], {})", [[2]], {}, "float32 2"),
+])  # fmt: skip
+def test_what_a_function_may_give(of_function, gives, shapes, names, text):
+    """A tensor, a tuple or list of positional ones, a dict by name, or both."""
+    found = of_function(f"return {gives}")
+    args, kwargs = found.make()
+    assert [list(one.shape) for one in args] == shapes
+    assert {name: list(one.shape) for name, one in kwargs.items()} == names
+    assert found.text == text
+    assert found.given
+
+
+def test_a_dict_beside_a_tensor_is_an_argument_unless_it_has_names(of_function):
+    """(tensor, dict) has no tuple in front: both are positional."""
+    args, kwargs = of_function("return torch.ones(2), {'mask': torch.ones(2)}").make()
+    assert len(args) == 2
+    assert kwargs == {}
+
+
+def test_a_function_gets_the_seed_and_gives_new_tensors(of_function):
+    """The same values for a seed; what it keeps for itself cannot be spoiled."""
+    drawn = of_function("return torch.randn(4)")
+    assert torch.equal(drawn.make(seed=1)[0][0], drawn.make(seed=1)[0][0])
+    assert not torch.equal(drawn.make(seed=1)[0][0], drawn.make(seed=2)[0][0])
+    kept = of_function("return kept")
+    kept.make()[0][0].zero_()
+    assert kept.make()[0][0].tolist() == [1, 1]
+
+
+def test_a_function_may_have_arguments(tmp_path, monkeypatch):
+    """Literals, as for the model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import torch\ndef make(n):\n    return torch.ones(n)\n")
+    found, _ = find((), "mine.py:make(3)", live(nn.Identity()))
+    assert list(found.make()[0][0].shape) == [3]
+
+
+@pytest.mark.parametrize(("body", "message"), [
+    ("return None", "mine.py:make: it gave nothing; give a tensor"),
+    ("return ()", "mine.py:make: it gave an empty tuple; give a tensor"),
+    ("return 3", "mine.py:make: there is no tensor in what it gave, a int"),
+    ("return {1: torch.ones(2)}", "mine.py:make: 1 is no name of a keyword argument"),
+    ("raise ValueError('no data')", "mine.py:make: calling it raised ValueError: no data (mine.py:4)"),
+])  # fmt: skip
+def test_a_function_that_gives_none(of_function, body, message):
+    """Its own message and its own line."""
+    with pytest.raises(ModelError) as error:
+        of_function(body)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("spec", "kind", "message"), [
+    ("mine.py", UsageError, "names no function; write file.py:make"),
+    ("mine.py:mak", ModelError, "mine.py has no mak; did you mean make"),
+    ("other.py:make", ModelError, "other.py: no such file"),
+    ("mine.py:kept", UsageError, "it is Tensor, not a function"),
+])  # fmt: skip
+def test_a_function_that_is_not_there(of_function, spec, kind, message):
+    """What is wrong, and what is near."""
+    with pytest.raises(kind) as error:
+        of_function("return kept", spec)
+    assert message in str(error.value)
+
+
+def test_both_ways_at_once():
+    """Two answers to one question."""
+    with pytest.raises(UsageError, match="--input and --inputs both say"):
+        find(["2x3"], "mine.py:make", live(nn.Identity()))
+
+
+def test_inputs_of_another_folder_leave_the_models_own_modules(tmp_path):
+    """A model and its inputs may live apart: the model's sibling modules stay importable for a pickle."""
+    for folder in ("model", "data"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "model" / "layers_beside.py").write_text("from torch import nn\nclass Layer(nn.Linear): pass\n")
+    (tmp_path / "model" / "net.py").write_text(
+        "import layers_beside\ndef make():\n    return layers_beside.Layer(2, 2)\n"
+    )
+    (tmp_path / "data" / "mine.py").write_text("import torch\ndef make():\n    return torch.ones(2)\n")
+    built = build(parse_spec(f"{tmp_path}/model/net.py:make"))
+    find((), f"{tmp_path}/data/mine.py:make", built)
+    assert torch.equal(torch.tensor([1.0, 1.0]), find((), f"{tmp_path}/data/mine.py:make", built)[0].make()[0][0])
+    assert __import__("sys").modules["layers_beside"].Layer is type(built.module)
+
+
+# --- what models carry --------------------------------------------------------------------------------------
+
+HEARS = {"WhisperModel": "input_features", "Wav2Vec2Model": "input_values"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_real_classes_run_on_what_they_carry(name):
+    """Forward takes the inputs that are found; of what hears, none are made up."""
+    built = live(make(name).eval())
+    found, why_not = find((), None, built)
+    if name in HEARS:
+        assert found is None
+        assert why_not.endswith(f"it wants {HEARS[name]}")
+        return
+    args, kwargs = found.make()
+    built.module(*args, **kwargs)
+    assert not found.given
+
+
+def test_a_vocabulary_smaller_than_the_dummy_ids():
+    """transformers' own dummy inputs go up to 7; a table of five rows gets ids below 5."""
+    import transformers
+
+    config = transformers.BertConfig(**{**SMALL["BertModel"][1], "vocab_size": 5})
+    found, _ = find((), None, live(transformers.BertModel(config)))
+    assert found.text == "input_ids int64 2×8 below 5 (for its config)"
+
+
+def test_a_model_of_text_and_images_gets_both():
+    """CLIP inherits dummy ids, which are not enough for it."""
+    import transformers
+
+    vision = {**SMALL["CLIPVisionModel"][1]}
+    text = {**SMALL["BertModel"][1], "eos_token_id": 63, "bos_token_id": 1, "pad_token_id": 0}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
+    found, _ = find((), None, live(model.eval()))
+    assert sorted(found.make()[1]) == ["input_ids", "pixel_values"]
+    model(**found.make()[1])
+
+
+class Carries(nn.Linear):
+    """A Lightning module's way."""
+
+    def __init__(self, example):
+        super().__init__(2, 2)
+        self.example_input_array = example
+
+
+@pytest.mark.parametrize(("example", "args", "kwargs"), [
+    (torch.ones(3, 2), 1, 0), ((torch.ones(3, 2),), 1, 0), ({"input": torch.ones(3, 2)}, 0, 1),
+])  # fmt: skip
+def test_example_input_array(example, args, kwargs):
+    """A tensor, a tuple or a dict; it is whoever wrote the model that gave it."""
+    found, _ = find((), None, live(Carries(example)))
+    made = found.make()
+    assert (len(made[0]), len(made[1])) == (args, kwargs)
+    assert found.given
+    assert found.text.endswith("float32 3×2 (its example_input_array)")
+
+
+@pytest.mark.parametrize("example", [None, (torch.ones(2), torch.ones(2), torch.ones(2))])
+def test_an_example_that_is_none_or_does_not_fit(example):
+    """Lightning's default is None; three arguments are not forward's one."""
+    assert find((), None, live(Carries(example))) == (None, "no input given: --input 2x3 or --inputs file.py:make")
+
+
+def test_an_example_that_raises(tmp_path):
+    """A property's own error is the reason why there is none, with its line."""
+    source = "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
+    source += "    @property\n    def dummy_inputs(self):\n        raise OSError('no such data')\n"
+    (tmp_path / "net.py").write_text(source)
+    found, why_not = find((), None, build(parse_spec(f"{tmp_path}/net.py:Net")))
+    assert found is None
+    assert "asking it for inputs raised OSError: no such data" in why_not
+    assert "net.py:7" in why_not
+
+
+# --- containers ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    n: int
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+def test_tensors_are_mapped_through_containers():
+    """Lists, tuples, named tuples, dicts of any class and dataclasses keep their class and their order."""
+    one = torch.ones(2)
+    value = [one, (one, 3), Pair(one, "b"), collections.OrderedDict(x=one), Batch(one, 5), None]
+    made = mapped(value, lambda tensor: tensor.to("meta"))
+    assert [type(item) for item in made] == [type(item) for item in value]
+    found = [leaf for leaf in leaves(made) if isinstance(leaf, torch.Tensor)]
+    assert len(found) == 5
+    assert {leaf.device.type for leaf in found} == {"meta"}
+    assert [leaf for leaf in leaves(made) if not isinstance(leaf, torch.Tensor)] == [3, "b", 5, None]
+    assert one.device.type == "cpu"
+
+
+def test_a_batch_of_transformers_is_mapped():
+    """BatchEncoding is no dict, and ModelOutput is both a dict and a dataclass."""
+    import transformers
+    from transformers.modeling_outputs import BaseModelOutput
+
+    batch = transformers.BatchEncoding({"input_ids": torch.ones(2)})
+    output = BaseModelOutput(last_hidden_state=torch.ones(2))
+    for value in (batch, output):
+        made = mapped(value, lambda tensor: tensor.to("meta"))
+        assert type(made) is type(value)
+        assert [leaf.device.type for leaf in leaves(made) if leaf is not None] == ["meta"]
+
+
+def test_a_container_within_itself_ends():
+    """Outputs are anybody's."""
+    circle: list = [torch.ones(1)]
+    circle.append(circle)
+    assert len(list(leaves(circle))) == 1
+
+
+def test_seeded_is_the_same_and_leaves_no_trace():
+    """torch's and Python's generators give the same within, and go on as before after an error too."""
+    before = torch.get_rng_state(), random.getstate()
+    drawn = []
+
+    def fail():
+        with seeded(5):
+            drawn.append((torch.rand(1).item(), random.random()))  # noqa: S311 - what is drawn is the test
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            fail()
+    assert drawn[0] == drawn[1]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]

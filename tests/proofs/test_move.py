@@ -1,0 +1,221 @@
+"""The move: what a model's own `.to` leaves behind, parts, and changes, each held against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.errors import UsageError
+from statecli.finding import Severity
+from statecli.proofs import move
+from statecli.proofs.result import Name, Verdict
+
+from ..zoo import SMALL, make
+from .proving import cell, of_live, of_source, rules, sample, verdicts
+
+FAILING = {
+    "net:Net": {"table": "left-behind"},
+    "anchors:Head": {f"anchors[{i}]": "left-behind" for i in range(3)},
+    "rotary:Rotary": {"original_inv_freq": "stale-view"},
+    "precomputed:Normed": {"direction": "left-behind"},
+}
+PASSING = ["net_fixed:Net", "anchors_fixed:Head", "rotary_fixed:Rotary", "precomputed_fixed:Normed"]
+PASSING += ["tied:Tied", "positions:Positions", "batchnorm:Block", "frozen:Frozen", "plain_lists_fixed:Lists"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def moved(body: str, *input: str, **options):
+    return of_source(Name.MOVE, body, *input, **options)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("spec", FAILING)
+def test_a_sample_fails_where_it_was_written_to(spec, device):
+    """Exactly the tensors of the lesson fail, by their rule, on meta and on the device they are on."""
+    check = sample(Name.MOVE, spec, device=device)
+    assert check.verdict is Verdict.FAILED
+    assert rules(check) == FAILING[spec]
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("spec", PASSING)
+def test_a_sound_sample_passes(spec, device):
+    """Every tensor follows, ties and all."""
+    check = sample(Name.MOVE, spec, device=device)
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    assert set(verdicts(check, "moves").values()) == {"passed"}
+
+
+def test_the_devices_are_told():
+    """Before and after are where torch says the tensor is; the finding names tensor, device, line and fix."""
+    check = sample(Name.MOVE, "net:Net")
+    assert (cell(check, "moves", "param").before, cell(check, "moves", "param").after) == ("cpu", "meta")
+    assert (cell(check, "moves", "table").before, cell(check, "moves", "table").after) == ("cpu", "cpu")
+    (finding,) = check.findings
+    assert finding.message == "table: stays on cpu when the model moves to meta"
+    assert finding.help.endswith('net.py:19: self.register_buffer("table", torch.randn(size, size))')
+
+
+def test_a_tie_of_buffers_breaks():
+    """Each of two names gets a storage of its own, as torch does it on any device."""
+    check = moved('self.register_buffer("a", torch.ones(3)); self.register_buffer("b", self.a)')
+    assert rules(check) == {"b": "broken-tie"}
+    assert cell(check, "moves", "b").verdict is Verdict.FAILED
+
+
+def test_a_tie_of_parameters_holds_though_meta_parts_it():
+    """A move to meta makes a Parameter for each name; one to CUDA does not, and that is what counts."""
+    check = moved("self.a = nn.Linear(3, 3); self.b = nn.Linear(3, 3); self.b.weight = self.a.weight")
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+def test_a_plain_list_of_registered_parameters_follows():
+    """Meta leaves the list with the old objects; CUDA swaps their data."""
+    assert moved("self.a = nn.Linear(3, 3); self.all = [self.a.weight, self.a.bias]").findings == ()
+
+
+def test_a_tensor_without_dimensions_is_a_warning():
+    """Operators on CUDA take a 0-dim tensor from the CPU: it stays, and breaks nothing."""
+    (finding,) = moved("self.scale = torch.tensor(2.0)").findings
+    assert (finding.rule, finding.severity) == ("left-behind", Severity.WARNING)
+
+
+def test_a_class_attribute_fails():
+    """Forward reads it through the instance, and it is where it was."""
+    assert rules(moved("pass\n---\ntable = torch.ones(3)")) == {"table": "left-behind"}
+
+
+def test_a_registered_tensor_that_the_class_holds_back_fails():
+    """A module whose own `_apply` does nothing keeps its parameter where it is."""
+    check = moved("self.w = nn.Parameter(torch.ones(3))\n---\ndef _apply(self, fn, recurse=True):\n    return self")
+    assert rules(check) == {"w": "left-behind"}
+
+
+@pytest.mark.parametrize("old", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_what_torch_recomputes_is_not_judged(old):
+    """The attribute of old weight_norm and spectral_norm stays behind, and no forward reads that value."""
+    check = of_live(move.prove, lambda: old(nn.Linear(3, 3)), "meta")
+    assert check.verdict is Verdict.PASSED
+    assert check.findings == ()
+    assert verdicts(check, "moves").get("weight", "skipped") == "skipped"
+
+
+def test_a_move_that_raises_is_told_and_the_next_way_tried():
+    """The model's own words and line, and what the stand-in finds to stay behind; without that it is no pass."""
+    body = "self.w = nn.Parameter(torch.ones(3)); {}\n---\n"
+    body += "def _apply(self, fn, recurse=True):\n    super()._apply(fn)\n    self.w.sum().item()\n    return self"
+    check = moved(body.format("self.t = torch.ones(3)"))
+    assert rules(check) == {"t": "left-behind"}
+    assert "(net.py:9)" in check.reason
+    assert cell(check, "moves", "w").after == "cpu, new memory"
+    assert moved(body.format("pass")).verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_to_of_the_class_that_raises_leaves_it_open():
+    """What `.to` would have moved by itself is not known, so nothing is said against it."""
+    body = "self.w = nn.Parameter(torch.ones(3)); self.t = torch.ones(3)\n---\n"
+    body += 'def to(self, *args, **kwargs):\n    raise RuntimeError("not today")'
+    check = moved(body)
+    assert "RuntimeError: not today (net.py:8)" in check.reason
+    assert verdicts(check, "moves") == {"w": "passed", "t": "inconclusive"}
+
+
+def test_a_tensor_that_the_class_clears_has_no_verdict():
+    """It is gone after the move, which is neither here nor there."""
+    body = "self.cache = torch.ones(3); self.w = nn.Parameter(torch.ones(3))\n---\n"
+    body += "def _apply(self, fn, recurse=True):\n    self.cache = None\n    return super()._apply(fn)"
+    assert verdicts(moved(body), "moves") == {"w": "passed", "cache": "skipped"}
+
+
+def test_values_that_a_move_changes_fail():
+    """A `.to` that rounds on the way is seen by the bits that come back."""
+    body = 'self.register_buffer("b", torch.full((3,), 0.1))\n---\n'
+    body += "def to(self, *args, **kwargs):\n    self.b = self.b.half().float()\n    return super().to(*args, **kwargs)"
+    check = moved(body, device="cpu")
+    assert rules(check) == {"b": "changed-by-move"}
+    assert moved(body.replace(".half().float()", ".clone()"), device="cpu").findings == ()
+
+
+def test_a_nan_is_the_same_nan():
+    """NaN equals itself after the way there and back."""
+    assert moved('self.register_buffer("b", torch.full((3,), torch.nan))', device="cpu").verdict is Verdict.PASSED
+
+
+# --- what appears with a first forward -------------------------------------------------------------------------------
+
+CACHE = """
+self.w = nn.Parameter(torch.ones(3))
+self.cache = {init}
+---
+def forward(self, x):
+    {forward}
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "forward", "verdict"),
+    [
+        ("None", "self.cache = torch.ones(3) if self.cache is None else self.cache; return x", "failed"),
+        ("{}", "self.cache[str(x.device)] = torch.ones(3); return x", "skipped"),
+        ("None", "self.cache = x * self.w.detach(); return x", "skipped"),
+        ("None", "self.cache = x if self.cache is None else self.cache + x; return x", "failed"),
+    ],
+    ids=["kept", "by device", "made anew", "accumulated"],
+)
+def test_a_cache(init, forward, verdict):
+    """A cache fails where forward goes on reading it, and not where it has one for each device or overwrites it."""
+    check = moved(CACHE.format(init=init, forward=forward), "3")
+    (name,) = {name for name in verdicts(check, "moves") if name.startswith("cache")}
+    assert verdicts(check, "moves")[name] == verdict
+
+
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nowhere", "xpu"])
+def test_a_device_that_is_not_here_is_refused(device):
+    """One line with the option and what to write."""
+    with pytest.raises(UsageError, match=f"--device {device}: .*fake-cuda"):
+        move.device_of(device)
+
+
+def test_a_model_built_on_meta_has_nothing_to_move_to_the_cpu():
+    """No value is there: inconclusive, and the stand-in says what would follow."""
+    check = moved("self.w = nn.Parameter(torch.ones(3))", device="cpu", init_device="meta")
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "built on meta" in check.reason
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+@pytest.mark.parametrize("spec", [*FAILING, *PASSING])
+def test_cuda_says_what_meta_says(spec):
+    """The oracle: a real GPU gives the verdicts of meta."""
+    assert rules(sample(Name.MOVE, spec, device="cuda")) == rules(sample(Name.MOVE, spec))
+
+
+def test_a_model_without_tensors_is_skipped():
+    """There is nothing to move, and that is no pass."""
+    assert moved("pass").verdict is Verdict.SKIPPED
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_models_of_transformers_follow(name):
+    """Fourteen real classes leave nothing behind and keep their ties."""
+    check = of_live(move.prove, lambda: make(name), "meta")
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+@pytest.mark.parametrize(
+    "make_one",
+    [lambda: nn.LSTM(3, 4, 2), lambda: nn.MultiheadAttention(4, 2), lambda: nn.LazyLinear(3)],
+    ids=["LSTM", "MultiheadAttention", "LazyLinear"],
+)
+def test_modules_of_torch_follow(make_one):
+    """`_flat_weights` and uninitialized parameters are no failure."""
+    assert of_live(move.prove, make_one, "meta").verdict is Verdict.PASSED

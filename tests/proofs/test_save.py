@@ -1,0 +1,293 @@
+"""Saving: what comes back into a fresh instance, and what does not, each held against torch and safetensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.finding import Severity
+from statecli.proofs import bits, save
+from statecli.proofs.result import Name, Verdict
+
+from ..zoo import SMALL, make
+from .proving import SOURCE, cell, of_live, of_source, proved, rules, sample, verdicts
+
+FAILING = {
+    "net:Net": {"table": "lost-by-saving"},
+    "tied:Tied": {"head.weight": "shared-in-safetensors"},
+    "precomputed:Normed": {"direction": "lost-by-saving"},
+    "plain_lists:Lists": {
+        **{f"scales[{i}]": "lost-by-saving" for i in range(2)},
+        **{f"blocks[{i}].{name}": "lost-by-saving" for i in range(2) for name in ("weight", "bias")},
+        **{f"heads['{key}'].{name}": "lost-by-saving" for key in "ab" for name in ("weight", "bias")},
+    },
+}
+PASSING = ["net_fixed:Net", "tied_fixed:Tied", "precomputed_fixed:Normed", "plain_lists_fixed:Lists", "batchnorm:Block"]
+PASSING += ["anchors:Head", "anchors_fixed:Head", "positions:Positions", "rotary:Rotary", "frozen:Frozen"]
+PASSING += ["phases:Phases", "grad_buffer:Scaled"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def saved(body: str, *input: str, **options):
+    return of_source(Name.SAVE, body, *input, **options)
+
+
+@pytest.mark.parametrize("spec", FAILING)
+def test_a_sample_fails_where_it_was_written_to(spec):
+    """Exactly the tensors of the lesson fail, by their rule."""
+    assert rules(sample(Name.SAVE, spec)) == FAILING[spec]
+
+
+@pytest.mark.parametrize("spec", PASSING)
+def test_a_sound_sample_passes(spec):
+    """What is saved is restored, both ways; what is not is rebuilt by the constructor."""
+    check = sample(Name.SAVE, spec)
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+def test_three_columns():
+    """Saved, restored, and through safetensors: a cell for each tensor that has a part in it."""
+    check = sample(Name.SAVE, "positions:Positions")
+    assert verdicts(check, "saved") == {"embed.weight": "passed", "positions": "skipped"}
+    assert verdicts(check, "restored") == verdicts(check, "safetensors") == {"embed.weight": "passed"}
+    assert cell(check, "saved", "positions").reason == "not saved; the constructor rebuilds it identically"
+
+
+# --- what the constructor makes again --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        ("torch.arange(5.0)", None),
+        ("torch.rand(5)", "lost-by-saving"),
+        ("torch.tensor(numpy.random.rand(5))", "lost-by-saving"),
+        ("torch.randperm(100)", "lost-by-saving"),
+        ("torch.rand(5, generator=torch.Generator().manual_seed(3))", None),
+        ("torch.empty(5000)", None),
+        ("self.w.weight.detach().clone()", "lost-by-saving"),
+        ("torch.full((3,), torch.nan)", None),
+    ],
+)
+def test_a_rebuilt_table_is_told_from_a_random_one(value, rule):
+    """By two builds with different seeds, of which the large parameters are drawn as well."""
+    body = f'import numpy; self.w = nn.Linear(300, 300)\nself.register_buffer("t", {value}, persistent=False)'
+    assert rules(saved(body)) == ({"t": rule} if rule else {})
+
+
+def test_the_fix_of_a_lost_buffer():
+    """It is registered already: only the flag has to change."""
+    (finding,) = saved('self.register_buffer("t", torch.rand(3), persistent=False)').findings
+    assert finding.help == "register it with persistent=True; assigned at net.py:6"
+
+
+def test_what_requires_grad_is_lost_even_if_it_is_rebuilt():
+    """What it learned is not in the ones of the constructor."""
+    assert rules(saved("self.t = torch.ones(3, requires_grad=True)")) == {"t": "lost-by-saving"}
+
+
+def test_of_one_instance_it_cannot_be_told():
+    """A live model: what is unregistered is left open, persistent=False believed."""
+    body = "self.t = torch.ones(3); self.register_buffer('u', torch.ones(3), persistent=False)\n---\n"
+    saved(body)
+    with open("net.py", "a") as file:
+        file.write("\nnet = Net()\n")
+    check = proved(Name.SAVE, "net.py:net")
+    assert verdicts(check, "saved") == {"t": "inconclusive", "u": "skipped"}
+
+
+# --- what is saved ---------------------------------------------------------------------------------------------------
+
+
+def test_every_dtype_comes_back():
+    """Small floats, complex numbers, integers of each width, bools, quantized, 0-dim, empty and expanded tensors."""
+    dtypes = ["float16", "bfloat16", "float64", "float8_e4m3fn", "complex64", "int8", "uint8", "int16", "int64", "bool"]
+    lines = [f'self.register_buffer("{name}_", torch.zeros(3).to(torch.{name}))' for name in dtypes]
+    lines += ['self.register_buffer("scalar", torch.tensor(3))', 'self.register_buffer("empty", torch.empty(0))']
+    check = saved("\n".join(lines))
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    assert set(verdicts(check, "restored")) == {*(f"{name}_" for name in dtypes), "scalar", "empty"}
+
+
+def test_a_load_that_forgets_a_tensor():
+    """It is in the file, and B has its own value."""
+    body = 'self.w = nn.Parameter(torch.ones(3)); self.register_buffer("b", torch.ones(3))\n---\n'
+    body += (
+        'def _load_from_state_dict(self, state, prefix, *rest):\n    state = {**state, prefix + "b": self.b.clone()}\n'
+    )
+    body += "    super()._load_from_state_dict(state, prefix, *rest)"
+    check = saved(body)
+    assert rules(check) == {"b": "not-restored"}
+    assert (verdicts(check, "saved")["b"], verdicts(check, "restored")["b"]) == ("passed", "failed")
+
+
+def test_a_state_dict_that_changes_a_tensor():
+    """What it holds under the name is something else."""
+    body = "self.w = nn.Parameter(torch.ones(3))\n---\n"
+    body += 'def _save_to_state_dict(self, state, prefix, keep):\n    state[prefix + "w"] = self.w.detach().round()'
+    assert rules(saved(body)) == {"w": "changed-by-saving"}
+
+
+def test_a_state_dict_that_leaves_a_parameter_out():
+    """The load refuses it, and the tensor is named."""
+    body = "self.w = nn.Parameter(torch.ones(3)); self.v = nn.Parameter(torch.ones(3))\n---\n"
+    body += "def state_dict(self, *args, **kwargs):\n    state = super().state_dict(*args, **kwargs)\n"
+    body += '    del state["v"]\n    return state'
+    check = saved(body)
+    assert rules(check) == {None: "not-loadable", "v": "lost-by-saving"}
+    assert 'Missing key(s) in state_dict: "v"' in check.findings[0].message
+    assert verdicts(check, "restored") == {"w": "passed"}
+
+
+def test_a_load_that_raises_leaves_the_rest_open():
+    """What a class's own code had loaded before it raised is not known."""
+    body = "self.w = nn.Parameter(torch.ones(3))\n---\n"
+    body += 'def load_state_dict(self, *args, **kwargs):\n    raise ValueError("not today")'
+    check = saved(body)
+    assert rules(check) == {None: "not-loadable"}
+    assert "not today (net.py:8)" in check.findings[0].message
+    assert cell(check, "restored", "w").verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_state_dict_that_raises_is_inconclusive():
+    """Nothing was proved false."""
+    body = (
+        'self.w = nn.Parameter(torch.ones(3))\n---\ndef state_dict(self, *a, **k):\n    raise ValueError("not today")'
+    )
+    check = saved(body)
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "not today" in check.reason
+
+
+def test_extra_state_runs_as_it_is():
+    """Plain data passes through torch.save; safetensors has no place for it."""
+    body = "self.w = nn.Parameter(torch.ones(3)); self.seen = 3\n---\n"
+    body += "def get_extra_state(self):\n    return {}\ndef set_extra_state(self, state):\n    assert state"
+    (finding,) = saved(body.format('{"seen": self.seen}')).findings
+    assert (finding.rule, finding.fqn, finding.severity) == ("not-in-safetensors", "_extra_state", Severity.WARNING)
+    found = rules(saved(body.format("__import__('fractions').Fraction(1, 3)")))
+    assert found == {None: "not-plain-data", "_extra_state": "not-in-safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("make_it", "words"), [("torch.eye(3).to_sparse()", "sparse_coo"), ("torch.rand(3, 4).t()", "not contiguous")]
+)
+def test_what_safetensors_does_not_write(make_it, words):
+    """The oracle is safetensors' own refusal; torch.save brings it back."""
+    from safetensors.torch import save as save_file
+
+    check = saved(f'self.register_buffer("b", {make_it})')
+    assert rules(check) == {"b": "not-in-safetensors"}
+    assert words in check.findings[0].message
+    assert verdicts(check, "restored") == {"b": "passed"}
+    with pytest.raises(ValueError, match=r"sparse|contiguous"):
+        save_file({"b": eval(make_it, {"torch": torch})})  # noqa: S307 - the text above
+
+
+# --- nothing is left behind ------------------------------------------------------------------------------------------
+
+
+def test_what_all_instances_share_has_its_values_again():
+    """A global registered in each instance is written to, proved, and put back."""
+    body = SOURCE + "MEAN = torch.rand(3)\nclass Net(nn.Module):\n    table = torch.ones(2)\n    def __init__(self):\n"
+    body += '        super().__init__()\n        self.register_buffer("mean", MEAN)\n'
+    body += "        assert MEAN.equal(KEPT) and self.table.equal(torch.ones(2))\nKEPT = MEAN.clone()\n"
+    with open("net.py", "w") as file:
+        file.write(body)
+    check = proved(Name.SAVE, "net.py:Net")
+    assert verdicts(check, "saved") == {"mean": "passed", "table": "skipped"}
+    assert verdicts(check, "restored") == {"mean": "passed"}
+    assert check.verdict is Verdict.PASSED
+
+
+def test_modes_of_torch_are_as_they_were():
+    """The deterministic mode that fills memory is off again."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    saved("self.t = torch.rand(3)")
+    assert (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    ) == before
+
+
+# --- real classes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_models_of_transformers(name):
+    """Everything is restored; the one thing against any is what safetensors says of tied weights."""
+    check = of_live(save.prove, lambda: make(name))
+    module = make(name)
+    ties = len(module.state_dict()) - len({t.untyped_storage()._cdata for t in module.state_dict().values()})
+    assert [finding.rule for finding in check.findings] == ["shared-in-safetensors"] * ties
+    assert set(verdicts(check, "restored").values()) == {"passed"}
+    assert set(verdicts(check, "restored")) == set(module.state_dict())
+
+
+@pytest.mark.parametrize(
+    "make_one",
+    [
+        lambda: nn.LSTM(3, 4, 2),
+        lambda: nn.MultiheadAttention(4, 2),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+        lambda: nn.utils.weight_norm(nn.Linear(3, 3)),
+        lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
+        lambda: torch.jit.script(nn.BatchNorm1d(3)),
+        lambda: torch.compile(nn.Linear(2, 2)),
+        lambda: nn.Sequential(nn.LazyLinear(3), nn.BatchNorm1d(3)),
+    ],
+    ids=["LSTM", "MultiheadAttention", "parametrized", "weight_norm", "spectral_norm", "script", "compile", "lazy"],
+)
+def test_modules_of_torch(make_one):
+    """Nothing is said against them."""
+    assert of_live(save.prove, make_one).findings == ()
+
+
+def test_a_lazy_module_with_an_input_is_saved_from_its_first_forward():
+    """A has materialised, and B does so by being loaded."""
+    check = saved("self.l = nn.LazyLinear(2)\n---\ndef forward(self, x):\n    return self.l(x)", "4x3")
+    assert verdicts(check, "restored") == {"l.weight": "passed", "l.bias": "passed"}
+
+
+def test_a_model_on_meta_has_nothing_to_save():
+    """Skipped, with the reason."""
+    assert saved("self.w = nn.Parameter(torch.ones(3))", init_device="meta").verdict is Verdict.SKIPPED
+
+
+# --- bits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1000),
+        torch.ones(7, dtype=torch.bool),
+        torch.zeros(5, dtype=torch.complex128),
+        torch.arange(9, dtype=torch.uint8).view(3, 3).t(),
+        torch.zeros(1).expand(4),
+        torch.zeros(3).to(torch.float8_e5m2),
+        torch.zeros(10)[2:5],
+    ],
+    ids=lambda tensor: f"{tensor.dtype}-{tuple(tensor.stride())}",
+)
+def test_every_element_is_changed(tensor):
+    """Whatever the dtype and the strides; and the same tensor is the same to itself."""
+    before = tensor.clone()
+    assert bits.same(before, tensor) is True
+    bits.perturb([tensor])
+    assert bits.same(before, tensor) is False
+    assert bool((before.to(torch.complex128) != tensor.to(torch.complex128)).all())
+
+
+def test_bits_tell_what_numbers_do_not():
+    """-0.0 is not 0.0, one NaN is another only if its bits are; other dtypes and shapes are never the same."""
+    assert bits.same(torch.tensor(0.0), torch.tensor(-0.0)) is False
+    assert bits.same(torch.tensor(torch.nan), torch.tensor(torch.nan)) is True
+    assert bits.same(torch.zeros(2), torch.zeros(2, dtype=torch.int32)) is False
+    assert bits.same(torch.zeros(2), torch.zeros(2, 1)) is False
+    assert bits.same(torch.zeros(2, device="meta"), torch.zeros(2, device="meta")) is None

@@ -1,0 +1,475 @@
+"""The training step: what is told of each tensor, held against what a plain loop of torch does to it."""
+
+from __future__ import annotations
+
+import random
+import textwrap
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from statecli.errors import UsageError
+from statecli.finding import Severity
+from statecli.modules import spec
+from statecli.modules.build import build
+from statecli.proofs import Request, inputs, run, subject
+from statecli.proofs.result import Check, Name, Verdict
+from statecli.proofs.step import prove
+
+from ..zoo import SMALL
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+
+def step(target: str, *input: str, **options) -> Check:
+    """The one proof of a spec."""
+    return run(Request(target, checks=(Name.STEP,), input=input, **options)).checks[0]
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Prove the step of the class Net that a piece of source defines."""
+    monkeypatch.chdir(tmp_path)
+
+    def train_one(source: str, *input: str, **options) -> Check:
+        header = "import torch\nfrom torch import nn\n"
+        (tmp_path / "net.py").write_text(header + textwrap.dedent(source), "utf-8")
+        return step("net.py:Net", *(input or ("4x8",)), **options)
+
+    return train_one
+
+
+def rules(check: Check) -> dict[str, str]:
+    """The rule that each tensor broke; two findings of one tensor are a failure of the test."""
+    found = {finding.fqn: finding.rule for finding in check.findings}
+    assert len(found) == len(check.findings)
+    return found
+
+
+def cells(check: Check, column: str) -> dict[str, str]:
+    """The verdicts of one column by name."""
+    found = {one.name: one.cells for one in check.columns}
+    return {fqn: cell.verdict.value for fqn, cell in found.get(column, {}).items()}
+
+
+def reason(check: Check, column: str, fqn: str) -> str:
+    return next(one.cells[fqn].reason for one in check.columns if one.name == column)
+
+
+LINEAR = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(8, 8)
+        {init}
+    def forward(self, x):
+        {forward}
+"""
+
+
+def linear(init: str = "pass", forward: str = "return self.used(x)") -> str:
+    def lines(text: str) -> str:
+        return textwrap.dedent(text).strip().replace("\n", "\n        ")
+
+    return LINEAR.format(init=lines(init), forward=lines(forward))
+
+
+# --- the samples --------------------------------------------------------------------------------------------
+
+SAMPLE_INPUTS = {
+    "anchors.py:Head": "2x8x4x4",
+    "batchnorm.py:Block": "2x3x8x8",
+    "finetune.py:Net": "4x16",
+    "frozen.py:Frozen": "2x4",
+    "grad_buffer.py:Scaled": "2x4",
+    "net.py:Net": "2x3",
+    "net_fixed.py:Net": "2x3",
+    "none_parameter.py:Optional": "2x4",
+    "plain_lists.py:Lists": "2x4",
+    "positions.py:Positions": "int64:2x4<100",
+    "tied.py:Tied": "int64:2x4<100",
+    "unused.py:Net": "4x8",
+    "unused_fixed.py:Net": "4x8",
+    "detached.py:Net": "4x8",
+    "detached_fixed.py:Net": "4x8",
+}
+LEFT_OUT = [*(f"scales[{n}]" for n in (0, 1)), *(f"blocks[{n}].{w}" for n in (0, 1) for w in ("weight", "bias"))]
+LEFT_OUT += [f"heads['{key}'].{w}" for key in "ab" for w in ("weight", "bias")]
+BROKEN = {
+    "grad_buffer.py:Scaled": {"scale": "not-in-optimizer"},
+    "plain_lists.py:Lists": dict.fromkeys(LEFT_OUT, "not-in-optimizer"),
+    "unused.py:Net": {"skip.weight": "no-gradient", "skip.bias": "no-gradient"},
+    "detached.py:Net": {"encoder.weight": "no-gradient", "encoder.bias": "no-gradient"},
+}
+
+
+@pytest.mark.parametrize("sample", SAMPLE_INPUTS)
+def test_each_sample_fails_what_it_was_written_to_fail(sample):
+    """The rules broken are exactly those, and a sample that breaks none passes."""
+    check = step(str(SAMPLES / sample), SAMPLE_INPUTS[sample])
+    assert rules(check) == BROKEN.get(sample, {})
+    assert check.verdict is (Verdict.FAILED if sample in BROKEN else Verdict.PASSED), check
+
+
+def test_a_layer_that_is_cut_off_is_told_from_one_that_is_not_used():
+    """Both get no gradient, and the message says why."""
+    unused = step(str(SAMPLES / "unused.py:Net"), "4x8").findings[0]
+    detached = step(str(SAMPLES / "detached.py:Net"), "4x8").findings[0]
+    assert unused.message == "skip.weight gets no gradient: forward does not use it"
+    assert detached.message == "encoder.weight gets no gradient: forward uses it and cuts it off from the output"
+    assert "unused.py:18" in unused.help
+    assert "detached.py:18" in detached.help
+
+
+def test_what_forward_updates_is_told_and_no_failure():
+    """BatchNorm's three buffers change with forward."""
+    check = step(str(SAMPLES / "batchnorm.py:Block"), "2x3x8x8")
+    names = ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+    assert cells(check, "forward updates") == dict.fromkeys(names, "passed")
+    assert check.findings == ()
+
+
+def test_a_parameter_in_a_plain_list_without_a_gradient_is_a_warning():
+    """heads['b'] is not even used; what is used and not trained is an error."""
+    found = {one.fqn: one.severity for one in step(str(SAMPLES / "plain_lists.py:Lists"), "2x4").findings}
+    assert found["heads['b'].weight"] is Severity.WARNING
+    assert found["heads['a'].weight"] is Severity.ERROR
+
+
+# --- real classes -------------------------------------------------------------------------------------------
+
+NEED = {"WhisperModel": ("input_features=2x80x3000", "decoder_input_ids=int64:2x4<64"), "Wav2Vec2Model": ("2x2000",)}
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in NEED])
+def test_real_classes_train_on_the_inputs_that_they_carry(name, tmp_path):
+    """Every parameter of these classes gets its gradient and its update, without any input given."""
+    file = tmp_path / "small.py"
+    file.write_text(
+        f"import transformers\ndef make():\n    config = transformers.{SMALL[name][0]}(**{SMALL[name][1]!r})\n"
+        f"    return transformers.{name}(config)\n"
+    )
+    check = step(f"{file}:make")
+    assert check.verdict is Verdict.PASSED, check
+    assert set(cells(check, "gradient").values()) == {"passed"}
+    assert set(cells(check, "updated").values()) == {"passed"}
+
+
+def test_an_embedding_that_these_inputs_do_not_reach_is_not_called_unused(tmp_path):
+    """XLNet has parameters for segments and masks, which its token ids alone do not ask for: it cannot be told."""
+    options = {"vocab_size": 64, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32}
+    (tmp_path / "x.py").write_text(
+        f"from transformers import *\ndef make():\n    return XLNetModel(XLNetConfig(**{options!r}))\n"
+    )
+    check = step(f"{tmp_path}/x.py:make")
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert check.findings == ()
+    assert check.reason.startswith("mask_emb: forward does not use it with the inputs that were found")
+
+
+TORCH = {
+    "torch.nn:LSTM(4, 8, 2)": ("3x2x4",),
+    "torch.nn:GRU(4, 8)": ("3x2x4",),
+    "torch.nn:Transformer(16, 2, 1, 1, 32)": ("5x2x16", "4x2x16"),
+    "torch.nn:MultiheadAttention(8, 2)": ("3x2x8",) * 3,
+    "torch.nn:LazyLinear(3)": ("2x5",),
+    "torch.nn:LazyBatchNorm1d()": ("4x5",),
+    "torch.nn:Embedding(10, 4, sparse=True)": ("int64:3<10",),
+    "torch.nn:BatchNorm2d(3)": ("2x3x4x4",),
+    "torch.nn:LayerNorm(8)": ("2x8",),
+    "torch.nn:Bilinear(4, 5, 3)": ("2x4", "2x5"),
+}
+
+
+@pytest.mark.parametrize("target", TORCH)
+def test_modules_of_torch_train(target):
+    """Each parameter of torch's own modules gets a gradient and an update."""
+    check = step(target, *TORCH[target])
+    assert check.verdict is Verdict.PASSED, check
+    assert cells(check, "updated")
+
+
+def test_a_metric_has_nothing_to_train():
+    """A metric's states are told as what forward updates; there is no parameter."""
+    pytest.importorskip("torchmetrics")
+    check = step("torchmetrics:MeanMetric", "4")
+    assert (check.verdict, check.reason) == (
+        Verdict.SKIPPED,
+        "nothing in it requires grad, so there is nothing to train",
+    )
+
+
+@pytest.mark.parametrize("name", ["sgd", "Adam", "adamw", "rmsprop", "adagrad", "adadelta", "rprop", "radam", "lbfgs"])
+def test_optimizers_of_torch_update(name):
+    """Each of them changes each parameter of a small net, in as many rounds as it needs."""
+    assert step(str(SAMPLES / "net_fixed.py:Net"), "2x3", optimizer=name).verdict is Verdict.PASSED
+
+
+def test_an_optimizer_that_there_is_not():
+    """The message names the nearest one."""
+    with pytest.raises(UsageError, match=r"--optimizer adamm: torch.optim has no such class; did you mean adam"):
+        step(str(SAMPLES / "net.py:Net"), "2x3", optimizer="adamm")
+
+
+def test_an_optimizer_that_refuses_the_model_is_no_verdict_on_it():
+    """SparseAdam takes no dense gradients: inconclusive, with its own message."""
+    check = step(str(SAMPLES / "net_fixed.py:Net"), "2x3", optimizer="sparseadam")
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "SparseAdam" in check.reason
+
+
+# --- known stories ------------------------------------------------------------------------------------------
+
+
+def test_lora_gets_its_gradient_in_the_second_round(train):
+    """A has no gradient while B is zero; it is no failure."""
+    check = train(
+        linear(
+            "self.A, self.B = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.zeros(2, 8))",
+            "return self.used(x) + x @ self.A @ self.B",
+        )
+    )
+    assert check.verdict is Verdict.PASSED
+    assert check.how.startswith("2 rounds")
+
+
+def test_an_expert_that_no_input_chose_cannot_be_told(train):
+    """Its siblings are used in some rounds only, so that other inputs may choose it."""
+    check = train(
+        linear(
+            "self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])\nself.turn = 0",
+            "self.turn += 1\nreturn self.used(x) + self.experts[self.turn % 2](x)",
+        )
+    )
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert cells(check, "gradient")["experts.2.weight"] == "inconclusive"
+    assert cells(check, "gradient")["experts.1.weight"] == "passed"
+
+
+def test_a_norm_behind_which_a_sum_is_constant(train):
+    """softmax and LayerNorm have outputs whose sum does not depend on anything; the loss does."""
+    for last in ("torch.softmax(self.used(x), -1)", "nn.functional.layer_norm(self.used(x), (8,))"):
+        check = train(linear(forward=f"return {last}"))
+        assert check.verdict is Verdict.PASSED, (last, check)
+
+
+def test_a_gradient_that_is_zero_everywhere(train):
+    """Multiplied by zero: there is a gradient, and it never moves anything."""
+    check = train(linear("self.off = nn.Linear(8, 8)", "return self.used(x) + 0 * self.off(x)"))
+    assert rules(check) == {"off.weight": "zero-gradient", "off.bias": "zero-gradient"}
+    assert reason(check, "updated", "off.weight") == "no gradient to update it by"
+
+
+def test_a_gradient_with_nan_behind_finite_outputs(train):
+    """The derivative of sqrt at zero is infinite, and times zero it is NaN."""
+    check = train(linear(forward="y = self.used(x)\nreturn y + torch.sqrt(torch.zeros_like(y) * y) * 0"))
+    assert set(rules(check).values()) == {"non-finite-gradient"}
+    assert set(rules(check)) == {"used.weight", "used.bias"}
+
+
+def test_outputs_that_are_not_finite_are_no_verdict(train):
+    """Where the output itself is NaN, made-up inputs may be the reason."""
+    check = train(linear(forward="return self.used(x).sqrt()"))
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert check.findings == ()
+
+
+def test_a_mask_of_minus_infinity_in_the_output(train):
+    """A finite gradient counts, whatever else is in the output."""
+    check = train(linear(forward="return self.used(x).masked_fill(x > 0, float('-inf'))"))
+    assert check.verdict is Verdict.PASSED
+
+
+@pytest.mark.parametrize("output", [
+    "{'a': [y], 'b': 1}",
+    "(None, (y,))",
+    "Out(y)",
+    "torch.distributions.Normal(y, 1.0)",
+    "torch.view_as_complex(y.reshape(-1, 2))",
+    "y.to_sparse()",
+    "y.bfloat16()",
+])  # fmt: skip
+def test_outputs_of_any_form_give_a_loss(train, output):
+    """Dicts, lists, dataclasses, distributions; complex, sparse and narrow numbers."""
+    source = "import dataclasses\n@dataclasses.dataclass\nclass Out:\n    y: torch.Tensor\n"
+    assert train(source + linear(forward=f"y = self.used(x)\nreturn {output}")).verdict is Verdict.PASSED
+
+
+def test_no_floating_output(train):
+    """A model that gives classes only: there is no loss."""
+    check = train(linear(forward="return self.used(x).argmax(-1)"))
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "no floating-point tensor" in check.reason
+
+
+def test_nothing_in_the_output_requires_grad(train):
+    """Forward under no_grad trains nothing, and that is said of each parameter."""
+    check = train(linear(forward="with torch.no_grad():\n    return self.used(x)"))
+    assert check.findings[0].message == "used.weight gets no gradient: nothing that forward gives requires grad"
+    assert set(rules(check)) == {"used.weight", "used.bias"}
+
+
+def test_a_forward_that_raises(train):
+    """Its own message and its own line; no verdict."""
+    check = train(linear(forward="raise ValueError('needs labels in training')"))
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert check.reason == "calling it in train mode raised ValueError: needs labels in training (net.py:10)"
+
+
+def test_a_graph_that_is_kept_from_one_step_to_the_next(train):
+    """A hidden state that nobody detached: the second backward fails, which one round would not show."""
+    check = train(
+        linear(
+            "self.hidden = None",
+            "self.hidden = torch.tanh(self.used(x) + (0 if self.hidden is None else self.hidden))\nreturn self.hidden",
+        )
+    )
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "backward in round 2 raised RuntimeError" in check.reason
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_other_precisions_train(train, dtype):
+    """bfloat16 has three digits: the step is large enough to show."""
+    check = train(linear(f"self.to(torch.{dtype})"), f"{dtype}:4x8")
+    assert check.verdict is Verdict.PASSED, check
+
+
+def test_an_update_that_the_precision_swallows(train):
+    """In bfloat16 a million is nothing that a hundredth can be added to: it cannot be told."""
+    check = train(
+        linear(
+            "self.big = nn.Parameter(torch.full((8,), 1e6, dtype=torch.bfloat16))",
+            "return self.used(x) + self.big.float()",
+        )
+    )
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "lost in the rounding of bfloat16" in check.reason
+
+
+def test_a_frozen_parameter_that_forward_changes(train):
+    """A momentum encoder in a parameter: it is told, as a warning."""
+    check = train(
+        linear(
+            "self.slow = nn.Parameter(torch.zeros(8), requires_grad=False)",
+            "self.slow.data.add_(1)\nreturn self.used(x) + self.slow",
+        )
+    )
+    assert rules(check) == {"slow": "frozen-changed"}
+    assert check.findings[0].message == "slow is frozen, and forward changes it"
+
+
+def test_a_frozen_parameter_that_shares_memory_with_a_trained_one(train):
+    """Freezing one name of a memory freezes nothing."""
+    check = train(linear("self.old = nn.Parameter(self.used.weight.data, requires_grad=False)"))
+    assert rules(check) == {"old": "frozen-changed"}
+    assert check.findings[0].message == (
+        "old is frozen, and the optimizer's step changes it: it shares its memory with used.weight"
+    )
+
+
+def test_a_parameter_that_forward_replaces(train):
+    """The optimizer goes on training the one that it was given."""
+    check = train(
+        linear(
+            "self.scale = nn.Parameter(torch.ones(8))",
+            "self.scale = nn.Parameter(self.scale.detach().clone())\nreturn self.used(x) * self.scale",
+        )
+    )
+    assert rules(check) == {"scale": "not-in-optimizer"}
+    assert "is replaced by forward" in check.findings[0].message
+
+
+def test_a_parameter_that_forward_makes(train):
+    """What is registered only with the first call is in no optimizer that was made before it."""
+    check = train(
+        linear(
+            forward="if not hasattr(self, 'late'):\n    self.late = nn.Parameter(torch.ones(8))\n"
+            "return self.used(x) * self.late"
+        )
+    )
+    assert rules(check) == {"late": "not-in-optimizer"}
+
+
+def test_parameters_that_the_model_leaves_out(train):
+    """A class may override parameters(): what it does not give is not trained."""
+    source = linear("self.head = nn.Linear(8, 2)", "return self.head(self.used(x))")
+    check = train(source + "    def parameters(self, recurse=True):\n        return self.head.parameters()\n")
+    assert rules(check) == {"used.weight": "not-in-optimizer", "used.bias": "not-in-optimizer"}
+
+
+def test_tied_weights_get_one_verdict():
+    """Both names of one tensor are trained."""
+    check = step(str(SAMPLES / "tied.py:Tied"), "int64:2x4<100")
+    assert cells(check, "updated") == {"embed.weight": "passed", "head.weight": "passed"}
+
+
+@pytest.mark.parametrize("wrap", [
+    "nn.utils.parametrizations.weight_norm(self.used)",
+    "nn.utils.parametrizations.orthogonal(self.used)",
+    "nn.utils.weight_norm(self.used)",
+    "nn.utils.spectral_norm(self.used)",
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_parametrized_weights_train(train, wrap):
+    """What a weight is computed from is trained; the weight itself is no leaf."""
+    assert train(linear(wrap)).verdict is Verdict.PASSED
+
+
+def test_no_input():
+    """Skipped, with what to write."""
+    check = step(str(SAMPLES / "net.py:Net"))
+    assert check.verdict is Verdict.SKIPPED
+    assert check.reason.startswith("no input given: --input 2x3 or --inputs file.py:make")
+
+
+def test_built_on_meta():
+    """There are no values to train."""
+    check = step(str(SAMPLES / "net.py:Net"), "2x3", init_device="meta")
+    assert check.verdict is Verdict.SKIPPED
+    assert "meta" in check.reason
+
+
+def test_the_process_is_left_as_it_was(tmp_path):
+    """Random generators, default dtype and grad mode are as before, whatever forward does to them."""
+    disturb = """
+        if self.training:
+            import random, numpy
+            torch.manual_seed(7), random.random(), numpy.random.rand()
+            torch.set_default_dtype(torch.float64)
+            torch.set_grad_enabled(True)
+        return self.used(x.float())
+    """
+    (tmp_path / "net.py").write_text("import torch\nfrom torch import nn\n" + linear(forward=disturb))
+    built = build(spec.parse(f"{tmp_path}/net.py:Net"))
+    net = subject.with_inputs(subject.of_built(built, "net.py:Net"), *inputs.find(["4x8"], None, built))
+    before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
+    with torch.no_grad():
+        assert prove(net).verdict is Verdict.PASSED
+        assert not torch.is_grad_enabled()
+    assert torch.get_default_dtype() is torch.float32
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert numpy.random.get_state()[1].tolist() == before[2]
+
+
+def test_verdicts_agree_with_a_loop_of_torch(train):
+    """The oracle: one plain training step, and which parameters have a gradient and other values after it."""
+    source = linear(
+        "self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)\nself.c.requires_grad_(False)",
+        "return self.used(x) + self.a(x).detach() + self.b(self.c(x))",
+    )
+    check = train(source)
+    scope: dict = {}
+    exec("import torch\nfrom torch import nn\n" + source, scope)  # noqa: S102
+    net: nn.Module = scope["Net"]()
+    before = {name: one.detach().clone() for name, one in net.named_parameters()}
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    net(torch.randn(4, 8)).square().sum().backward()
+    optimizer.step()
+    learned = {name for name, one in net.named_parameters() if not torch.equal(one, before[name])}
+    assert {name for name, verdict in cells(check, "updated").items() if verdict == "passed"} == learned
+    assert {name for name, one in net.named_parameters() if one.requires_grad} - learned == set(rules(check))

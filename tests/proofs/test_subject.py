@@ -1,0 +1,58 @@
+"""Instances of a model that a proof may spoil: built again, or copied from a live one that is left as it was."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from statecli.proofs import subject as subjects  # noqa: E402
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("table", torch.arange(6.0))
+        self.view = self.table[2:]
+
+
+def test_a_copy_has_the_values_only_where_they_are_asked_for():
+    """With values all of them; without, the shapes, dtypes, strides, ties and views alone."""
+    module = Tied()
+    subject = subjects.of_module(module)
+    full, empty = subject.fresh(values=True), subject.fresh()
+    assert torch.equal(full.embed.weight, module.embed.weight)
+    assert full.embed.weight.data_ptr() != module.embed.weight.data_ptr()
+    for one in (full, empty):
+        assert one.head.weight is one.embed.weight
+        assert one.view.untyped_storage().data_ptr() == one.table.untyped_storage().data_ptr()
+        assert (one.view.shape, one.view.storage_offset()) == ((4,), 2)
+
+
+def test_a_hollow_copy_takes_no_memory():
+    """Three times 256 MB are copied without a page of it."""
+    module = nn.Linear(8192, 8192, bias=False)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    subject = subjects.of_module(module)
+    copies = [subject.fresh() for _ in range(3)]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
+    assert all(one.weight.shape == (8192, 8192) for one in copies)
+
+
+def test_a_live_model_is_left_as_it_was():
+    """What is done to the copies, the walk and the measuring included, does not reach it."""
+    module = Tied()
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    module.embed.weight.grad = torch.ones_like(module.embed.weight)
+    subject = subjects.of_module(module)
+    subject.fresh(values=True).to(torch.float64)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+    assert torch.equal(module.embed.weight.grad, torch.ones(10, 4))
+    assert module.training
+    assert module.view.untyped_storage().data_ptr() == module.table.untyped_storage().data_ptr()
