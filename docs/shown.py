@@ -16,16 +16,20 @@ def command(line: str, width: int = 88) -> None:
     """Print a console block: the command, what it writes on a terminal of that width, and its exit code when not 0."""
     import shlex
 
-    from statecli import inspection, render, shortcut
+    from statecli import inspection, proofs, render, shortcut
     from statecli.asked import request, view
     from statecli.comparison.run import compare
-    from statecli.options import DiffOptions
-    from statecli.report import View, diffing, inspecting
+    from statecli.options import DiffOptions, VerifyOptions
+    from statecli.report import View, diffing, inspecting, verifying
 
     options = shortcut.parse(shlex.split(line)[1:])
     assert options is not None, line
     if isinstance(options, DiffOptions):
         report = diffing.of_diff(compare(request(options)), view(options))
+    elif isinstance(options, VerifyOptions):
+        # As on a machine without a GPU, wherever the documents are made.
+        wanted = proofs.Request(target=options.target, device=options.device or proofs.FAKE, input=options.input)
+        report = verifying.of_verification(proofs.run(wanted), View())
     else:
         found = inspection.inspect(inspection.Request(target=options.target, to=options.to, model=options.model))
         report = inspecting.of_inspection(found, View())
