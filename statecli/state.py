@@ -157,6 +157,8 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     data: TensorData | None = None
     #: The parts of a tensor that is no single strided view: sparse indices and values, a subclass's inner tensors.
     parts: tuple[tuple[str, TensorData], ...] = ()
+    #: Whether only the first forward made it; it is not there when the constructor returns.
+    appeared: bool = False
     #: Why it cannot be read, in one line with its file: nothing else that is said of it counts.
     damage: str | None = None
 

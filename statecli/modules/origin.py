@@ -45,6 +45,12 @@ class Origins:
         self._by_class: dict[tuple[int, str], tuple[str, int]] = {}
         self._repeated: set[tuple[int, str]] = set()
 
+    def continued(self) -> Origins:
+        """For what happens to another instance later: knows the constructor's lines by class, and files as typed."""
+        other = Origins(self._typed)
+        other._by_class = dict(self._by_class)
+        return other
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Note assignments until the block ends; the wrapped methods are put back even when it raises."""

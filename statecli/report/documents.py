@@ -50,10 +50,14 @@ class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     fix: str | None = None
     after: After | UnsetType = UNSET
     stats: Stats | UnsetType = UNSET
+    appeared: bool = False
 
 
 class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`statecli inspect -f json`. Consumers ignore keys they do not know."""
+    """`statecli inspect -f json`. Consumers ignore keys they do not know.
+
+    `inputs` says what forward was called with, in words; where it was not called the key is left out.
+    """
 
     schema: str
     statecli: str
@@ -66,6 +70,7 @@ class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     notes: tuple[Oddity, ...] = ()
     metadata: Mapping[str, Scalar] = {}
     to: str | UnsetType = UNSET
+    inputs: str | UnsetType = UNSET
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -226,6 +231,7 @@ def of_inspection(found: Inspection, summary: dict[str, Totals]) -> InspectDocum
         state.oddities,
         state.metadata,
         found.to if found.to is not None else UNSET,
+        found.inputs if found.inputs is not None else UNSET,
     )
 
 
@@ -253,6 +259,7 @@ def _row(t: TensorInfo) -> TensorRow:
         t.fix,
         t.after if t.after is not None else UNSET,
         t.stats if t.stats is not None else UNSET,
+        t.appeared,
     )
 
 
