@@ -81,6 +81,13 @@ def inspect(
     stats: Annotated[
         bool, typer.Option("--stats", help="Read the values: min, max, mean, std, zeros, NaN, Inf.")
     ] = False,
+    input: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="SPEC", help="Call forward first, with 2x3, int64:2x16<30522 (repeatable)."),
+    ] = None,
+    inputs: Annotated[
+        str | None, typer.Option("--inputs", metavar="FILE.PY:MAKE", help="Call forward first, with what this gives.")
+    ] = None,
     all: All = False,
     tree: Tree = False,
     init_device: InitDevice = "cpu",

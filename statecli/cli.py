@@ -30,6 +30,7 @@ def run(options: InspectOptions | DiffOptions | VerifyOptions) -> int:
 
 def inspect(options: InspectOptions) -> int:
     """`statecli inspect`; the exit code."""
+    _not_both(options)
     console.keep_stdout()
     request = Request(
         target=options.target,
@@ -40,6 +41,8 @@ def inspect(options: InspectOptions) -> int:
         exclude=options.exclude,
         kind=options.kind,
         init_device=options.init_device,
+        input=options.input,
+        inputs=options.inputs,
     )
     reads = request.stats or request.to is not None
     with console.progress(enabled=reads and not options.no_progress) as progress:
@@ -111,13 +114,17 @@ def _check(options: VerifyOptions) -> None:
     """Raise UsageError for what makes no sense, before the model is built."""
     if options.device is not None and not _DEVICE.fullmatch(options.device):
         raise UsageError(f"--device {options.device}: meta, cpu, cuda, cuda:N or fake-cuda")
-    if options.input and options.inputs:
-        raise UsageError("--input and --inputs contradict each other; leave one of them out")
+    _not_both(options)
     asked = {name.value for name in options.check}
     for option, of in (("device", {"move", "forward"}), ("dtype", {"cast"}), ("optimizer", {"step"})):
         value = getattr(options, option)
         if asked and value is not None and not asked & of:
             raise UsageError(f"--{option} {value}: --check leaves out {' and '.join(sorted(of))}; leave it out too")
+
+
+def _not_both(options: InspectOptions | VerifyOptions) -> None:
+    if options.input and options.inputs:
+        raise UsageError("--input and --inputs contradict each other; leave one of them out")
 
 
 def _complained(broken: Sequence[tuple[str, str]], done: str, code: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -16,12 +16,20 @@ from statecli.finding import Finding, Severity
 from statecli.modules.spec import Spec
 from statecli.state import Kind, ModelState, Stats, TensorInfo
 
+if TYPE_CHECKING:
+    from statecli.modules.build import Built
+    from statecli.proofs.appearing import Ran
+
 #: Takes the bytes there will be in all; gives what is called with each tensor's FQN and its bytes.
 Progress = Callable[[int], Callable[[str, int], None]]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the user asked of `inspect`; field names are the options'."""
+    """What the user asked of `inspect`; field names are the options'.
+
+    `input` are texts such as `int64:2x16<30522`, `inputs` names a function that makes what forward is called with; with
+    neither, forward is not called.
+    """
 
     target: str
     to: str | None = None
@@ -31,14 +39,20 @@ class Request(msgspec.Struct, frozen=True):
     exclude: tuple[str, ...] = ()
     kind: tuple[Kind, ...] = ()
     init_device: str = "cpu"
+    input: tuple[str, ...] = ()
+    inputs: str | None = None
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """The answer: the state as asked for, what was found against it, and the device it was moved to."""
+    """The answer: the state as asked for, what was found against it, and the device it was moved to.
+
+    `inputs` says what forward was called with before, in words; None where it was not called.
+    """
 
     state: ModelState
     findings: tuple[Finding, ...] = ()
     to: str | None = None
+    inputs: str | None = None
 
     @property
     def broken(self) -> list[tuple[str, str]]:
@@ -67,6 +81,9 @@ def inspect(request: Request, progress: Progress | None = None) -> Inspection:
         return _of_module(request, spec)
     if request.init_device != "cpu" and request.model is None:
         raise UsageError(f"--init-device {request.init_device}: {request.target} is no class to be built")
+    if request.input or request.inputs is not None:
+        asked = f"--input {request.input[0]}" if request.input else f"--inputs {request.inputs}"
+        raise UsageError(f"{asked}: {request.target} is a checkpoint and has no forward to be called")
     return _of_checkpoint(request, progress)
 
 
@@ -74,13 +91,25 @@ def _of_module(request: Request, spec: Spec) -> Inspection:
     if request.model is not None:
         raise UsageError(f"--model groups a checkpoint; {request.target} is a class already")
     built = target.model(spec, init_device=request.init_device, values=request.stats)
+    ran = _ran(built, request)
+    built = ran.built if ran else built
     measure = _stats_of_tensor if request.stats else None
     if request.to is None:
         state = modules.read(built, request.target, stats_of=measure)
     else:
         state = modules.move(built, request.target, request.to, stats_of=measure)
-    state = filtered(state, request)
-    return Inspection(state, _left_behind(state, request.to) if request.to else (), request.to)
+    state = filtered(ran.marked(state) if ran else state, request)
+    left_behind = _left_behind(state, request.to) if request.to else ()
+    return Inspection(state, left_behind, request.to, ran.text if ran else None)
+
+
+def _ran(built: Built, request: Request) -> Ran | None:
+    """The model after its first forward; None where nothing is given to call it with."""
+    if not request.input and request.inputs is None:
+        return None
+    from statecli.proofs import appearing
+
+    return appearing.run(built, request.target, request.input, request.inputs)
 
 
 def _stats_of_tensor(tensor: Any) -> Stats:

@@ -38,7 +38,7 @@ class SharedOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InspectOptions(SharedOptions, frozen=True, kw_only=True):
-    """`statecli inspect`."""
+    """`statecli inspect`. `input` () and `inputs` None: forward is not called."""
 
     target: str
     to: str | None = None
@@ -46,6 +46,8 @@ class InspectOptions(SharedOptions, frozen=True, kw_only=True):
     model: str | None = None
     stats: bool = False
     tree: bool = False
+    input: tuple[str, ...] = ()
+    inputs: str | None = None
 
 
 class DiffOptions(SharedOptions, frozen=True, kw_only=True):

@@ -66,8 +66,8 @@ COMMANDS = {
         InspectOptions,
         ("target",),
         {**FLAGS, **_flags("cuda", "stats", "tree")},
-        {**VALUES, "--to": ("to", str), "--model": ("model", str)},
-        REPEATABLE,
+        {**VALUES, "--to": ("to", str), "--model": ("model", str), "--inputs": ("inputs", str)},
+        {**REPEATABLE, "--input": ("input", str)},
     ),
     "diff": Command(
         DiffOptions,

@@ -50,7 +50,7 @@ def _page(found: Inspection, view: View) -> Page:
     columns = _columns(found)
     long = not view.unfold and len(state.tensors) > fold.ABOVE
     return Page(
-        subtitle=_subtitle(state, summary),
+        subtitle=_subtitle(state, summary) + (f", after a forward with {found.inputs}" if found.inputs else ""),
         columns=tree.COLUMNS if view.tree else columns,
         groups=tree.groups(state, view.unfold) if view.tree else _groups(found, columns, view, long),
         totals=_totals_lines(state, summary),
