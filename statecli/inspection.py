@@ -90,7 +90,11 @@ def inspect(request: Request, progress: Progress | None = None) -> Inspection:
 def _of_module(request: Request, spec: Spec) -> Inspection:
     if request.model is not None:
         raise UsageError(f"--model groups a checkpoint; {request.target} is a class already")
-    built = target.model(spec, init_device=request.init_device, values=request.stats)
+    return of_built(target.model(spec, init_device=request.init_device, values=request.stats), request)
+
+
+def of_built(built: Built, request: Request) -> Inspection:
+    """Inspect a model that is ours: its values are overwritten where `request.stats` has not asked for them first."""
     ran = _ran(built, request)
     built = ran.built if ran else built
     measure = _stats_of_tensor if request.stats else None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from statecli.modules.build import Built
 
-__all__ = ["Answer", "Entries", "load", "move", "read"]
+__all__ = ["Answer", "Entries", "listed", "load", "move", "read"]
 
 
 def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
@@ -31,6 +31,19 @@ def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats]
 
     with torch._C.DisableTorchFunctionSubclass():
         return table.read(built, target, stats_of=stats_of)
+
+
+def listed(built: Built, target: str, why_not: str) -> ModelState:
+    """`read`, of a model that is not ours and of which there is no copy: what moves is not measured, for that reason.
+
+    Nothing of it is changed. Raises ModelError.
+    """
+    import torch
+
+    from statecli.modules import table
+
+    with torch._C.DisableTorchFunctionSubclass():
+        return table.listed(built, target, why_not)
 
 
 def move(

@@ -67,6 +67,13 @@ def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats]
     return _state(sheet, target)
 
 
+def listed(built: Built, target: str, why_not: str) -> ModelState:
+    """See `statecli.modules.listed`."""
+    sheet = _sheet(built)
+    sheet.oddities.append(Oddity("not-measured", f"cannot tell what moves: {why_not}"))
+    return _state(sheet, target)
+
+
 def _judge_by_own_to(sheet: _Sheet) -> None:
     """The class's own `.to` decides; where it cannot be tried, what the stand-in left behind may move all the same."""
     on_meta = sheet.built.init_device == "meta"

@@ -10,20 +10,23 @@ Importing this package imports no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
 from statecli import inspection, target
 from statecli.errors import ModelError, UsageError
+from statecli.finding import Finding
 from statecli.proofs.result import Check, Column, Name, Verdict, Verification
 from statecli.state import Kind, ModelState
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from statecli.proofs.subject import Subject
 
-__all__ = ["Request", "run"]
+__all__ = ["Request", "of_live", "run", "verified"]
 
 #: A pretended GPU: tensors that claim to be on CUDA.
 FAKE = "fake-cuda"
@@ -108,12 +111,12 @@ def device(request: Request) -> str:
     return "cuda" if torch.cuda.is_available() else FAKE
 
 
-def run(request: Request, done: Callable[[Check], None] = lambda _: None) -> Verification:
-    """Build the model and run the proofs; `done` is called after each.
+def run(request: Request, done: Callable[[Check], None] = lambda _: None, given: Any = None) -> Verification:
+    """Build the model and run the proofs; `done` is called after each. `given`, inputs as Python has them, comes first.
 
     Raises `StateError` where the model cannot be built, `NothingMatched` where the filters leave no tensor.
     """
-    return verified(_subject(request), request, done)
+    return verified(_subject(request, given), request, done)
 
 
 def verified(subject: Subject, request: Request, done: Callable[[Check], None] = lambda _: None) -> Verification:
@@ -127,23 +130,45 @@ def verified(subject: Subject, request: Request, done: Callable[[Check], None] =
     return Verification(state, tuple(checks), subject.state.oddities)
 
 
-def _subject(request: Request) -> Subject:
+def _subject(request: Request, given: Any) -> Subject:
     from statecli.proofs import inputs, subject
 
     spec = target.spec_of(request.target)
     if spec is None:
         raise UsageError(f"{request.target}: names no model class; write file.py:Class or package.module:Class")
     built = target.model(spec, init_device=request.init_device, values=False)
-    found, why_not = inputs.find(request.input, request.inputs, built)
+    if given is None:
+        found, why_not = inputs.find(request.input, request.inputs, built)
+    else:
+        from statecli.proofs import live
+
+        found, why_not = live.inputs_of(given, built)
     return subject.with_inputs(subject.of_built(built, request.target), found, why_not)
+
+
+def of_live(model: nn.Module, request: Request, given: Any = None) -> Verification:
+    """`run`, of a live model, which is left as it was; `given` is what forward is called with, see `live.inputs_of`."""
+    from statecli.proofs import live, subject
+
+    with live.untouched(model, cuda=(request.device or "").startswith("cuda")):
+        found = subject.of_module(model)
+        inputs, why_not = live.inputs_of(given, subject.built_of(model))
+        return verified(subject.with_inputs(found, inputs, why_not), request)
 
 
 def _proved(name: Name, subject: Subject, request: Request) -> Check:
     """What the model's own code raises where a proof did not expect it makes that proof inconclusive, and no other."""
+    if name is Name.STEP and subject.cut:
+        return Check(name, Verdict.INCONCLUSIVE, reason=_CUT.format(subject.cut[0]))
     try:
         return PROOFS[name](subject, request)
     except ModelError as error:
         return Check(name, Verdict.INCONCLUSIVE, reason=str(error).removeprefix(f"{subject.target}: "))
+
+
+_CUT = (
+    "{} was computed from other tensors before the model was copied, and no gradient finds its way back through a copy"
+)
 
 
 def _only(check: Check, state: ModelState, whole: ModelState) -> Check:
@@ -157,8 +182,30 @@ def _only(check: Check, state: ModelState, whole: ModelState) -> Check:
     )
     gone = {tensor.fqn for tensor in whole.tensors} - left
     findings = tuple(finding for finding in check.findings if finding.fqn not in gone)
-    failed = check.verdict is Verdict.FAILED and not findings
-    return replace(check, columns=columns, findings=findings, verdict=_worst(columns) if failed else check.verdict)
+    return _judged_anew(check, columns, findings)
+
+
+def _judged_anew(check: Check, columns: tuple[Column, ...], findings: tuple[Finding, ...]) -> Check:
+    """The proof with these cells and findings alone: the worst of them, or what kept it from being told as a whole."""
+    left = replace(check, columns=columns, findings=findings)
+    if check.verdict not in (Verdict.FAILED, Verdict.INCONCLUSIVE) or findings:
+        return left
+    if check.reason and check.reason not in (_summed_up(check.columns), *_unsure(check.columns)):
+        return replace(left, verdict=Verdict.INCONCLUSIVE)
+    if not check.columns:
+        return left
+    return replace(left, verdict=_worst(columns), reason=_summed_up(columns))
+
+
+def _unsure(columns: Iterable[Column]) -> list[str]:
+    cells = ((fqn, cell) for column in columns for fqn, cell in column.cells.items())
+    return [f"{fqn}: {cell.reason}" for fqn, cell in cells if cell.verdict is Verdict.INCONCLUSIVE]
+
+
+def _summed_up(columns: Iterable[Column]) -> str | None:
+    """What the cells that cannot tell give a proof as its reason; None where there are none."""
+    said = _unsure(columns)
+    return f"{said[0]}, and {len(said) - 1} more" if len(said) > 1 else next(iter(said), None)
 
 
 def _worst(columns: Iterable[Column]) -> Verdict:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import structs
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from statecli.proofs.inputs import Inputs
-
-#: What is said of a tensor that was not there before the model was first called.
-APPEARED = "appears with the first forward"
 
 
 class Fresh(Protocol):
@@ -45,7 +41,8 @@ class Subject:
     becomes a ModelError of one line with the line of its own that failed.
 
     `inputs` are what forward is called with; where there are none, `no_inputs` says why. `appeared` are the names of
-    tensors that are there only after a first forward.
+    tensors that are there only after a first forward. `cut` are those that were computed from others before the model
+    was copied: a copy's have no graph back to them. `origins` are the lines of the constructor's assignments.
     """
 
     target: str
@@ -56,6 +53,8 @@ class Subject:
     inputs: Inputs | None = None
     no_inputs: str = "no input given: --input 2x3 or --inputs file.py:make"
     appeared: frozenset[str] = frozenset()
+    cut: tuple[str, ...] = ()
+    origins: Origins = field(default_factory=Origins)
 
     def rows(self) -> dict[str, TensorInfo]:
         """The tensors by FQN."""
@@ -68,8 +67,8 @@ class Subject:
             self.call(module)
         return module
 
-    def call(self, module: nn.Module, seed: int = 0) -> Any:
-        """What `module` gives for the inputs, in eval mode and without gradients. Raises ModelError."""
+    def call(self, module: nn.Module, seed: int = 0, *, training: bool = False) -> Any:
+        """What `module` gives for the inputs, without gradients; in eval mode, or as it is. Raises ModelError."""
         import torch
 
         assert self.inputs is not None  # noqa: S101 - callers have looked
@@ -77,7 +76,7 @@ class Subject:
         modes = [(one, one.training) for one in module.modules()]
         with self.user_code("calling it"), torch.no_grad():
             try:
-                return module.eval()(*args, **kwargs)
+                return (module if training else module.eval())(*args, **kwargs)
             finally:
                 for one, training in modes:
                     one.training = training
@@ -89,48 +88,40 @@ def of_built(built: Built, target: str) -> Subject:
         built.again()
     except ModelError:
         return _of_copies(built.module, target, built)
-    return Subject(target, modules.read(built, target), built.again, built.user_code, rebuilds=True)
+    return Subject(
+        target, modules.read(built, target), built.again, built.user_code, rebuilds=True, origins=built.origins
+    )
 
 
 def of_module(module: nn.Module) -> Subject:
-    """Of a live model, which is left as it was: all is done to copies. Raises ModelError where it cannot be copied."""
+    """Of a live model, which is left as it was: all is done to copies.
+
+    Where it cannot be copied, `fresh` raises the reason, a ModelError, and the rows say nothing of what moves.
+    """
+    return _of_copies(module, type(module).__name__, built_of(module))
+
+
+def built_of(module: nn.Module) -> Built:
+    """A live model as what was built; it is not ours, and only its copies may be read or moved."""
     name = type(module).__name__
-    spec = Spec(name, "", False, name)
-    return _of_copies(module, name, Built(spec, module, Origins({}), "cpu", True, lambda _, __: module))
+    return Built(Spec(name, "", False, name), module, Origins({}), "cpu", True, lambda _, __: module)
 
 
 def _of_copies(module: nn.Module, target: str, known: Built) -> Subject:
     def fresh(*, values: bool = False, seed: int = 0) -> nn.Module:  # noqa: ARG001 - there is no constructor to seed
         with known.user_code("copying it"):
-            return copy.deepcopy(module, {} if values else hollow(module))
+            return copies.of_live(module, values=values)
 
-    built = Built(known.spec, fresh(), known.origins, known.init_device, True, lambda values, _: fresh(values=values))
-    return Subject(target, modules.read(built, target), fresh, known.user_code, rebuilds=False)
+    from statecli.proofs import copies
 
-
-def hollow(module: nn.Module) -> dict[Any, Any]:
-    """A memo for `copy.deepcopy` by which each storage is copied as memory of its size that nobody has written to.
-
-    A system hands out such memory without taking any, so the copy of a model takes no more than its Python objects.
-    """
-    import torch
-
-    from statecli.modules import measure
-    from statecli.modules.walk import walk
-
-    storages: dict[int, Any] = {}
-    memo: dict[Any, Any] = {"torch": storages}
-    for _, tensor in measure.names(walk(module)):
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-            continue  # copied as it is
-        store = tensor.untyped_storage()
-        empty = torch.UntypedStorage(store.nbytes(), device=store.device)  # type: ignore[no-untyped-call]
-        kept = storages.setdefault(store._cdata, empty)
-        if type(tensor) is torch.nn.Parameter:  # its own __deepcopy__ clones it, whatever the memo says of its storage
-            view = torch.empty(0, dtype=tensor.dtype, device=store.device)
-            view.set_(kept, tensor.storage_offset(), tensor.size(), tensor.stride())
-            memo[id(tensor)] = torch.nn.Parameter(view, tensor.requires_grad)
-    return memo
+    non_leaves = copies.non_leaves(module)
+    try:
+        built = replace(known, module=fresh(), values=True, _make=lambda values, _: fresh(values=values))
+    except ModelError as error:
+        state = modules.listed(known, target, str(error).removeprefix(f"{target}: "))
+    else:
+        state = modules.read(built, target)
+    return Subject(target, state, fresh, known.user_code, rebuilds=False, cut=non_leaves, origins=known.origins)
 
 
 def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subject:
@@ -138,32 +129,30 @@ def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subjec
     subject = replace(subject, inputs=inputs, no_inputs=why_not or subject.no_inputs)
     if inputs is None:
         return subject
-    module = _called(subject)
-    if module is None:
+    from statecli.proofs import appearing
+
+    ran = _called(subject)
+    if ran is None:
         return subject  # the proofs that need a forward say so
-    name = subject.target
-    spec = Spec(name, "", False, name)
-    after = modules.read(Built(spec, module, Origins({}), "cpu", True, lambda _, __: module), name)
+    name, (module, origins) = subject.target, ran
+    after = modules.read(Built(Spec(name, "", False, name), module, origins, "cpu", True, lambda _, __: module), name)
     known = subject.rows()
-    new = [row for row in after.tensors if row.fqn not in known or known[row.fqn].shape is None]
-    marked = [_marked(row) for row in new]
-    kept = [row for row in subject.state.tensors if row.fqn not in {one.fqn for one in new}]
-    state = structs.replace(subject.state, tensors=(*kept, *marked))
-    return replace(subject, state=state, appeared=frozenset(row.fqn for row in new))
+    rows = appearing.marked(after.tensors, subject.state.tensors)
+    new = [row for row in rows if row.fqn not in known or known[row.fqn].shape is None]
+    appeared = frozenset(row.fqn for row in new)
+    kept = [row for row in subject.state.tensors if row.fqn not in appeared]
+    state = structs.replace(subject.state, tensors=(*kept, *new))
+    return replace(subject, state=state, appeared=appeared)
 
 
-def _called(subject: Subject) -> nn.Module | None:
+def _called(subject: Subject) -> tuple[nn.Module, Origins] | None:
     """An instance after one forward, without initial values where forward does not need them; None where it raises."""
+    from statecli.proofs import appearing
+
     for values in (False, True):
         try:
             module = subject.fresh(values=values)
-            subject.call(module)
+            return module, appearing.called(subject, module)
         except ModelError:
             continue
-        return module
     return None
-
-
-def _marked(row: TensorInfo) -> TensorInfo:
-    # What would register it in the constructor says nothing of a tensor that forward makes.
-    return structs.replace(row, fix=None, note="; ".join(filter(None, [APPEARED, row.note])))

@@ -1,0 +1,141 @@
+"""The public functions' plumbing: what Python hands over -> the requests that the command line makes too."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from statecli.errors import UsageError
+
+if TYPE_CHECKING:
+    from statecli.comparison.result import Diff, Field
+    from statecli.inspection import Inspection
+    from statecli.inspection import Request as InspectRequest
+    from statecli.options import DiffOptions
+    from statecli.proofs import Request as VerifyRequest
+    from statecli.proofs.result import Name, Verification
+    from statecli.state import Kind
+
+_Word = TypeVar("_Word", bound=Enum)
+
+
+# --- what was handed over ---------------------------------------------------------------------------------------------
+
+
+def is_live(target: object) -> bool:
+    """Whether it is an nn.Module; asking imports no torch, since without torch there is none."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(target, torch.nn.Module)
+
+
+def name_of(target: object) -> str:
+    """The path or spec; the class's name of a live model. Raises UsageError for anything else."""
+    return type(target).__name__ if is_live(target) else path_of(target)
+
+
+def path_of(target: object) -> str:
+    """A path or spec as text. Raises UsageError for anything else."""
+    if isinstance(target, (str, os.PathLike)):
+        return os.fsdecode(target)
+    if isinstance(target, type):
+        raise UsageError(f"{target.__name__} is a class: give an instance, or name it: 'file.py:{target.__name__}'")
+    if is_live(target):
+        raise UsageError(f"{type(target).__name__} is a live model; diff takes files and specs: save it first")
+    raise UsageError(f"a path, a spec such as 'net.py:Net' or an nn.Module is needed, not {type(target).__name__}")
+
+
+def text(value: object) -> str | None:
+    """A device, a dtype or a spec as it is written on the command line."""
+    return None if value is None else str(value).removeprefix("torch.")
+
+
+def many(words: Iterable[str]) -> tuple[str, ...]:
+    """Words, of which one may stand alone."""
+    return (words,) if isinstance(words, str) else tuple(words)
+
+
+def checks(words: Iterable[Name | str]) -> tuple[Name, ...]:
+    """Proofs, each once, in the order in which they are run. Raises UsageError for a name that is none."""
+    from statecli.proofs.result import Name
+
+    asked = _words("checks", words, Name)
+    return tuple(name for name in Name if name in asked)
+
+
+def kinds(words: Iterable[Kind | str]) -> tuple[Kind, ...]:
+    """Kinds of tensors. Raises UsageError for a word that is none."""
+    from statecli.state import Kind
+
+    return _words("kind", words, Kind)
+
+
+def fields(words: Iterable[Field | str]) -> tuple[Field, ...]:
+    """What a diff ignores. Raises UsageError for a word that is none."""
+    from statecli.comparison.result import Field
+
+    return _words("ignore", words, Field)
+
+
+def _words(option: str, given: Iterable[Any], of: type[_Word]) -> tuple[_Word, ...]:
+    known = {one.value: one for one in of}
+    asked = (given,) if isinstance(given, str) else tuple(given)
+    unknown = next((word for word in asked if word not in known), None)
+    if unknown is not None:
+        raise UsageError(f"{option}: {str(unknown)!r} is none of {', '.join(known)}")
+    return tuple(known[word] for word in asked)
+
+
+# --- doing it ---------------------------------------------------------------------------------------------------------
+
+
+def inspect(target: Any, request: InspectRequest) -> Inspection:
+    """See `statecli.inspect`."""
+    from statecli import inspection
+    from statecli.target import spec_of
+
+    if not is_live(target):
+        with _as_it_was(request.to or "") if spec_of(request.target) or request.model else nullcontext():
+            return inspection.inspect(request)
+    if request.model is not None:
+        raise UsageError(f"model groups a checkpoint; {request.target} is a model already")
+    from statecli.proofs import live
+
+    with live.untouched(target, cuda=(request.to or "").startswith("cuda")):
+        return inspection.of_built(live.copied(target, values=request.stats), request)
+
+
+def diff(options: DiffOptions) -> Diff:
+    """See `statecli.diff`."""
+    from statecli import asked
+    from statecli.comparison.run import compare
+    from statecli.target import spec_of
+
+    asked.check(options)
+    any_class = spec_of(options.before) or spec_of(options.after)
+    with _as_it_was(options.device) if any_class else nullcontext():
+        return compare(asked.request(options))
+
+
+def verify(model: Any, request: VerifyRequest, inputs: Any) -> Verification:
+    """See `statecli.verify`."""
+    from statecli import proofs
+
+    if is_live(model):
+        return proofs.of_live(model, request, inputs)
+    with _as_it_was(request.device or ""):
+        return proofs.run(request, given=inputs)
+
+
+def _as_it_was(device: str) -> AbstractContextManager[None]:
+    """Around what runs a class's code. Without torch it ends with the line that says so, in its own place."""
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        return nullcontext()
+    from statecli.proofs import live
+
+    return live.untouched(cuda=device.startswith("cuda"))

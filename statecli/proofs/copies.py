@@ -1,0 +1,182 @@
+"""Copies of a live model that share nothing with it which a proof may spoil.
+
+`copy.deepcopy` alone does not do: it refuses non-leaf tensors, parts views from the parameters that they look into, and
+shares functions, so that a hook or an activation `lambda x: self.scale * x` of the copy still works on the original.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from statecli.errors import ModelError
+from statecli.modules import measure
+from statecli.modules.tensors import derived_by, is_lazy, leaves_of, storage
+from statecli.modules.walk import walk
+
+#: Bytes of a storage up to which its values are copied in any case: forward may count or look up by them.
+SMALL = 1 << 16
+
+
+def of_live(module: nn.Module, *, values: bool) -> nn.Module:
+    """A copy of `module`, with its values or with memory that nobody has written to.
+
+    Raises ModelError where the copy would still reach a parameter of the original, and whatever its own code raises.
+    """
+    found = list(measure.names(walk(module)))
+    memo = memo_of(module, values=values)
+    copied = _copied(module, memo)
+    _rebind(copied, memo)
+    _check_apart(found, copied)
+    return copied
+
+
+def non_leaves(module: nn.Module) -> tuple[str, ...]:
+    """The names of its tensors that autograd computed from others."""
+    return tuple(name for name, tensor in measure.names(walk(module)) if derived_by(tensor))
+
+
+def memo_of(module: nn.Module, *, values: bool = False) -> dict[Any, Any]:
+    """A memo for `copy.deepcopy` by which each storage is copied once, whatever looks into it.
+
+    Without `values` what is not small is memory of its size that nobody has written to. A system hands out such memory
+    without taking any, so the copy of a model takes no more than its Python objects.
+    """
+    storages: dict[int, torch.UntypedStorage] = {}
+    memo: dict[Any, Any] = {"torch": storages}
+    found = [tensor for _, tensor in measure.names(walk(module)) if _is_plain(tensor)]
+    for tensor in found:
+        view = _in_copy(tensor, storages, values=values)
+        if type(tensor) is nn.Parameter:  # its own __deepcopy__ clones it, whatever the memo says of its storage
+            memo[id(tensor)] = nn.Parameter(view, tensor.requires_grad)
+    for tensor in found:
+        if derived_by(tensor):
+            memo[id(tensor)] = _computed(tensor, _in_copy(tensor, storages, values=values), memo)
+    return memo
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """What else there is has a `__deepcopy__` that knows more of it, and is copied as it is."""
+    kinds = (torch.Tensor, nn.Parameter)
+    return type(tensor) in kinds and tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
+
+
+def _in_copy(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage], *, values: bool) -> torch.Tensor:
+    """What lies where `tensor` lies, in the copy of its storage."""
+    store = tensor.untyped_storage()
+    if store._cdata not in storages:
+        drawn = (values or store.nbytes() <= SMALL) and store.device.type != "meta"
+        empty = torch.UntypedStorage(store.nbytes(), device=store.device)  # type: ignore[no-untyped-call]
+        storages[store._cdata] = empty.copy_(store) if drawn else empty
+    view = torch.empty(0, dtype=tensor.dtype, device=store.device)
+    with torch.no_grad():
+        view.set_(storages[store._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())
+        view = torch._neg_view(view) if tensor.is_neg() else view
+        return view.conj() if tensor.is_conj() else view
+
+
+def _computed(tensor: torch.Tensor, view: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    """`view` as a non-leaf of the operation that computed `tensor`, from the copies of the same leaves."""
+
+    class Stand(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, data: torch.Tensor, *__: torch.Tensor) -> torch.Tensor:
+            return data.view_as(data)
+
+        @staticmethod
+        def backward(_: Any, *__: Any) -> Any:
+            raise ModelError("a copied non-leaf tensor has no graph")  # `Subject.cut` is asked before
+
+    Stand._backward_cls.__name__ = str(derived_by(tensor))
+    leaves = [memo[id(leaf)] for leaf in leaves_of(tensor) or () if id(leaf) in memo]
+    with torch.enable_grad():
+        known = [leaf for leaf in leaves if leaf.requires_grad] or [torch.empty(0, requires_grad=True)]
+        made: torch.Tensor = Stand.apply(view, *known)  # type: ignore[no-untyped-call]
+        return made
+
+
+def _copied(module: nn.Module, memo: dict[Any, Any]) -> nn.Module:
+    try:
+        copied = copy.deepcopy(module, memo)
+    except Exception as error:
+        where = _uncopied(module, memo)
+        if where is None:
+            raise
+        raise ModelError(f"it cannot be copied, for {where}: {type(error).__name__}: {error}") from error
+    if not isinstance(copied, nn.Module) or copied is module:
+        raise ModelError("it cannot be copied: its __deepcopy__ gives no other module")
+    return copied
+
+
+def _uncopied(module: nn.Module, memo: dict[Any, Any]) -> str | None:
+    """The first attribute that cannot be copied by itself, and what it is: `blocks.0.lock (a lock)`."""
+    for path, one in module.named_modules():
+        for name, value in vars(one).items():
+            try:
+                copy.deepcopy(value, dict(memo)) if name != "_modules" else None
+            except Exception:  # noqa: BLE001 - anybody's code; this is the one that is looked for
+                return f"{path + '.' if path else ''}{name} (a {type(value).__name__})"
+    return None
+
+
+# --- functions that know the original ---------------------------------------------------------------------------------
+
+
+def _rebind(copied: nn.Module, memo: dict[Any, Any]) -> None:
+    """Functions among the attributes and hooks of the copy that close over parts of the original get the copy's."""
+    for one in copied.modules():
+        for holder in _holders(one):
+            for key, value in list(_items(holder)):
+                if type(value) is types.FunctionType:
+                    holder[key] = _rebound(value, memo)
+
+
+def _holders(module: nn.Module) -> Iterator[Any]:
+    yield vars(module)
+    for value in vars(module).values():
+        if isinstance(value, (dict, list)):
+            yield value
+
+
+def _items(holder: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(holder.items()) if isinstance(holder, dict) else enumerate(holder)
+
+
+def _rebound(function: types.FunctionType, memo: dict[Any, Any]) -> types.FunctionType:
+    cells = tuple(_cell(cell, memo) for cell in function.__closure__ or ())
+    if all(new is old for new, old in zip(cells, function.__closure__ or (), strict=True)):
+        return function
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    vars(made).update(vars(function))
+    return made
+
+
+def _cell(cell: types.CellType, memo: dict[Any, Any]) -> types.CellType:
+    try:
+        held = cell.cell_contents
+    except ValueError:  # empty
+        return cell
+    return types.CellType(memo[id(held)]) if id(held) in memo else cell
+
+
+def _check_apart(found: list[tuple[str, torch.Tensor]], copied: nn.Module) -> None:
+    """Parameters are overwritten by proofs: one that the copy shares with the model must not be."""
+    own = {storage(tensor)[0]: name for name, tensor in found if _is_written(tensor)}
+    for name, tensor in measure.names(walk(copied)):
+        original = own.get(storage(tensor)[0]) if _is_written(tensor) else None
+        if original is not None:
+            why = f"{name} of the copy is still {original} of the model itself"
+            raise ModelError(f"it cannot be copied so that it is left as it is: {why}")
+
+
+def _is_written(tensor: torch.Tensor) -> bool:
+    return issubclass(type(tensor), nn.Parameter) and (is_lazy(tensor) or tensor.numel() > 0)
+
+
+__all__ = ["memo_of", "non_leaves", "of_live"]

@@ -1,0 +1,177 @@
+"""Live models, as Python hands them over: what forward is called with, and that all is left as it was."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from statecli.modules import measure
+from statecli.modules.spec import Spec
+from statecli.modules.walk import walk
+from statecli.proofs import copies, inputs, subject
+from statecli.proofs.inputs import Inputs
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from statecli.modules.build import Built
+    from statecli.proofs.inputs import Call
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def inputs_of(given: Any, built: Built) -> tuple[Inputs | None, str]:
+    """What forward is called with, or None and why.
+
+    `given` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that gives one of
+    these, or texts such as "int64:2x16<30522"; None for what the model carries (`dummy_inputs`). What is not given as
+    tensors is put where the model is. Raises UsageError for a text that is no input, ModelError for what a function
+    raises, or gives that has no tensor in it.
+    """
+    texts = _texts(given)
+    if given is None or texts:
+        found, why_not = inputs.find(texts, None, built)
+        return (found and _beside(built.module, found)), why_not
+    guard = replace(built, spec=Spec("inputs", "", False, "inputs"))
+
+    def make(seed: int = 0) -> Call:
+        if not callable(given) or isinstance(given, torch.Tensor):
+            return inputs._as_call("inputs", given)
+        with guard.user_code("calling it"), inputs.seeded(seed):
+            return inputs._as_call("inputs", given())
+
+    return Inputs(inputs.described(make()), make), ""
+
+
+def _texts(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str):
+        return (given,)
+    many = isinstance(given, (tuple, list)) and given and all(isinstance(one, str) for one in given)
+    return tuple(given) if many else ()
+
+
+def _beside(model: nn.Module, found: Inputs) -> Inputs:
+    """The same inputs on the device of the model, where that is one device with values."""
+    devices = {tensor.device for _, tensor in measure.names(walk(model))}
+    device = devices.pop() if len(devices) == 1 else torch.device("cpu")
+    if device.type in ("cpu", "meta"):
+        return found
+
+    def make(seed: int = 0) -> Call:
+        moved: Call = inputs.mapped(found.make(seed=seed), lambda tensor: tensor.to(device))
+        return moved
+
+    return Inputs(found.text, make, found.given)
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+def copied(module: nn.Module, *, values: bool) -> Built:
+    """A copy of a live model as a model that is ours; `again` copies again. Raises ModelError where it cannot be."""
+    known = subject.built_of(module)
+
+    def make(values: bool, _: int) -> nn.Module:
+        with known.user_code("copying it"):
+            return copies.of_live(module, values=values)
+
+    return replace(known, module=make(values, 0), values=values, _make=make)
+
+
+# --- as it was --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def untouched(module: nn.Module | None = None, *, cuda: bool = False) -> Iterator[None]:
+    """Afterwards the process and a live model are as they were, whatever the model's own code did.
+
+    Of the process: the random generators (torch's on the CPU and, where CUDA is in use or `cuda` says that it will be,
+    on each GPU; Python's; numpy's), the grad mode, the default dtype and device. Of the model: each module's mode, each
+    tensor's `requires_grad` and `.grad`, and the values of all that is no parameter. Only copies are worked on; but a
+    copy's code may know the original, by a global name for instance.
+    """
+    with ExitStack() as stack:
+        stack.callback(_defaults())
+        stack.enter_context(_generators(cuda))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if module is not None:
+            stack.enter_context(_kept(module))
+        yield
+
+
+def _defaults() -> Any:
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+
+    def restore() -> None:
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
+
+    return restore
+
+
+@contextmanager
+def _generators(cuda: bool) -> Iterator[None]:
+    if cuda and torch.cuda.is_available():
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    numpy: Any = sys.modules.get("numpy")
+    on_cpu, on_cuda = torch.get_rng_state(), _of_cuda()
+    of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(on_cpu)
+        if on_cuda:
+            torch.cuda.set_rng_state_all(on_cuda)
+        random.setstate(of_python)
+        if numpy:
+            numpy.random.set_state(of_numpy)
+
+
+def _of_cuda() -> list[torch.Tensor]:
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.get_rng_state_all() if used else []
+
+
+@contextmanager
+def _kept(module: nn.Module) -> Iterator[None]:
+    modes = [(one, one.training) for one in module.modules()]
+    tensors = [tensor for _, tensor in measure.names(walk(module))]
+    grads = [(one, one.requires_grad, one.grad) for one in tensors if one.is_leaf]
+    values = [(one, one._version, one.detach().clone()) for one in tensors if _is_small(one)]
+    for one, _, grad in grads:
+        if grad is not None:
+            one.grad = None  # a gradient that comes all the same is not added to it
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+        _put_back(grads, values)
+
+
+def _put_back(grads: list[Any], values: list[Any]) -> None:
+    with torch.no_grad():
+        for one, version, value in values:
+            if one._version != version:
+                one.copy_(value)
+    for one, requires_grad, grad in grads:
+        one.requires_grad_(requires_grad)
+        one.grad = grad
+
+
+#: Bytes up to which what is no parameter is kept beside the model. More is a table that forward reads.
+_SMALL = 1 << 20
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_inference()
+    return plain and not tensor.is_meta and tensor.nbytes <= _SMALL
