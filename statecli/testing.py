@@ -1,0 +1,98 @@
+"""For people's own tests: one assertion that a model's state follows, is saved, restored and trained.
+
+    from statecli.testing import assert_state_follows
+
+    def test_state():
+        assert_state_follows(Net(), inputs="2x3", device="fake-cuda")
+
+As a pytest fixture it is there without an import: `def test_state(assert_state_follows): …`. torch is imported by the
+call alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from statecli.proofs.result import Check, Name, Verification
+    from statecli.state import Kind
+
+__all__ = ["assert_state_follows"]
+
+
+def assert_state_follows(
+    model: str | nn.Module,
+    *,
+    checks: Iterable[Name | str] = (),
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    optimizer: str = "sgd",
+    inputs: Any = None,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    kind: Iterable[Kind | str] = (),
+) -> Verification:
+    """Verify `model` and give the result; the parameters are those of `statecli.verify`.
+
+    Raises AssertionError, with the table that `statecli verify` prints, where anything failed or could not be told,
+    where a proof that `checks` names was skipped, and where every proof was. A proof that nobody asked for by name may
+    be skipped, for want of inputs for instance. Raises StateError where the model could not be tried at all.
+    """
+    __tracebackhide__ = True  # pytest shows the caller's line
+    import statecli
+    from statecli import api
+
+    asked = api.checks(checks)
+    found = statecli.verify(
+        model,
+        checks=asked,
+        device=device,
+        dtype=dtype,
+        optimizer=optimizer,
+        inputs=inputs,
+        include=include,
+        exclude=exclude,
+        kind=kind,
+    )
+    message = failure(found, asked)
+    if message:
+        raise AssertionError(message)
+    return found
+
+
+def failure(found: Verification, asked: Iterable[Name] = ()) -> str:
+    """What is wrong, as text: a line that says which proofs, then the table as plain text; "" where nothing is."""
+    from statecli.report import View, verifying
+
+    untold = verifying.untold(found, tuple(asked))
+    bad = bool(found.findings) or any(map(_is_bad, found.checks))
+    if not (bad or untold):
+        return ""
+    report = verifying.of_verification(found, View(unfold=True))
+    return "\n".join([f"{found.state.target}: {report.page().verdict}", "", _plain(report), *(() if bad else untold)]).rstrip()
+
+
+def _is_bad(check: Check) -> bool:
+    return check.verdict.value in ("failed", "inconclusive")
+
+
+def _plain(report: Any) -> str:
+    from statecli import render
+
+    class Text:
+        def __init__(self) -> None:
+            self.parts: list[str] = []
+
+        def text(self, text: str) -> None:
+            self.parts.append(text)
+
+        def utf8(self, raw: bytes) -> None:
+            self.parts.append(raw.decode())
+
+    sink = Text()
+    render.write(report, render.Output.PLAIN, sink, render.Look())
+    return "".join(sink.parts)
