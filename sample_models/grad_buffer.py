@@ -3,7 +3,7 @@
 Try:    statecli inspect sample_models/grad_buffer.py:Scaled
 
 Shows:  `scale` is a buffer with requires_grad True. backward() fills its .grad, model.parameters() does not list it,
-        so it never changes: meant as a parameter, registered as a buffer.
+        so it never changes: meant as a parameter, registered as a buffer. grad_buffer_fixed.py is the same model fixed.
 """
 
 import torch

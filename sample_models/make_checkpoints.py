@@ -46,6 +46,7 @@ MODELS = {
     "tied_fixed": "Tied",
     "none_parameter": "Optional",
     "grad_buffer": "Scaled",
+    "grad_buffer_fixed": "Scaled",
     "finetune": "Net",
     "unused": "Net",
     "unused_fixed": "Net",

@@ -306,15 +306,17 @@ def _fixes(found: Verification) -> tuple[Fix, ...]:
     rows = {row.fqn: row for row in found.state.tensors}
     fixes: dict[Fix, None] = {}
     for finding in found.findings:
-        if finding.help:
-            fixes.setdefault(_fix(finding, rows.get(finding.fqn or "")))
+        fix = _fix(finding, rows.get(finding.fqn or ""))
+        if fix is not None:
+            fixes.setdefault(fix)
     return tuple(fixes)
 
 
-def _fix(finding: Finding, row: TensorInfo | None) -> Fix:
-    """Lines to paste where the row has some; advice in words is a comment among them."""
+def _fix(finding: Finding, row: TensorInfo | None) -> Fix | None:
+    """Lines to paste where the row has some; advice in words is a comment among them. None where it has only a line."""
     where = place(row.origin) if row is not None and row.origin else finding.fqn or finding.rule
     if row is not None and row.fix and row.fix in (finding.help or ""):
         return Fix(where, row.fix)
-    advice = (finding.help or "").removesuffix(f"; assigned at {where}")  # it stands above
-    return Fix(where, "\n".join(f"# {line}" for line in advice.splitlines()))
+    line = f"assigned at {where}"  # it stands above
+    advice = (finding.help or "").removesuffix(line).removesuffix("; ")
+    return None if not advice else Fix(where, "\n".join(f"# {line}" for line in advice.splitlines()))

@@ -90,9 +90,11 @@ def test_the_message_names_the_other_tensor():
 
 
 def test_a_cache_is_told_to_be_one():
-    """What an earlier forward left on the CPU was assigned by no constructor: no line of one is to be changed."""
+    """What an earlier forward left on the CPU was assigned in forward: no line of the constructor is to be changed."""
     (finding,) = forward.prove(sample("cached_mask:Causal", (2, 4, 8)), FAKE).findings
-    assert finding.help == forward._OF_CACHES
+    advice, _, line = finding.help.partition("; assigned at ")
+    assert advice == forward._OF_CACHES
+    assert line.endswith("cached_mask.py:23")
 
 
 @pytest.mark.parametrize("name", LEGAL | READS)

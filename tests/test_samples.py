@@ -1,0 +1,80 @@
+"""Each sample model fails exactly the proofs that it was written to fail, and its fixed twin passes all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from statecli.proofs import Request, run
+from statecli.proofs.result import Name, Verdict
+
+SAMPLES = Path(__file__).parents[1] / "sample_models"
+#: It writes files and holds no model.
+OTHERS = {"make_checkpoints"}
+
+#: Sample and class -> what its forward is called with, and the proofs that fail.
+FAILING = {
+    "anchors:Head": ("2x8x4x4", "move cast forward"),
+    "batchnorm:Block": ("2x3x8x8", ""),
+    "cached_mask:Causal": ("2x4x8", "move forward"),
+    "detached:Net": ("4x8", "step"),
+    "finetune:Net": ("4x16", ""),
+    "frozen:Frozen": ("2x4", ""),
+    "grad_buffer:Scaled": ("2x4", "step"),
+    "net:Net": ("2x3", "move cast save forward"),
+    "none_parameter:Optional": ("2x4", ""),
+    "phases:Phases": ("2x16", "cast"),
+    "plain_lists:Lists": ("2x4", "move cast save step forward"),
+    "positions:Positions": ("int64:2x4<100", ""),
+    "precomputed:Normed": ("2x4", "move cast save copy forward"),
+    "relative_bias:Attention": ("1x4x4", "move forward"),
+    "rotary:Rotary": ("2x4x8", "move"),
+    "tied:Tied": ("int64:2x4<100", "save"),
+    "unused:Net": ("4x8", "step"),
+}
+FIXED = sorted(path.stem for path in SAMPLES.glob("*_fixed.py"))
+
+
+def verdicts(sample: str, input: str) -> dict[Name, Verdict]:
+    """How each proof of a sample model ends, with a pretended GPU."""
+    name, _, attribute = sample.partition(":")
+    found = run(Request(f"{SAMPLES / name}.py:{attribute}", input=(input,), device="fake-cuda"))
+    return {check.check: check.verdict for check in found.checks}
+
+
+def twin_of(fixed: str) -> str:
+    """The entry of FAILING for the model that `fixed` mends."""
+    (found,) = [sample for sample in FAILING if sample.startswith(fixed.removesuffix("_fixed") + ":")]
+    return found
+
+
+@pytest.mark.parametrize("sample", FAILING)
+def test_a_sample_fails_what_it_was_written_to_fail(sample):
+    """Every other proof passes: none is skipped, none inconclusive."""
+    input, failing = FAILING[sample]
+    wanted = {name: Verdict.FAILED if name.value in failing.split() else Verdict.PASSED for name in Name}
+    assert verdicts(sample, input) == wanted
+
+
+@pytest.mark.parametrize("fixed", FIXED)
+def test_the_fixed_twin_passes_all(fixed):
+    """The same class, called with the same input."""
+    twin = twin_of(fixed)
+    sample = f"{fixed}:{twin.partition(':')[2]}"
+    assert set(verdicts(sample, FAILING[twin][0]).values()) == {Verdict.PASSED}
+
+
+def test_every_sample_is_in_the_table():
+    """One that is not would be held to nothing."""
+    models = {path.stem for path in SAMPLES.glob("*.py")} - set(FIXED) - OTHERS
+    assert models == {sample.partition(":")[0] for sample in FAILING}
+
+
+def test_what_fails_has_a_twin():
+    """A sample that fails a proof is shown mended beside it."""
+    without = {sample.partition(":")[0] for sample, (_, failing) in FAILING.items() if failing}
+    without -= {fixed.removesuffix("_fixed") for fixed in FIXED}
+    assert not without
