@@ -14,7 +14,7 @@ import torch
 from statecli.modules import measure
 from statecli.modules.spec import Spec
 from statecli.modules.walk import walk
-from statecli.proofs import copies, inputs, subject
+from statecli.proofs import bits, copies, inputs, subject
 from statecli.proofs.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _kept(module: nn.Module) -> Iterator[None]:
     modes = [(one, one.training) for one in module.modules()]
     tensors = [tensor for _, tensor in measure.names(walk(module))]
     grads = [(one, one.requires_grad, one.grad) for one in tensors if one.is_leaf]
-    values = [(one, one._version, one.detach().clone()) for one in tensors if _is_small(one)]
+    values = [(one, one.detach().clone()) for one in tensors if _is_small(one)]
     for one, _, grad in grads:
         if grad is not None:
             one.grad = None  # a gradient that comes all the same is not added to it
@@ -160,8 +160,8 @@ def _kept(module: nn.Module) -> Iterator[None]:
 
 def _put_back(grads: list[Any], values: list[Any]) -> None:
     with torch.no_grad():
-        for one, version, value in values:
-            if one._version != version:
+        for one, value in values:
+            if bits.same(one, value) is False:  # its count of writes misses those of BatchNorm's kernels
                 one.copy_(value)
     for one, requires_grad, grad in grads:
         one.requires_grad_(requires_grad)

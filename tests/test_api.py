@@ -1,0 +1,480 @@
+"""statecli.inspect, diff and verify: what they give, what they raise, and that a live model is left as it was."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import statecli
+from statecli import inspection, proofs
+from statecli.comparison import run
+from statecli.errors import ModelError, NothingMatched, UnreadableError, UsageError
+from statecli.proofs.result import Name, Verdict
+
+ROOT = Path(__file__).parent.parent
+SAMPLES = ROOT / "sample_models"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def verdicts(found):
+    return {check.check.value: check.verdict.value for check in found.checks}
+
+
+def rules(found):
+    return {(finding.rule, finding.fqn) for finding in found.findings}
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """BatchNorm, dropout, a tie, a view of a buffer, a frozen parameter, submodules in either mode, hooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+        self.head = nn.Linear(4, 4, bias=False)
+        self.head.weight = self.body[0].weight
+        self.register_buffer("table", torch.arange(8.0))
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+        self.body[1].eval()
+        self.seen = 0
+        self.head.register_forward_hook(lambda *_: None)
+
+    def forward(self, x):
+        self.seen += 1
+        return self.head(self.body(x)) * self.frozen + self.table[:4] + random.random() + numpy.random.rand()  # noqa: S311
+
+
+class NonLeaf(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.scaled = self.fc.weight / 3
+
+    def forward(self, x):
+        return self.fc(x) @ self.scaled
+
+
+class Locked(nn.Module):
+    """Cannot be copied, for a reason that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.lock = threading.Lock()
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+class Closed(nn.Module):
+    """Its activation is a function that knows the module itself, which copy.deepcopy shares with the copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.act = lambda x: self.norm(x) * self.fc.weight.sum()
+
+    def forward(self, x):
+        return self.act(self.fc(x))
+
+
+class Global(nn.Module):
+    """Its forward knows the one instance by a global name, whichever instance is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        KNOWN.append(self)
+
+    def forward(self, x):
+        known = KNOWN[-1]
+        known.train()
+        return known.norm(known.fc(x)) + self.fc(x)
+
+
+class Reset(nn.Module):
+    """Changes what belongs to the process: seeds, the default dtype, the grad mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        torch.manual_seed(7)
+        random.seed(7)
+        numpy.random.seed(7)
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(True)
+        return self.fc(x)
+
+
+KNOWN: list[nn.Module] = []
+
+
+def kept(model):
+    """All that must not change of a model: modes, values, gradients, identity of each tensor, hooks."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {
+        "modes": [(name, module.training) for name, module in model.named_modules()],
+        "objects": [(name, id(tensor), tensor.data_ptr(), tensor.dtype, tensor.device) for name, tensor in named],
+        "values": [(name, tensor.detach().clone().tolist()) for name, tensor in named],
+        "requires_grad": [(name, tensor.requires_grad) for name, tensor in named],
+        "grads": [(name, id(tensor.grad), tensor.grad.tolist()) for name, tensor in named if tensor.grad is not None],
+        "hooks": [list(module._forward_hooks.items()) for module in model.modules()],
+        "keys": [(name, sorted(vars(module))) for name, module in model.named_modules()],
+    }
+
+
+def process():
+    """All that must not change of the process."""
+    return (
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        [str(part) for part in numpy.random.get_state()],
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        list(sys.path),
+        list(sys.argv),
+    )
+
+
+# --- a live model is left as it was ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Plain, NonLeaf, Locked, Closed, Global, Reset])
+def test_a_live_model_is_left_as_it_was(kind):
+    """After every proof with inputs: modes, values, gradients, objects, hooks, and what belongs to the process."""
+    model = kind()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.full_like(parameter, 0.5)
+    model.fc.eval() if kind is Closed else None
+    before = kept(model), process()
+    statecli.verify(model, inputs="6x4")
+    assert (kept(model), process()) == before
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_callers_grad_mode_changes_nothing(mode):
+    """Proofs have a grad mode of their own, and give the caller's back."""
+    model = Plain()
+    wanted = verdicts(statecli.verify(model, inputs="6x4"))
+    with mode():
+        found = verdicts(statecli.verify(model, inputs="6x4"))
+        assert not torch.is_grad_enabled()
+        assert torch.is_inference_mode_enabled() is (mode is torch.inference_mode)
+    assert found == wanted
+    assert wanted["step"] == "passed"
+
+
+def test_what_each_instance_counts_is_its_own():
+    """The forward passes of the proofs are those of copies."""
+    model = Plain()
+    statecli.verify(model, inputs="6x4")
+    assert model.seen == 0
+
+
+def test_a_specs_constructor_leaves_the_random_generators():
+    """Building a class seeds them; the caller's go on as if nothing had been built."""
+    before = process()
+    statecli.verify(f"{SAMPLES}/net.py:Net", inputs="4x3")
+    statecli.inspect(f"{SAMPLES}/net.py:Net", to="meta")
+    assert process() == before
+
+
+def test_inspecting_leaves_a_live_model_as_it_was():
+    """A really moved one, with statistics, is a copy."""
+    model = Plain()
+    before = kept(model), process()
+    found = statecli.inspect(model, to="meta", stats=True)
+    assert (kept(model), process()) == before
+    (row,) = [row for row in found.state.tensors if row.fqn == "table"]
+    assert (row.stats.min, row.stats.max, row.after.device) == (0.0, 7.0, "meta")
+
+
+# --- what a live model is proved to be ------------------------------------------------------------------------------
+
+
+def test_a_live_model_fails_as_its_class_does():
+    """The same rules for the same tensors as the spec, but for what needs a second constructor."""
+    spec = statecli.verify(f"{SAMPLES}/net.py:Net", checks=["move", "cast", "copy", "step", "forward"], inputs="4x3")
+    live = statecli.verify(
+        sample("net").Net(), checks=["move", "cast", "copy", "step", "forward"], inputs=torch.ones(4, 3)
+    )
+    assert rules(live) == rules(spec) != set()
+    assert verdicts(live) == verdicts(spec)
+
+
+def sample(name):
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(f"sample_{name}", SAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_fixed_live_model_passes_everything():
+    """Every proof is really run on it."""
+    found = statecli.verify(sample("net_fixed").Net(), inputs="4x3")
+    assert verdicts(found) == dict.fromkeys([name.value for name in Name], "passed")
+
+
+def test_a_non_leaf_attribute_fails_copy_by_name():
+    """copy.deepcopy refuses it; what else there is to prove is proved all the same, but for gradients."""
+    model = NonLeaf()
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        __import__("copy").deepcopy(model)
+    found = statecli.verify(model, device="meta", inputs="2x4")
+    assert verdicts(found)["copy"] == "failed"
+    assert ("non-leaf-attribute", "scaled") in rules(found)
+    assert ("left-behind", "scaled") in rules(found)
+    step = next(check for check in found.checks if check.check is Name.STEP)
+    assert step.verdict is Verdict.INCONCLUSIVE
+    assert step.reason.startswith("scaled was computed from other tensors")
+    (message,) = [finding.message for finding in found.findings if finding.rule == "non-leaf-attribute"]
+    assert "DivBackward0" in message
+
+
+def test_a_model_that_cannot_be_copied_is_inconclusive_and_listed():
+    """Its tensors are there, and every proof says which attribute is in the way."""
+    found = statecli.verify(nn.Sequential(Locked()), inputs="2x4")
+    assert set(verdicts(found).values()) == {"inconclusive"}
+    assert all("0.lock (a lock)" in check.reason for check in found.checks)
+    assert [row.fqn for row in found.state.tensors] == ["0.fc.weight", "0.fc.bias"]
+    with pytest.raises(ModelError, match=r"for lock \(a lock\)"):
+        statecli.inspect(Locked())
+
+
+def test_a_parameter_that_copies_share_is_never_spoiled():
+    """A class attribute is the same tensor in each copy: nothing is tried that would overwrite it."""
+
+    class Shared(nn.Module):
+        scale = nn.Parameter(torch.full((4,), 3.0))
+
+    model = Shared()
+    found = statecli.verify(model)
+    assert set(verdicts(found).values()) == {"inconclusive", "skipped"}
+    assert "scale of the copy is still scale of the model itself" in found.checks[0].reason
+    assert model.scale.tolist() == [3.0] * 4
+
+
+def test_a_function_of_the_model_is_the_copys_own():
+    """What an activation closes over trains and moves with the copy that it belongs to."""
+    found = statecli.verify(Closed(), checks=["move", "cast", "step", "forward"], inputs="6x4")
+    assert set(verdicts(found).values()) == {"passed"}
+    assert [row.fqn for row in found.state.tensors if row.kind.value == "unregistered"] == []
+
+
+HUGE = """
+import resource, sys
+import torch
+from torch import nn
+import statecli
+
+model = nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(2)))  # 512 MB
+model[0].table = torch.ones(8192, 4096)  # 128 MB
+statecli.verify(nn.Linear(2, 2), device="meta", checks=["move"])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = statecli.verify(model, device="meta", checks=["move"])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, [f.fqn for f in found.findings])
+"""
+
+
+def test_a_move_to_meta_needs_no_second_copy_of_the_data():
+    """640 MB of tensors are proved to follow, or not, within 60 MB."""
+    found = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True, cwd=ROOT)
+    grown, _, failing = found.stdout.partition(" ")
+    assert failing.strip() == "['0.table']"
+    assert int(grown) < 60
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, *, scale):
+        return self.fc(x) * scale
+
+
+X, S = torch.ones(2, 4), torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ((X,), {"scale": S}),
+        {"x": X, "scale": S},
+        lambda: ((X,), {"scale": S}),
+        lambda: {"x": X, "scale": S},
+        ("2x4", "scale=4"),
+        ["2x4", "scale=float32:4"],
+    ],
+)
+def test_inputs_in_every_form(given):
+    """(args, kwargs), keywords, functions and texts all reach forward."""
+    found = statecli.verify(TwoInputs(), checks=["step"], inputs=given)
+    assert verdicts(found) == {"step": "passed"}
+
+
+@pytest.mark.parametrize("given", [X, (X,), [X], "2x4", lambda: X, {"input": X}])
+def test_one_input_in_every_form(given):
+    """A tensor by itself, a sequence, a text, a function, by name."""
+    assert verdicts(statecli.verify(nn.Linear(4, 4), checks=["step"], inputs=given)) == {"step": "passed"}
+    assert verdicts(statecli.verify("torch.nn:Linear(4, 4)", checks=["step"], inputs=given)) == {"step": "passed"}
+
+
+def test_inputs_are_left_as_they_were():
+    """Forward gets copies: it may write to them."""
+
+    class Writes(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.mul_(2) if not x.requires_grad else x * 2)
+
+    given = torch.ones(2, 4)
+    statecli.verify(Writes(4, 4), inputs=given)
+    assert given.tolist() == torch.ones(2, 4).tolist()
+    assert given.grad is None
+
+
+def test_inputs_that_the_live_model_carries():
+    """`example_input_array` is what forward is called with where nothing is given."""
+    model = nn.Linear(4, 4)
+    model.example_input_array = torch.ones(2, 4)
+    assert verdicts(statecli.verify(model, checks=["step"])) == {"step": "passed"}
+
+
+def test_state_that_appears_with_forward():
+    """A cache is a row, and is proved."""
+
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.cache = None
+
+        def forward(self, x):
+            if self.cache is None:
+                self.cache = torch.ones(4)
+            return self.fc(x) * self.cache
+
+    model = Cached()
+    found = statecli.verify(model, checks=["move", "forward"], inputs="2x4")
+    assert ("left-behind", "cache") in rules(found)
+    assert ("device-mismatch", "cache") in rules(found)
+    assert model.cache is None
+
+
+# --- what each gives and raises -------------------------------------------------------------------------------------
+
+
+def test_inspect_of_a_file_is_the_commands_own(tmp_path):
+    """The same data as the command has."""
+    torch.save({"a.weight": torch.ones(2, 3)}, tmp_path / "a.pt")
+    found = statecli.inspect(tmp_path / "a.pt", stats=True, kind="parameter")
+    assert found == inspection.inspect(
+        inspection.Request(str(tmp_path / "a.pt"), stats=True, kind=(statecli.api.kinds("parameter")))
+    )
+    assert found.state.tensors[0].stats.mean == 1.0
+
+
+def test_diff_of_files_is_the_commands_own(tmp_path):
+    """The same data as the command has."""
+    torch.save({"w": torch.zeros(3)}, tmp_path / "a.pt")
+    torch.save({"w": torch.tensor([0.0, 0.5, 0.0])}, tmp_path / "b.pt")
+    found = statecli.diff(tmp_path / "a.pt", tmp_path / "b.pt", jobs=1)
+    assert found == run.compare(run.Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), jobs=1))
+    assert found.changes[0].values.max_abs == 0.5
+    assert statecli.diff(tmp_path / "a.pt", tmp_path / "b.pt", atol=1).findings == ()
+
+
+def test_verify_of_a_spec_is_the_commands_own():
+    """The same data as the command has."""
+    target = f"{SAMPLES}/net.py:Net"
+    found = statecli.verify(target, device=torch.device("meta"), dtype=torch.float16, inputs="4x3")
+    wanted = proofs.run(proofs.Request(target, device="meta", dtype="float16", input=("4x3",)))
+    assert [(check.check, check.verdict, check.columns) for check in found.checks] == [
+        (check.check, check.verdict, check.columns) for check in wanted.checks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "said"),
+    [
+        (lambda: statecli.inspect("missing.pt"), UnreadableError, "missing.pt"),
+        (lambda: statecli.inspect(3), UsageError, "not int"),
+        (lambda: statecli.inspect(nn.Linear), UsageError, "Linear is a class"),
+        (lambda: statecli.inspect(nn.Linear(2, 2), model="net.py:Net"), UsageError, "model already"),
+        (lambda: statecli.inspect(nn.Linear(2, 2), kind="weights"), UsageError, "'weights' is none of parameter"),
+        (lambda: statecli.inspect(nn.Linear(2, 2), include="x"), NothingMatched, "none of its 2 tensors"),
+        (lambda: statecli.diff(nn.Linear(2, 2), "a.pt"), UsageError, "save it first"),
+        (lambda: statecli.diff("a.pt", "b.pt", atol=-1), UsageError, "tolerance"),
+        (lambda: statecli.verify("a.pt"), UsageError, "names no model class"),
+        (lambda: statecli.verify(nn.Linear(2, 2), checks=["moves"]), UsageError, "'moves' is none of move"),
+        (lambda: statecli.verify(nn.Linear(2, 2), device="gpu"), UsageError, "gpu"),
+        (lambda: statecli.verify(nn.Linear(2, 2), dtype="f12"), UsageError, "f12"),
+        (lambda: statecli.verify(nn.Linear(2, 2), inputs="2xx"), UsageError, "no shape"),
+        (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: 1 / 0), ModelError, "ZeroDivisionError"),
+        (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: None), ModelError, "gave nothing"),
+        (lambda: statecli.verify(nn.Linear(2, 2), inputs=3), ModelError, "no tensor"),
+        (lambda: statecli.verify(f"{SAMPLES}/net.py:Nett"), ModelError, "Net"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(call, kind, said):
+    """A child of StateError, with the line that the command would print."""
+    with pytest.raises(kind) as raised:
+        call()
+    assert issubclass(kind, statecli.StateError)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_forward_that_raises_spoils_its_own_proofs_alone():
+    """Wrong inputs: step and forward cannot tell, the others can."""
+    found = verdicts(statecli.verify(nn.Linear(4, 4), inputs="2x5"))
+    assert (found["step"], found["forward"], found["move"]) == ("inconclusive", "inconclusive", "passed")
+
+
+LIGHT = """
+import sys
+import statecli
+assert callable(statecli.inspect) and callable(statecli.diff) and callable(statecli.verify) and statecli.StateError
+print(sorted(set(sys.modules) & {"torch", "numpy", "rich", "typer", "msgspec", "jinja2", "safetensors", "pytest"}))
+"""
+
+
+def test_importing_statecli_imports_nothing_heavy():
+    """Not even what the functions themselves need."""
+    found = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_checkpoint_is_inspected_without_torch(tmp_path):
+    """The function costs what the command costs."""
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
+    code = f"import sys, statecli; statecli.inspect({str(tmp_path / 'a.pt')!r}); print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "False"
