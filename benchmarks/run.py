@@ -13,7 +13,16 @@ from pathlib import Path
 
 from _measure import Failed, Row
 
-SCRIPTS = ("startup", "torch_save", "many_tensors", "model_class", "statistics_of_values", "diff_values", "diff_many")
+SCRIPTS = (
+    "startup",
+    "torch_save",
+    "many_tensors",
+    "model_class",
+    "statistics_of_values",
+    "diff_values",
+    "diff_many",
+    "verify_proofs",
+)
 
 
 def main(chosen: list[str]) -> int:
