@@ -73,7 +73,8 @@ def failure(found: Verification, asked: Iterable[Name] = ()) -> str:
     if not (bad or untold):
         return ""
     report = verifying.of_verification(found, View(unfold=True))
-    return "\n".join([f"{found.state.target}: {report.page().verdict}", "", _plain(report), *(() if bad else untold)]).rstrip()
+    verdict = f"{found.state.target}: {report.page().verdict}"
+    return "\n".join([verdict, "", _plain(report), *(() if bad else untold)]).rstrip()
 
 
 def _is_bad(check: Check) -> bool:

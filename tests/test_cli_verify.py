@@ -240,7 +240,7 @@ def test_json_holds_to_the_printed_schema(statecli, proofs):
     schema = statecli("schema", "verify")
     assert schema.code == 0
     jsonschema.validate(document, json.loads(schema.out))
-    assert document["schema"] == "statecli.proofs/1"
+    assert document["schema"] == "statecli.verify/1"
     assert document["target"] == NET
 
 

@@ -44,11 +44,13 @@ class Origins:
         # Copies made by copy.deepcopy pass no setter: they are answered with the line of their class.
         self._by_class: dict[tuple[int, str], tuple[str, int]] = {}
         self._repeated: set[tuple[int, str]] = set()
+        self._is_continued = False
 
     def continued(self) -> Origins:
         """For what happens to another instance later: knows the constructor's lines by class, and files as typed."""
         other = Origins(self._typed)
         other._by_class = dict(self._by_class)
+        other._is_continued = True
         return other
 
     @contextmanager
@@ -104,7 +106,8 @@ class Origins:
         found = self._lines.get(id(module))
         if found is None or found[0]() is not module:
             return self._by_class.get((id(type(module)), name))
-        return found[1].get(name)
+        by_class = self._by_class.get((id(type(module)), name)) if self._is_continued else None
+        return found[1].get(name, by_class)
 
     def repeated(self, module: nn.Module, name: str) -> bool:
         """Whether the constructor assigned the plain attribute `name` more than once."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,22 +72,37 @@ def run(built: Built, target: str, input: Sequence[str], inputs: str | None) -> 
         raise ModelError(f"{target}: {why_not}")
     called_with = _on(called_with, built.init_device)
     subject = dataclasses.replace(subjects.of_built(built, target), inputs=called_with)
+    module, origins, in_eval = _first(subject)
+    in_training, oddities = _in_training(subject)
+    changed = {**dict.fromkeys(in_training, CHANGED_IN_TRAINING), **dict.fromkeys(in_eval, CHANGED)}
+    used = dataclasses.replace(built, module=module, origins=origins, _make=_again(subject))
+    return Ran(used, subject.state, changed, called_with.text, oddities)
+
+
+def _first(subject: Subject) -> tuple[nn.Module, Origins, list[str]]:
+    """An instance that has run, the lines of what forward assigned, and the names of what it changed."""
     module = subject.fresh(values=True)
     before = _Snapshot(module)
     origins = called(subject, module)
-    changed = dict.fromkeys(before.changed(module), CHANGED)
-    trained, oddities = _in_training(subject)
-    changed = {**dict.fromkeys(trained, CHANGED_IN_TRAINING), **changed}
-    used = dataclasses.replace(built, module=module, origins=origins, _make=_again(subject))
-    return Ran(used, subject.state, changed, called_with.text, oddities)
+    return module, origins, before.changed(module)
 
 
 def called(subject: Subject, module: nn.Module) -> Origins:
     """Call `module` once; gives the lines that assigned what it holds now. Raises ModelError where forward raises."""
     origins = subject.origins.continued()
-    with origins.recording():
+    with nullcontext() if _is_compiled(module) else origins.recording():
         subject.call(module)
     return origins
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` traces it or a part of it, which gives up at methods that are wrapped."""
+    return any(
+        type(one).__module__.startswith("torch._dynamo.")
+        or one._compiled_call_impl is not None
+        or hasattr(type(one).forward, "_torchdynamo_orig_callable")
+        for one in module.modules()
+    )
 
 
 def marked(rows: Iterable[TensorInfo], before: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
@@ -190,5 +206,5 @@ def _in_training(subject: Subject) -> tuple[list[str], tuple[Oddity, ...]]:
         subject.call(module, training=True)
     except ModelError as error:
         why = str(error).removeprefix(f"{subject.target}: ")
-        return [], (Oddity("not-measured", f"cannot tell what forward changes in training mode: {why}"),)
+        return [], (Oddity("not-tried-in-training", f"cannot tell what forward changes in training mode: {why}"),)
     return before.changed(module), ()

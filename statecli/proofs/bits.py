@@ -5,7 +5,7 @@ Bits, not numbers: a NaN that comes back is the same NaN, and -0.0 is not 0.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -88,6 +88,19 @@ def flat_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return flat.set_(store, 0, (store.nbytes() // flat.element_size(),))  # type: ignore[call-overload,no-any-return]
     except (RuntimeError, NotImplementedError, TypeError):
         return None
+
+
+def keeper(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
+    """A function that gives all the memory behind `tensors` the values that it has now."""
+    by_storage = {storage(tensor)[0]: tensor for tensor in tensors}
+    flats = [flat for flat in map(flat_of, by_storage.values()) if flat is not None]
+    kept = [(flat, flat.clone()) for flat in flats]
+
+    def put_back() -> None:
+        for flat, values in kept:
+            flat.copy_(values)
+
+    return put_back
 
 
 def _ends(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -5,7 +5,7 @@ floating-point tensor has to follow each, integers and bools have to stay what t
 
 Not judged: what torch computes anew before each forward; what forward itself makes anew each time; and what is
 unregistered, follows moves by the class's own `_apply` and keeps its dtype, because the class has decided so
-(torchmetrics keeps its sums out of half precision).
+(torchmetrics keeps its sums out of half precision), as it has where it overrides `half()` to do nothing.
 """
 
 from __future__ import annotations
@@ -51,12 +51,21 @@ def _way(text: str) -> _Way:
 
 @dataclass
 class _Steps:
-    """What one tensor was after each way: dtypes, and the first that is wrong with its rule and one line on it."""
+    """What one tensor was after each way: dtypes, and the first that is wrong with its rule and one line on it.
+
+    `declined` is the way that the class which holds it has a method of its own for, one that keeps its dtype.
+    """
 
     before: torch.dtype
     values: torch.Tensor | None
     dtypes: list[torch.dtype] = field(default_factory=list)
     wrong: tuple[str, str] | None = None
+    declined: str | None = None
+
+    @property
+    def last(self) -> torch.dtype:
+        """What it was before the way that is being looked at."""
+        return self.dtypes[-1] if self.dtypes else self.before
 
     def after(self) -> str:
         """`float64 → float16`, each once."""
@@ -100,9 +109,12 @@ class _Proof:
             self._reasons.append(raised)
             return None
         self._done.append(called)
-        for name, tensor in judging.tensors(module).items():
-            if name in self._steps:
-                _note(self._steps[name], tensor, dtype, called)
+        now = {name: tensor for name, tensor in judging.tensors(module).items() if name in self._steps}
+        cast_ = [name for name, tensor in now.items() if tensor.dtype != self._steps[name].last]
+        for name, tensor in now.items():
+            if _declines(module, name, called, cast_):
+                self._steps[name].declined = called
+            _note(self._steps[name], tensor, dtype, called)
         return module
 
     def _cell(self, row: TensorInfo) -> Cell:
@@ -113,7 +125,8 @@ class _Proof:
         if not steps.dtypes:
             return judging.unclear("it could not be cast", before=before) if not self._done else _gone(before)
         if steps.wrong is None:
-            return Cell(Verdict.PASSED, before, steps.after())
+            why = f"the class's own {steps.declined} keeps its dtype" if steps.declined else None
+            return Cell(Verdict.PASSED, before, steps.after(), why)
         rule, what = steps.wrong
         harmless = self._harmless(row) if rule == "keeps-dtype" else None
         if harmless:
@@ -128,6 +141,8 @@ class _Proof:
     def _harmless(self, row: TensorInfo) -> str | None:
         if row.fqn in self._recomputed:
             return judging.RECOMPUTED
+        if judging.is_memo(self._subject, row):
+            return judging.MEMO
         if row.fqn in self._subject.appeared and row.fqn in self._remade():
             return move.REMADE
         if row.kind is Kind.UNREGISTERED and row.moves:
@@ -148,7 +163,7 @@ _HELP = {
 
 def _note(steps: _Steps, tensor: torch.Tensor, dtype: torch.dtype, called: str) -> None:
     steps.dtypes.append(tensor.dtype)
-    if steps.wrong is None:
+    if steps.wrong is None and steps.declined != called:
         steps.wrong = _wrong(steps, tensor, dtype, called)
 
 
@@ -167,6 +182,17 @@ def _wrong(steps: _Steps, tensor: torch.Tensor, dtype: torch.dtype, called: str)
     if steps.values is not None and bits.same(steps.values, tensor) is False:
         return "integer-changed", f"its {_short(before)} values change with {called}"
     return None
+
+
+def _declines(module: nn.Module, name: str, called: str, followed: list[str]) -> bool:
+    """Whether the module that registers `name` has a `half()` of its own that does nothing, as torchmetrics' have.
+
+    `followed` are the names of what was cast: one that casts a part of its tensors has forgotten the rest.
+    """
+    method, prefix = called.strip(".()"), name.rpartition(".")[0]
+    owner = dict(module.named_modules()).get(prefix)
+    own = hasattr(nn.Module, method) and getattr(type(owner), method, None) is not getattr(nn.Module, method)
+    return own and not any(one.startswith(f"{prefix}." if prefix else "") for one in followed)
 
 
 def _integers(tensor: torch.Tensor) -> torch.Tensor | None:

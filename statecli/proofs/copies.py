@@ -32,6 +32,7 @@ def of_live(module: nn.Module, *, values: bool) -> nn.Module:
     memo = memo_of(module, values=values)
     copied = _copied(module, memo)
     _rebind(copied, memo)
+    _make_leaves(copied)
     _check_apart(found, copied)
     return copied
 
@@ -49,7 +50,9 @@ def memo_of(module: nn.Module, *, values: bool = False) -> dict[Any, Any]:
     """
     storages: dict[int, torch.UntypedStorage] = {}
     memo: dict[Any, Any] = {"torch": storages}
-    found = [tensor for _, tensor in measure.names(walk(module)) if _is_plain(tensor)]
+    tensors = [tensor for _, tensor in measure.names(walk(module))]
+    memo |= {id(one): _lazy_buffer(one) for one in tensors if type(one) is nn.UninitializedBuffer}
+    found = list(filter(_is_plain, tensors))
     for tensor in found:
         view = _in_copy(tensor, storages, values=values)
         if type(tensor) is nn.Parameter:  # its own __deepcopy__ clones it, whatever the memo says of its storage
@@ -58,6 +61,11 @@ def memo_of(module: nn.Module, *, values: bool = False) -> dict[Any, Any]:
         if derived_by(tensor):
             memo[id(tensor)] = _computed(tensor, _in_copy(tensor, storages, values=values), memo)
     return memo
+
+
+def _lazy_buffer(tensor: torch.Tensor) -> torch.Tensor:
+    """Another one; `copy.deepcopy` raises of a buffer without a shape, and not of a parameter without one."""
+    return nn.UninitializedBuffer(tensor.requires_grad, tensor.device, tensor.dtype)  # type: ignore[arg-type]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -122,6 +130,14 @@ def _uncopied(module: nn.Module, memo: dict[Any, Any]) -> str | None:
             except Exception:  # noqa: BLE001 - anybody's code; this is the one that is looked for
                 return f"{path + '.' if path else ''}{name} (a {type(value).__name__})"
     return None
+
+
+def _make_leaves(copied: nn.Module) -> None:
+    """A ScriptModule copies its parameters by an operation that autograd sees."""
+    with torch._C.DisableTorchFunctionSubclass():
+        for one in copied.parameters():
+            if not is_lazy(one) and derived_by(one):
+                one.detach_().requires_grad_()
 
 
 # --- functions that know the original ---------------------------------------------------------------------------------

@@ -120,6 +120,8 @@ class _Proof:
         if _in_one_storage(original, other):
             message = f"{what} shares its memory with the original: to change the one is to change the other"
             return self._failed("shared-with-copy", row, message)
+        if judging.lazy(original):
+            return judging.skipped("uninitialized: it has no values before a first forward")
         same = bits.same(original, other)
         if same is None and original.device.type == "meta":
             return Cell(Verdict.PASSED)

@@ -188,6 +188,10 @@ class _Cuda(TorchFunctionMode):
             raise TypeError(f"can't convert cuda:0 {NO_NUMPY}. Use Tensor.cpu() first")
         if func is torch.Tensor.tolist and args[0].device == DEVICE:
             return args[0].to("cpu").tolist()
+        if func is torch.Tensor.new and args[0].device == DEVICE:
+            return _new(*args, **kwargs)
+        if func is torch.Tensor.__format__ and not args[0].dim() and not isinstance(args[0], nn.Parameter):
+            return format(args[0].item(), *args[1:])  # torch writes the number of a plain tensor only
         if "device" in kwargs:
             kwargs["device"] = _pretended(kwargs["device"])
         if func is torch.Tensor.to:
@@ -195,6 +199,18 @@ class _Cuda(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and _is_there(kwargs.get("device")):
             return func(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
         return func(*args, **kwargs)
+
+
+def _new(like: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """The old `Tensor.new`: torch's own makes it on a device without an index, which `DEVICE` is not."""
+    if not args:
+        return like.new_empty(kwargs.pop("size", 0), **kwargs)
+    if issubclass(type(args[0]), torch.Tensor):
+        alias: torch.Tensor = args[0].to(like.device, like.dtype)
+        return alias
+    if issubclass(type(args[0]), int) or isinstance(args[0], torch.Size):
+        return like.new_empty(args[0] if isinstance(args[0], torch.Size) else args, **kwargs)
+    return like.new_tensor(args[0], **kwargs)
 
 
 def _pretended(device: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -91,6 +92,18 @@ def recomputed(state: ModelState) -> frozenset[str]:
 
 
 RECOMPUTED = "torch recomputes it from what is registered before each forward"
+
+
+_LRU_CACHE = type(functools.lru_cache(len))
+MEMO = "remembered by a function (functools.lru_cache), and not the model's: forward tells whether it does harm"
+
+
+def is_memo(subject: Subject, row: TensorInfo) -> bool:
+    """Whether a tensor is an argument or a result that functools.lru_cache keeps for a function of the class."""
+    if "__closure__" not in row.fqn and "[#" not in row.fqn:
+        return False  # nearly all, without an instance to walk
+    held = (one for one in walk(subject.used()).held if one.fqn == row.fqn)
+    return any(type(step.held) is _LRU_CACHE for one in held for step in one.steps)
 
 
 # --- verdicts -------------------------------------------------------------------------------------------------------

@@ -144,18 +144,20 @@ def _of_cuda() -> list[torch.Tensor]:
 @contextmanager
 def _kept(module: nn.Module) -> Iterator[None]:
     modes = [(one, one.training) for one in module.modules()]
-    tensors = [tensor for _, tensor in measure.names(walk(module))]
-    grads = [(one, one.requires_grad, one.grad) for one in tensors if one.is_leaf]
-    values = [(one, one.detach().clone()) for one in tensors if _is_small(one)]
-    for one, _, grad in grads:
-        if grad is not None:
-            one.grad = None  # a gradient that comes all the same is not added to it
+    with torch._C.DisableTorchFunctionSubclass():
+        tensors = [tensor for _, tensor in measure.names(walk(module))]
+        grads = [(one, one.requires_grad, one.grad) for one in tensors if one.is_leaf]
+        values = [(one, one.detach().clone()) for one in tensors if _is_small(one)]
     try:
+        for one, _, grad in grads:
+            if grad is not None:
+                one.grad = None  # a gradient that comes all the same is not added to it
         yield
     finally:
         for part, training in modes:
             part.training = training
-        _put_back(grads, values)
+        with torch._C.DisableTorchFunctionSubclass():
+            _put_back(grads, values)
 
 
 def _put_back(grads: list[Any], values: list[Any]) -> None:
@@ -164,8 +166,10 @@ def _put_back(grads: list[Any], values: list[Any]) -> None:
             if bits.same(one, value) is False:  # its count of writes misses those of BatchNorm's kernels
                 one.copy_(value)
     for one, requires_grad, grad in grads:
-        one.requires_grad_(requires_grad)
-        one.grad = grad
+        if one.requires_grad is not requires_grad:
+            one.requires_grad_(requires_grad)
+        if one.grad is not grad:
+            one.grad = grad
 
 
 #: Bytes up to which what is no parameter is kept beside the model. More is a table that forward reads.

@@ -9,6 +9,8 @@ Every tensor that stays behind fails, class attributes too: forward reads them t
 - what torch computes anew before each forward (old weight_norm, spectral_norm, pruning);
 - an entry of a cache whose key names the device it is for: the new device gets one of its own;
 - what appeared with the first forward and is made anew, whatever it held, by every other;
+- what a function of the class remembers (functools.lru_cache): no move of a model can reach it, and whether forward
+  mixes it with what has moved is for the proof `forward` to say;
 - what the model's own `_apply` clears.
 
 A 0-dim or empty tensor that stays is a warning: operators on CUDA take a 0-dim one from the CPU.
@@ -154,6 +156,8 @@ class _Proof:
     def _harmless(self, row: TensorInfo) -> str | None:
         if row.fqn in self._recomputed:
             return judging.RECOMPUTED
+        if judging.is_memo(self._subject, row):
+            return judging.MEMO
         if row.fqn not in self._subject.appeared:
             return None
         if _DEVICE_KEY.search(row.fqn):
@@ -255,13 +259,19 @@ def remade(subject: Subject) -> frozenset[str]:
     """What appeared, and a second forward replaces by a tensor of the same bits though it had been overwritten."""
     try:
         module = subject.used(values=True)
-        found = judging.tensors(module)
-        appeared = {name: found[name] for name in subject.appeared if name in found}
-        known = {name: (tensor, _copy(tensor)) for name, tensor in appeared.items()}
+    except ModelError:
+        return frozenset()
+    found = judging.tensors(module)
+    appeared = {name: found[name] for name in subject.appeared if name in found}
+    known = {name: (tensor, _copy(tensor)) for name, tensor in appeared.items()}
+    put_back = bits.keeper(appeared.values())  # all instances share some, the user's too: a memo, a dict of the class
+    try:
         bits.perturb(appeared.values())
         subject.call(module)
     except ModelError:
         return frozenset()  # it reads what was overwritten
+    finally:
+        put_back()
     after = judging.tensors(module)
     return frozenset(
         name

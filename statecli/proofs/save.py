@@ -353,14 +353,8 @@ def _put_back(one: nn.Module, other: nn.Module) -> Iterator[Callable[[], None]]:
     Gives a function that does so meanwhile.
     """
     theirs = judging.storages(judging.tensors(other).values())
-    shared = {storage(tensor)[0]: tensor for tensor in judging.tensors(one).values() if storage(tensor)[0] in theirs}
-    flats = [flat for flat in map(bits.flat_of, shared.values()) if flat is not None]
-    kept = [(flat, flat.clone()) for flat in flats]
-
-    def put_back() -> None:
-        for flat, values in kept:
-            flat.copy_(values)
-
+    shared = [tensor for tensor in judging.tensors(one).values() if storage(tensor)[0] in theirs]
+    put_back = bits.keeper(shared)
     try:
         yield put_back
     finally:

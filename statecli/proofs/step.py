@@ -151,11 +151,11 @@ def _none(verdicts: _Verdicts, name: str) -> Cell:
         why = f"{_NONE}nothing that forward gives requires grad"
         help = "forward runs under torch.no_grad() or detaches what it gives"
     elif verdicts.used is None:
-        why = f"{_NONE}forward does not use it, or cuts it off from the output"
+        why = f"{_NONE}forward does not use it, or nothing of it reaches the output"
         help = "use it in forward, or freeze it with requires_grad_(False)"
     elif name in verdicts.used:
-        why = f"{_NONE}forward uses it and cuts it off from the output"
-        help = "look for detach(), .data, torch.no_grad() or an integer step behind it; if meant, requires_grad_(False)"
+        why = f"{_NONE}forward uses it, and nothing of that reaches the output"
+        help = "its result is thrown away, or look for detach(), .data, torch.no_grad() or an integer step behind it; if meant, requires_grad_(False)"
     else:
         why = f"{_NONE}forward does not use it"
         help = "use it in forward, delete it, or freeze it with requires_grad_(False)"
@@ -198,6 +198,8 @@ def _left_out(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
         return verdicts.fail(
             "not-in-optimizer", name, why, "change its values in place, or give the new one another name"
         )
+    if seen.peak is None and verdicts.run.tensors().get(name) is not seen.tensor:
+        return judging.skipped("forward puts another tensor in its place, and does not read it")
     row = verdicts.run.subject.rows()[name]
     why = {
         Kind.BUFFER: "requires grad and is a buffer: no optimizer trains it",

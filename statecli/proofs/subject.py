@@ -121,7 +121,10 @@ def _of_copies(module: nn.Module, target: str, known: Built) -> Subject:
         state = modules.listed(known, target, str(error).removeprefix(f"{target}: "))
     else:
         state = modules.read(built, target)
-    return Subject(target, state, fresh, known.user_code, rebuilds=False, cut=non_leaves, origins=known.origins)
+    # What torch recomputes before each forward finds its parameters again.
+    again = {oddity.fqn for oddity in state.oddities if oddity.name == "recomputed"}
+    cut = tuple(name for name in non_leaves if name not in again)
+    return Subject(target, state, fresh, known.user_code, rebuilds=False, cut=cut, origins=known.origins)
 
 
 def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subject:
@@ -138,7 +141,8 @@ def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subjec
     after = modules.read(Built(Spec(name, "", False, name), module, origins, "cpu", True, lambda _, __: module), name)
     known = subject.rows()
     rows = appearing.marked(after.tensors, subject.state.tensors)
-    new = [row for row in rows if row.fqn not in known or known[row.fqn].shape is None]
+    shapeless = {fqn for fqn, row in known.items() if row.shape is None}
+    new = [row for row in rows if row.fqn not in known or (row.fqn in shapeless and row.shape is not None)]
     appeared = frozenset(row.fqn for row in new)
     kept = [row for row in subject.state.tensors if row.fqn not in appeared]
     state = structs.replace(subject.state, tensors=(*kept, *new))

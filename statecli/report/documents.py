@@ -266,7 +266,7 @@ def _row(t: TensorInfo) -> TensorRow:
 def of_diff(diff: Diff) -> DiffDocument:
     """The document of one diff; pairs that are identical are only counted."""
     return DiffDocument(
-        "statecli.comparison/1",
+        "statecli.diff/1",
         __version__,
         diff.before.target,
         diff.after.target,
@@ -354,7 +354,7 @@ def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
 def of_verification(found: Verification) -> VerifyDocument:
     """The document of one run of the proofs."""
     return VerifyDocument(
-        "statecli.proofs/1",
+        "statecli.verify/1",
         __version__,
         found.state.target,
         proved(found),

@@ -119,7 +119,7 @@ def test_a_layer_that_is_cut_off_is_told_from_one_that_is_not_used():
     unused = step(str(SAMPLES / "unused.py:Net"), "4x8").findings[0]
     detached = step(str(SAMPLES / "detached.py:Net"), "4x8").findings[0]
     assert unused.message == "skip.weight gets no gradient: forward does not use it"
-    assert detached.message == "encoder.weight gets no gradient: forward uses it and cuts it off from the output"
+    assert detached.message == "encoder.weight gets no gradient: forward uses it, and nothing of that reaches the output"
     assert "unused.py:18" in unused.help
     assert "detached.py:18" in detached.help
 

@@ -339,7 +339,7 @@ def test_json_lists_what_differs_and_counts_the_rest():
     """Identical pairs are in the summary alone."""
     found = diff(nudged("a"), same("b"), added("c"), notes=(Oddity("prefix", "looked through module."),))
     document = json.loads(written(found, "json"))
-    assert document["schema"] == "statecli.comparison/1"
+    assert document["schema"] == "statecli.diff/1"
     counts = ("added", "removed", "changed", "renamed", "identical")
     assert [document["summary"][name] for name in counts] == [1, 0, 1, 0, 1]
     assert [row["fqn"] for row in document["changes"]] == ["a", "c"]

@@ -364,7 +364,7 @@ def test_csv_has_each_measurement_in_its_cell():
 def test_json_is_the_contracts():
     """checks[].check, .passed and .tensors[] with fqn, before and after; the rows as inspect has them."""
     document = json.loads(written(BROKEN, "json"))
-    assert document["schema"] == "statecli.proofs/1"
+    assert document["schema"] == "statecli.verify/1"
     (check,) = document["checks"]
     assert (check["check"], check["passed"], check["how"]) == ("move", False, '.to("meta")')
     measured = {"before": "cpu", "after": "cpu", "reason": "stays on cpu"}
