@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from inspect import getattr_static
 from typing import TYPE_CHECKING
 
 import torch
@@ -100,7 +101,7 @@ def _is_compiled(module: nn.Module) -> bool:
     return any(
         type(one).__module__.startswith("torch._dynamo.")
         or one._compiled_call_impl is not None
-        or hasattr(type(one).forward, "_torchdynamo_orig_callable")
+        or hasattr(getattr_static(type(one), "forward", None), "_torchdynamo_orig_callable")
         for one in module.modules()
     )
 
