@@ -11,6 +11,7 @@ constructor never writes to is the same in both: torch is asked to fill it.
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +20,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from statecli.errors import ModelError
 from statecli.finding import Finding, Severity
+from statecli.modules.drawing import LARGE
 from statecli.modules.tensors import storage
 from statecli.proofs import bits, judging, roundtrip
 from statecli.proofs.result import Cell, Check, Name, Verdict
@@ -173,7 +176,7 @@ class _Proof:
         """See `_rebuilt`. A floating-point tensor may have been computed from parameters: those are drawn then."""
         dtypes = [getattr(torch, row.dtype, torch.float32) for row in rows]
         values = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
-        return _rebuilt(self._subject, values=values)
+        return _rebuilt(self._subject, rows, values=values)
 
     def _plainly(self, row: TensorInfo) -> Cell | None:
         """The cell of what can be told without building the model again."""
@@ -226,6 +229,7 @@ class _Safetensors:
         self._proof, self._target = proof, target
         self._entries: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {}
         self._refused: dict[str, str] = {}
+        self._altered: dict[str, torch.Tensor] = {}
 
     def prove(self, strictly: bool) -> None:
         """Fills the column of `proof`; tensors that were not restored have no part in it."""
@@ -248,6 +252,8 @@ class _Safetensors:
     def _cell(self, name: str, found: Mapping[str, torch.Tensor]) -> Cell:
         if name in self._refused:
             return Cell(Verdict.FAILED, reason=self._refused[name])
+        if not self._altered:
+            return Cell(Verdict.PASSED)
         there = found.get(name)
         same = False if there is None else bits.same(self._proof._expected[name], there)
         if same:
@@ -259,15 +265,20 @@ class _Safetensors:
         return Cell(Verdict.FAILED, reason=message)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
-        """Why it could not be tried; None where B holds now what safetensors brought back."""
+        """Why it could not be tried, or None.
+
+        What comes back with the same bits would be restored as it has been; only what is altered is loaded again.
+        """
         self._refuse_others()
         self._refuse_shared(through)
         self._refuse_odd(through)
         taken = self._left()
         subject = self._proof._subject
-        back, raised = judging.attempt(subject, "safetensors.torch.save of its state_dict", lambda: through(taken))
-        if raised:
+        doing = "safetensors.torch.save of its state_dict"
+        back, raised = judging.attempt(subject, doing, lambda: _altered(through, taken))
+        if raised or not back:
             return raised
+        self._altered = back
         found = judging.tensors(self._target)
         bits.perturb((found[name] for name in taken if name in found), phase=100)
         whole = {**self._entries, **back}
@@ -306,6 +317,35 @@ class _Safetensors:
             what = f"{_oddness(tensor)}, which safetensors does not write"
             help = "call .contiguous() on it" if tensor.layout is torch.strided and not tensor.is_contiguous() else None
             self._refuse("not-in-safetensors", name, what, help or "save it in a form that safetensors has")
+
+
+def _altered(
+    through: Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]], entries: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What comes back `through` the format and is not surely the same."""
+    back: dict[str, torch.Tensor] = {}
+    for piece in _pieces(entries):
+        for name, tensor in through(piece).items():
+            if type(piece[name]) is not torch.Tensor or not bits.same(piece[name], tensor):
+                back[name] = tensor
+    return back
+
+
+def _pieces(entries: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """The entries in turn, about `_PIECE` bytes at a time: safetensors holds three copies of what it is given."""
+    piece: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in entries.items():
+        piece[name] = tensor
+        size += tensor.numel() * tensor.element_size()
+        if size >= _PIECE:
+            yield piece
+            piece, size = {}, 0
+    if piece:
+        yield piece
+
+
+_PIECE = 16 << 20
 
 
 def _takes(through: Callable[[dict[str, torch.Tensor]], object], entries: dict[str, torch.Tensor]) -> bool:
@@ -376,12 +416,43 @@ _FEW = 4_096
 # --- two builds -------------------------------------------------------------------------------------------------------
 
 
-def _rebuilt(subject: Subject, *, values: bool) -> dict[str, bool | None]:
-    """Of each name, whether two builds with different seeds give the same bits; None where they cannot be compared."""
+def _rebuilt(subject: Subject, rows: list[TensorInfo], *, values: bool) -> dict[str, bool | None]:
+    """Of each row, whether two builds with different seeds give the same bits; None where they cannot be compared."""
+    names = {row.fqn for row in rows}
+    sparing = _Sparing(max(row.elements or 0 for row in rows))
+
+    def built(seed: int) -> dict[str, torch.Tensor]:
+        with sparing:
+            module = subject.fresh(values=values, seed=seed)
+        return {name: tensor for name, tensor in judging.tensors(module).items() if name in names}
+
     with _memory_filled():
-        one = judging.tensors(subject.fresh(values=values, seed=0))
-        other = judging.tensors(subject.fresh(values=values, seed=1))
+        one, other = built(0), built(1)
     return {name: bits.same(tensor, other[name]) for name, tensor in one.items() if name in other}
+
+
+class _Sparing(TorchFunctionMode):
+    """`torch.empty` of more elements than are looked at is not filled, which would be most of the time of building."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self._most = max(elements, LARGE)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.empty or self._elements(*args, **(kwargs or {})) <= self._most:
+            return func(*args, **(kwargs or {}))
+        was = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        torch._C._set_deterministic_fill_uninitialized_memory(False)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            torch._C._set_deterministic_fill_uninitialized_memory(was)
+
+    @staticmethod
+    def _elements(*size: Any, **kwargs: Any) -> int:
+        size = kwargs.get("size", size)
+        size = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        return math.prod(one if isinstance(one, int) else 0 for one in size)
 
 
 @contextmanager

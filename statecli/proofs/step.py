@@ -155,7 +155,10 @@ def _none(verdicts: _Verdicts, name: str) -> Cell:
         help = "use it in forward, or freeze it with requires_grad_(False)"
     elif name in verdicts.used:
         why = f"{_NONE}forward uses it, and nothing of that reaches the output"
-        help = "its result is thrown away, or look for detach(), .data, torch.no_grad() or an integer step behind it; if meant, requires_grad_(False)"
+        help = (
+            "its result is thrown away, or look for detach(), .data, torch.no_grad() or an integer step behind it; "
+            "if meant, requires_grad_(False)"
+        )
     else:
         why = f"{_NONE}forward does not use it"
         help = "use it in forward, delete it, or freeze it with requires_grad_(False)"
