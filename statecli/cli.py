@@ -45,7 +45,7 @@ def inspect(options: InspectOptions) -> int:
         inputs=options.inputs,
     )
     reads = request.stats or request.to is not None
-    with console.progress(enabled=reads and not options.no_progress) as progress:
+    with console.progress(enabled=reads and not options.no_progress, color=options.color.value) as progress:
         found = run_inspection(request, progress)
     _refuse_overwriting(options.output, found.state)
     report = inspecting.of_inspection(found, View(unfold=options.all, tree=options.tree, verbose=options.verbose))
@@ -63,7 +63,7 @@ def diff(options: DiffOptions) -> int:
     asked.check(options)
     console.keep_stdout()
     values = not options.metadata_only
-    with console.progress(enabled=values and not options.no_progress) as progress:
+    with console.progress(enabled=values and not options.no_progress, color=options.color.value) as progress:
         found = compare(asked.request(options), progress)
     _refuse_overwriting(options.output, found.before, found.after)
     view = asked.view(options)
@@ -96,7 +96,7 @@ def verify(options: VerifyOptions) -> int:
         exclude=options.exclude,
         kind=options.kind,
     )
-    with console.steps(len(request.checks or Name), enabled=not options.no_progress) as step:
+    with console.steps(len(request.checks or Name), enabled=not options.no_progress, color=options.color.value) as step:
         found = proofs.run(request, lambda _: step())
     _refuse_overwriting(options.output, found.state)
     report = verifying.of_verification(found, View(unfold=options.all, verbose=options.verbose))

@@ -161,7 +161,7 @@ def silence() -> None:
 
 
 @contextmanager
-def progress(*, enabled: bool) -> Iterator[Progress | None]:
+def progress(*, enabled: bool, color: str) -> Iterator[Progress | None]:
     """A bar on stderr, on a terminal only, drawn from the moment something is read."""
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
@@ -170,7 +170,7 @@ def progress(*, enabled: bool) -> Iterator[Progress | None]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar = Progress(*columns, console=Console(stderr=True, no_color=True if color == "never" else None), transient=True)
 
     def start(total: int) -> Callable[[str, int], None]:
         bar.start()
@@ -184,7 +184,7 @@ def progress(*, enabled: bool) -> Iterator[Progress | None]:
 
 
 @contextmanager
-def steps(total: int, *, enabled: bool) -> Iterator[Callable[[], None]]:
+def steps(total: int, *, enabled: bool, color: str) -> Iterator[Callable[[], None]]:
     """A bar of so many steps on stderr, on a terminal only; what it gives is called after each."""
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
@@ -193,6 +193,8 @@ def steps(total: int, *, enabled: bool) -> Iterator[Callable[[], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True, no_color=True if color == "never" else None), transient=True
+    ) as bar:
         task = bar.add_task("", total=total)
         yield lambda: bar.advance(task)
