@@ -441,7 +441,7 @@ class _Sparing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.empty or self._elements(*args, **(kwargs or {})) <= self._most:
             return func(*args, **(kwargs or {}))
-        was = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        was = torch._C._get_deterministic_fill_uninitialized_memory()
         torch._C._set_deterministic_fill_uninitialized_memory(False)
         try:
             return func(*args, **(kwargs or {}))
@@ -450,9 +450,9 @@ class _Sparing(TorchFunctionMode):
 
     @staticmethod
     def _elements(*size: Any, **kwargs: Any) -> int:
-        size = kwargs.get("size", size)
-        size = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-        return math.prod(one if isinstance(one, int) else 0 for one in size)
+        given = kwargs.get("size", size)
+        dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+        return math.prod(one if isinstance(one, int) else 0 for one in dims)
 
 
 @contextmanager

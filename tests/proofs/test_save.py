@@ -70,6 +70,9 @@ def test_three_columns():
         ("torch.randperm(100)", "lost-by-saving"),
         ("torch.rand(5, generator=torch.Generator().manual_seed(3))", None),
         ("torch.empty(5000)", None),
+        ("torch.empty(300, 301)", None),
+        ("torch.empty((70, 1000))", None),
+        ("torch.empty(size=[90_000])", None),
         ("self.w.weight.detach().clone()", "lost-by-saving"),
         ("torch.full((3,), torch.nan)", None),
     ],
@@ -172,6 +175,40 @@ def test_extra_state_runs_as_it_is():
     assert (finding.rule, finding.fqn, finding.severity) == ("not-in-safetensors", "_extra_state", Severity.WARNING)
     found = rules(saved(body.format("__import__('fractions').Fraction(1, 3)")))
     assert found == {None: "not-plain-data", "_extra_state": "not-in-safetensors"}
+
+
+@pytest.mark.parametrize("piece", [1, 1 << 30])
+def test_what_safetensors_alters_is_told(piece, monkeypatch):
+    """A format that adds one to a tensor changes that one and no other, whatever it is given at a time."""
+    from safetensors import torch as format
+
+    whole = format.load
+
+    def load(data):
+        return {name: value + 1 if name == "b.bias" else value for name, value in whole(data).items()}
+
+    monkeypatch.setattr(format, "load", load)
+    monkeypatch.setattr(save, "_PIECE", piece)
+    check = saved("self.a, self.b = nn.Linear(2, 3), nn.Linear(3, 2)")
+    assert rules(check) == {"b.bias": "changed-by-safetensors"}
+    names = ("a.weight", "a.bias", "b.weight", "b.bias")
+    assert verdicts(check, "safetensors") == {name: "failed" if name == "b.bias" else "passed" for name in names}
+
+
+@pytest.mark.parametrize("spec", ["tied:Tied", "net:Net", "batchnorm:Block"])
+def test_pieces_tell_what_the_whole_tells(spec, monkeypatch):
+    """Ties are found before the state_dict is taken apart."""
+    whole = sample(Name.SAVE, spec)
+    monkeypatch.setattr(save, "_PIECE", 1)
+    assert sample(Name.SAVE, spec) == whole
+
+
+def test_saving_a_large_model_takes_no_heap_of_copies():
+    """One piece at a time goes through safetensors: what it holds at once is a few pieces, not the model."""
+    entries = {str(n): torch.zeros(1 << 20) for n in range(12)}
+    sizes = [sum(one.nbytes for one in piece.values()) for piece in save._pieces(entries)]
+    assert sum(sizes) == 12 << 22
+    assert max(sizes) <= save._PIECE
 
 
 @pytest.mark.parametrize(
