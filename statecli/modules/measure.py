@@ -77,11 +77,15 @@ def _try(module: nn.Module, found: Walk, way: Callable[[nn.Module], Any], identi
     trial = Trial({name: storage(tensor)[0] for name, tensor in reversed(kept)}, identity=identity)
     # A Parameter keeps its identity and changes its storage: only the storage itself can be kept alive.
     stores = [_kept_alive(tensor) for _, tensor in kept]
-    way(module)
-    for name, tensor in names(walk(module)):
+    for name, tensor in names(walk(moved(module, way(module)))):
         trial.after.setdefault(name, (tensor, storage(tensor)[0]))
     del stores
     return trial
+
+
+def moved(module: nn.Module, given: object) -> nn.Module:
+    """What is used after a move of `module` that gave `given`: as in `model = model.to(...)`, if that is a model."""
+    return given if isinstance(given, nn.Module) else module
 
 
 def _kept_alive(tensor: torch.Tensor) -> Any:
@@ -108,8 +112,8 @@ def _cloned(module: nn.Module) -> None:
     module._apply(lambda tensor: tensor.clone())  # type: ignore[no-untyped-call]
 
 
-def _to_meta(module: nn.Module) -> None:
-    module.to("meta")
+def _to_meta(module: nn.Module) -> object:
+    return module.to("meta")
 
 
 def overrides_to(module: nn.Module) -> bool:

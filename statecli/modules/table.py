@@ -106,7 +106,7 @@ def move(
     # A failed trial leaves the instance half moved.
     module = built.module if trial.reason is None and trial.identity else built.again()
     with built.user_code(f"moving it to {device}"):
-        module.to(wanted)
+        module = measure.moved(module, module.to(wanted))
     now: dict[str, torch.Tensor] = {}
     for name, tensor in measure.names(walk(module)):
         now.setdefault(name, tensor)

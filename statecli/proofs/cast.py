@@ -19,6 +19,7 @@ from torch import nn
 
 from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding, Severity
+from statecli.modules import measure
 from statecli.proofs import bits, judging, move
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.subject import Subject
@@ -80,6 +81,7 @@ class _Proof:
         self._done: list[str] = []
         self._findings: list[Finding] = []
         self._known_remade: frozenset[str] | None = None
+        self._used = nn.Module()
         self._recomputed = judging.recomputed(judging.stand_in(subject))
 
     def check(self) -> Check:
@@ -104,10 +106,11 @@ class _Proof:
             self._steps.setdefault(name, _Steps(tensor.dtype, _integers(tensor)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what the cells say
-            _, raised = judging.attempt(self._subject, f"{called} of it", lambda: cast(module))
+            given, raised = judging.attempt(self._subject, f"{called} of it", lambda: cast(module))
         if raised:
             self._reasons.append(raised)
             return None
+        module = self._used = measure.moved(module, given)
         self._done.append(called)
         now = {name: tensor for name, tensor in judging.tensors(module).items() if name in self._steps}
         cast_ = [name for name, tensor in now.items() if tensor.dtype != self._steps[name].last]
@@ -145,7 +148,7 @@ class _Proof:
             return judging.MEMO
         if row.fqn in self._subject.appeared and row.fqn in self._remade():
             return move.REMADE
-        if row.kind is Kind.UNREGISTERED and row.moves:
+        if row.kind is Kind.UNREGISTERED and row.moves and judging.is_moved_by_its_class(self._used, row.fqn):
             return "moved by the class's own _apply, which keeps its dtype"
         return None
 

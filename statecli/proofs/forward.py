@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from statecli.errors import ModelError
 from statecli.finding import Finding, Severity
-from statecli.modules import origin
+from statecli.modules import measure, origin
 from statecli.modules.spec import parse
 from statecli.proofs import fake, judging, move, pretend
 from statecli.proofs.devices import Mismatch, Place, Source, Watch, Watching, is_theirs
@@ -101,7 +101,7 @@ def _run(subject: Subject, device: torch.device, shown: str, how: str, stage: fa
     try:
         with stage(run.watch) as kept, torch.no_grad():
             with subject.user_code(f"moving it to {shown}"):
-                module.to(device)
+                module = measure.moved(module, module.to(device))
             _look(run, module, kept)
             with subject.user_code(f"calling it on {shown}"):
                 args, kwargs = tree_map(lambda leaf: _moved(leaf, device), inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -96,6 +97,12 @@ RECOMPUTED = "torch recomputes it from what is registered before each forward"
 
 _LRU_CACHE = type(functools.lru_cache(len))
 MEMO = "remembered by a function (functools.lru_cache), and not the model's: forward tells whether it does harm"
+
+
+def is_moved_by_its_class(module: nn.Module, fqn: str) -> bool:
+    """Whether one of the modules that `fqn` leads through has an `_apply` that is not torch's."""
+    holders = (one for name, one in module.named_modules() if not name or re.match(rf"{re.escape(name)}[.\[]", fqn))
+    return any(not type(one)._apply.__module__.startswith("torch.") for one in holders)
 
 
 def is_memo(subject: Subject, row: TensorInfo) -> bool:

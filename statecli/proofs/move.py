@@ -26,6 +26,7 @@ from torch import nn
 
 from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding, Severity
+from statecli.modules import measure
 from statecli.proofs import bits, judging
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.subject import Subject
@@ -201,13 +202,15 @@ def _moved(subject: Subject, wanted: torch.device) -> Moved:
     return moved
 
 
-def _move(subject: Subject, module: nn.Module, wanted: torch.device, moved: Moved) -> bool:
-    _, raised = judging.attempt(subject, f'moving it to "{wanted}"', lambda: module.to(wanted))
+def _move(subject: Subject, module: nn.Module, wanted: torch.device, moved: Moved) -> nn.Module | None:
+    """The model that has moved; None where that raised."""
+    given, raised = judging.attempt(subject, f'moving it to "{wanted}"', lambda: module.to(wanted))
     if raised:
         moved.reasons.append(raised)
-        return False
-    moved.after = _devices(judging.tensors(module))
-    return True
+        return None
+    there = measure.moved(module, given)
+    moved.after = _devices(judging.tensors(there))
+    return there
 
 
 def _there_and_back(
@@ -216,13 +219,14 @@ def _there_and_back(
     # Only Parameters, which are left undrawn: what else there is has its values, and may be shared by all instances.
     bits.perturb(tensor for tensor in found.values() if type(tensor) is nn.Parameter)
     before = {name: _copy(tensor) for name, tensor in found.items()}
-    if not _move(subject, module, wanted, moved):
+    there = _move(subject, module, wanted, moved)
+    if there is None:
         return
-    _, raised = judging.attempt(subject, "moving it back", lambda: module.to("cpu"))
+    given, raised = judging.attempt(subject, "moving it back", lambda: there.to("cpu"))
     if raised:
         moved.reasons.append(raised)
         return
-    after = judging.tensors(module)
+    after = judging.tensors(measure.moved(there, given))
     for name, tensor in before.items():
         if name in after and tensor is not None and bits.same(tensor, after[name]) is False:
             moved.changed[name] = _difference(tensor, after[name])

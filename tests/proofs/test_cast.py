@@ -163,3 +163,33 @@ def test_verdicts_are_of_every_tensor():
     check = sample(Name.CAST, "batchnorm:Block")
     module = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
     assert len(verdicts(check, "casts")) == len(module.state_dict())
+
+
+def test_an_own_to_does_not_excuse_what_half_leaves_behind():
+    """nn.Module.half() calls _apply and no `.to`: it is the class's own `_apply` that may decide to keep a dtype."""
+    follows = "def to(self, *args):\n    super().to(*args)\n    self.t = self.t.to(*args)\n    return self\n"
+    keeps = "def _apply(self, fn, recurse=True):\n    super()._apply(fn)\n    self.t = fn(self.t).to(self.t.dtype)\n"
+    body = "self.t = torch.ones(3)\n---\n"
+    check = casted(body + follows)
+    assert (rules(check), check.findings[0].message) == ({"t": "keeps-dtype"}, "t: is float64 after .half()")
+    excused = cell(casted(body + keeps + "    return self\n"), "casts", "t")
+    assert (excused.verdict, excused.reason) == (
+        Verdict.SKIPPED,
+        "moved by the class's own _apply, which keeps its dtype",
+    )
+
+
+GIVES_A_COPY = """
+self.l = nn.Linear(3, 3)
+---
+def to(self, *args):
+    import copy
+    return nn.Module.to(copy.deepcopy(self), *args)
+def forward(self, x):
+    return self.l(x)
+"""
+
+
+def test_the_model_that_a_cast_gives_is_the_one_that_counts():
+    """`model = model.to(...)`: a `.to` that gives another model casts all the same."""
+    assert casted(GIVES_A_COPY).verdict is Verdict.PASSED

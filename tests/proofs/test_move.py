@@ -219,3 +219,14 @@ def test_models_of_transformers_follow(name):
 def test_modules_of_torch_follow(make_one):
     """`_flat_weights` and uninitialized parameters are no failure."""
     assert of_live(move.prove, make_one, "meta").verdict is Verdict.PASSED
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu", "fake-cuda"])
+@pytest.mark.parametrize("name", [Name.MOVE, Name.FORWARD])
+def test_the_model_that_a_move_gives_is_the_one_that_counts(name, device):
+    """`model = model.to(...)`: a `.to` that gives another model moves all the same."""
+    own = "def to(self, *args):\n    import copy\n    return nn.Module.to(copy.deepcopy(self), *args)\n"
+    forward = "def forward(self, x):\n    return self.l(x)\n"
+    check = of_source(name, "self.l = nn.Linear(3, 3)\n---\n" + own + forward, "2x3", device=device)
+    assert check.findings == ()
+    assert check.verdict is (Verdict.SKIPPED if (name, device) == (Name.FORWARD, "meta") else Verdict.PASSED)
