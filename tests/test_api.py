@@ -19,6 +19,8 @@ from statecli.comparison import run
 from statecli.errors import ModelError, NothingMatched, UnreadableError, UsageError
 from statecli.proofs.result import Name, Verdict
 
+from .test_samples import FAILING
+
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "sample_models"
 
@@ -213,14 +215,28 @@ def test_inspecting_leaves_a_live_model_as_it_was():
 # --- what a live model is proved to be ------------------------------------------------------------------------------
 
 
-def test_a_live_model_fails_as_its_class_does():
-    """The same rules for the same tensors as the spec, but for what needs a second constructor."""
-    spec = statecli.verify(f"{SAMPLES}/net.py:Net", checks=["move", "cast", "copy", "step", "forward"], inputs="4x3")
-    live = statecli.verify(
-        sample("net").Net(), checks=["move", "cast", "copy", "step", "forward"], inputs=torch.ones(4, 3)
-    )
-    assert rules(live) == rules(spec) != set()
-    assert verdicts(live) == verdicts(spec)
+#: What a live model cannot tell, for want of a constructor to call again and of a graph that leads back.
+UNTOLD_LIVE = {
+    "anchors:Head": {"save"},
+    "net:Net": {"save"},
+    "precomputed:Normed": {"save", "step"},
+    "relative_bias:Attention": {"save"},
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_live_model_fails_as_its_class_does(name):
+    """The same rules for the same tensors as the spec, but for what is inconclusive."""
+    input, _ = FAILING[name]
+    file, _, attribute = name.partition(":")
+    spec = statecli.verify(f"{SAMPLES / file}.py:{attribute}", inputs=input)
+    live = statecli.verify(getattr(sample(file), attribute)(), inputs=input)
+    untold = UNTOLD_LIVE.get(name, set())
+    for one, other in zip(spec.checks, live.checks, strict=True):
+        if one.check.value in untold:
+            assert other.verdict is Verdict.INCONCLUSIVE
+        else:
+            assert (one.verdict, rules(one)) == (other.verdict, rules(other)), one.check
 
 
 def sample(name):

@@ -57,6 +57,8 @@ def memo_of(module: nn.Module, *, values: bool = False) -> dict[Any, Any]:
         view = _in_copy(tensor, storages, values=values)
         if type(tensor) is nn.Parameter:  # its own __deepcopy__ clones it, whatever the memo says of its storage
             memo[id(tensor)] = nn.Parameter(view, tensor.requires_grad)
+        elif not (vars(tensor) or derived_by(tensor)):  # that of a tensor makes plain what is conjugated
+            memo[id(tensor)] = view.requires_grad_(tensor.requires_grad)
     for tensor in found:
         if derived_by(tensor):
             memo[id(tensor)] = _computed(tensor, _in_copy(tensor, storages, values=values), memo)

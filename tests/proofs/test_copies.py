@@ -1,0 +1,162 @@
+"""Copies of a live model: each storage once, whatever looks into it, and nothing of the original's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn.utils import parametrizations, prune  # noqa: E402
+
+from statecli.errors import ModelError  # noqa: E402
+from statecli.modules.tensors import leaves_of  # noqa: E402
+from statecli.proofs import copies, judging  # noqa: E402
+
+
+def holding(**attributes):
+    """A Linear with further attributes."""
+    module = nn.Linear(4, 4)
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
+def pruned():
+    module = nn.Linear(4, 4)
+    prune.l1_unstructured(module, "weight", 0.5)
+    return module
+
+
+def transposed():
+    module = nn.Linear(4, 4)
+    module.weight.data = module.weight.data.t()
+    return module
+
+
+def viewed():
+    module = nn.Linear(4, 4)
+    module.row = module.weight.data[1]
+    return module
+
+
+CASES = {
+    "linear": lambda: nn.Linear(4, 4),
+    "lstm": lambda: nn.LSTM(4, 5, 2),
+    "batch norm": lambda: nn.BatchNorm1d(4),
+    "lazy": lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()),
+    "parametrized": lambda: parametrizations.weight_norm(nn.Linear(4, 4)),
+    "pruned": pruned,
+    "transposed": transposed,
+    "a view of a parameter": viewed,
+    "sparse": lambda: holding(table=torch.eye(4).to_sparse()),
+    "conjugated": lambda: holding(table=torch.ones(4, dtype=torch.cfloat).conj()),
+    "negated": lambda: holding(table=torch.ones(4, dtype=torch.cfloat).conj().imag),
+    "expanded": lambda: holding(table=torch.ones(4).expand(3, 4)),
+    "empty": lambda: holding(table=torch.empty(0)),
+    "on meta": lambda: nn.Linear(4, 4, device="meta"),
+    "double": lambda: nn.Linear(4, 4).double(),
+}
+
+
+def facts(tensor):
+    kind = nn.UninitializedBuffer if isinstance(tensor, nn.UninitializedBuffer) else isinstance(tensor, nn.Parameter)
+    return kind, tensor.dtype, tensor.requires_grad, tensor.is_leaf
+
+
+def form(tensor):
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    return tensor.shape, tensor.layout, strides, tensor.is_conj(), tensor.is_neg()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("values", [True, False])
+def test_a_copy_is_the_same_and_apart(name, values):
+    """Names, shapes, dtypes, strides, leaves, ties and these few values are the original's; the memory is not."""
+    module = CASES[name]()
+    copied = copies.of_live(module, values=values)
+    before, after = judging.tensors(module), judging.tensors(copied)
+    assert list(before) == list(after)
+    for one, other in ((before[key], after[key]) for key in before):
+        assert facts(one) == facts(other)
+        if not judging.lazy(one):
+            assert form(one) == form(other)
+            assert one.is_meta or torch.equal(one.detach().to_dense(), other.detach().to_dense())  # they are small
+    stored = [tensor for tensor in before.values() if not judging.lazy(tensor)]
+    copied_storages = judging.storages(tensor for tensor in after.values() if not judging.lazy(tensor))
+    assert judging.storages(stored).isdisjoint(copied_storages) or name == "empty"
+    assert list(judging.groups(before)) == list(judging.groups(after))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_models_parameters_can_be_trained():
+    """torch copies them by an operation that autograd sees, so that they are no leaves."""
+    module = torch.jit.script(nn.Linear(4, 4))
+    assert not copy.deepcopy(module).weight.is_leaf
+    copied = copies.of_live(module, values=True)
+    assert [(one.is_leaf, one.requires_grad) for one in copied.parameters()] == [(True, True)] * 2
+
+
+def test_large_storages_are_copied_with_values_alone():
+    """64 KB and less always: forward may look up by them."""
+    module = holding(small=torch.ones(1 << 14), large=torch.ones(1 << 15))
+    empty = copies.of_live(module, values=False)
+    assert torch.equal(empty.small, module.small)
+    full = copies.of_live(module, values=True)
+    assert torch.equal(full.large, module.large)
+
+
+def test_a_non_leaf_is_one_again_of_the_same_operation_and_leaves():
+    """So that the proofs say of the copy what is true of the model; copy.deepcopy refuses both."""
+    module = nn.Linear(4, 4)
+    module.scaled = module.weight * 3
+    copied = copies.of_live(module, values=True)
+    assert type(copied.scaled.grad_fn).__name__ == type(module.scaled.grad_fn).__name__ == "MulBackward0"
+    assert [id(leaf) for leaf in leaves_of(copied.scaled)] == [id(copied.weight)]
+    assert torch.equal(copied.scaled, module.scaled)
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(copied)
+
+
+def test_hooks_and_activations_know_the_copy():
+    """A function that closes over the module, as an attribute, in a list, as a hook; its defaults and name are kept."""
+    module = nn.Linear(4, 4)
+    seen = []
+
+    def act(x, *, times=2):
+        return module.weight.sum() * times * x
+
+    act.told = "so"
+    module.act, module.acts = act, [act]
+    module.register_forward_hook(lambda *_: seen.append(module))
+    copied = copies.of_live(module, values=True)
+    with torch.no_grad():
+        copied.weight.fill_(1)
+    assert copied.act(1).item() == copied.acts[0](1).item() == 32
+    assert (copied.act.__name__, copied.act.told) == ("act", "so")
+    copied(torch.ones(1, 4))
+    assert [id(one) for one in seen] == [id(copied)]
+
+
+def test_what_cannot_be_apart_is_refused():
+    """A parameter behind a function of a function: the copy would train the model itself."""
+    module = nn.Linear(4, 4)
+
+    def inner(x):
+        return module(x)
+
+    module.calls = lambda x: inner(x)
+    with pytest.raises(ModelError, match="still weight of the model itself"):
+        copies.of_live(module, values=True)
+
+
+class Itself(nn.Linear):
+    def __deepcopy__(self, memo):
+        return self
+
+
+def test_a_module_that_copies_to_itself_is_refused():
+    """Its own __deepcopy__ says that there is one of it."""
+    with pytest.raises(ModelError, match="no other module"):
+        copies.of_live(Itself(2, 2), values=True)

@@ -1,0 +1,63 @@
+"""What the filters leave of a proof: its verdict is that of what is left, or of what kept it from being told."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecli import proofs
+from statecli.finding import Finding, Severity
+from statecli.proofs.result import Cell, Check, Column, Name, Verdict
+from statecli.state import ModelState, TensorInfo
+
+P, F, U, S = Verdict.PASSED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.SKIPPED
+
+
+def left(verdict, reason, cells, *kept, found=()):
+    """A proof with one column of these cells (name -> verdict, reason) after all but `kept` were filtered out."""
+    columns = (Column("x", {fqn: Cell(one, reason=why) for fqn, (one, why) in cells.items()}),) if cells else ()
+    findings = tuple(Finding("x", Severity.ERROR, "no", "net", fqn) for fqn in found)
+    check = Check(Name.MOVE, verdict, "", reason, columns, findings)
+    whole = ModelState("net", "module", tuple(TensorInfo(fqn, "float32", (), 1, 4) for fqn in ("a", "b", "c")))
+    state = ModelState("net", "module", tuple(row for row in whole.tensors if row.fqn in kept))
+    return proofs._only(check, state, whole)
+
+
+@pytest.mark.parametrize(
+    ("proof", "kept", "verdict", "reason"),
+    [
+        # whose only unsure cell is filtered out
+        ((U, "b: why", {"a": (P, None), "b": (U, "why")}), "a", P, None),
+        ((U, "b: why", {"a": (P, None), "b": (U, "why")}), "b", U, "b: why"),
+        ((U, "a: why, and 1 more", {"a": (U, "why"), "b": (U, "why")}), "b", U, "b: why"),
+        ((U, "b: why", {"a": (S, "none"), "b": (U, "why")}), "a", S, None),
+        # of which the whole could not be told
+        ((U, "it raised", {"a": (P, None), "b": (U, "why")}), "a", U, "it raised"),
+        ((U, "it raised", {}), "a", U, "it raised"),
+        ((S, "no input", {}), "a", S, "no input"),
+        # whose failure is filtered out
+        ((F, None, {"a": (P, None), "b": (F, "why")}, "b"), "a", P, None),
+        ((F, None, {"a": (U, "why"), "b": (F, "no")}, "b"), "a", U, "a: why"),
+        ((F, "it raised", {"a": (P, None), "b": (F, "no")}, "b"), "a", U, "it raised"),
+        # or is left
+        ((F, None, {"a": (F, "why"), "b": (U, "no")}, "a"), "a", F, None),
+        ((F, "it raised", {"a": (F, "why")}, "a"), "a", F, "it raised"),
+        # that of no tensor is always left
+        ((F, None, {"a": (P, None)}, None), "a", F, None),
+    ],
+)
+def test_the_verdict_is_that_of_what_is_left(proof, kept, verdict, reason):
+    """A proof whose unsure cells are filtered out is no longer inconclusive; a reason of the whole stays."""
+    base, said, cells, *found = proof
+    check = left(base, said, cells, kept, found=found)
+    assert (check.verdict, check.reason) == (verdict, reason)
+    assert all(set(column.cells) <= {kept} for column in check.columns)
+
+
+def test_a_real_proof_is_filtered():
+    """Of the tensors that stay and those that follow, the globs say which count."""
+    from .proving import SAMPLES, proved
+
+    target = f"{SAMPLES}/net.py:Net"
+    assert proved(Name.MOVE, target).verdict is F
+    assert proved(Name.MOVE, target, exclude=("table",)).verdict is P
+    assert proved(Name.MOVE, target, include=("table",)).verdict is F

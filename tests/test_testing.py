@@ -1,0 +1,149 @@
+"""assert_state_follows, as a function and as a pytest fixture: it fails with the table of verify."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from statecli.errors import StateError  # noqa: E402
+from statecli.proofs.result import Verdict, Verification  # noqa: E402
+from statecli.testing import assert_state_follows as checked  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+class Left(nn.Module):
+    """Its table stays behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.table = torch.ones(4)
+
+    def forward(self, x):
+        return self.fc(x) + self.table
+
+
+def test_what_follows_is_given_back():
+    """The result of verify; without inputs, step and forward may be skipped."""
+    found = checked(nn.Linear(4, 4))
+    assert isinstance(found, Verification)
+    assert [check.verdict for check in found.checks] == [Verdict.PASSED] * 4 + [Verdict.SKIPPED] * 2
+    assert {check.verdict for check in checked(nn.Linear(4, 4), inputs="2x4").checks} == {Verdict.PASSED}
+
+
+def test_a_failure_has_the_table_of_the_command(statecli):
+    """All that the command prints off a terminal, below a line that says which proofs fail."""
+    spec = "sample_models/net.py:Net"
+    with pytest.raises(AssertionError) as raised:
+        checked(spec, device="meta", checks=["move", "save"])
+    verdict, _, table = str(raised.value).partition("\n\n")
+    assert verdict == f"{spec}: move, save failed for 1 of 3 tensors"
+    printed = statecli("verify", spec, "--device", "meta", "--check", "move", "--check", "save")
+    assert table == printed.out.rstrip()
+    assert "error[left-behind]: table: stays on cpu when the model moves to meta" in table
+
+
+def test_a_live_model_fails_too():
+    """With its class's name and the tensor's."""
+    with pytest.raises(AssertionError, match=r"error\[left-behind\]: table: stays on cpu"):
+        checked(Left(), device="meta", checks="move")
+
+
+def test_inconclusive_is_no_pass():
+    """A forward that raises: the assertion says what."""
+    with pytest.raises(AssertionError, match="step inconclusive") as raised:
+        checked(nn.Linear(4, 4), checks=["step"], inputs="2x5")
+    assert "shapes cannot be multiplied" in str(raised.value)
+
+
+def test_a_proof_asked_for_is_not_skipped_in_silence():
+    """No inputs, and step was named: nothing was checked."""
+    with pytest.raises(AssertionError, match="no input given"):
+        checked(nn.Linear(4, 4), checks=["step"])
+
+
+def test_a_model_without_tensors_is_no_pass():
+    """There was nothing to prove."""
+    with pytest.raises(AssertionError, match="no tensor"):
+        checked(nn.ReLU())
+
+
+def test_what_is_filtered_out_is_not_judged():
+    """A tensor that is meant to stay is left out by name."""
+    found = checked(Left(), checks=["move", "cast"], device="meta", exclude="table")
+    assert [row.fqn for row in found.state.tensors] == ["fc.weight", "fc.bias"]
+
+
+def test_what_cannot_be_tried_raises_its_own_error():
+    """No AssertionError: it is not the model that is at fault."""
+    with pytest.raises(StateError, match="no shape"):
+        checked(nn.Linear(2, 2), inputs="2xx")
+
+
+# --- the plugin -----------------------------------------------------------------------------------------------------
+
+USING = """
+import torch
+from torch import nn
+
+class Left(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        self.table = torch.ones(4)
+
+def test_passes(assert_state_follows):
+    assert assert_state_follows(nn.Linear(4, 4), inputs="2x4").findings == ()
+
+def test_fails(assert_state_follows):
+    assert_state_follows(Left(), device="meta", checks=["move"])
+"""
+NOT_USING = """
+import sys
+
+def test_nothing_is_imported():
+    assert not set(sys.modules) & {"torch", "numpy", "msgspec", "statecli.testing"}
+"""
+
+
+def run_pytest(folder, source):
+    """A pytest run of its own with the plugin, whether or not it is installed."""
+    (folder / "test_it.py").write_text(textwrap.dedent(source))
+    words = ["-p", "no:cacheprovider", "-p", "statecli._pytest", "-q", "test_it.py"]
+    environment = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-m", "pytest", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_fixture_passes_and_fails(tmp_path):
+    """The failure shows the table and the line of the test, and no line of ours."""
+    found = run_pytest(tmp_path, USING)
+    assert "1 failed, 1 passed" in found.stdout
+    assert "Left: move failed for 1 of 3 tensors" in found.stdout
+    assert "error[left-behind]: table: stays on cpu when the model moves to meta" in found.stdout
+    assert 'assert_state_follows(Left(), device="meta", checks=["move"])' in found.stdout
+    assert "statecli/testing.py" not in found.stdout
+
+
+def test_a_run_that_does_not_use_it_imports_nothing(tmp_path):
+    """The plugin is loaded by every pytest run on the machine."""
+    found = run_pytest(tmp_path, NOT_USING)
+    assert found.returncode == 0, found.stdout
+
+
+def test_the_entry_point_names_the_plugin():
+    """What makes the fixture known where the package is installed."""
+    text = (ROOT / "pyproject.toml").read_text()
+    assert '[project.entry-points.pytest11]\nstatecli = "statecli._pytest"\n' in text
