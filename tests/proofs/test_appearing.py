@@ -1,0 +1,303 @@
+"""What the first forward adds, shapes, changes and takes away, held against torch."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from statecli import inspection  # noqa: E402
+from statecli.errors import ModelError, UsageError  # noqa: E402
+from statecli.proofs import Request, run  # noqa: E402
+from statecli.proofs.result import Name  # noqa: E402
+
+HEADER = "import torch\nfrom torch import nn\n"
+CLASS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        {init}
+    def forward(self, x):
+        {forward}
+        return self.fc(x)
+"""
+
+
+@pytest.fixture
+def after(tmp_path, monkeypatch):
+    """Inspect the class Net of these lines after a forward with 2×3 numbers."""
+    monkeypatch.chdir(tmp_path)
+
+    def inspect_one(forward: str, init: str = "pass", call: str = "Net", **options) -> inspection.Inspection:
+        lines = [textwrap.indent(textwrap.dedent(text), " " * 8).strip() for text in (init, forward)]
+        more = options.pop("more", "")
+        (tmp_path / "net.py").write_text(HEADER + CLASS.format(init=lines[0], forward=lines[1]) + more, "utf-8")
+        return inspection.inspect(inspection.Request(f"net.py:{call}", input=("2x3",), **options))
+
+    return inspect_one
+
+
+def rows(found):
+    return {row.fqn: row for row in found.state.tensors}
+
+
+def line_of(text: str) -> int:
+    """The only line of net.py that holds the text."""
+    (number,) = [n for n, line in enumerate(Path("net.py").read_text().splitlines(), 1) if text in line]
+    return number
+
+
+def noted(found) -> dict[str, str]:
+    return {row.fqn: row.note for row in found.state.tensors if row.note}
+
+
+# --- what appears -------------------------------------------------------------------------------------------
+
+
+def test_what_forward_assigns_appears_with_its_line(after):
+    """An attribute: unregistered, neither saved nor moved, assigned by the line in forward."""
+    row = rows(after("self.mask = torch.ones(3)", init="self.mask = None"))["mask"]
+    assert (row.appeared, row.kind.value, row.saved, row.moves) == (True, "unregistered", False, False)
+    assert row.note == "appears with the first forward"
+    assert row.origin.line == line_of("self.mask = torch.ones(3)")
+
+
+def test_no_fix_of_the_constructor_is_shown_for_it(after):
+    """There is nothing in the constructor that would be replaced."""
+    assert rows(after("self.mask = torch.ones(3)"))["mask"].fix is None
+
+
+def test_what_is_put_into_a_dict_has_the_line_of_the_dict(after):
+    """Nothing of torch sees an item assigned; also where forward assigns another attribute of the module."""
+    found = rows(after("self.seen = x\nself.cache[str(x.device)] = torch.ones(3)", init="self.cache = {}"))
+    assert found["cache['cpu']"].origin.line == line_of("self.cache = {}")
+    assert found["seen"].origin.line == line_of("self.seen = x")
+
+
+def test_a_module_made_in_forward_is_registered(after):
+    """Its parameters are, in the order in which torch has them, and they are saved and moved."""
+    found = after("if not hasattr(self, 'late'):\n    self.late = nn.Linear(3, 3)")
+    assert [row.fqn for row in found.state.tensors] == ["fc.weight", "fc.bias", "late.weight", "late.bias"]
+    late = [row for row in found.state.tensors if row.appeared]
+    assert [(row.fqn, row.saved, row.moves) for row in late] == [("late.weight", True, True), ("late.bias", True, True)]
+
+
+def test_what_was_there_has_not_appeared(after):
+    """The constructor's own rows are as they were without an input."""
+    found = after("self.mask = x", init="self.table = torch.ones(3)")
+    before = inspection.inspect(inspection.Request("net.py:Net")).state.tensors
+    assert [row for row in found.state.tensors if not row.appeared] == list(before)
+
+
+def test_what_forward_assigns_anew_keeps_the_constructors_line(after):
+    """That is the line that the fix replaces."""
+    row = rows(after("self.table = self.table.to(x.dtype) * 1", init="self.table = torch.ones(3)"))["table"]
+    assert not row.appeared
+    assert row.origin.line == line_of("self.table = torch.ones(3)")
+    assert "register_buffer" in row.fix
+
+
+def test_a_tie_that_forward_breaks_is_no_appearance(after):
+    """A further name of a buffer becomes a tensor of its own when forward rebinds the buffer."""
+    found = rows(after("self.t = self.t + 1", init="self.register_buffer('t', torch.ones(3)); self.other = self.t"))
+    assert not found["other"].appeared
+    assert found["t"].aliases == ()
+
+
+def test_forward_is_not_called_without_input(tmp_path, monkeypatch):
+    """Not even where the model carries inputs."""
+    monkeypatch.chdir(tmp_path)
+    net = """
+        class Net(nn.Linear):
+            example_input_array = torch.ones(2, 3)
+            def forward(self, x):
+                raise ValueError
+    """
+    (tmp_path / "net.py").write_text(HEADER + textwrap.dedent(net))
+    assert inspection.inspect(inspection.Request("net.py:Net(3, 3)")).inputs is None
+
+
+# --- lazy ones ----------------------------------------------------------------------------------------------
+
+
+def test_lazy_parameters_get_their_shapes():
+    """Those that torch gives them, and it is said where they come from."""
+    found = inspection.inspect(inspection.Request("torch.nn:LazyConv2d(4, 3)", input=("1x2x8x8",)))
+    oracle = nn.LazyConv2d(4, 3)
+    oracle(torch.ones(1, 2, 8, 8))
+    assert {row.fqn: row.shape for row in found.state.tensors} == {
+        n: tuple(p.shape) for n, p in oracle.state_dict().items()
+    }
+    assert noted(found) == dict.fromkeys(oracle.state_dict(), "gets its shape with the first forward")
+    assert not any(row.appeared for row in found.state.tensors)
+
+
+def test_without_input_they_have_none():
+    """What `--input` is for."""
+    found = inspection.inspect(inspection.Request("torch.nn:LazyConv2d(4, 3)"))
+    assert [row.shape for row in found.state.tensors] == [None, None]
+
+
+# --- what changes -------------------------------------------------------------------------------------------
+
+CHANGES = {
+    "in place": "self.kept += 1",
+    "by .data": "self.kept.data.mul_(3)",
+    "anew": "self.kept = self.kept * 2",
+    "in shape": "self.kept = torch.cat([self.kept, x])",
+    "in dtype": "self.kept = self.kept.double()",
+    "in its sign of zero": "self.kept[0, 0] = -0.0",
+}
+
+
+HOLDS = ["self.register_buffer('kept', torch.full((3, 3), {}))", "self.kept = torch.full((3, 3), {})"]
+
+
+@pytest.mark.parametrize("holds", HOLDS)
+@pytest.mark.parametrize("how", CHANGES)
+def test_what_forward_changes_is_noted(after, how, holds):
+    """Bit by bit, whatever way it is written; and nothing else."""
+    value = "0.0" if "zero" in how else "1.0"
+    assert noted(after(CHANGES[how], init=holds.format(value))) == {"kept": "changed by forward"}
+
+
+def test_a_parameter_that_forward_changes_is_noted(after):
+    """As an embedding with max_norm does to its rows."""
+    assert noted(after("self.fc.bias.data.add_(1)")) == {"fc.bias": "changed by forward"}
+
+
+@pytest.mark.parametrize("forward", ["self.kept = self.kept * 1", "self.kept.mul_(1)", "self.kept = self.kept.clone()"])
+def test_what_has_the_same_bits_is_not_changed(after, forward):
+    """NaN included."""
+    assert not noted(after(forward, init="self.kept = torch.full((3,), torch.nan)"))
+
+
+def test_running_statistics_change_in_training_mode():
+    """Evaluation leaves BatchNorm's three buffers, training changes them."""
+    found = inspection.inspect(inspection.Request("torch.nn:BatchNorm1d(3)", input=("2x3",)))
+    buffers = dict(nn.BatchNorm1d(3).named_buffers())
+    assert noted(found) == dict.fromkeys(buffers, "changed by forward in training mode")
+
+
+def test_a_model_built_in_eval_mode_is_not_trained(after):
+    """Its constructor has said so."""
+    found = after("self.norm(x)", init="self.norm = nn.BatchNorm1d(3); self.eval()")
+    assert not noted(found)
+
+
+def test_the_values_are_those_after_forward(after):
+    """One forward in evaluation: the statistics are of the instance that ran it."""
+    found = after("self.count += 1", init="self.register_buffer('count', torch.zeros(()))", stats=True)
+    assert rows(found)["count"].stats.max == 1
+
+
+def test_on_meta_writes_are_counted(after):
+    """There are no values to compare; inputs are on meta as the model is."""
+    init = "self.register_buffer('count', torch.zeros(())); self.register_buffer('still', torch.zeros(()))"
+    found = after("self.count += 1; self.seen = x + self.still", init=init, init_device="meta")
+    assert noted(found) == {"count": "changed by forward", "seen": "appears with the first forward"}
+    assert rows(found)["seen"].device == "meta"
+
+
+def test_what_forward_removes_is_told(after):
+    """It has no row any more."""
+    found = after("if hasattr(self, 'tmp'): del self.tmp", init="self.tmp = torch.ones(3)")
+    assert [(odd.name, odd.fqn) for odd in found.state.oddities] == [("gone-after-forward", "tmp")]
+
+
+# --- what may go wrong --------------------------------------------------------------------------------------
+
+
+def test_a_forward_that_raises_has_its_own_message_and_line(after):
+    """One line."""
+    with pytest.raises(ModelError) as raised:
+        after("raise ValueError('no such size')")
+    expected = f"net.py:Net: calling it raised ValueError: no such size (net.py:{line_of('raise Value')})"
+    assert str(raised.value) == expected
+
+
+def test_a_forward_that_raises_in_training_alone_is_told():
+    """BatchNorm does, with one row; the table stands."""
+    found = inspection.inspect(inspection.Request("torch.nn:BatchNorm1d(3)", input=("1x3",)))
+    (oddity,) = found.state.oddities
+    assert oddity.name == "not-tried-in-training"
+    assert "Expected more than 1 value per channel" in oddity.message
+    assert not noted(found)
+
+
+def test_a_model_that_exists_once_is_copied(after):
+    """An object in a module has no constructor to be called again; what it is after a forward is shown."""
+    found = after("self.mask = torch.ones(3)", call="net", more="\nnet = Net()\n")
+    assert rows(found)["mask"].appeared
+
+
+@pytest.mark.parametrize("made", ["torch.compile(Net(), backend='eager', fullgraph=True)", "compiled()"])
+def test_what_is_compiled_is_traced_as_without_us(after, made):
+    """Dynamo gives up at methods that are wrapped to note lines: then none is noted."""
+    more = f"""
+def compiled():
+    net = Net()
+    net.compile(backend="eager", fullgraph=True)
+    return net
+
+def make():
+    return {made}
+"""
+    found = after("self.mask = torch.ones(3)", call="make", more=more)
+    assert [row.fqn.rpartition(".")[2] for row in found.state.tensors if row.appeared] == ["mask"]
+
+
+def test_a_checkpoint_has_no_forward(tmp_path):
+    """Said in one line."""
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    with pytest.raises(UsageError, match="is a checkpoint and has no forward"):
+        inspection.inspect(inspection.Request(str(tmp_path / "a.pt"), input=("2x3",)))
+
+
+# --- moves and proofs ---------------------------------------------------------------------------------------
+
+
+def test_what_appeared_is_moved_too(after):
+    """A cache stays where its forward was, and is found."""
+    found = after("self.mask = torch.ones(3)", to="meta")
+    assert [(one.rule, one.fqn) for one in found.findings] == [("left-behind", "mask")]
+    assert rows(found)["mask"].after.device == "cpu"
+
+
+def test_a_proof_that_fails_names_the_line_in_forward(after):
+    """A move leaves it behind; it was assigned there."""
+    after("if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None")
+    found = run(Request("net.py:Net", checks=(Name.MOVE,), device="meta", input=("2x3",)))
+    (finding,) = found.findings
+    assert finding.help == f"assigned at net.py:{line_of('self.mask = torch.ones(3)')}"
+
+
+MODULES = {
+    "torch.nn:LSTM(3, 4)": ("5x2x3",),
+    "torch.nn:MultiheadAttention(4, 2)": ("5x2x4", "5x2x4", "5x2x4"),
+    "torch.nn:LazyBatchNorm1d()": ("4x3",),
+    "torch.nn:Embedding(10, 4)": ("int64:2x3<10",),
+    "torchmetrics:MeanSquaredError()": ("4", "4"),
+}
+
+
+@pytest.mark.parametrize("spec", MODULES)
+def test_the_registered_rows_are_those_of_an_instance_that_ran(spec):
+    """torch's own lists say which, in which order and of what shape."""
+    pytest.importorskip(spec.partition(":")[0])
+    from statecli.modules.build import build
+    from statecli.modules.spec import parse
+    from statecli.proofs import inputs
+
+    found = inspection.inspect(inspection.Request(spec, input=MODULES[spec]))
+    built = build(parse(spec))
+    args, _ = inputs.find(MODULES[spec], None, built)[0].make()
+    built.module(*args)
+    named = [*built.module.named_parameters(), *built.module.named_buffers()]
+    wanted = {name: tuple(tensor.shape) for name, tensor in named}
+    assert {row.fqn: row.shape for row in found.state.tensors if row.kind.value != "unregistered"} == wanted

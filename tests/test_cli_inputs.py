@@ -1,0 +1,63 @@
+"""`statecli inspect --input`: the table of a model that has been called."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+CACHED = "sample_models/cached_mask.py:Causal"
+
+
+def test_json_says_what_appeared(statecli):
+    """`appeared` is there where it is true, `inputs` where forward was called; both are left out elsewhere."""
+    found = statecli("inspect", CACHED, "--input", "2x4x8", "-f", "json")
+    assert found.code == 0
+    assert found.json["inputs"] == "float32 2×4×8"
+    assert {fqn: row.get("appeared") for fqn, row in found.rows().items()} == {
+        "project.weight": None,
+        "project.bias": None,
+        "mask": True,
+    }
+    assert "inputs" not in statecli("inspect", CACHED, "-f", "json").json
+
+
+@pytest.mark.parametrize("output", ["table", "plain", "markdown", "csv", "jsonl", "html"])
+def test_every_output_says_it(statecli, output):
+    """In the words of the note."""
+    assert "appears with the first forward" in statecli("inspect", CACHED, "--input", "2x4x8", "-f", output).out
+
+
+def test_the_page_says_what_forward_was_called_with(statecli):
+    """Beside the sums."""
+    assert "after a forward with float32 2×4×8" in statecli("inspect", CACHED, "--input", "2x4x8", "-f", "html").out
+
+
+def test_a_function_makes_the_inputs(statecli, tmp_path):
+    """`--inputs`, as in verify."""
+    (tmp_path / "data.py").write_text("import torch\ndef make():\n    return torch.ones(2, 4, 8)\n")
+    found = statecli("inspect", CACHED, "--inputs", f"{tmp_path}/data.py:make", "-f", "json")
+    assert found.rows()["mask"]["shape"] == [4, 4]
+
+
+def test_what_stays_behind_on_a_move_ends_1(statecli):
+    """The mask of the CPU, when the model goes elsewhere."""
+    assert statecli("inspect", CACHED, "--to", "meta").code == 0
+    assert statecli("inspect", CACHED, "--to", "meta", "--input", "2x4x8").code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([CACHED, "--input", "2x4x8", "--inputs", "a.py:b"], "--input and --inputs contradict each other"),
+        ([CACHED, "--input", "2xx8"], "--input 2xx8: '2xx8' is no shape"),
+        ([CACHED, "--input", "2x4x7"], "calling it raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        ([CACHED, "--inputs", "a.py"], "--inputs a.py: names no function"),
+        ([CACHED, "--input", "a=2x4x8"], "calling it raised TypeError"),
+        (["pyproject.toml", "--input", "2x3"], "--input 2x3: pyproject.toml is a checkpoint and has no forward"),
+        (["pyproject.toml", "--inputs", "a.py:b"], "--inputs a.py:b: pyproject.toml is a checkpoint"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(refused, words, said):
+    """Exit 2, nothing on stdout."""
+    assert said in refused(*words)
