@@ -37,6 +37,7 @@ def inspect(
     to: str | torch.device | None = None,
     model: str | None = None,
     stats: bool = False,
+    inputs: Any = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     kind: Iterable[Kind | str] = (),
@@ -50,13 +51,15 @@ def inspect(
     `to`: a device ("meta", "cuda:0") to which everything is moved; `findings` then has what stayed behind. `model`:
     a spec by whose registrations a checkpoint is grouped. `stats`: min, max, mean, std (n - 1), zeros, NaN and Inf of
     each tensor, in float64. `include`, `exclude`: globs on names (FQNs). `kind`: "parameter", "buffer", "unregistered",
-    "optimizer", "other". `init_device`: where a class is built.
+    "optimizer", "other". `init_device`: where a class is built. `inputs`: what forward is called with, as in `verify`:
+    what it adds, shapes and changes is listed too; None: it is not called.
 
     In the result `state.tensors` has a row a tensor: `shape` in elements, `nbytes` in bytes, `fqn` as Python reaches it
     ("blocks.0.weight", "cache['cos']").
 
     Raises StateError, with one line: UsageError (a contradiction, or NothingMatched: the filters left no tensor),
-    UnreadableError (the file), ModelError (the class, or a live model that cannot be copied), MissingDependency.
+    UnreadableError (the file), ModelError (the class, its forward, or a live model that cannot be copied),
+    MissingDependency.
     """
     from statecli import api, inspection
 
@@ -70,7 +73,7 @@ def inspect(
         kind=api.kinds(kind),
         init_device=str(init_device),
     )
-    return api.inspect(target, request)
+    return api.inspect(target, request, inputs)
 
 
 def diff(
@@ -98,10 +101,11 @@ def diff(
 
     `before`, `after`: as the target of `inspect`, but no live model. `map`: "REGEX=REPLACEMENT" rewrites names of
     before first. `ignore`: "dtype", "shape", "kind", "requires_grad", "device", "tying", "values". Elements are equal
-    exactly, to the bit (`bitwise`), or where |after - before| <= atol + rtol * |before|. `metadata_only` reads no
+    exactly, to the bit (`bitwise`), or where |after - before| <= `atol` + `rtol` * |before|. `metadata_only` reads no
     values, `no_renames` looks for no tensor under another name. `only`, `frozen`, `changed`: globs of what alone may
-    change, may not, and must; with one of them `findings` is what breaks them, else every difference. `device`: "cpu"
-    or "cuda:0" computes. `jobs`: processes, 0 for one a core.
+    change, may not, and must; with one of them `findings` is what breaks them, else every difference. `include`,
+    `exclude`, `kind`, `init_device`: as in `inspect`. `device`: "cpu" or "cuda:0" computes. `jobs`: processes, 0 for
+    one a core.
 
     In the result `changes` has each pair, `values.max_abs` and the like of Δ = after - before in float64, and `broken`
     the pairs that could not be compared.

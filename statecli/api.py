@@ -92,20 +92,20 @@ def _words(option: str, given: Iterable[Any], of: type[_Word]) -> tuple[_Word, .
 # --- doing it ---------------------------------------------------------------------------------------------------------
 
 
-def inspect(target: Any, request: InspectRequest) -> Inspection:
+def inspect(target: Any, request: InspectRequest, inputs: Any) -> Inspection:
     """See `statecli.inspect`."""
     from statecli import inspection
     from statecli.target import spec_of
 
     if not is_live(target):
         with _as_it_was(request.to or "") if spec_of(request.target) or request.model else nullcontext():
-            return inspection.inspect(request)
+            return inspection.inspect(request, handed=inputs)
     if request.model is not None:
         raise UsageError(f"model groups a checkpoint; {request.target} is a model already")
     from statecli.proofs import live
 
     with live.untouched(target, cuda=(request.to or "").startswith("cuda")):
-        return inspection.of_built(live.copied(target, values=request.stats), request)
+        return inspection.of_built(live.copied(target, values=request.stats), request, inputs)
 
 
 def diff(options: DiffOptions) -> Diff:

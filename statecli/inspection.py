@@ -71,31 +71,31 @@ def device(to: str | None, cuda: bool) -> str | None:
 MOVE_RULES = ("broken-tie", "stale-view", "left-behind")
 
 
-def inspect(request: Request, progress: Progress | None = None) -> Inspection:
-    """Read, group, filter, and where asked move and measure one target.
+def inspect(request: Request, progress: Progress | None = None, handed: Any = None) -> Inspection:
+    """Read, group, filter, and where asked move and measure one target. `handed`: inputs as Python has them.
 
     Raises `StateError` for whatever could not be done; `NothingMatched` when the filters leave no tensor.
     """
     spec = target.spec_of(request.target)
     if spec is not None:
-        return _of_module(request, spec)
+        return _of_module(request, spec, handed)
     if request.init_device != "cpu" and request.model is None:
         raise UsageError(f"--init-device {request.init_device}: {request.target} is no class to be built")
-    if request.input or request.inputs is not None:
-        asked = f"--input {request.input[0]}" if request.input else f"--inputs {request.inputs}"
+    if request.input or request.inputs is not None or handed is not None:
+        asked = f"--input {request.input[0]}" if request.input else f"--inputs {request.inputs or ''}".rstrip()
         raise UsageError(f"{asked}: {request.target} is a checkpoint and has no forward to be called")
     return _of_checkpoint(request, progress)
 
 
-def _of_module(request: Request, spec: Spec) -> Inspection:
+def _of_module(request: Request, spec: Spec, handed: Any) -> Inspection:
     if request.model is not None:
         raise UsageError(f"--model groups a checkpoint; {request.target} is a class already")
-    return of_built(target.model(spec, init_device=request.init_device, values=request.stats), request)
+    return of_built(target.model(spec, init_device=request.init_device, values=request.stats), request, handed)
 
 
-def of_built(built: Built, request: Request) -> Inspection:
+def of_built(built: Built, request: Request, handed: Any = None) -> Inspection:
     """Inspect a model that is ours: its values are overwritten where `request.stats` has not asked for them first."""
-    ran = _ran(built, request)
+    ran = _ran(built, request, handed)
     built = ran.built if ran else built
     measure = _stats_of_tensor if request.stats else None
     if request.to is None:
@@ -107,13 +107,13 @@ def of_built(built: Built, request: Request) -> Inspection:
     return Inspection(state, left_behind, request.to, ran.text if ran else None)
 
 
-def _ran(built: Built, request: Request) -> Ran | None:
+def _ran(built: Built, request: Request, handed: Any) -> Ran | None:
     """The model after its first forward; None where nothing is given to call it with."""
-    if not request.input and request.inputs is None:
+    if not request.input and request.inputs is None and handed is None:
         return None
     from statecli.proofs import appearing
 
-    return appearing.run(built, request.target, request.input, request.inputs)
+    return appearing.run(built, request.target, request.input, request.inputs, handed)
 
 
 def _stats_of_tensor(tensor: Any) -> Stats:

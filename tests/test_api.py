@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import random
+import re
 import subprocess
 import sys
 import threading
+import typing
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -16,8 +22,11 @@ from torch import nn
 import statecli
 from statecli import inspection, proofs
 from statecli.comparison import run
+from statecli.comparison.result import Diff, Field
 from statecli.errors import ModelError, NothingMatched, UnreadableError, UsageError
-from statecli.proofs.result import Name, Verdict
+from statecli.proofs.result import Name, Verdict, Verification
+from statecli.state import Kind
+from statecli.testing import assert_state_follows
 
 from .test_samples import FAILING
 
@@ -402,6 +411,10 @@ def test_state_that_appears_with_forward():
     assert ("left-behind", "cache") in rules(found)
     assert ("device-mismatch", "cache") in rules(found)
     assert model.cache is None
+    assert "cache" not in {row.fqn for row in statecli.inspect(model).state.tensors}
+    listed = {row.fqn: row for row in statecli.inspect(model, to="meta", inputs="2x4").state.tensors}
+    assert (listed["cache"].appeared, listed["cache"].after.device) == (True, "cpu")
+    assert model.cache is None
 
 
 # --- what each gives and raises -------------------------------------------------------------------------------------
@@ -446,6 +459,8 @@ def test_verify_of_a_spec_is_the_commands_own():
         (lambda: statecli.inspect(nn.Linear(2, 2), model="net.py:Net"), UsageError, "model already"),
         (lambda: statecli.inspect(nn.Linear(2, 2), kind="weights"), UsageError, "'weights' is none of parameter"),
         (lambda: statecli.inspect(nn.Linear(2, 2), include="x"), NothingMatched, "none of its 2 tensors"),
+        (lambda: statecli.inspect(nn.Linear(2, 2), inputs="2x3"), ModelError, "shapes cannot be multiplied"),
+        (lambda: statecli.inspect("a.pt", inputs="2x3"), UsageError, "a.pt is a checkpoint"),
         (lambda: statecli.diff(nn.Linear(2, 2), "a.pt"), UsageError, "save it first"),
         (lambda: statecli.diff("a.pt", "b.pt", atol=-1), UsageError, "tolerance"),
         (lambda: statecli.verify("a.pt"), UsageError, "names no model class"),
@@ -494,3 +509,29 @@ def test_a_checkpoint_is_inspected_without_torch(tmp_path):
     code = f"import sys, statecli; statecli.inspect({str(tmp_path / 'a.pt')!r}); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.strip() == "False"
+
+
+# --- the documentation ----------------------------------------------------------------------------------------------
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+
+
+def test_the_documentations_first_example_runs(capsys):
+    """It prints what stands below it."""
+    exec(BLOCKS[0], {})  # noqa: S102 - our own
+    assert capsys.readouterr().out in (ROOT / "docs" / "python.md").read_text()
+
+
+@pytest.mark.parametrize("function", [statecli.inspect, statecli.diff, statecli.verify])
+def test_every_parameter_is_documented(function):
+    """By its name, in the docstring."""
+    text = inspect.getdoc(function)
+    assert [name for name in inspect.signature(function).parameters if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("function", [statecli.inspect, statecli.diff, statecli.verify, assert_state_follows])
+def test_every_annotation_can_be_resolved(function):
+    """The names in the signatures exist: type checkers of other people's code read them."""
+    names = {"os": os, "torch": torch, "nn": nn, "Any": Any, "Iterable": Iterable, "Kind": Kind, "Field": Field}
+    names |= {"Diff": Diff, "Inspection": inspection.Inspection, "Verification": Verification, "Name": Name}
+    assert set(typing.get_type_hints(function, names)) == {*inspect.signature(function).parameters, "return"}

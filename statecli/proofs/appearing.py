@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from inspect import getattr_static
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import structs
@@ -61,14 +61,19 @@ class Ran:
         return structs.replace(state, tensors=noted, oddities=oddities)
 
 
-def run(built: Built, target: str, input: Sequence[str], inputs: str | None) -> Ran:
-    """Call one instance of the model; the module of `built` is spoiled.
+def run(built: Built, target: str, input: Sequence[str], inputs: str | None, handed: Any = None) -> Ran:
+    """Call one instance of the model; the module of `built` is spoiled. `handed`: inputs as Python has them.
 
     Raises UsageError where the inputs cannot be read, ModelError where forward or the inputs' function raises.
     """
     from statecli.proofs import subject as subjects
 
-    called_with, why_not = given.find(input, inputs, built)
+    if handed is None:
+        called_with, why_not = given.find(input, inputs, built)
+    else:
+        from statecli.proofs import live
+
+        called_with, why_not = live.inputs_of(handed, built)
     if called_with is None:
         raise ModelError(f"{target}: {why_not}")
     called_with = _on(called_with, built.init_device)
