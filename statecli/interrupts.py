@@ -14,6 +14,9 @@ from types import FrameType
 #: Seconds after which an interrupt that has not ended the process by itself does.
 PATIENCE = 1.0
 
+#: Kept, because it is replaced while a model's own code runs.
+_exit = os._exit
+
 _SHOW_CURSOR = "\x1b[?25h"
 
 #: Whether one came: whatever is raised or returned after it is its doing.
@@ -39,7 +42,7 @@ def _stop(_: int, __: FrameType | None) -> None:
 def _end(_: int, __: FrameType | None) -> None:
     if sys.stderr is not None and sys.stderr.isatty():
         os.write(sys.stderr.fileno(), _SHOW_CURSOR.encode())
-    os._exit(130)
+    _exit(130)
 
 
 def _without_interrupts(lost: sys.UnraisableHookArgs) -> None:

@@ -285,3 +285,37 @@ def test_the_fixed_twin_passes(statecli):
     """The same model with the buffer registered follows whole."""
     result = statecli("verify", FIXED, "--check", "move", "--device", "meta")
     assert (result.code, result.err) == (0, "")
+
+
+def run(folder: Path, source: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """`verify net.py:Net` in a process of its own, which has a minute."""
+    (folder / "net.py").write_text(f"import os, threading\nimport torch\nfrom torch import nn\n{source}", "utf-8")
+    line = [sys.executable, "-m", "statecli", "verify", "net.py:Net", *args]
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    return subprocess.run(line, cwd=folder, env=path, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_model_cannot_end_the_process(tmp_path, code):
+    """os._exit(0) in forward is told, and the command says that nothing could be proved: neither 0 nor 1."""
+    source = f"""
+class Net(nn.Linear):
+    def __init__(self): super().__init__(3, 3)
+    def forward(self, x): os._exit({code})
+"""
+    done = run(tmp_path, source, "--input", "2x3", "--check", "forward")
+    assert done.returncode == 2
+    assert f"raised SystemExit: {code} (net.py:7)" in done.stderr
+
+
+def test_a_thread_of_the_model_does_not_keep_the_process(tmp_path):
+    """The result is whole and the process ends, with its code, though a thread waits for what never comes."""
+    source = """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        threading.Thread(target=threading.Event().wait).start()
+"""
+    done = run(tmp_path, source, "--check", "move", "-f", "json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["checks"][0]["passed"] is True

@@ -23,7 +23,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from statecli.errors import MissingDependency, ModelError, StateError, UsageError
 from statecli.modules.spec import Spec
@@ -335,8 +335,25 @@ def _a(thing: Any) -> str:
 @contextmanager
 def _guarded(spec: Spec) -> Iterator[None]:
     """The user's code may import its siblings and do to the process what it likes: afterwards it is as it was."""
-    with _restored(), _on_path(spec), _prints_to_stderr():
+    with _restored(), _on_path(spec), _prints_to_stderr(), _cannot_end_us():
         yield
+
+
+@contextmanager
+def _cannot_end_us() -> Iterator[None]:
+    """`os._exit(0)` would end the process as if all were well; it raises what sys.exit does. Forked children may go."""
+    ours, before = os.getpid(), os._exit
+
+    def exit(status: int) -> NoReturn:
+        if os.getpid() == ours:
+            raise SystemExit(status)
+        before(status)
+
+    os._exit = exit
+    try:
+        yield
+    finally:
+        os._exit = before
 
 
 @contextmanager

@@ -97,20 +97,19 @@ class _Proof:
     ) -> nn.Module | None:
         """Cast `module`, a fresh instance where there is none; it, or None where that failed and it is half cast."""
         try:
-            module = self._subject.used() if module is None else module
+            start = self._subject.used() if module is None else module
         except ModelError as error:
             self._reasons.append(judging.reason_of(self._subject, error))
             return None
-        found = judging.tensors(module)
-        for name, tensor in found.items():
+        for name, tensor in judging.tensors(start).items():
             self._steps.setdefault(name, _Steps(tensor.dtype, _integers(tensor)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what the cells say
-            given, raised = judging.attempt(self._subject, f"{called} of it", lambda: cast(module))
+            given, raised = judging.attempt(self._subject, f"{called} of it", lambda: cast(start))
         if raised:
             self._reasons.append(raised)
             return None
-        module = self._used = measure.moved(module, given)
+        module = self._used = measure.moved(start, given)
         self._done.append(called)
         now = {name: tensor for name, tensor in judging.tensors(module).items() if name in self._steps}
         cast_ = [name for name, tensor in now.items() if tensor.dtype != self._steps[name].last]

@@ -85,6 +85,22 @@ def test_an_exception_whose_str_ends_the_process_is_told(write, raised):
         build(parse(write(source, "f")))
 
 
+def test_code_that_ends_the_process_is_told(write):
+    """os._exit(0) would be a success with nothing shown; it works again afterwards, and in a forked child."""
+    before = os._exit
+    with pytest.raises(ModelError, match=r"building it raised SystemExit: 0 \(net0\.py:4\)"):
+        build(parse(write("import os\ndef f(): os._exit(0)", "f")))
+    assert os._exit is before
+    forks = """
+    import os
+    def f():
+        child = os.fork()
+        if not child: os._exit(3)
+        return nn.Linear(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 1)
+    """
+    assert build(parse(write(forks, "f"))).module.in_features == 3
+
+
 @pytest.mark.parametrize("statement", ["os.chdir('/')", "sys.argv[:] = []", "sys.stdout = sys.stderr = None"])
 def test_the_process_is_put_back(write, statement):
     """The current directory, sys.argv and the standard streams are after building what they were before it."""
