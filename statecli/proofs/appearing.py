@@ -120,7 +120,7 @@ def marked(rows: Iterable[TensorInfo], before: Sequence[TensorInfo]) -> tuple[Te
 
 def _marked(row: TensorInfo, known: TensorInfo | None, was_alias: bool) -> TensorInfo:
     if known is None and was_alias:
-        return row
+        return structs.replace(row, fix=None)  # the constructor's tensor is another, and has its own row
     if known is None:
         # What would register it in the constructor says nothing of a tensor that forward makes.
         return structs.replace(_noted(row, APPEARED), fix=None, appeared=True)
