@@ -113,30 +113,10 @@ def diff(
     Raises StateError, with one line: UsageError (a contradiction, or NothingMatched), UnreadableError (a file),
     ModelError (a class).
     """
+    given = dict(locals())
     from statecli import api
-    from statecli.options import DiffOptions
 
-    options = DiffOptions(
-        before=api.path_of(before),
-        after=api.path_of(after),
-        map=api.many(map),
-        ignore=api.fields(ignore),
-        bitwise=bitwise,
-        atol=atol,
-        rtol=rtol,
-        metadata_only=metadata_only,
-        no_renames=no_renames,
-        only=api.many(only),
-        frozen=api.many(frozen),
-        changed=api.many(changed),
-        include=api.many(include),
-        exclude=api.many(exclude),
-        kind=api.kinds(kind),
-        device=str(device),
-        jobs=jobs,
-        init_device=str(init_device),
-    )
-    return api.diff(options)
+    return api.diff(api.diff_options(**given))
 
 
 def verify(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,6 +87,22 @@ def _words(option: str, given: Iterable[Any], of: type[_Word]) -> tuple[_Word, .
     if unknown is not None:
         raise UsageError(f"{option}: {str(unknown)!r} is none of {', '.join(known)}")
     return tuple(known[word] for word in asked)
+
+
+def diff_options(before: object, after: object, **given: Any) -> DiffOptions:
+    """The parameters of `statecli.diff` as the options of the command. Raises UsageError."""
+    from statecli.options import DiffOptions
+
+    globs = ("map", "only", "frozen", "changed", "include", "exclude")
+    read: dict[str, Callable[[Any], Any]] = {
+        "ignore": fields,
+        "kind": kinds,
+        "device": str,
+        "init_device": str,
+        **dict.fromkeys(globs, many),
+    }
+    options = {name: read[name](value) if name in read else value for name, value in given.items()}
+    return DiffOptions(before=path_of(before), after=path_of(after), **options)
 
 
 # --- doing it ---------------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ def memo_of(module: nn.Module, *, values: bool = False) -> dict[Any, Any]:
     storages: dict[int, torch.UntypedStorage] = {}
     memo: dict[Any, Any] = {"torch": storages}
     tensors = [tensor for _, tensor in measure.names(walk(module))]
+    memo[id(memo)] = tensors  # kept alive, as deepcopy itself does: an id that is given out again would be in it
     memo |= {id(one): _lazy_buffer(one) for one in tensors if type(one) is nn.UninitializedBuffer}
     found = list(filter(_is_plain, tensors))
     for tensor in found:
