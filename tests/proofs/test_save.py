@@ -328,3 +328,15 @@ def test_bits_tell_what_numbers_do_not():
     assert bits.same(torch.zeros(2), torch.zeros(2, dtype=torch.int32)) is False
     assert bits.same(torch.zeros(2), torch.zeros(2, 1)) is False
     assert bits.same(torch.zeros(2, device="meta"), torch.zeros(2, device="meta")) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.complex64], ids=str)
+@pytest.mark.parametrize("start", range(5))
+def test_bits_are_those_that_bytes_show(dtype, start):
+    """Slices of every length, on word boundaries or not, with the last element changed or none."""
+    for length in range(1, 40):
+        one = (torch.arange(100) % 2).to(dtype)[start : start + length]
+        other = torch.cat([torch.zeros(3, dtype=dtype), one])[3:]
+        assert bits.same(one, other) is bits.same(other, one) is True
+        other[-1] = 1 - one[-1].to(torch.uint8)
+        assert bits.same(one, other) is bits.same(other, one) is False
