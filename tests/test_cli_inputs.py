@@ -61,3 +61,13 @@ def test_what_stays_behind_on_a_move_ends_1(statecli):
 def test_what_cannot_be_done_is_one_line(refused, words, said):
     """Exit 2, nothing on stdout."""
     assert said in refused(*words)
+
+
+def test_a_line_alone_is_no_fix(statecli):
+    """Of what forward assigned there is nothing to paste: the finding has the line, and no fix repeats it."""
+    found = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "plain")
+    assert found.code == 1
+    assert "fix:" not in found.out
+    document = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "json").json
+    assert [one["help"] for one in document["findings"]] == ["assigned at sample_models/cached_mask.py:23"]
+    assert [row["fqn"] for row in document["tensors"] if row.get("appeared")] == ["mask"]
