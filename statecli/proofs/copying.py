@@ -2,7 +2,7 @@
 
 Each tensor has to be there again with the same bits, in memory of its own, and what was tied has to be tied. A tensor
 that was computed from others (a non-leaf) breaks `copy.deepcopy`, and with it EMA, swapped weights and every library
-that copies models; it is found by copying it alone.
+that copies models; it is found by copying it alone, and so is any other attribute that cannot be copied (a lock).
 
 A class attribute is one tensor for all instances, and no copy is made of it. What the class itself leaves out of its
 pickles is not judged, nor is a class that cannot be pickled for a reason that is no tensor (a local class, a lambda).
@@ -35,6 +35,7 @@ _NON_LEAF_HELP = "compute it in forward, or store it with .detach()"
 _RECOMPUTED_HELP = (
     "use torch.nn.utils.parametrizations, or make it plain (remove_weight_norm, prune.remove) before copying"
 )
+_OBSTACLE_HELP = "leave it out in a __getstate__ of the class's own, and make it anew in __setstate__"
 #: What torch says of modules that it leaves out of pickles on purpose.
 _BY_DESIGN = ("Serialization of parametrized modules is only supported", "Tried to serialize object __torch__")
 
@@ -43,7 +44,7 @@ class _Proof:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._reasons: list[str] = []
-        self._findings: dict[tuple[str, str], Finding] = {}
+        self._findings: dict[tuple[str, str | None], Finding] = {}
         self._columns: dict[str, dict[str, Cell]] = {"copied": {}, "pickled": {}}
         self._found: dict[str, torch.Tensor] = {}
         self._recomputed = judging.recomputed(subject.state)
@@ -67,8 +68,12 @@ class _Proof:
         copied, raised = judging.attempt(self._subject, "copying it", lambda: copy.deepcopy(module))
         if raised is None:
             self._columns["copied"] = self._compare(copied, "a deep copy")
-        elif not self._uncopied():
-            self._reasons.append(raised)
+        elif self._uncopied() or self._obstacles(module):
+            return
+        elif any(map(judging.lazy, self._found.values())):
+            self._reasons.append(raised)  # a buffer without a shape yet has no deep copy
+        else:
+            self._fail("not-copyable", None, f"copy.deepcopy of the model does not work: {raised}")
 
     def _uncopied(self) -> bool:
         """Names the tensors that cannot be copied even alone; whether there are any."""
@@ -84,6 +89,13 @@ class _Proof:
             rule = "non-leaf-attribute" if operation else "not-copyable"
             self._fail(rule, name, f"{name} is {what}", help if operation else None)
         return bool(broken)
+
+    def _obstacles(self, module: nn.Module) -> bool:
+        """Names the attributes that are no tensors and cannot be copied even alone; whether there are any."""
+        found = _uncopyable(self._subject, module)
+        for name, why in found.items():
+            self._fail("not-copyable", name, f"{name}: {why}, so copy.deepcopy of the model raises", _OBSTACLE_HELP)
+        return bool(found)
 
     def _pickle(self, module: nn.Module) -> None:
         pickled, raised = judging.attempt(self._subject, "pickling it", lambda: roundtrip.module(module))
@@ -138,7 +150,7 @@ class _Proof:
         self._fail(rule, row.fqn, f"{row.fqn}: {message}")
         return Cell(Verdict.FAILED, reason=message)
 
-    def _fail(self, rule: str, fqn: str, message: str, help: str | None = None) -> None:
+    def _fail(self, rule: str, fqn: str | None, message: str, help: str | None = None) -> None:
         """One finding a tensor and rule, whichever copy shows it first."""
         self._findings.setdefault((rule, fqn), judging.finding(self._subject, rule, message, fqn, help=help))
 
@@ -164,6 +176,31 @@ def _copies(tensor: torch.Tensor) -> bool:
         except (RuntimeError, NotImplementedError, ValueError):
             return False
         return True
+
+
+def _uncopyable(subject: Subject, module: nn.Module) -> dict[str, str]:
+    """What copying each plain attribute of each submodule alone raises, by name; its tensors and modules are let be."""
+    memo: dict[int, Any] = {id(one): one for one in (*module.modules(), *judging.tensors(module).values())}
+    raised: dict[str, str] = {}
+    for prefix, one in module.named_modules():
+        for name, value in vars(one).items():
+            why = None if name in _OF_TORCH else _why_not_copied(subject, value, dict(memo))
+            if why:
+                raised[f"{prefix}.{name}" if prefix else name] = why
+    return raised
+
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+def _why_not_copied(subject: Subject, value: object, memo: dict[int, Any]) -> str | None:
+    try:
+        with subject.user_code("copying it"):
+            copy.deepcopy(value, memo)
+    except ModelError as error:
+        cause = error.__cause__
+        return " ".join(f"{cause}".split()) or type(cause).__name__
+    return None
 
 
 def _form(tensor: torch.Tensor) -> str:

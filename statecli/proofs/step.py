@@ -12,7 +12,9 @@ from msgspec.structs import replace
 
 from statecli.errors import UsageError
 from statecli.finding import Finding, Severity
+from statecli.proofs import inputs as inputs_of
 from statecli.proofs import judging, training
+from statecli.proofs.inputs import Inputs
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.subject import Subject
 from statecli.proofs.training import Seen, Training
@@ -66,10 +68,19 @@ def prove(subject: Subject, optimizer: str = "sgd") -> Check:
         return Check(Name.STEP, Verdict.SKIPPED, reason=subject.no_inputs)
     if any(row.device == "meta" for row in subject.state.tensors):
         return Check(Name.STEP, Verdict.SKIPPED, reason="it was built on meta and holds no values to train")
+    if _is_empty(subject.inputs):
+        why = f"its inputs have no elements ({subject.inputs.text}), and no gradient comes of nothing"
+        return Check(Name.STEP, Verdict.INCONCLUSIVE, reason=why)
     run, why_not = training.train(subject, made_by)
     if why_not:
         return judging.check(Name.STEP, _how(run), {}, [], [why_not])
     return _judged(run)
+
+
+def _is_empty(inputs: Inputs) -> bool:
+    """Whether forward is called with tensors, and all of them are empty: a batch of none."""
+    found = [one for one in inputs_of.leaves(inputs.make(seed=1)) if issubclass(type(one), torch.Tensor)]
+    return bool(found) and not any(one.numel() for one in found)
 
 
 def _how(run: Training) -> str:

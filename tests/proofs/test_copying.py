@@ -119,12 +119,12 @@ def test_a_reason_that_is_no_tensor_is_inconclusive():
     assert set(verdicts(check, "copied").values()) == {"passed"}
 
 
-def test_a_copy_that_raises_is_inconclusive():
-    """The model's own words and line."""
+def test_a_class_that_refuses_to_be_copied_fails():
+    """Copying it was tried and does not work, whatever is to blame: the model's own words and line."""
     body = 'self.w = nn.Linear(2, 2)\n---\ndef __deepcopy__(self, memo):\n    raise ValueError("not today")'
     check = copied(body)
-    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    assert "not today (net.py:8)" in check.reason
+    assert rules(check) == {None: "not-copyable"}
+    assert "raised ValueError: not today (net.py:8)" in check.findings[0].message
 
 
 def test_what_forward_left_behind_is_copied_too():
@@ -174,3 +174,13 @@ def test_models_of_transformers_are_copied(name):
     """Fourteen real classes copy both ways."""
     check = of_live(copying.prove, lambda: make(name))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+def test_an_attribute_that_cannot_be_copied_is_named():
+    """A lock deep inside: deepcopy of the model was tried and raised, and the finding says at which attribute."""
+    body = "import threading\nself.l = nn.Linear(2, 2)\nself.l.guards = {'a': threading.Lock()}\nself.l.owner = [self]"
+    check = of_source(Name.COPY, body)
+    assert rules(check) == {"l.guards": "not-copyable"}
+    assert check.findings[0].message == (
+        "l.guards: cannot pickle '_thread.lock' object, so copy.deepcopy of the model raises"
+    )

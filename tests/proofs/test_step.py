@@ -474,3 +474,10 @@ def test_verdicts_agree_with_a_loop_of_torch(train):
     learned = {name for name, one in net.named_parameters() if not torch.equal(one, before[name])}
     assert {name for name, verdict in cells(check, "updated").items() if verdict == "passed"} == learned
     assert {name for name, one in net.named_parameters() if one.requires_grad} - learned == set(rules(check))
+
+
+def test_inputs_without_elements_prove_nothing():
+    """A batch of none gives zero gradients whatever the model does."""
+    check = step(str(SAMPLES / "batchnorm.py:Block"), "0x8")
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert check.reason == "its inputs have no elements (float32 0×8), and no gradient comes of nothing"
