@@ -23,13 +23,22 @@ from statecli.modules.walk import walk
 SMALL = 1 << 16
 
 
-def of_live(module: nn.Module, *, values: bool) -> nn.Module:
-    """A copy of `module`, with its values or with memory that nobody has written to.
+#: Every (name, tensor) of a model, which is looked for once: a live model does not change while it is proved.
+Found = list[tuple[str, torch.Tensor]]
+
+
+def found_in(module: nn.Module) -> Found:
+    """Every tensor under every name."""
+    return list(measure.names(walk(module)))
+
+
+def of_live(module: nn.Module, *, values: bool, found: Found | None = None) -> nn.Module:
+    """A copy of `module`, with its values or with memory that nobody has written to. `found` is what is in it.
 
     Raises ModelError where the copy would still reach a parameter of the original, and whatever its own code raises.
     """
-    found = list(measure.names(walk(module)))
-    memo = memo_of(module, values=values)
+    found = found_in(module) if found is None else found
+    memo = memo_of(found, values=values)
     copied = _copied(module, memo)
     _rebind(copied, memo)
     _make_leaves(copied)
@@ -37,12 +46,12 @@ def of_live(module: nn.Module, *, values: bool) -> nn.Module:
     return copied
 
 
-def non_leaves(module: nn.Module) -> tuple[str, ...]:
-    """The names of its tensors that autograd computed from others."""
-    return tuple(name for name, tensor in measure.names(walk(module)) if derived_by(tensor))
+def non_leaves(found: Found) -> tuple[str, ...]:
+    """The names of the tensors that autograd computed from others."""
+    return tuple(name for name, tensor in found if derived_by(tensor))
 
 
-def memo_of(module: nn.Module, *, values: bool = False) -> dict[Any, Any]:
+def memo_of(found: Found, *, values: bool) -> dict[Any, Any]:
     """A memo for `copy.deepcopy` by which each storage is copied once, whatever looks into it.
 
     Without `values` what is not small is memory of its size that nobody has written to. A system hands out such memory
@@ -50,17 +59,17 @@ def memo_of(module: nn.Module, *, values: bool = False) -> dict[Any, Any]:
     """
     storages: dict[int, torch.UntypedStorage] = {}
     memo: dict[Any, Any] = {"torch": storages}
-    tensors = [tensor for _, tensor in measure.names(walk(module))]
+    tensors = [tensor for _, tensor in found]
     memo[id(memo)] = tensors  # kept alive, as deepcopy itself does: an id that is given out again would be in it
     memo |= {id(one): _lazy_buffer(one) for one in tensors if type(one) is nn.UninitializedBuffer}
-    found = list(filter(_is_plain, tensors))
-    for tensor in found:
+    plain = list(filter(_is_plain, tensors))
+    for tensor in plain:
         view = _in_copy(tensor, storages, values=values)
         if type(tensor) is nn.Parameter:  # its own __deepcopy__ clones it, whatever the memo says of its storage
             memo[id(tensor)] = nn.Parameter(view, tensor.requires_grad)
         elif not (vars(tensor) or derived_by(tensor)):  # that of a tensor makes plain what is conjugated
             memo[id(tensor)] = view.requires_grad_(tensor.requires_grad)
-    for tensor in found:
+    for tensor in plain:
         if derived_by(tensor):
             memo[id(tensor)] = _computed(tensor, _in_copy(tensor, storages, values=values), memo)
     return memo
@@ -184,7 +193,7 @@ def _cell(cell: types.CellType, memo: dict[Any, Any]) -> types.CellType:
     return types.CellType(memo[id(held)]) if id(held) in memo else cell
 
 
-def _check_apart(found: list[tuple[str, torch.Tensor]], copied: nn.Module) -> None:
+def _check_apart(found: Found, copied: nn.Module) -> None:
     """Parameters are overwritten by proofs: one that the copy shares with the model must not be."""
     own = {storage(tensor)[0]: name for name, tensor in found if _is_written(tensor)}
     for name, tensor in measure.names(walk(copied)):
@@ -198,4 +207,4 @@ def _is_written(tensor: torch.Tensor) -> bool:
     return issubclass(type(tensor), nn.Parameter) and (is_lazy(tensor) or tensor.numel() > 0)
 
 
-__all__ = ["memo_of", "non_leaves", "of_live"]
+__all__ = ["found_in", "non_leaves", "of_live"]

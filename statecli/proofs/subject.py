@@ -43,6 +43,7 @@ class Subject:
     `inputs` are what forward is called with; where there are none, `no_inputs` says why. `appeared` are the names of
     tensors that are there only after a first forward. `cut` are those that were computed from others before the model
     was copied: a copy's have no graph back to them. `origins` are the lines of the constructor's assignments.
+    `renames` says so where two instances register different names, and cannot be compared.
     """
 
     target: str
@@ -55,6 +56,7 @@ class Subject:
     appeared: frozenset[str] = frozenset()
     cut: tuple[str, ...] = ()
     origins: Origins = field(default_factory=Origins)
+    renames: str | None = None
 
     def rows(self) -> dict[str, TensorInfo]:
         """The tensors by FQN."""
@@ -85,12 +87,26 @@ class Subject:
 def of_built(built: Built, target: str) -> Subject:
     """Of a model that a spec names: its constructor is called again for each instance, or the one there is copied."""
     try:
-        built.again()
+        renames = _renames(built.module, built.again())
     except ModelError:
         return _of_copies(built.module, target, built)
+    state = modules.read(built, target)
     return Subject(
-        target, modules.read(built, target), built.again, built.user_code, rebuilds=True, origins=built.origins
+        target, state, built.again, built.user_code, rebuilds=True, origins=built.origins, renames=renames
     )
+
+
+def _renames(one: nn.Module, other: nn.Module) -> str | None:
+    """That two instances register tensors under different names, if so."""
+    names, others = _registered(one), _registered(other)
+    differing = [name for name in (*names, *others) if not (name in names and name in others)]
+    return f"the constructor gives other names each time: not every instance has {differing[0]}" if differing else None
+
+
+def _registered(module: nn.Module) -> dict[str, None]:
+    from statecli.modules.walk import walk
+
+    return dict.fromkeys(entry.fqn for entry in walk(module).registered)
 
 
 def of_module(module: nn.Module) -> Subject:
@@ -110,11 +126,11 @@ def built_of(module: nn.Module) -> Built:
 def _of_copies(module: nn.Module, target: str, known: Built) -> Subject:
     def fresh(*, values: bool = False, seed: int = 0) -> nn.Module:  # noqa: ARG001 - there is no constructor to seed
         with known.user_code("copying it"):
-            return copies.of_live(module, values=values)
+            return copies.of_live(module, values=values, found=found)
 
     from statecli.proofs import copies
 
-    non_leaves = copies.non_leaves(module)
+    found = copies.found_in(module)
     try:
         built = replace(known, module=fresh(), values=True, _make=lambda values, _: fresh(values=values))
     except ModelError as error:
@@ -123,7 +139,7 @@ def _of_copies(module: nn.Module, target: str, known: Built) -> Subject:
         state = modules.read(built, target)
     # What torch recomputes before each forward finds its parameters again.
     again = {oddity.fqn for oddity in state.oddities if oddity.name == "recomputed"}
-    cut = tuple(name for name in non_leaves if name not in again)
+    cut = tuple(name for name in copies.non_leaves(found) if name not in again)
     return Subject(target, state, fresh, known.user_code, rebuilds=False, cut=cut, origins=known.origins)
 
 
@@ -137,26 +153,33 @@ def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subjec
     ran = _called(subject)
     if ran is None:
         return subject  # the proofs that need a forward say so
-    name, (module, origins) = subject.target, ran
+    name, (module, origins, there) = subject.target, ran
     after = modules.read(Built(Spec(name, "", False, name), module, origins, "cpu", True, lambda _, __: module), name)
     known = subject.rows()
     rows = appearing.marked(after.tensors, subject.state.tensors)
     shapeless = {fqn for fqn, row in known.items() if row.shape is None}
     new = [row for row in rows if row.fqn not in known or (row.fqn in shapeless and row.shape is not None)]
+    new = [row for row in new if row.fqn in shapeless or row.fqn not in there]
     appeared = frozenset(row.fqn for row in new)
     kept = [row for row in subject.state.tensors if row.fqn not in appeared]
     state = structs.replace(subject.state, tensors=(*kept, *new))
     return replace(subject, state=state, appeared=appeared)
 
 
-def _called(subject: Subject) -> tuple[nn.Module, Origins] | None:
-    """An instance after one forward, without initial values where forward does not need them; None where it raises."""
+def _called(subject: Subject) -> tuple[nn.Module, Origins, frozenset[str]] | None:
+    """An instance after one forward, and the names that it had before; None where forward raises.
+
+    Without initial values where forward does not need them.
+    """
+    from statecli.modules import measure
+    from statecli.modules.walk import walk
     from statecli.proofs import appearing
 
     for values in (False, True):
         try:
             module = subject.fresh(values=values)
-            return module, appearing.called(subject, module)
+            there = frozenset(fqn for fqn, _ in measure.names(walk(module)))
+            return module, appearing.called(subject, module), there
         except ModelError:
             continue
     return None
