@@ -91,9 +91,7 @@ def of_built(built: Built, target: str) -> Subject:
     except ModelError:
         return _of_copies(built.module, target, built)
     state = modules.read(built, target)
-    return Subject(
-        target, state, built.again, built.user_code, rebuilds=True, origins=built.origins, renames=renames
-    )
+    return Subject(target, state, built.again, built.user_code, rebuilds=True, origins=built.origins, renames=renames)
 
 
 def _renames(one: nn.Module, other: nn.Module) -> str | None:

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from statecli.proofs import Request, run  # noqa: E402
 from statecli.proofs import subject as subjects  # noqa: E402
 
 
@@ -56,3 +57,30 @@ def test_a_live_model_is_left_as_it_was():
     assert torch.equal(module.embed.weight.grad, torch.ones(10, 4))
     assert module.training
     assert module.view.untyped_storage().data_ptr() == module.table.untyped_storage().data_ptr()
+
+
+COUNTER = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    count = 0
+    def __init__(self):
+        super().__init__()
+        Net.count += 1
+        self.add_module(f"l{Net.count}", nn.Linear(3, 3))
+    def forward(self, x):
+        self.last = x + 1
+        return next(self.children())(x)
+"""
+
+
+def test_instances_with_other_names_cannot_be_compared(tmp_path, monkeypatch):
+    """Each proof that compares instances says so; a row is of the first one, or appears within another."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(COUNTER)
+    found = run(Request("net.py:Net", input=("2x3",)))
+    assert [row.fqn for row in found.state.tensors] == ["l1.weight", "l1.bias", "last"]
+    said = {check.check.value: (check.verdict.value, check.reason) for check in found.checks}
+    why = "the constructor gives other names each time: not every instance has l1.weight"
+    assert said.pop("forward")[0] == "passed"
+    assert set(said.values()) == {("inconclusive", why)}
