@@ -78,8 +78,8 @@ def run(built: Built, target: str, input: Sequence[str], inputs: str | None, han
         raise ModelError(f"{target}: {why_not}")
     called_with = _on(called_with, built.init_device)
     subject = dataclasses.replace(subjects.of_built(built, target), inputs=called_with)
+    in_training, oddities = _in_training(subject)  # first: its instance is gone when the one that stays is built
     module, origins, in_eval = _first(subject)
-    in_training, oddities = _in_training(subject)
     changed = {**dict.fromkeys(in_training, CHANGED_IN_TRAINING), **dict.fromkeys(in_eval, CHANGED)}
     used = dataclasses.replace(built, module=module, origins=origins, _make=_again(subject))
     return Ran(used, subject.state, changed, called_with.text, oddities)
