@@ -1,8 +1,9 @@
 """Which mixes of devices an operator refuses on CUDA, and which tensor of the model is to blame.
 
 A `Watch` looks at every operator that forward runs, above whatever then runs it: FakeTensorMode, wrapper tensors, a
-GPU. Its rules are those of eager CUDA: 0-dim tensors of the CPU mix freely, CPU indices into a device's table are legal
-and the reverse is not, copies go from anywhere to anywhere.
+GPU. Its rules are those of eager CUDA: an elementwise operator of two tensors takes one 0-dim tensor of the CPU as a
+number, never one that it writes to; CPU indices into a device's table are legal and the reverse is not; copies go from
+anywhere to anywhere. All other operators want every tensor there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ FREE = _words(
     "copy copy_ _to_copy _copy_from _copy_from_and_resize _foreach_copy_ _foreach_copy lift lift_fresh lift_fresh_copy "
     "device_put resize_as_ resize_as set_ fill fill_ is_same_size is_set_to _has_compatible_shallow_copy_type "
     "_pack_padded_sequence _pad_packed_sequence tensor_split slice_scatter select_scatter diagonal_scatter "
-    "as_strided_scatter _ctc_loss ctc_loss record_stream _assert_async _assert_tensor_metadata"
+    "as_strided_scatter _ctc_loss ctc_loss record_stream _assert_async _assert_tensor_metadata bernoulli_ "
+    "linspace logspace"
 )
 #: Operators that read `self` at indices, which may be on the CPU while `self` is not.
 _INDEXED = _words(
@@ -41,11 +43,31 @@ _INDEXED = _words(
 )
 #: Operators whose number of elements per step, `batch_sizes`, lies on the CPU by design.
 _PACKED = _words("lstm gru rnn_tanh rnn_relu _cudnn_rnn")
-#: Operators without TensorIterator's leniency: even a 0-dim index must be where the table is.
-_STRICT = _words(
-    "embedding index_select index_add index_add_ index_copy index_copy_ gather scatter scatter_ scatter_add "
-    "scatter_add_ scatter_reduce take mm bmm addmm baddbmm mv dot"
+#: Elementwise operators whose CUDA kernels take one 0-dim tensor of the CPU, on either side: `device_check: NoCheck` in
+#: torch's native_functions.yaml, and a kernel "with scalars". In place they are the same, with an underscore.
+ONE_NUMBER = _words(
+    "add sub rsub mul div true_divide floor_divide remainder fmod pow atan2 arctan2 hypot copysign xlogy heaviside "
+    "ldexp maximum minimum fmax fmin eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or "
+    "bitwise_xor bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ "
+    "__iand__ __ior__ __ixor__ __ilshift__ __irshift__ dist special_zeta special_xlogy special_xlog1py special_chebyshev_polynomial_t "
+    "special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w "
+    "special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l "
+    "special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u "
+    "special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w"
 )
+#: Arguments that may be 0-dim tensors of the CPU, whatever else is: the operator moves them or reads the number.
+NUMBERS = {
+    "where": _words("condition self other"),
+    "masked_fill": _words("value"),
+    "index_fill": _words("value"),
+    "addcmul": _words("tensor2"),
+    "lerp": _words("weight"),
+    "binary_cross_entropy_with_logits": _words("weight pos_weight"),
+    "soft_margin_loss": _words("target"),
+    "allclose": _words("self other"),
+}
+#: Arguments of the `_foreach_` operators that are a number for each tensor of a list, on the CPU.
+_SCALARS = "scalars"
 
 Place = tuple[str, int]
 
@@ -78,10 +100,23 @@ class Mismatch:
     generator: bool = False
 
 
+#: torch's own words.
+_SAME_DEVICE = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+
+
+class Refused(RuntimeError):
+    """What CUDA would raise; a model may catch it."""
+
+    def __init__(self, words: str, mismatches: Iterable[Mismatch]) -> None:
+        super().__init__(words)
+        self.mismatches = frozenset(mismatches)
+
+
 @dataclass
 class Watch:
     """What the operators of a forward were given. `device` is where the model was moved.
 
+    An operator that CUDA would refuse raises `Refused`, unless it is to be carried over: then it is in `mismatches`.
     `copied` are the model's tensors that forward itself copied to the device, with the line; `touched` all that
     it read while they were not there.
     """
@@ -90,6 +125,10 @@ class Watch:
     mismatches: list[Mismatch] = field(default_factory=list)
     copied: dict[str, Place | None] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
+    #: What is carried over so that forward goes on, all else is raised; None: everything is carried but `caught`.
+    carried: frozenset[Mismatch] | None = None
+    caught: frozenset[Mismatch] = frozenset()
+    raised: set[Mismatch] = field(default_factory=set)
     _excused: set[str] = field(default_factory=set)
     # By id, with the tensor, so that no id is given out twice: a weak reference would keep it from being swapped.
     _sources: dict[int, tuple[torch.Tensor, Source]] = field(default_factory=dict)
@@ -109,7 +148,7 @@ class Watch:
         return None if found is None else found[1]
 
     def refused(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """The tensors that CUDA would refuse this operator for; each is noted."""
+        """The tensors that CUDA would refuse this operator for; each is noted, or raised as `Refused`."""
         tensors = list(_tensors((args, kwargs)))
         if all(tensor.device == self.device for tensor in tensors):
             return []
@@ -127,8 +166,10 @@ class Watch:
         asked = kwargs.get("device")
         if asked != self.device and not any(tensor.device == self.device for tensor in _tensors((args, kwargs))):
             return False
-        self.mismatches.append(
-            Mismatch(Source(), str(generator.device), "", name_of(func).strip("_"), _place(_line()), generator=True)
+        operator = name_of(func).strip("_")
+        self._object(
+            [Mismatch(Source(), str(generator.device), "", operator, _place(_line()), generator=True)],
+            f"Expected a 'cuda' device type for generator but found '{generator.device.type}'",
         )
         return True
 
@@ -167,14 +208,27 @@ class Watch:
         other = next(tensor for tensor in tensors if tensor.device == self.device)
         known = self.source(other)
         named = known.fqn if known is not None and known.fqn is not None else _local(frame, other)
+        found = []
         for tensor in wrong:
             source = self.source(tensor) or Source()
-            if source.fqn in self._excused:
-                continue
-            device = str(tensor.device).replace("meta", "cpu")
-            one = Mismatch(source, device, named or "", name_of(func).strip("_"), _place(frame))
+            if source.fqn not in self._excused:
+                device = str(tensor.device).replace("meta", "cpu")
+                found.append(Mismatch(source, device, named or "", name_of(func).strip("_"), _place(frame)))
+        self._object(found, _SAME_DEVICE)
+
+    def _object(self, found: list[Mismatch], words: str) -> None:
+        """Note these, or raise them."""
+        if any(self._raises(one) for one in found):
+            self.raised.update(found)
+            raise Refused(words, found)
+        for one in found:
             if not any(_same(one, before) for before in self.mismatches):
                 self.mismatches.append(one)
+
+    def _raises(self, one: Mismatch) -> bool:
+        if self.carried is None:
+            return one in self.caught
+        return not any(_same(one, known) for known in self.carried)
 
 
 def strays(func: Any, args: Any, kwargs: Any, device: torch.device) -> list[torch.Tensor]:
@@ -183,13 +237,61 @@ def strays(func: Any, args: Any, kwargs: Any, device: torch.device) -> list[torc
     if name in FREE or name.endswith("_like") or name.startswith("new_"):
         return []
     tensors = list(_tensors((args, kwargs)))
+    if name.startswith("_foreach_"):
+        return _of_lists(func, args, kwargs, device)
     if name in _INDEXED:
         tensors = _indexed(args, kwargs, device, tensors)
     elif name in _PACKED:
         tensors = [tensor for tensor in tensors if tensor.dtype is not torch.int64]
     if not any(tensor.device == device for tensor in tensors):
         return []
-    return [tensor for tensor in tensors if tensor.device != device and (tensor.dim() or name in _STRICT)]
+    away = [tensor for tensor in tensors if tensor.device != device]
+    numbers = _numbers(func, args, kwargs, away)
+    return [tensor for tensor in away if id(tensor) not in numbers]
+
+
+def _numbers(func: Any, args: Any, kwargs: Any, away: list[torch.Tensor]) -> set[int]:
+    """The ids of those 0-dim tensors that this operator takes as mere numbers. What it writes to is none."""
+    name = name_of(func).removeprefix("_foreach_")
+    kind = name if name in ONE_NUMBER else name.removesuffix("_")
+    given = {argument.name: one for argument, one in _bound(func, args, kwargs) if not _is_written(argument)}
+    if func.namespace == "aten" and not name.endswith("_backward"):
+        free = given.keys() if kind in ONE_NUMBER else NUMBERS.get(kind, frozenset())
+    else:
+        free = given.keys()  # what another library's operator takes is not known
+    numbers = {id(one) for key in free for one in _tensors(given.get(key)) if not one.dim()}
+    found = {id(one) for one in away} & numbers
+    return found if kind not in ONE_NUMBER or len(found) < 2 else set()  # "too many CPU scalars"
+
+
+def _bound(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
+    """The operator's arguments as its schema has them, each with what is given for it."""
+    declared = func._schema.arguments
+    named = {argument.name: argument for argument in declared}
+    return [*zip(declared, args, strict=False), *((named[key], one) for key, one in kwargs.items() if key in named)]
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _of_lists(func: Any, args: Any, kwargs: Any, device: torch.device) -> list[torch.Tensor]:
+    """A `_foreach_` operator is one call for each place in its lists: the first of all, the second of all, ..."""
+    bound = [(argument, one) for argument, one in _bound(func, args, kwargs) if argument.name != _SCALARS]
+    lists = [list(_tensors(one)) for _, one in bound if isinstance(one, (list, tuple))]
+    wrong: dict[int, torch.Tensor] = {}
+    for at in range(max(map(len, lists), default=0)):
+
+        def here(one: Any, at: int = at) -> Any:
+            return one[at] if isinstance(one, (list, tuple)) and at < len(one) else one
+
+        call = {argument.name: here(one) for argument, one in bound}
+        tensors = [one for one in call.values() if isinstance(one, torch.Tensor)]
+        away = [one for one in tensors if one.device != device]
+        if len(away) < len(tensors):
+            numbers = _numbers(func, (), call, away)
+            wrong.update({id(one): one for one in away if id(one) not in numbers})
+    return list(wrong.values())
 
 
 def _indexed(args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -198,11 +300,12 @@ def _indexed(args: Any, kwargs: Any, device: torch.device, tensors: list[torch.T
     if table.device != device:
         # The indices are right: it is the table (and what is written to it) that is not there.
         return [table, *(tensor for tensor in tensors if tensor.device == device)]
-    return [table, *_tensors((args[2:], kwargs.get("values")))]
+    values = _tensors((args[2:], kwargs.get("values")))
+    return [table, *(tensor for tensor in values if tensor.dim())]
 
 
 class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Asks `watch` before each operator. What CUDA would refuse is noted and carried over, so that forward goes on."""
+    """Asks `watch` before each operator. What CUDA would refuse raises, or is carried over so that forward goes on."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -249,7 +352,7 @@ def name_of(func: Any) -> str:
 
 
 def _same(one: Mismatch, other: Mismatch) -> bool:
-    if one.source.fqn is None:
+    if one.source.fqn is None or one.generator:
         return one.source == other.source and one.place == other.place
     return one.source.fqn == other.source.fqn
 

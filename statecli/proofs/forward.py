@@ -1,8 +1,11 @@
 """Proof `forward`: the moved model is called with moved inputs, and each operator's devices are looked at.
 
 On CUDA it is really run, below the same watch that sees a pretended run. A pretended GPU is tried without data first,
-then with data where that cannot tell; where neither can, the proof is inconclusive. A tensor that an operator got from
-the wrong device is told with the operator's line; then it is carried over, so that one run finds them all.
+then with data where that cannot tell; where neither can, the proof is inconclusive. It is called in eval mode and, by
+another instance, in train mode.
+
+An operator that gets tensors of several devices raises as on CUDA; what the model catches is its own. What it does not
+catch is told with the operator's line, then carried over in one more run, so that the next is found too.
 
 A forward that passes does not clear a tensor that stayed behind: it may have copied it on the way, or not read it.
 """
@@ -11,9 +14,10 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import traceback
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +29,7 @@ from statecli.finding import Finding, Severity
 from statecli.modules import measure, origin
 from statecli.modules.spec import parse
 from statecli.proofs import fake, judging, move, pretend
-from statecli.proofs.devices import Mismatch, Place, Source, Watch, Watching, is_theirs
+from statecli.proofs.devices import Mismatch, Place, Refused, Source, Watch, Watching, is_theirs
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.subject import Subject
 from statecli.state import TensorInfo
@@ -40,15 +44,35 @@ _ADVICE = "make it where it is needed: device=x.device"
 _OF_CACHES = "an earlier forward left it there: keep one for each device, or make it again where the device is another"
 
 
+#: Seconds of runs that carry over no more than the mismatches which ended those before: what a model catches is its
+#: own. After them one run carries over all that was not caught so far, and what it finds is told.
+_CAREFUL = 2.0
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One way to call the model on a device: `shown` is the device's name, `how` says what is done."""
+
+    device: torch.device
+    shown: str
+    how: str
+    stage: fake.Stage
+    values: bool
+    training: bool = False
+
+
 @dataclass
 class _Run:
-    """One moved and called instance: where its tensors were before the call, and what it raised (None: it passed)."""
+    """One moved and called instance: where its tensors were before the call, and what it raised (None: it passed).
 
-    how: str
-    device: str
+    `refused` are the mismatches that it did not catch.
+    """
+
+    trial: _Trial
     watch: Watch
     devices: dict[str, str] = field(default_factory=dict)
     raised: str | None = None
+    refused: frozenset[Mismatch] = frozenset()
 
 
 def prove(subject: Subject, device: str) -> Check:
@@ -66,25 +90,45 @@ def prove(subject: Subject, device: str) -> Check:
         return Check(Name.FORWARD, Verdict.SKIPPED, reason=why)
     if wanted.type == "cpu":
         return _on_cpu(subject)
-    return _answer(subject, [_run(subject, wanted, str(wanted), "called on the moved model", _watched, values=True)])
+    return _both(subject, [_Trial(wanted, str(wanted), "called on the moved model", _watched, values=True)])
 
 
 def _on_cpu(subject: Subject) -> Check:
     subject.call(subject.used(values=True))
     why = "nothing was moved, so it says nothing of devices" if not subject.appeared else None
-    return Check(Name.FORWARD, Verdict.PASSED, "called on the cpu", why)
+    return Check(Name.FORWARD, Verdict.PASSED, "called on the cpu in eval mode", why)
 
 
 def _pretended(subject: Subject) -> Check:
-    device, shown = fake.DEVICE, fake.SHOWN
-    runs = [_run(subject, device, shown, "called on a pretended GPU, without data", fake.faked, values=False)]
-    if runs[0].raised is not None and not any(row.device == "meta" for row in subject.state.tensors):
+    trials = [_Trial(fake.DEVICE, fake.SHOWN, "called on a pretended GPU, without data", fake.faked, values=False)]
+    if not any(row.device == "meta" for row in subject.state.tensors):
         how = "called on a pretended GPU, with data on the cpu"
-        runs.insert(0, _run(subject, device, shown, how, pretend.pretended, values=True))
+        trials.append(_Trial(fake.DEVICE, fake.SHOWN, how, pretend.pretended, values=True))
+    return _both(subject, trials)
+
+
+def _both(subject: Subject, trials: list[_Trial]) -> Check:
+    """In eval mode, then in train mode. What raises on the CPU as well is a ModelError; train mode is left out then."""
+    runs = _tried(subject, trials)
     if runs[0].raised is not None:
-        # What the model does on the CPU as well is its own; else it is the pretending.
         subject.call(subject.used(values=True))
-    return _answer(subject, runs)
+    train = _tried(subject, [replace(trial, training=True) for trial in trials])
+    if train[0].raised is not None:
+        try:
+            subject.call(subject.used(values=True).train(), training=True)
+        except ModelError:
+            return _answer(subject, runs, [])
+    return _answer(subject, runs, train)
+
+
+def _tried(subject: Subject, trials: list[_Trial]) -> list[_Run]:
+    """One run for each trial until one comes to its end; the last is first."""
+    runs: list[_Run] = []
+    for trial in trials:
+        runs.insert(0, _run(subject, trial))
+        if runs[0].raised is None:
+            break
+    return runs
 
 
 @contextmanager
@@ -93,30 +137,56 @@ def _watched(watch: Watch) -> Iterator[fake.Kept]:
         yield fake.Kept(lambda: None)
 
 
-def _run(subject: Subject, device: torch.device, shown: str, how: str, stage: fake.Stage, *, values: bool) -> _Run:
+def _run(subject: Subject, trial: _Trial) -> _Run:
+    """The run that has come to its end by carrying over what those before it were refused."""
+    carried: frozenset[Mismatch] = frozenset()
+    caught: frozenset[Mismatch] = frozenset()
+    end = time.monotonic() + _CAREFUL
+    while time.monotonic() < end:
+        run = _once(subject, trial, Watch(trial.device, carried=carried))
+        caught |= run.watch.raised - run.refused
+        if not run.refused:
+            return run
+        carried |= run.refused
+    return _once(subject, trial, Watch(trial.device, caught=caught - carried))
+
+
+def _once(subject: Subject, trial: _Trial, watch: Watch) -> _Run:
     assert subject.inputs is not None  # noqa: S101 - prove has looked
-    run = _Run(how, shown, Watch(device))
-    module = subject.used(values=values)
+    run = _Run(trial, watch)
+    module = subject.used(values=trial.values)
     inputs = subject.inputs.make(seed=0)
     try:
-        with stage(run.watch) as kept, torch.no_grad():
-            with subject.user_code(f"moving it to {shown}"):
-                module = measure.moved(module, module.to(device))
+        with trial.stage(watch) as kept, torch.no_grad():
+            with subject.user_code(f"moving it to {trial.shown}"):
+                module = measure.moved(module, module.to(trial.device))
             _look(run, module, kept)
-            with subject.user_code(f"calling it on {shown}"):
-                args, kwargs = tree_map(lambda leaf: _moved(leaf, device), inputs)
-                module.eval()(*args, **kwargs)
+            with subject.user_code(f"calling it on {trial.shown}"):
+                args, kwargs = tree_map(lambda leaf: _moved(leaf, trial.device), inputs)
+                module.train(trial.training)(*args, **kwargs)
     except ModelError as error:
         run.raised = fake.why(judging.reason_of(subject, error), error.__cause__)
+        run.refused = _refused(error.__cause__)
         _note(run, error.__cause__)
     return run
+
+
+def _refused(error: BaseException | None) -> frozenset[Mismatch]:
+    """The mismatches that ended the call, raised as they were or as the cause of something of the model's own."""
+    while error is not None:
+        if isinstance(error, Refused):
+            return error.mismatches
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return frozenset()
 
 
 def _note(run: _Run, cause: BaseException | None) -> None:
     """What torch, or a kernel that no watch can look into, says itself of devices."""
     text, at = str(cause), _raised_at(cause)
+    if run.refused:
+        return
     if fake.NO_NUMPY in text:
-        run.watch.mismatches.append(Mismatch(Source(), run.device, "", "numpy", at))
+        run.watch.mismatches.append(Mismatch(Source(), run.trial.shown, "", "numpy", at))
     elif _SAME_DEVICE.search(text) and not any(one.place == at for one in run.watch.mismatches):
         run.watch.mismatches.append(Mismatch(Source(), "", "", "", at))
 
@@ -132,7 +202,7 @@ def _look(run: _Run, module: nn.Module, kept: fake.Kept) -> None:
     excused = [name for name, tensor in found.items() if tensor in kept]
     run.watch.know(found.items())
     run.watch.excuse(excused)
-    run.devices = {name: fake.shown(tensor) for name, tensor in found.items()} | dict.fromkeys(excused, run.device)
+    run.devices = {name: fake.shown(tensor) for name, tensor in found.items()} | dict.fromkeys(excused, run.trial.shown)
 
 
 def _moved(leaf: Any, device: torch.device) -> Any:
@@ -143,28 +213,45 @@ def _moved(leaf: Any, device: torch.device) -> Any:
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
-def _answer(subject: Subject, runs: list[_Run]) -> Check:
-    """Of the first run that passed, else of all: what they found counts, and why they went no further."""
-    last = runs[0]
-    told = runs if last.raised is not None else runs[:1]
-    mismatches = _distinct([one for run in told for one in run.watch.mismatches])
-    findings = [_finding(subject, one, last.device) for one in mismatches]
-    blamed = {one.source.fqn: finding for one, finding in zip(mismatches, findings, strict=True)}
-    cells = {row.fqn: _cell(subject, row, last, blamed) for row in subject.state.tensors}
+def _answer(subject: Subject, runs: list[_Run], train: list[_Run]) -> Check:
+    """Of both modes: the run that passed, else all: what they found counts, and why they went no further."""
+    told = [one for mode in (runs, train) for one in (mode if mode and mode[0].raised is not None else mode[:1])]
+    found = _distinct([(one, run) for run in told for one in run.watch.mismatches])
+    findings = [_finding(subject, one, run.trial) for one, run in found]
+    blamed = {one.source.fqn: finding for (one, _), finding in zip(found, findings, strict=True)}
+    last = [mode[0] for mode in (runs, train) if mode]
+    cells = {row.fqn: _worst([_cell(subject, row, run, blamed) for run in last]) for row in subject.state.tensors}
     for fqn, finding in blamed.items():
         if fqn is not None and fqn not in cells:
-            cells[fqn] = _failed(last, fqn, finding)
+            cells[fqn] = _failed(last[0], fqn, finding)
     reasons = list(dict.fromkeys(run.raised for run in told if run.raised is not None))
     nothing = judging.nothing(subject, Name.FORWARD)
     if nothing is not None and not findings and not reasons:
         return nothing
-    return judging.check(Name.FORWARD, last.how, {"forward": cells}, findings, reasons)
+    return judging.check(Name.FORWARD, _how(last), {"forward": cells}, findings, reasons)
 
 
-def _distinct(mismatches: list[Mismatch]) -> list[Mismatch]:
-    first: dict[Any, Mismatch] = {}
-    for one in mismatches:
-        first.setdefault(one.source.fqn or (one.source.place, one.place), one)
+_ORDER = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
+
+
+def _worst(cells: list[Cell]) -> Cell:
+    return min(cells, key=lambda cell: _ORDER.index(cell.verdict))
+
+
+def _how(last: list[_Run]) -> str:
+    """What was done, with the modes in which it was."""
+    how = last[0].trial.how
+    if len(last) == 1:
+        return f"{how}, in eval mode (in train mode it raises on the cpu too)"
+    if how == last[1].trial.how:
+        return f"{how}, in eval and train mode"
+    return f"{how}, in eval mode; {last[1].trial.how}, in train mode"
+
+
+def _distinct(found: list[tuple[Mismatch, _Run]]) -> list[tuple[Mismatch, _Run]]:
+    first: dict[Any, tuple[Mismatch, _Run]] = {}
+    for one, run in found:
+        first.setdefault(one.source.fqn or (one.source.place, one.place), (one, run))
     return list(first.values())
 
 
@@ -174,7 +261,7 @@ def _cell(subject: Subject, row: TensorInfo, run: _Run, blamed: dict[str | None,
     device = run.devices.get(row.fqn)
     if run.raised is not None:
         return judging.unclear("the call did not come to its end", after=device)
-    if device is None or device == run.device:
+    if device is None or device == run.trial.shown:
         return Cell(Verdict.PASSED, after=device)
     if row.fqn in run.watch.copied:
         at = _at(subject, run.watch.copied[row.fqn])
@@ -190,19 +277,19 @@ def _failed(run: _Run, fqn: str, finding: Finding) -> Cell:
     return Cell(Verdict.FAILED, after=run.devices.get(fqn), reason=finding.message.removeprefix(f"{fqn}: "))
 
 
-def _finding(subject: Subject, one: Mismatch, device: str) -> Finding:
-    device = device.removesuffix(" (fake)")
+def _finding(subject: Subject, one: Mismatch, trial: _Trial) -> Finding:
+    device, mode = trial.shown.removesuffix(" (fake)"), ", in train mode" if trial.training else ""
     if one.generator:
         at = _at(subject, one.place)
-        message = f"a torch.Generator on {one.device} draws values for {device}, in {one.operator}{at}"
+        message = f"a torch.Generator on {one.device} draws values for {device}, in {one.operator}{at}{mode}"
         return judging.finding(subject, RULE, message, None, help="make one there: torch.Generator(x.device)")
     if not one.operator:
-        message = f"tensors on several devices meet{_at(subject, one.place)}"
+        message = f"tensors on several devices meet{_at(subject, one.place)}{mode}"
         return judging.finding(subject, RULE, message, None, help="move what is made or kept on the cpu: .to(x.device)")
     if one.operator == "numpy":
-        message = f"a tensor on {device} is read as a numpy array{_at(subject, one.place)}"
+        message = f"a tensor on {device} is read as a numpy array{_at(subject, one.place)}{mode}"
         return judging.finding(subject, RULE, message, None, help="copy it to the cpu first: x.cpu().numpy()")
-    while_ = f"while {one.other or 'the rest'} is on {device}, in {one.operator}{_at(subject, one.place)}"
+    while_ = f"while {one.other or 'the rest'} is on {device}, in {one.operator}{_at(subject, one.place)}{mode}"
     message = f"{_what(subject, one.source, one.device)} {while_}"
     row = subject.rows().get(one.source.fqn or "")
     if row is not None and row.origin is not None:

@@ -62,6 +62,11 @@ LEGAL = {
     "einsum": lambda c, g: torch.einsum("ij,jk->ik", g(2, 3), g(3, 2)),
     "rand": lambda c, g: torch.rand(3, device=g(1).device) + g(3),
     "checkpoint": lambda c, g: torch.utils.checkpoint.checkpoint(torch.exp, g(3), use_reentrant=False),
+    "lerp by a 0-dim weight": lambda c, g: torch.lerp(g(3), g(3), c(1)[0]),
+    "addcmul by a 0-dim": lambda c, g: torch.addcmul(g(3), g(3), c(1)[0]),
+    "where with two 0-dim": lambda c, g: torch.where(g(3) > 0, c(1)[0], c(1)[0]),
+    "foreach, each on its own": lambda c, g: torch._foreach_add([g(3), c(3)], [g(3), c(3)])[0],
+    "foreach with a 0-dim": lambda c, g: torch._foreach_mul([g(3)], c(1)[0])[0],
     "pow of a 0-dim": lambda c, g: c(1)[0] ** g(3),
 }
 #: Legal too, and only to be told with data.
@@ -115,6 +120,16 @@ ILLEGAL = {
     "einsum": lambda c, g: torch.einsum("ij,jk->ik", g(2, 3), c(3, 2)),
     "lerp": lambda c, g: torch.lerp(g(3), g(3), c(3)),
     "addcmul": lambda c, g: torch.addcmul(g(3), g(3), c(3)),
+    "addcmul by two 0-dim": lambda c, g: torch.addcmul(g(3), c(1)[0], c(1)[0]),
+    "addcdiv by a 0-dim": lambda c, g: torch.addcdiv(g(3), g(3), c(1)[0]),
+    "lerp to a 0-dim": lambda c, g: torch.lerp(g(3), c(1)[0], g(3)),
+    "clamp by 0-dim": lambda c, g: torch.clamp(g(3), c(1)[0], g(1)[0]),
+    "0-dim of the CPU in place": lambda c, g: c(1)[0].add_(g(3).sum()),
+    "0-dim of the CPU as out": lambda c, g: torch.mul(g(1)[0], 2.0 * g(1)[0], out=c(1)[0]),
+    "a 0-dim stacked": lambda c, g: torch.stack([g(1)[0], c(1)[0]]),
+    "a 0-dim bias": lambda c, g: torch.addmm(c(1)[0], g(2, 3), g(3, 2)),
+    "isin": lambda c, g: torch.isin(g(3), c(1)[0]),
+    "foreach": lambda c, g: torch._foreach_add([g(3)], [c(3)]),
     "in inference mode": lambda c, g: torch.inference_mode()(lambda: F.linear(g(1, 3), c(2, 3)))(),
 }
 

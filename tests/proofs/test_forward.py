@@ -330,3 +330,96 @@ def test_it_takes_no_longer_than_three_seconds():
     began = time.perf_counter()
     assert forward.prove(subject, FAKE).verdict is Verdict.PASSED
     assert time.perf_counter() - began < 3
+
+
+class Branches(Plain):
+    """Forward has the module too, for its mode."""
+
+    def forward(self, x):
+        """`use` of the module and the input."""
+        return self.use(self, x) + self.weight
+
+
+def caught(module, x):
+    """The idiom: try, and copy what is not there."""
+    try:
+        return x + module.table
+    except RuntimeError:
+        return x + module.table.to(x.device)
+
+
+def caught_then_not(module, x):
+    """What is caught is its own; another tensor is not."""
+    return caught(module, x) + module.other
+
+
+def in_its_own_words(module, x):
+    """Caught, and raised as another error."""
+    try:
+        return x + module.table
+    except RuntimeError as error:
+        raise ValueError("bad table") from error
+
+
+class Others(Branches):
+    """A second plain tensor."""
+
+    def __init__(self, use):
+        super().__init__(use)
+        self.other = torch.ones(3)
+
+
+@pytest.mark.parametrize(("use", "names"), [(caught, []), (caught_then_not, ["other"]), (in_its_own_words, ["table"])])
+def test_a_mismatch_that_the_model_catches_is_its_own(use, names):
+    """It raises as on CUDA, a RuntimeError: only what leaves forward is told."""
+    check = forward.prove(live(lambda: Others(use), (3,)), FAKE)
+    assert told(check) == names
+    if not names:
+        assert check.verdict is Verdict.PASSED
+
+
+def test_many_mismatches_with_a_caught_one():
+    """Those that end the call are carried over in turn; what is caught stays caught, however many there are."""
+
+    def use(module, x):
+        for _ in range(9):
+            x = x + module.many.pop()
+        return caught(module, x)
+
+    def make():
+        module = Branches(use)
+        module.many = [torch.ones(3) for _ in range(9)]
+        return module
+
+    assert sorted(told(forward.prove(live(make, (3,)), FAKE))) == [f"many[{at}]" for at in range(9)]
+
+
+def test_train_mode_is_called_too():
+    """What only train mode mixes is told with the mode; what eval mode mixes without."""
+    train = forward.prove(live(lambda: Branches(lambda m, x: x + m.table if m.training else x), (3,)), FAKE)
+    (finding,) = train.findings
+    assert ", in train mode" in finding.message
+    assert train.columns[0].cells["table"].verdict is Verdict.FAILED
+    assert train.how.endswith(", in eval and train mode")
+    (finding,) = forward.prove(
+        live(lambda: Branches(lambda m, x: x if m.training else x + m.table), (3,)), FAKE
+    ).findings
+    assert "train mode" not in finding.message
+
+
+def test_a_train_mode_that_cannot_be_called():
+    """BatchNorm wants more than one value: eval mode is the whole proof, and `how` says so."""
+    check = forward.prove(live(lambda: nn.BatchNorm1d(3), (1, 3)), FAKE)
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    assert check.how.endswith(", in eval mode (in train mode it raises on the cpu too)")
+
+
+def test_values_kept_in_a_tensor_on_the_cpu():
+    """A 0-dim tensor of the CPU is a number to read, never a place to write to."""
+
+    def add(table, x, weight):
+        total = table.sum()
+        total += x.sum()
+        return x + weight
+
+    assert told(forward.prove(live(lambda: Plain(add), (3,)), FAKE)) == ["table"]
