@@ -113,7 +113,7 @@ _DEVICE = re.compile(r"meta|cpu|fake-cuda|cuda(?::(?:0|[1-9]\d{0,3}))?")
 def _check(options: VerifyOptions) -> None:
     """Raise UsageError for what makes no sense, before the model is built."""
     if options.device is not None and not _DEVICE.fullmatch(options.device):
-        raise UsageError(f"--device {options.device}: meta, cpu, cuda, cuda:N or fake-cuda")
+        raise UsageError(f"--device {options.device}: no such device; write meta, cpu, cuda, cuda:N or fake-cuda")
     _not_both(options)
     asked = {name.value for name in options.check}
     for option, of in (("device", {"move", "forward"}), ("dtype", {"cast"}), ("optimizer", {"step"})):

@@ -147,8 +147,8 @@ def test_code_that_raises_spoils_its_own_proof_alone(statecli, proofs):
     ("words", "said"),
     [
         (["model.safetensors"], "names no model class"),
-        ([NET, "--device", "gpu"], "--device gpu: meta, cpu, cuda, cuda:N or fake-cuda"),
-        ([NET, "--device", "cuda:01"], "--device cuda:01: meta"),
+        ([NET, "--device", "gpu"], "--device gpu: no such device; write meta, cpu, cuda, cuda:N or fake-cuda"),
+        ([NET, "--device", "cuda:01"], "--device cuda:01: no such device; write meta"),
         ([NET, "--check", "moves"], "move"),
         ([NET, "--check", "cast", "--device", "meta"], "--check leaves out forward and move"),
         ([NET, "--check", "move", "--dtype", "float16"], "--check leaves out cast"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from statecli.modules.tensors import is_lazy, storage
 from statecli.modules.walk import walk
 from statecli.proofs.result import Cell, Check, Column, Name, Verdict
 from statecli.proofs.subject import Subject
-from statecli.state import ModelState, TensorInfo
+from statecli.state import ModelState, Origin, TensorInfo
 
 #: Worst first.
 _ORDER = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
@@ -135,14 +137,23 @@ def finding(
     help: str | None = None,
     severity: Severity | None = None,
 ) -> Finding:
-    """A finding on one tensor. Its help is `help`, else the row's own fix, with the line that assigned the tensor."""
+    """A finding on one tensor. Its help is `help`, else the row's own fix, with the user's line that assigned the tensor."""
     row = subject.rows().get(fqn or "")
-    line = f"{row.origin.file}:{row.origin.line}" if row and row.origin else None
+    line = f"{row.origin.file}:{row.origin.line}" if row and row.origin and not _is_installed(row.origin) else None
     if help is None and row and row.fix:
         shown = [f"{line}: {row.fix}" if line else row.fix]
     else:
         shown = [said for said in (help, f"assigned at {line}" if line else None) if said]
     return Finding(rule, severity or Severity.ERROR, message, subject.target, fqn, "; ".join(shown) or None)
+
+
+def _is_installed(origin: Origin) -> bool:
+    """Whether the line is of a library, where a user mends nothing: its file is named as it is below sys.path."""
+    if os.path.isfile(origin.file):
+        return False
+    library = os.path.dirname(os.__file__)
+    roots = [root for root in sys.path if root.startswith(library) or f"{os.sep}site-packages" in root]
+    return any(os.path.isfile(os.path.join(root, origin.file)) for root in roots)
 
 
 def check(

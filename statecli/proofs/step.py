@@ -153,7 +153,7 @@ def _not_finite(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
 def _zero(verdicts: _Verdicts, name: str) -> Cell:
     rounds = verdicts.run.rounds
     why = f"gets a gradient that is zero everywhere, in each of {rounds} rounds"
-    help = "what comes of it is multiplied by zero, or cancels out, before the output"
+    help = "look for a factor of zero behind it, for what cancels out, and for a hook that changes its gradient"
     return verdicts.fail("zero-gradient", name, why, help, Severity.WARNING)
 
 

@@ -67,7 +67,9 @@ def untold(found: Verification, asked: Sequence[Name]) -> tuple[str, ...]:
     """
     target = found.state.target
     if not found.state.tensors:
-        return (f"{target}: the model holds no tensor: there is nothing to prove",)
+        packed = [note.fqn for note in found.notes if note.name == "packed-params" and note.fqn]
+        where = f" that can be seen: {packed[0].partition('._packed')[0]} packs its weights in C++" if packed else ""
+        return (f"{target}: the model holds no tensor{where}: there is nothing to prove",)
     lines = [
         f"{target}: {check.check.value}: {_why_not(check)}"
         for check in found.checks
@@ -314,9 +316,9 @@ def _fixes(found: Verification) -> tuple[Fix, ...]:
 
 def _fix(finding: Finding, row: TensorInfo | None) -> Fix | None:
     """Lines to paste where the row has some; advice in words is a comment among them. None where it has only a line."""
-    where = place(row.origin) if row is not None and row.origin else finding.fqn or finding.rule
+    line = place(row.origin) if row is not None and row.origin else None
+    where = line if line and line in f"{finding.message} {finding.help}" else finding.fqn or finding.rule
     if row is not None and row.fix and row.fix in (finding.help or ""):
         return Fix(where, row.fix)
-    line = f"assigned at {where}"  # it stands above
-    advice = (finding.help or "").removesuffix(line).removesuffix("; ")
+    advice = (finding.help or "").removesuffix(f"assigned at {where}").removesuffix("; ")
     return None if not advice else Fix(where, "\n".join(f"# {line}" for line in advice.splitlines()))

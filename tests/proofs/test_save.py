@@ -340,3 +340,26 @@ def test_bits_are_those_that_bytes_show(dtype, start):
         assert bits.same(one, other) is bits.same(other, one) is True
         other[-1] = 1 - one[-1].to(torch.uint8)
         assert bits.same(one, other) is bits.same(other, one) is False
+
+
+def test_a_line_of_a_library_is_no_advice(tmp_path, monkeypatch):
+    """A tie made in site-packages is mended by its user, who has other lines; the user's own are named."""
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "tied_library.py").write_text(TIED)
+    (tmp_path / "net.py").write_text(f"{TIED}from tied_library import Net as Theirs\n")
+    monkeypatch.syspath_prepend(str(library))
+    (ours,), (theirs,) = (proved(Name.SAVE, f"net.py:{name}").findings for name in ("Net", "Theirs"))
+    assert ours.help.endswith("; assigned at net.py:8")
+    assert theirs.help == ours.help.partition("; assigned")[0]
+
+
+TIED = """import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(2, 2, bias=False)
+        self.b = nn.Linear(2, 2, bias=False)
+        self.b.weight = self.a.weight
+"""

@@ -261,6 +261,7 @@ def test_a_gradient_that_is_zero_everywhere(train):
     """Multiplied by zero: there is a gradient, and it never moves anything."""
     check = train(linear("self.off = nn.Linear(8, 8)", "return self.used(x) + 0 * self.off(x)"))
     assert rules(check) == {"off.weight": "zero-gradient", "off.bias": "zero-gradient"}
+    assert check.findings[0].help.startswith("look for a factor of zero behind it, ")  # no cause was measured
     assert reason(check, "updated", "off.weight") == "no gradient to update it by"
 
 

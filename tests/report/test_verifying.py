@@ -38,7 +38,7 @@ def finding(fqn, rule="left-behind", help=None):
 
 def moved(verdict=None, **cells):
     """A move of which each tensor has this cell; a finding for each that failed."""
-    found = tuple(finding(fqn, help=FIX) for fqn, cell in cells.items() if cell.verdict is FAILED)
+    found = tuple(finding(fqn, help=f"net.py:9: {FIX}") for fqn, cell in cells.items() if cell.verdict is FAILED)
     verdict = verdict or (FAILED if found else PASSED)
     return Check(Name.MOVE, verdict, '.to("meta")', columns=(Column("moves", cells),), findings=found)
 
@@ -233,7 +233,7 @@ def test_a_failure_of_no_tensor_counts_none():
 
 def test_a_fix_is_said_once_at_its_line():
     """Three proofs that fail for one tensor are mended by one line of source."""
-    twice = (*BROKEN.checks, Check(Name.SAVE, FAILED, findings=(finding("table", "not-saved", FIX),)))
+    twice = (*BROKEN.checks, Check(Name.SAVE, FAILED, findings=(finding("table", "not-saved", f"net.py:9: {FIX}"),)))
     (fix,) = page(run(*twice, rows=BROKEN.state.tensors)).fixes
     assert (fix.place, fix.text) == ("net.py:9", FIX)
 
@@ -252,6 +252,19 @@ def test_advice_does_not_repeat_its_line():
     assert (fix.place, fix.text) == ("net.py:9", "# use it")
 
 
+def test_a_fix_is_at_no_line_that_its_finding_does_not_name():
+    """A row knows its line in a library as well; where the finding leaves it out, nothing is to be mended there."""
+    check = Check(Name.SAVE, FAILED, findings=(finding("table", help="save it with save_model"),))
+    (fix,) = page(run(check, rows=[TABLE])).fixes
+    assert (fix.place, fix.text) == ("table", "# save it with save_model")
+
+
+def test_a_line_alone_is_no_fix():
+    """`assigned at net.py:9` says where to look, and mends nothing."""
+    check = Check(Name.MOVE, FAILED, findings=(finding("table", help="assigned at net.py:9"),))
+    assert page(run(check, rows=[TABLE])).fixes == ()
+
+
 def test_a_note_that_a_proof_has_found_is_not_said_twice():
     """What was only odd has been proved false."""
     notes = (Oddity("left-behind", "table: stays", "table"), Oddity("lazy", "w: has no shape yet", "w"))
@@ -260,6 +273,17 @@ def test_a_note_that_a_proof_has_found_is_not_said_twice():
 
 
 # What ends 2.
+
+
+def test_what_packs_its_weights_is_named():
+    """A quantized model has weights, none of which can be seen."""
+    notes = (
+        Oddity("packed-params", "0._packed_params._packed_params holds weights", "0._packed_params._packed_params"),
+    )
+    (line,) = untold(run(Check(Name.MOVE, SKIPPED), notes=notes), ())
+    assert line == (
+        "net.py:Net: the model holds no tensor that can be seen: 0 packs its weights in C++: there is nothing to prove"
+    )
 
 
 def test_what_nobody_asked_for_may_be_skipped():
