@@ -119,6 +119,23 @@ class Global(nn.Module):
         return known.norm(known.fc(x)) + self.fc(x)
 
 
+class Returns(nn.Module):
+    """Its `.to` gives the one instance, whichever is moved."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        KNOWN.append(self)
+
+    def to(self, *args, **kwargs):
+        nn.Module.to(KNOWN[-1], *args, **kwargs)
+        return KNOWN[-1]
+
+    def forward(self, x):
+        return self.norm(self.fc(x))
+
+
 class Reset(nn.Module):
     """Changes what belongs to the process: seeds, the default dtype, the grad mode."""
 
@@ -170,7 +187,7 @@ def process():
 # --- a live model is left as it was ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Plain, NonLeaf, Locked, Closed, Global, Reset])
+@pytest.mark.parametrize("kind", [Plain, NonLeaf, Locked, Closed, Global, Returns, Reset])
 def test_a_live_model_is_left_as_it_was(kind):
     """After every proof with inputs: modes, values, gradients, objects, hooks, and what belongs to the process."""
     model = kind()
@@ -180,6 +197,15 @@ def test_a_live_model_is_left_as_it_was(kind):
     model.fc.eval() if kind is Closed else None
     before = kept(model), process()
     statecli.verify(model, inputs="6x4")
+    assert (kept(model), process()) == before
+
+
+@pytest.mark.parametrize("check", Name)
+def test_a_model_that_copies_lead_back_to_is_put_back(check):
+    """Each proof by itself moves, casts or trains the instance that `.to` gives."""
+    model = Returns()
+    before = kept(model), process()
+    statecli.verify(model, checks=[check], inputs="6x4", device="meta" if check is Name.MOVE else None)
     assert (kept(model), process()) == before
 
 

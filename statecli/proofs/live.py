@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -93,8 +93,9 @@ def untouched(module: nn.Module | None = None, *, cuda: bool = False) -> Iterato
     """Afterwards the process and a live model are as they were, whatever the model's own code did.
 
     Of the process: the random generators (torch's on the CPU and, where CUDA is in use or `cuda` says that it will be,
-    on each GPU; Python's; numpy's), the grad mode, the default dtype and device. Of the model: each module's mode, each
-    tensor's `requires_grad` and `.grad`, and the values of all that is no parameter. Only copies are worked on; but a
+    on each GPU; Python's; numpy's), the grad mode, the default dtype and device. Of the model: each module's mode and
+    what is registered in it, each tensor's device, dtype, `requires_grad` and `.grad`, and the values of all that is no
+    parameter. Only copies are worked on; but a
     copy's code may know the original, by a global name for instance.
     """
     with ExitStack() as stack:
@@ -107,7 +108,7 @@ def untouched(module: nn.Module | None = None, *, cuda: bool = False) -> Iterato
         yield
 
 
-def _defaults() -> Any:
+def _defaults() -> Callable[[], None]:
     dtype, device = torch.get_default_dtype(), torch.get_default_device()
 
     def restore() -> None:
@@ -143,33 +144,77 @@ def _of_cuda() -> list[torch.Tensor]:
 
 @contextmanager
 def _kept(module: nn.Module) -> Iterator[None]:
-    modes = [(one, one.training) for one in module.modules()]
     with torch._C.DisableTorchFunctionSubclass():
         tensors = [tensor for _, tensor in measure.names(walk(module))]
-        grads = [(one, one.requires_grad, one.grad) for one in tensors if one.is_leaf]
-        values = [(one, one.detach().clone()) for one in tensors if _is_small(one)]
+        restores = [_modes(module), _registries(module), _memory(tensors), _values(tensors), _gradients(tensors)]
     try:
-        for one, _, grad in grads:
-            if grad is not None:
-                one.grad = None  # a gradient that comes all the same is not added to it
         yield
     finally:
-        for part, training in modes:
-            part.training = training
-        with torch._C.DisableTorchFunctionSubclass():
-            _put_back(grads, values)
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            for restore in restores:
+                restore()
 
 
-def _put_back(grads: list[Any], values: list[Any]) -> None:
-    with torch.no_grad():
+def _modes(module: nn.Module) -> Callable[[], None]:
+    modes = [(one, one.training) for one in module.modules()]
+
+    def restore() -> None:
+        for one, training in modes:
+            one.training = training
+
+    return restore
+
+
+def _registries(module: nn.Module) -> Callable[[], None]:
+    registries: list[Any] = [one for part in module.modules() for one in (part._parameters, part._buffers)]
+    held = [(one, dict(one)) for one in registries if isinstance(one, dict)]  # a ScriptModule's lies in C++
+
+    def restore() -> None:
+        for registry, entries in held:
+            if list(map(id, registry.values())) != list(map(id, entries.values())):
+                registry.clear()
+                registry.update(entries)
+
+    return restore
+
+
+def _memory(tensors: list[torch.Tensor]) -> Callable[[], None]:
+    memory = [(one, one.data) for one in tensors if type(one) is torch.nn.Parameter]
+
+    def restore() -> None:
+        for one, data in memory:
+            if (one.device, one.dtype) != (data.device, data.dtype):
+                one.data = data
+
+    return restore
+
+
+def _values(tensors: list[torch.Tensor]) -> Callable[[], None]:
+    values = [(one, one.detach().clone()) for one in tensors if _is_small(one)]
+
+    def restore() -> None:
         for one, value in values:
             if bits.same(one, value) is False:  # its count of writes misses those of BatchNorm's kernels
                 one.copy_(value)
-    for one, requires_grad, grad in grads:
-        if one.requires_grad is not requires_grad:
-            one.requires_grad_(requires_grad)
-        if one.grad is not grad:
-            one.grad = grad
+
+    return restore
+
+
+def _gradients(tensors: list[torch.Tensor]) -> Callable[[], None]:
+    """Takes the gradients away as well: one that comes all the same is not added to them."""
+    kept = [(one, one.requires_grad, one.grad) for one in tensors if one.is_leaf]
+    for one, _, grad in kept:
+        if grad is not None:
+            one.grad = None
+
+    def restore() -> None:
+        for one, requires_grad, grad in kept:
+            if one.requires_grad is not requires_grad:
+                one.requires_grad_(requires_grad)
+            if one.grad is not grad:
+                one.grad = grad
+
+    return restore
 
 
 #: Bytes up to which what is no parameter is kept beside the model. More is a table that forward reads.
