@@ -137,7 +137,7 @@ def finding(
     help: str | None = None,
     severity: Severity | None = None,
 ) -> Finding:
-    """A finding on one tensor. Its help is `help`, else the row's own fix, with the user's line that assigned the tensor."""
+    """A finding on one tensor. Its help is `help`, else the row's fix, with the line if it is the user's own."""
     row = subject.rows().get(fqn or "")
     line = f"{row.origin.file}:{row.origin.line}" if row and row.origin and not _is_installed(row.origin) else None
     if help is None and row and row.fix:
