@@ -1,7 +1,8 @@
 """A GPU that is not there: tensors that claim to be on it and hold no data.
 
 FakeTensorMode computes shapes only. Its device is `lazy:0`, one that every build of torch knows and none implements:
-on `cuda:0` a build without CUDA aborts the process. A `Watch` above it knows CUDA's rules.
+on `cuda:0` a build without CUDA aborts the process. A `Watch` above it knows CUDA's rules. The model's own code is told
+`cuda:0` when it asks a tensor for its device, and what it then says of `cuda` is about that device.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from statecli.errors import ModelError
 from statecli.modules.tensors import is_lazy
-from statecli.proofs.devices import Watch, Watching
+from statecli.proofs.devices import Place, Watch, Watching, is_theirs
 from statecli.proofs.result import Check, Name
 
 if TYPE_CHECKING:
@@ -30,12 +33,24 @@ if TYPE_CHECKING:
 
 #: The device that stands for cuda:0.
 DEVICE = torch.device("lazy", 0)
+_NAMED = torch.device("cuda", 0)
 #: How it is shown.
 SHOWN = "cuda:0 (fake)"
 #: What torch says of a tensor on a GPU that is to become an array.
 NO_NUMPY = "device type tensor to numpy"
 _UNKNOWN = re.compile(r"Could not run '(aten::\w+)\S*' with arguments from the 'Lazy' backend")
+_DEVICE: Any = torch.Tensor.device
+_IS_CUDA: Any = torch.Tensor.is_cuda
 _TO_NUMPY = (torch.Tensor.numpy, torch.Tensor.__array__)
+#: A GPU of 2020: kernels that ask for less than it has are taken.
+_ANSWERS = {
+    "get_device_capability": (8, 0),
+    "current_device": 0,
+    "device_count": 1,
+    "is_bf16_supported": True,
+    "synchronize": None,
+    "empty_cache": None,
+}
 _LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 
 
@@ -81,7 +96,14 @@ def _after(tensor: torch.Tensor, kept: Kept) -> str:
 
 def shown(tensor: torch.Tensor) -> str:
     """The device of `tensor` in words."""
-    return SHOWN if tensor.device == DEVICE else str(tensor.device)
+    device = true_device(tensor)
+    return SHOWN if device == DEVICE else str(device)
+
+
+def true_device(tensor: torch.Tensor) -> torch.device:
+    """`DEVICE` of a tensor that is on it, also where the model's code would be told otherwise."""
+    with torch._C.DisableTorchFunction():
+        return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
 @dataclass
@@ -89,11 +111,12 @@ class Kept:
     """What a pretended move did to Parameters whose identity it could not keep: the old objects, and their successors.
 
     On CUDA a Parameter stays the object that it is, so that each other name of it follows. `replaced` says of which
-    objects that could not be pretended.
+    objects that could not be pretended. `asked` are the lines of the model's that asked whether there is a GPU at all.
     """
 
     release: Callable[[], None]
     replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    asked: list[Place] = field(default_factory=list)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self.replaced
@@ -153,8 +176,11 @@ def pretending(release: Callable[[], None] = lambda: None) -> Iterator[Kept]:
     """
     kept = Kept(release)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_Cuda())
+        cuda = _Cuda()
+        stack.enter_context(_replaced(FakeTensor, "device", _told(cuda)))
+        stack.enter_context(cuda)
         stack.enter_context(_lifted())
+        stack.enter_context(_gpu(kept))
         stack.enter_context(_replaced(nn.Module, "_apply", _apply_of(kept)))
         stack.enter_context(_replaced(torch.amp.autocast_mode.autocast, "__init__", _autocast()))
         # `torch.cuda` of this device: what checkpointing asks for streams and random states.
@@ -162,6 +188,29 @@ def pretending(release: Callable[[], None] = lambda: None) -> Iterator[Kept]:
         for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
             stack.enter_context(_replaced(torch, name, _on_cpu(getattr(torch, name))))
         yield kept
+
+
+@contextlib.contextmanager
+def _gpu(kept: Kept) -> Iterator[None]:
+    """What code asks `torch.cuda` about the one GPU. Whether there is one is answered truly, and the line is noted.
+
+    Saying yes would be remembered beyond the block, by each library that asks once.
+    """
+    there = torch.cuda.is_available
+
+    def is_available() -> bool:
+        frame = sys._getframe(1)
+        filename, found = frame.f_code.co_filename, there()
+        if not found and is_theirs(filename) and "-packages" not in filename:
+            kept.asked.append((filename, frame.f_lineno))
+        return found
+
+    with contextlib.ExitStack() as stack:
+        if not there():
+            for name, answer in _ANSWERS.items():
+                stack.enter_context(_replaced(torch.cuda, name, lambda *_, answer=answer, **__: answer))
+        stack.enter_context(_replaced(torch.cuda, "is_available", is_available))
+        yield
 
 
 @contextlib.contextmanager
@@ -179,10 +228,27 @@ def _lifted() -> Iterator[None]:
 
 
 class _Cuda(TorchFunctionMode):
-    """What code says to a GPU by name: `.cuda()`, `device="cuda"`, `.numpy()`; and torch.tensor, which asks no mode."""
+    """What code says to a GPU by name: `.cuda()`, `device="cuda"`, `.numpy()`; and torch.tensor, which asks no mode.
+
+    And what it is told: `.device` is cuda:0, `.is_cuda` is true. torch's own code, which takes another path for CUDA
+    than for this device, is told the truth: `busy` is above 0 while an operator is running.
+    """
+
+    busy = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        self.busy += 1
+        try:
+            return self._answered(func, args, dict(kwargs or {}))
+        finally:
+            self.busy -= 1
+
+    def _answered(self, func: Any, args: Any, kwargs: Any) -> Any:
+        asked = getattr(func, "__self__", None)
+        if asked is _DEVICE:
+            return _NAMED if args[0].device == DEVICE and _asked_by_theirs() else args[0].device
+        if asked is _IS_CUDA:
+            return args[0].is_cuda or (args[0].device == DEVICE and _asked_by_theirs())
         if func is torch.Tensor.cuda:
             return args[0].to(DEVICE)
         if func in _TO_NUMPY and args[0].device == DEVICE and not kwargs.get("force"):
@@ -200,6 +266,26 @@ class _Cuda(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and _is_there(kwargs.get("device")):
             return func(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
         return func(*args, **kwargs)
+
+
+def _told(cuda: _Cuda) -> property:
+    """`FakeTensor.device`, which asks no mode: the model's code is told what it is of others, torch's the truth."""
+    true = FakeTensor.__dict__["device"].fget
+
+    def device(self: FakeTensor) -> torch.device:
+        found: torch.device = true(self)
+        outside = not cuda.busy and found == DEVICE
+        return _NAMED if outside and _asked_by_theirs() else found
+
+    return property(device)
+
+
+def _asked_by_theirs() -> bool:
+    """Whether the code that asks for a property is neither torch's nor ours; both getters lie in this file."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is not None and is_theirs(frame.f_code.co_filename)
 
 
 def _new(like: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -239,7 +325,7 @@ def _autocast() -> Callable[..., None]:
     original = torch.amp.autocast_mode.autocast.__init__
 
     def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        if device_type != DEVICE.type:
+        if device_type not in (DEVICE.type, _NAMED.type):
             return original(self, device_type, *args, **kwargs)
         return original(self, "cpu", enabled=False)
 
@@ -275,7 +361,7 @@ def _renewed(parameter: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]
     """`parameter` with the data that `fn` gives, the same object wherever torch can swap it."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    if parameter.device == DEVICE:
+    if true_device(parameter) == DEVICE:
         return parameter
     if parameter in kept:
         return kept.replaced[id(parameter)][1]

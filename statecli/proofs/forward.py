@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 RULE = "device-mismatch"
 #: How torch's own checks put it: "Expected all tensors to be on the same device", "are not at the same device".
 _SAME_DEVICE = re.compile(r"\b(on|at) the same device\b")
+_UNTOLD = "the model asks torch.cuda.is_available(), which is not so here,"
 _ADVICE = "make it where it is needed: device=x.device"
 _OF_CACHES = "an earlier forward left it there: keep one for each device, or make it again where the device is another"
 
@@ -65,7 +66,7 @@ class _Trial:
 class _Run:
     """One moved and called instance: where its tensors were before the call, and what it raised (None: it passed).
 
-    `refused` are the mismatches that it did not catch.
+    `refused` are the mismatches that it did not catch; `asked` the lines that were not told of the pretended GPU.
     """
 
     trial: _Trial
@@ -73,6 +74,12 @@ class _Run:
     devices: dict[str, str] = field(default_factory=dict)
     raised: str | None = None
     refused: frozenset[Mismatch] = frozenset()
+    asked: list[Place] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is a proof for the tensors that no mismatch was found of."""
+        return self.raised is None and not self.asked
 
 
 def prove(subject: Subject, device: str) -> Check:
@@ -160,6 +167,7 @@ def _once(subject: Subject, trial: _Trial, watch: Watch) -> _Run:
         with trial.stage(watch) as kept, torch.no_grad():
             with subject.user_code(f"moving it to {trial.shown}"):
                 module = measure.moved(module, module.to(trial.device))
+            run.asked = kept.asked
             _look(run, module, kept)
             with subject.user_code(f"calling it on {trial.shown}"):
                 args, kwargs = tree_map(lambda leaf: _moved(leaf, trial.device), inputs)
@@ -225,6 +233,7 @@ def _answer(subject: Subject, runs: list[_Run], train: list[_Run]) -> Check:
         if fqn is not None and fqn not in cells:
             cells[fqn] = _failed(last[0], fqn, finding)
     reasons = list(dict.fromkeys(run.raised for run in told if run.raised is not None))
+    reasons += dict.fromkeys(f"{_UNTOLD}{_at(subject, place)}" for run in told for place in run.asked)
     nothing = judging.nothing(subject, Name.FORWARD)
     if nothing is not None and not findings and not reasons:
         return nothing
@@ -259,8 +268,9 @@ def _cell(subject: Subject, row: TensorInfo, run: _Run, blamed: dict[str | None,
     if row.fqn in blamed:
         return _failed(run, row.fqn, blamed[row.fqn])
     device = run.devices.get(row.fqn)
-    if run.raised is not None:
-        return judging.unclear("the call did not come to its end", after=device)
+    if not run.ended:
+        why = "the call did not come to its end" if run.raised is not None else _UNTOLD
+        return judging.unclear(why, after=device)
     if device is None or device == run.trial.shown:
         return Cell(Verdict.PASSED, after=device)
     if row.fqn in run.watch.copied:

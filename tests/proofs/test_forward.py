@@ -423,3 +423,51 @@ def test_values_kept_in_a_tensor_on_the_cpu():
         return x + weight
 
     assert told(forward.prove(live(lambda: Plain(add), (3,)), FAKE)) == ["table"]
+
+
+def by_name(module, x):
+    """The idiom of code that was written for one GPU."""
+    return x + (module.table.cuda() if x.is_cuda else module.table)
+
+
+TOLD = {
+    "is_cuda, copied": (by_name, []),
+    "is_cuda, not copied": (lambda module, x: x + module.table if x.is_cuda else x, ["table"]),
+    "type": (lambda module, x: x + module.table if x.device.type == "cuda" else x, ["table"]),
+    "another type": (lambda module, x: x + module.table if x.device.type not in ("cpu", "cuda") else x, []),
+    "device": (lambda module, x: x + module.table if x.device == torch.device("cuda:0") else x, ["table"]),
+    "of a parameter": (lambda module, x: x + module.table if module.weight.is_cuda else x, ["table"]),
+    "with data": (lambda module, x: x * x.sum().item() + module.table if x.is_cuda else x, ["table"]),
+    "a factory": (lambda module, x: x + torch.ones(3, device=str(x.device)) + torch.ones(3).to(x.device), []),
+    "under torch.device": (lambda module, x: x + under(x.device), []),
+    "autocast": (lambda module, x: torch.autocast(x.device.type)(lambda: x * 2)(), []),
+    "the table is not": (lambda module, x: x + module.table if module.table.is_cuda else x, []),
+}
+
+
+def under(device):
+    """Made in a context."""
+    with torch.device(device):
+        return torch.zeros(3)
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_model_is_told_cuda(name):
+    """`.is_cuda` and `.device` are those of a GPU to the model's code, with data and without."""
+    use, names = TOLD[name]
+    check = forward.prove(live(lambda: Branches(use), (3,)), FAKE)
+    assert (told(check), check.reason) == (names, None)
+
+
+def test_what_cannot_be_told_of_a_gpu_is_inconclusive():
+    """Whether there is a GPU, and types that only a build with CUDA has: the line is named."""
+    if torch.cuda.is_available():
+        pytest.skip("both are there")
+    asks = forward.prove(live(lambda: Branches(lambda m, x: x + 1 if torch.cuda.is_available() else x), (3,)), FAKE)
+    assert (asks.verdict, asks.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "asks torch.cuda.is_available(), which is not so here, at" in asks.reason
+    assert {cell.verdict for cell in asks.columns[0].cells.values()} == {Verdict.INCONCLUSIVE}
+    old = Branches(lambda m, x: x + torch.cuda.FloatTensor(3).zero_() if x.is_cuda else x)
+    check = forward.prove(live(lambda: old, (3,)), FAKE)
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "torch.cuda.FloatTensor not available" in check.reason
