@@ -1,0 +1,104 @@
+"""Whatever is done to a live model while its copies are proved is undone, and nothing is where nothing was done."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from statecli.proofs import live  # noqa: E402
+
+
+def model():
+    made = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    made[0].weight.grad = torch.ones(4, 4)
+    return made
+
+
+def facts(module):
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return [
+        (
+            name,
+            id(one),
+            one.dtype,
+            str(one.device),
+            one.requires_grad,
+            id(one.grad),
+            None if one.is_meta else one.tolist(),
+        )
+        for name, one in named
+    ]
+
+
+DAMAGE = {
+    "moved": lambda one: one.to("meta"),
+    "cast": lambda one: one.double(),
+    "halved twice": lambda one: one.half().bfloat16(),
+    "run in train mode": lambda one: one(torch.randn(6, 4)),
+    "trained": lambda one: one(torch.randn(6, 4)).sum().backward(),
+    "gradients dropped": lambda one: one.zero_grad(),
+    "frozen": lambda one: one.requires_grad_(False),
+    "in eval mode": lambda one: one.eval(),
+    "a parameter replaced": lambda one: setattr(one[0], "weight", nn.Parameter(torch.zeros(4, 4))),
+    "a buffer taken away": lambda one: delattr(one[1], "running_mean"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_to_the_model_is_undone(damage):
+    """The same objects with the same values, devices, dtypes, gradients and modes."""
+    module = model()
+    before = facts(module), [one.training for one in module.modules()]
+    with live.untouched(module):
+        DAMAGE[damage](module)
+        assert (facts(module), [one.training for one in module.modules()]) != before
+    assert (facts(module), [one.training for one in module.modules()]) == before
+
+
+def test_it_is_undone_when_something_is_raised():
+    """Ctrl-C included."""
+    module = model()
+    before = facts(module)
+
+    def interrupted():
+        with live.untouched(module):
+            module.double()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert facts(module) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        (lambda: torch.manual_seed(3), lambda: torch.get_rng_state().tolist()),
+        (lambda: random.seed(3), random.getstate),
+        (lambda: numpy.random.seed(3), lambda: [str(part) for part in numpy.random.get_state()]),
+        (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
+        (lambda: torch.set_default_device("meta"), torch.get_default_device),
+        (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+    ],
+)
+def test_what_belongs_to_the_process_is_put_back(change, read):
+    """Random generators, defaults, the grad mode."""
+    before = read()
+    with live.untouched():
+        change()
+        assert read() != before
+    assert read() == before
+
+
+def test_a_model_that_nothing_was_done_to_is_not_written_to():
+    """torch's own count of writes to each tensor stays."""
+    module = model()
+    counts = [one._version for one in (*module.parameters(), *module.buffers())]
+    with live.untouched(module):
+        pass
+    assert [one._version for one in (*module.parameters(), *module.buffers())] == counts
