@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 
 from statecli.proofs import fake  # noqa: E402
-from statecli.proofs.devices import Watch, Watching  # noqa: E402
+from statecli.proofs.devices import NUMBERS, ONE_NUMBER, Watch, Watching  # noqa: E402
 from statecli.proofs.result import Verdict  # noqa: E402
 
 from .mixes import ILLEGAL, LEGAL, live, sample  # noqa: E402
@@ -55,6 +57,22 @@ def test_the_rules_are_those_of_cuda(name, legal):
     assert bool(watch.mismatches) is not legal
 
 
+def test_the_operators_that_take_numbers_are_those_that_torch_does_not_check():
+    """The oracle is torch's own list: an operator without `device_check: NoCheck` refuses any tensor of the CPU."""
+    torchgen = pytest.importorskip("torchgen")
+    listed = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "native_functions.yaml"
+    unchecked, composed = set(), set()
+    for entry in listed.read_text().split("\n- func: ")[1:]:
+        name = entry.partition("(")[0].partition(".")[0]
+        if "device_check: NoCheck" in entry:
+            unchecked.add(name.removesuffix("_") if not name.endswith("__") else name)
+        elif "CompositeExplicitAutograd" in entry:
+            composed.add(name.removesuffix("_"))
+    # Made of others, so that torch checks those: 2 ** other, and a loss.
+    own = {"ldexp", "soft_margin_loss", "allclose"}
+    assert (ONE_NUMBER | NUMBERS.keys()) - unchecked <= own & composed
+
+
 # --- the move --------------------------------------------------------------------------------------------------------
 
 
@@ -90,10 +108,15 @@ def test_a_parameter_stays_the_object_that_it_is():
 
 def test_what_is_replaced_is_put_back():
     """After the block a module moves, autocast refuses and torch.tensor makes tensors as before, whatever happened."""
-    before = nn.Module._apply, torch.amp.autocast_mode.autocast.__init__, torch.is_autocast_enabled
+
+    def replaced():
+        told = vars(FakeTensor)["device"], torch.cuda.is_available, torch.cuda.device_count
+        return nn.Module._apply, torch.amp.autocast_mode.autocast.__init__, torch.is_autocast_enabled, *told
+
+    before = replaced()
     with pytest.raises(ZeroDivisionError), fake.faked(Watch(fake.DEVICE)):
         _ = 1 / 0
-    assert (nn.Module._apply, torch.amp.autocast_mode.autocast.__init__, torch.is_autocast_enabled) == before
+    assert replaced() == before
     assert type(nn.Linear(2, 2).double().weight) is nn.Parameter
 
 
@@ -154,7 +177,9 @@ class OwnTo(nn.Module):
         return super().to(*args, **kwargs)
 
 
-@pytest.mark.parametrize("make", [Own, OwnTo, lambda: nn.LSTM(2, 3), lambda: nn.LazyLinear(2)], ids=["_apply", "to", "rnn", "lazy"])
+@pytest.mark.parametrize(
+    "make", [Own, OwnTo, lambda: nn.LSTM(2, 3), lambda: nn.LazyLinear(2)], ids=["_apply", "to", "rnn", "lazy"]
+)
 def test_overridden_moves_run(make):
     """`_apply` and `.to` of a class decide what moves; an RNN's flat weights and a lazy parameter follow."""
     check = fake.move(live(make))
