@@ -56,6 +56,7 @@ class _Proof:
             return judging.check(Name.COPY, "", {}, (), [judging.reason_of(self._subject, error)])
         self._found = judging.tensors(module)
         self._shared = _shared_by_all(module)
+        self._recomputed |= _refreshed(module)
         # Parameters are left undrawn, and zeros are no proof of anything. Their ends will do: memory that nobody has
         # written to costs nothing until it is copied.
         bits.perturb((one for one in self._found.values() if type(one) is nn.Parameter), ends_alone=True)
@@ -205,6 +206,17 @@ def _why_not_copied(subject: Subject, value: object, memo: dict[int, Any]) -> st
 
 def _form(tensor: torch.Tensor) -> str:
     return f"{tensor.layout} {tensor.dtype}, which torch does not copy".replace("torch.", "", 2)
+
+
+def _refreshed(module: nn.Module) -> frozenset[str]:
+    """The flat weights of parametrized RNNs, which torch fills anew where forward finds that they have changed."""
+    rnns = [(prefix, one) for prefix, one in module.named_modules() if isinstance(one, nn.RNNBase)]
+    return frozenset(
+        f"{prefix}{'.' if prefix else ''}_flat_weights[{number}]"
+        for prefix, one in rnns
+        for number, name in enumerate(one._flat_weights_names)
+        if name not in one._parameters
+    )
 
 
 def _shared_by_all(module: nn.Module) -> frozenset[str]:
