@@ -46,7 +46,7 @@ def rows(folder: Path) -> list[Row]:
         rounds=3,
     )
     moves = [statecli("verify", *verify, "--check", "move", "--device", device) for device in ("meta", "fake-cuda")]
-    meta, fake, imported = alternate(*moves, PEER)
+    meta, fake, imported = alternate(*moves, PEER, rounds=3)
     return [
         _all(whole, step, built, torch),
         _memory(save, built),
