@@ -102,9 +102,8 @@ class _Proof:
         pickled, raised = judging.attempt(self._subject, "pickling it", lambda: roundtrip.module(module))
         if raised is None:
             self._columns["pickled"] = self._compare(pickled, "a pickled copy")
-        elif any(words in raised for words in _BY_DESIGN):
-            cells = {row.fqn: judging.skipped("torch pickles no such module, and says so") for row in self._rows()}
-            self._columns["pickled"] = cells
+        elif why := _is_not_pickled(module, raised):
+            self._columns["pickled"] = {row.fqn: judging.skipped(why) for row in self._rows()}
         else:
             self._reasons.append(raised)
 
@@ -201,6 +200,15 @@ def _why_not_copied(subject: Subject, value: object, memo: dict[int, Any]) -> st
     except ModelError as error:
         cause = error.__cause__
         return " ".join(f"{cause}".split()) or type(cause).__name__
+    return None
+
+
+def _is_not_pickled(module: nn.Module, raised: str) -> str | None:
+    """Why nobody would expect the model to be pickled, if so: that says nothing of its state."""
+    if any(words in raised for words in _BY_DESIGN):
+        return "torch pickles no such module, and says so"
+    if any("<locals>" in type(one).__qualname__ for one in module.modules()):
+        return "a class of the model is local to a function: Python pickles none such"
     return None
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import statecli
 from statecli.proofs import copying
 from statecli.proofs.result import Name, Verdict
 
@@ -116,6 +117,20 @@ def test_a_reason_that_is_no_tensor_is_inconclusive():
     check = copied("self.l = nn.Linear(2, 2); self.act = lambda x: x")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "lambda" in check.reason
+    assert set(verdicts(check, "copied").values()) == {"passed"}
+
+
+def test_a_class_local_to_a_test_is_not_expected_to_pickle():
+    """Python finds no such class by its name; its copy is proved all the same."""
+
+    class Local(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.Linear(2, 2)
+
+    check = statecli.verify(Local(), checks=["copy"]).checks[0]
+    assert check.verdict is Verdict.PASSED
+    assert set(verdicts(check, "pickled").values()) == {"skipped"}
     assert set(verdicts(check, "copied").values()) == {"passed"}
 
 
