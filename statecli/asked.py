@@ -9,14 +9,14 @@ from statecli import target
 from statecli.comparison.result import Field, How
 from statecli.comparison.run import Request
 from statecli.errors import UsageError
-from statecli.options import DiffOptions
+from statecli.options import CUDA, DiffOptions
 from statecli.render import Output
 from statecli.report.diffing import DiffView, Names
 
 #: The tensors that changed most whose Δ a page draws.
 HISTOGRAMS = 6
 
-_DEVICE = re.compile(r"cpu|cuda(?::(?:0|[1-9]\d{0,3}))?")
+_DEVICE = re.compile(rf"cpu|{CUDA}")
 #: Outputs that have every change whatever is asked of the rows for people.
 _WHOLE = (Output.JSON, Output.JSONL, Output.CSV)
 

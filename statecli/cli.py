@@ -11,7 +11,7 @@ from statecli import console, interrupts
 from statecli.errors import StateError, UsageError
 from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
-from statecli.options import DiffOptions, InspectOptions, VerifyOptions
+from statecli.options import CUDA, DiffOptions, InspectOptions, VerifyOptions
 from statecli.render import Output
 from statecli.report import View, documents, fold, inspecting
 from statecli.report.text import plural
@@ -107,7 +107,7 @@ def verify(options: VerifyOptions) -> int:
     return 2 if untold and code == 0 else code
 
 
-_DEVICE = re.compile(r"meta|cpu|fake-cuda|cuda(?::(?:0|[1-9]\d{0,3}))?")
+_DEVICE = re.compile(rf"meta|cpu|fake-cuda|{CUDA}")
 
 
 def _check(options: VerifyOptions) -> None:

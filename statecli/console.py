@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from statecli import interrupts, render
 from statecli.errors import UnreadableError
@@ -18,6 +18,9 @@ from statecli.render import Look, Output
 from statecli.render._escape import elided, visible
 from statecli.render.plain import finding_line
 from statecli.report import Report
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: Characters of an error's one line; names inside can be megabytes long.
 MAX_LINE = 2_000
@@ -166,11 +169,10 @@ def progress(*, enabled: bool, color: str) -> Iterator[Progress | None]:
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True, no_color=True if color == "never" else None), transient=True)
+    bar = Progress(*columns, console=_beside(color), transient=True)
 
     def start(total: int) -> Callable[[str, int], None]:
         bar.start()
@@ -189,12 +191,16 @@ def steps(total: int, *, enabled: bool, color: str) -> Iterator[Callable[[], Non
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=Console(stderr=True, no_color=True if color == "never" else None), transient=True
-    ) as bar:
+    with Progress(*columns, console=_beside(color), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda: bar.advance(task)
+
+
+def _beside(color: str) -> Console:
+    """rich's idea of stderr; colours as the results have them."""
+    from rich.console import Console
+
+    return Console(stderr=True, no_color=True if color == "never" else None)

@@ -11,6 +11,9 @@ from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
 
+#: How a GPU is named, as a regular expression.
+CUDA = r"cuda(?::(?:0|[1-9]\d{0,3}))?"
+
 
 class Color(str, Enum):
     """`auto` is on a terminal, unless NO_COLOR is set."""
