@@ -130,6 +130,7 @@ _TRANSPARENT = _ids(
         *(kind for kind in vars(itertools).values() if type(kind) is type),
     ]
 )
+_CONTAINERS = _ids([dict, collections.OrderedDict, list, tuple, set, frozenset, collections.deque])
 #: Types whose repr is Python's own and short enough for a name.
 _WRITABLE = _ids([str, int, bool, float, bytes, type(None)])
 #: Names in class bodies that abstract classes and namedtuples leave there.
@@ -404,19 +405,19 @@ def _closed(kind: type) -> bool:
 def _open(step: Step, classes: dict[int, type]) -> Iterator[Step]:
     """What `step.held` holds directly, leaves that can hold no tensor left out."""
     thing, kind = step.held, type(step.held)
-
-    def to(label: str, held: Any, how: str) -> Step:
-        dotted = label[1:] if step.parent is not None and step.label.endswith(".") and label[:1] == "." else label
-        return Step(step, dotted, held, step.depth + 1, how)
-
     # Hooks are numbered by a counter of the whole process: their place in the dict is what stays the same.
     numbered = step.label.endswith("_hooks") and step.parent is not None and _is_module(step.parent.held)
-    for label, held, how in _contents(thing, kind, numbered):
-        if id(type(held)) not in _ATOMS and not _closed(type(held)):
-            yield to(label, held, how)
-    for label, held, how in _class_attributes(thing, kind, classes):
-        if id(type(held)) not in _ATOMS and not _closed(type(held)):
-            yield to(label, held, how)
+    after_dot = step.parent is not None and step.label.endswith(".")
+    contents = _contents(thing, kind, numbered)
+    for label, held, how in itertools.chain(contents, _class_attributes(thing, kind, classes)):
+        if not _closed(type(held)) and not _is_empty(held):
+            dotted = label[1:] if after_dot and label[:1] == "." else label
+            yield Step(step, dotted, held, step.depth + 1, how)
+
+
+def _is_empty(thing: Any) -> bool:
+    """Whether it is a built-in container with nothing in it: most of what a module holds, its dicts of hooks."""
+    return id(type(thing)) in _CONTAINERS and not thing and not own_dict(thing)
 
 
 def _is_module(thing: Any) -> bool:
@@ -578,8 +579,8 @@ def _slots(kind: type) -> tuple[tuple[str, Any], ...]:
 
 def _class_attributes(thing: Any, kind: type, classes: dict[int, type]) -> Iterator[tuple[str, Any, str]]:
     """Tensors and containers in the class bodies of user classes, once per class."""
-    for base in _mro_of(kind):
-        if id(base) in classes or not _is_users(base):
+    for base in _users(kind):
+        if id(base) in classes:
             continue
         classes[id(base)] = base
         for name, held in list(_dict_of(base).items()):
@@ -602,6 +603,11 @@ def _shadowed(thing: Any, name: str) -> bool:
 
 
 @_by_type
+def _users(kind: type) -> tuple[type, ...]:
+    """The classes among its bases and itself that neither Python nor torch brings."""
+    return tuple(base for base in _mro_of(kind) if _is_users(base))
+
+
 def _is_users(kind: type) -> bool:
     module = _dict_of(kind).get("__module__")
     top = module.partition(".")[0] if type(module) is str else "builtins"

@@ -112,9 +112,9 @@ class _Proof:
         module = self._used = measure.moved(start, given)
         self._done.append(called)
         now = {name: tensor for name, tensor in judging.tensors(module).items() if name in self._steps}
-        cast_ = [name for name, tensor in now.items() if tensor.dtype != self._steps[name].last]
+        declining = _declining(module, called, [n for n, tensor in now.items() if tensor.dtype != self._steps[n].last])
         for name, tensor in now.items():
-            if _declines(module, name, called, cast_):
+            if name.rpartition(".")[0] in declining:
                 self._steps[name].declined = called
             _note(self._steps[name], tensor, dtype, called)
         return module
@@ -186,15 +186,17 @@ def _wrong(steps: _Steps, tensor: torch.Tensor, dtype: torch.dtype, called: str)
     return None
 
 
-def _declines(module: nn.Module, name: str, called: str, followed: list[str]) -> bool:
-    """Whether the module that registers `name` has a `half()` of its own that does nothing, as torchmetrics' have.
+def _declining(module: nn.Module, called: str, followed: list[str]) -> frozenset[str]:
+    """The names of modules that have a `half()` of their own that does nothing, as torchmetrics' have.
 
     `followed` are the names of what was cast: one that casts a part of its tensors has forgotten the rest.
     """
-    method, prefix = called.strip(".()"), name.rpartition(".")[0]
-    owner = dict(module.named_modules()).get(prefix)
-    own = hasattr(nn.Module, method) and getattr(type(owner), method, None) is not getattr(nn.Module, method)
-    return own and not any(one.startswith(f"{prefix}." if prefix else "") for one in followed)
+    method = called.strip(".()")
+    torchs = getattr(nn.Module, method, None)
+    if torchs is None:  # the way is .to(dtype)
+        return frozenset()
+    own = [name for name, one in module.named_modules() if getattr(type(one), method, None) is not torchs]
+    return frozenset(name for name in own if not any(one.startswith(f"{name}." if name else "") for one in followed))
 
 
 def _integers(tensor: torch.Tensor) -> torch.Tensor | None:

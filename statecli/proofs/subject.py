@@ -152,10 +152,12 @@ def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subjec
     if ran is None:
         return subject  # the proofs that need a forward say so
     name, (module, origins, there) = subject.target, ran
-    after = modules.read(Built(Spec(name, "", False, name), module, origins, "cpu", True, lambda _, __: module), name)
     known = subject.rows()
-    rows = appearing.marked(after.tensors, subject.state.tensors)
     shapeless = {fqn for fqn, row in known.items() if row.shape is None}
+    if not shapeless and _names(module) <= there:
+        return subject
+    after = modules.read(Built(Spec(name, "", False, name), module, origins, "cpu", True, lambda _, __: module), name)
+    rows = appearing.marked(after.tensors, subject.state.tensors)
     new = [row for row in rows if row.fqn not in known or (row.fqn in shapeless and row.shape is not None)]
     new = [row for row in new if row.fqn in shapeless or row.fqn not in there]
     appeared = frozenset(row.fqn for row in new)
@@ -169,15 +171,20 @@ def _called(subject: Subject) -> tuple[nn.Module, Origins, frozenset[str]] | Non
 
     Without initial values where forward does not need them.
     """
-    from statecli.modules import measure
-    from statecli.modules.walk import walk
     from statecli.proofs import appearing
 
     for values in (False, True):
         try:
             module = subject.fresh(values=values)
-            there = frozenset(fqn for fqn, _ in measure.names(walk(module)))
+            there = _names(module)
             return module, appearing.called(subject, module), there
         except ModelError:
             continue
     return None
+
+
+def _names(module: nn.Module) -> frozenset[str]:
+    from statecli.modules import measure
+    from statecli.modules.walk import walk
+
+    return frozenset(fqn for fqn, _ in measure.names(walk(module)))

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ from statecli.proofs.subject import Subject
 
 #: Rounds of forward, backward and step at most.
 ROUNDS = 3
+#: Values of a parameter that are compared first to see whether it was updated.
+SAMPLE = 4096
 #: The learning rate where the optimizer's own is not larger. With gradients scaled to 1 each update shows, and none
 #: throws the model off.
 RATE = 0.01
@@ -222,16 +224,39 @@ def _loss(run: Training, found: list[torch.Tensor]) -> torch.Tensor:
 def _step(run: Training, loss: torch.Tensor) -> None:
     if run.optimizer is None:
         return
-    trained = {name: seen for name, seen in run.seen.items() if seen.trained and seen.tensor.grad is not None}
-    before = _copies({name: seen.tensor for name, seen in trained.items()}, frozenset())
+    trained = {name: seen for name, seen in run.seen.items() if seen.trained and not seen.updated}
+    trained = {name: seen for name, seen in trained.items() if seen.peaks[-1] and seen.tensor.grad is not None}
+    before = {name: _Before(seen.tensor, sample=run.rounds == 1) for name, seen in trained.items()}
     with run.subject.user_code(f"the step of {run.made_by.__name__}"):
         # LBFGS asks for the loss again, and is told the same.
         run.optimizer.step(lambda: float(loss.detach()))
     for name, seen in trained.items():
-        if seen.peaks[-1] and not seen.updated:
-            same = bits.same(before[name], seen.tensor)
-            seen.updated = None if same is None else not same
-            seen.lost = _lost(seen.tensor, run.optimizer) if same else None
+        seen.updated = before[name].updated()
+        seen.lost = _lost(seen.tensor, run.optimizer) if seen.updated is False else None
+
+
+def _is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    return tensor is not None and tensor.layout is torch.strided and not tensor.is_nested
+
+
+class _Before:
+    """A tensor's values before the step: of a large one a sample is enough to show that it was updated."""
+
+    def __init__(self, tensor: torch.Tensor, *, sample: bool) -> None:
+        self._tensor, self._stride = tensor, 1
+        if sample and type(tensor) is nn.Parameter and tensor.is_contiguous() and _is_strided(grad := tensor.grad):
+            stride = tensor.numel() // SAMPLE or 1
+            if bool(grad.reshape(-1)[::stride].any()):
+                self._stride = stride
+        self._values = _copy(self._now())
+
+    def _now(self) -> torch.Tensor:
+        return self._tensor if self._stride == 1 else self._tensor.detach().reshape(-1)[:: self._stride]
+
+    def updated(self) -> bool | None:
+        """None where it cannot be told: the next round, which looks at all values, tells."""
+        same = bits.same(self._values, self._now())
+        return None if same is None or (same and self._stride > 1) else not same
 
 
 def _lost(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> float | None:

@@ -207,7 +207,7 @@ def test_deep_nesting_is_cut_and_said(inspect):
 def test_too_many_objects_are_cut_and_said(inspect, monkeypatch):
     """Where a model holds more objects than the limit, the state says that the search ended."""
     monkeypatch.setattr(walk_module, "MAX_OBJECTS", 1000)
-    state = inspect(HEADER + "self.many = [[] for _ in range(5000)]")
+    state = inspect(HEADER + "self.many = [[[]] for _ in range(5000)]")
     assert [o.name for o in state.oddities if o.name == "not-searched"] != []
 
 

@@ -15,7 +15,7 @@ from statecli.errors import UsageError
 from statecli.finding import Severity
 from statecli.modules import spec
 from statecli.modules.build import build
-from statecli.proofs import Request, inputs, run, subject
+from statecli.proofs import Request, inputs, run, subject, training
 from statecli.proofs.result import Check, Name, Verdict
 from statecli.proofs.step import prove
 
@@ -482,3 +482,36 @@ def test_inputs_without_elements_prove_nothing():
     check = step(str(SAMPLES / "batchnorm.py:Block"), "0x8")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert check.reason == "its inputs have no elements (float32 0×8), and no gradient comes of nothing"
+
+
+# --- whether it was updated -----------------------------------------------------------------------------------------
+
+
+class Only(torch.optim.Optimizer):
+    """Adds 1 to some elements of each parameter, chosen by a slice."""
+
+    chosen = slice(None)
+
+    def __init__(self, params):
+        """No options."""
+        super().__init__(params, {})
+
+    def step(self, closure=None):
+        """The update."""
+        with torch.no_grad():
+            for one in self.param_groups[0]["params"]:
+                one.view(-1)[self.chosen] += 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rounds", "updated"),
+    [(slice(0, 1), 1, True), (slice(1, 2), 2, True), (slice(-1, None), 2, True), (slice(0, 0), 3, False)],
+    ids=["in the sample", "beside it", "the last", "none"],
+)
+def test_an_update_outside_the_sample_is_seen_in_the_next_round(chosen, rounds, updated):
+    """Of 16,382 values every third or so is looked at; what moves none of them is told by looking at all."""
+    module = nn.Linear(4 * training.SAMPLE - 2, 1, bias=False)
+    given, _ = inputs.find((f"1x{module.in_features}",), None, subject.built_of(module))
+    of = subject.with_inputs(subject.of_module(module), given, "")
+    run, why_not = training.train(of, type("One", (Only,), {"chosen": chosen}))
+    assert (run.rounds, run.seen["weight"].updated, why_not) == (rounds, updated, None)

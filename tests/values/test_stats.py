@@ -363,13 +363,13 @@ class Wrapper(torch.Tensor):
 
 
 def test_a_huge_expanded_tensor_is_read_at_once(store):
-    """2 ** 40 elements over four stored ones: milliseconds, and counts of the whole."""
+    """2 ** 40 elements over four stored ones: no work in proportion, and counts of the whole."""
     data = store(torch.tensor([0.0, 1.0, 2.0, 5.0])).data
     shape, strides = (2**20, 4, 2**18), (0, 1, 0)
     info = TensorInfo("w", "float32", shape, 2**40, 2**42, data=TensorData(data.storage, "float32", shape, 0, strides))
-    start = time.perf_counter()
+    start = time.process_time()
     found = stats(info)
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 5  # not the hours that each element would take
     assert (found.zeros, found.mean, found.min, found.max) == (2**38, 2.0, 0.0, 5.0)
     assert found.std == pytest.approx(np.std([0, 1, 2, 5]))
     live = torch.as_strided(torch.tensor([0.0, 1.0, 2.0, 5.0]), shape, strides)
@@ -381,9 +381,9 @@ def test_windows_without_end_are_refused_at_once(store):
     data = store(torch.zeros(3072)).data
     shape, strides = (1024, 1024, 1024), (1, 1, 1)
     info = TensorInfo("w", "float32", shape, 2**30, 2**32, data=TensorData(data.storage, "float32", shape, 0, strides))
-    start = time.perf_counter()
+    start = time.process_time()
     found = stats(info)
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 5  # not the hours that each element would take
     assert found.mean is None
     assert "overlap" in found.reason
 
