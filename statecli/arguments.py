@@ -10,7 +10,8 @@ import typer
 from statecli import __version__, cli
 from statecli.comparison.result import Field
 from statecli.errors import UsageError
-from statecli.options import Color, DiffOptions, InspectOptions, VerifyOptions
+from statecli.finding import Severity
+from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, VerifyOptions
 from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
@@ -61,6 +62,7 @@ Quiet = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also evidence, other names, source lines.")]
 VerboseVerify = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was measured, and every note.")]
+VerboseAudit = Annotated[bool, typer.Option("--verbose", "-v", help="Also what readers noted, and skipped rules.")]
 VerboseDiff = Annotated[bool, typer.Option("--verbose", "-v", help="Also where first, mean, L2, cosine.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="A traceback with every error.")]
@@ -109,7 +111,10 @@ def inspect(
 
 
 #: Typer gives a list of these, or None.
-REPEATABLE = ("include", "exclude", "kind", "map", "ignore", "only", "frozen", "changed", "check", "input")
+REPEATABLE = (
+    *("include", "exclude", "kind", "map", "ignore", "only", "frozen", "changed", "check", "input"),
+    *("targets", "select", "report"),
+)
 
 
 def _given(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -208,9 +213,63 @@ def verify(
 
 
 @app.command()
+def audit(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TARGET...", help="Checkpoints, folders or globs of them, classes.")
+    ],
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="SPEC", help="Hold them to what this class registers.")
+    ] = None,
+    select: Annotated[list[str] | None, typer.Option("--select", metavar="RULE", help="Only it (repeatable).")] = None,
+    ignore: Annotated[list[str] | None, typer.Option("--ignore", metavar="RULE", help="Not it (repeatable).")] = None,
+    fail_on: Annotated[
+        Severity | None,
+        typer.Option("--fail-on", help="End 1 for what is as bad as this: warning, unless configured."),
+    ] = None,
+    values: Annotated[bool, typer.Option("--values", help="Read the values too: NaN, Inf, constants.")] = False,
+    lock: Annotated[str | None, typer.Option("--lock", metavar="FILE", help="Hold them to this lock file.")] = None,
+    frozen_only: Annotated[bool, typer.Option("--frozen-only", help="Only to the frozen part of the lock.")] = False,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="CHECKPOINT", help="Hold them to another checkpoint.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="FILE", help="Accept the findings that it lists.")
+    ] = None,
+    write_baseline: Annotated[
+        str | None, typer.Option("--write-baseline", metavar="FILE", help="Accept what is found today, for --reason.")
+    ] = None,
+    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why --write-baseline does.")] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="This one, not the nearest pyproject.toml.")
+    ] = None,
+    report: Annotated[
+        list[str] | None, typer.Option("--report", metavar="FORMAT=FILE", help="Also write this (repeatable).")
+    ] = None,
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Nothing to audit is no error.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
+    all: All = False,
+    init_device: InitDevice = "cpu",
+    include: Globs = None,
+    exclude: NotGlobs = None,
+    kind: Kinds = None,
+    output_format: Form = Output.TABLE,
+    output: To = None,
+    color: Colors = Color.AUTO,
+    quiet: Quiet = False,
+    verbose: VerboseAudit = False,
+    no_progress: NoProgress = False,
+    debug: Debug = False,
+) -> None:
+    """Run rules over checkpoints and model classes. Exit 1 for findings, 2 for what could not be audited."""
+
+    options = AuditOptions(**_given(locals()))
+    cli.leave(lambda: cli.audit(options), debug)
+
+
+@app.command()
 def schema(
     command: Annotated[
-        str, typer.Argument(metavar="COMMAND", help="Whose JSON is described: inspect, diff or verify.")
+        str, typer.Argument(metavar="COMMAND", help="Whose JSON is described: inspect, diff, verify or audit.")
     ],
     debug: Debug = False,
 ) -> None:

@@ -11,7 +11,7 @@ from statecli import console, interrupts
 from statecli.errors import StateError, UsageError
 from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
-from statecli.options import CUDA, DiffOptions, InspectOptions, VerifyOptions
+from statecli.options import CUDA, AuditOptions, DiffOptions, InspectOptions, VerifyOptions
 from statecli.render import Output
 from statecli.report import View, documents, fold, inspecting
 from statecli.report.text import plural
@@ -21,8 +21,10 @@ from statecli.state import ModelState
 TOLD = 20
 
 
-def run(options: InspectOptions | DiffOptions | VerifyOptions) -> int:
+def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions) -> int:
     """Whichever command these are the options of; the exit code."""
+    if isinstance(options, AuditOptions):
+        return audit(options)
     if isinstance(options, VerifyOptions):
         return verify(options)
     return diff(options) if isinstance(options, DiffOptions) else inspect(options)
@@ -105,6 +107,36 @@ def verify(options: VerifyOptions) -> int:
     for message in untold:
         console.complain(message, debug=False)
     return 2 if untold and code == 0 else code
+
+
+def audit(options: AuditOptions) -> int:
+    """`statecli audit`; the exit code: 2 where a target could not be audited, or none was."""
+    from statecli.auditing import run as auditing
+    from statecli.auditing.result import Status
+    from statecli.finding import Severity
+    from statecli.report import auditing as reporting
+
+    console.keep_stdout()
+    request = auditing.Request(
+        targets=options.targets,
+        model=options.model,
+        select=options.select,
+        ignore=options.ignore,
+        fail_on=options.fail_on or Severity.WARNING,
+        init_device=options.init_device,
+        include=options.include,
+        exclude=options.exclude,
+        kind=options.kind,
+    )
+    found = auditing.audit(request)
+    report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose))
+    code = console.publish(report, options.output_format, options.output, options.color.value, options.quiet)
+    for target in found.targets:
+        if target.status is Status.FAILED:
+            code = console.complain(target.reason or target.target, debug=False)
+    if not found.count(Status.AUDITED) and not options.allow_empty:
+        code = console.complain("nothing was audited", debug=False) if code == 0 else code
+    return code
 
 
 _DEVICE = re.compile(rf"meta|cpu|fake-cuda|{CUDA}")

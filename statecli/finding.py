@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import Enum
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from statecli.state import Origin
 
 
 class Severity(str, Enum):
@@ -14,9 +18,25 @@ class Severity(str, Enum):
     WARNING = "warning"
     ERROR = "error"
 
+    @property
+    def rank(self) -> int:
+        """0 for a note, 2 for an error."""
+        return list(Severity).index(self)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Bytes of a file: `length` of them from `offset`."""
+
+    path: str
+    offset: int
+    length: int
+
 
 class Finding(msgspec.Struct, frozen=True):
-    """One problem: the rule's name, one line, the target, the tensor and its section, and what to do."""
+    """One problem: the rule's name, one line, the target, the tensor and its section, and what to do.
+
+    `origin` is the source line that it is about, `place` the bytes; both are left out where there is none.
+    """
 
     rule: str
     severity: Severity
@@ -25,3 +45,11 @@ class Finding(msgspec.Struct, frozen=True):
     fqn: str | None = None
     help: str | None = None
     section: str | None = None
+    origin: Origin | UnsetType = UNSET
+    place: Place | UnsetType = UNSET
+
+    @property
+    def fingerprint(self) -> str:
+        """What stays the same of it from run to run: its rule, its target, its section and tensor."""
+        parts = (self.rule, self.target, self.section or "", self.fqn or "")
+        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]

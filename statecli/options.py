@@ -7,6 +7,7 @@ from enum import Enum
 import msgspec
 
 from statecli.comparison.result import Field
+from statecli.finding import Severity
 from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
@@ -86,3 +87,24 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     optimizer: str | None = None
     input: tuple[str, ...] = ()
     inputs: str | None = None
+
+
+class AuditOptions(SharedOptions, frozen=True, kw_only=True):
+    """`statecli audit`. `fail_on` None: as the configuration says, else warnings."""
+
+    targets: tuple[str, ...]
+    model: str | None = None
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    fail_on: Severity | None = None
+    values: bool = False
+    lock: str | None = None
+    frozen_only: bool = False
+    against: str | None = None
+    baseline: str | None = None
+    write_baseline: str | None = None
+    reason: str | None = None
+    config: str | None = None
+    report: tuple[str, ...] = ()
+    allow_empty: bool = False
+    jobs: int = 0

@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 
 from statecli.comparison.result import Field
-from statecli.options import Color, DiffOptions, InspectOptions, VerifyOptions
+from statecli.finding import Severity
+from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, VerifyOptions
 from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
 
 #: What a line asks for, whichever command it is.
-Options = InspectOptions | DiffOptions | VerifyOptions
+Options = InspectOptions | DiffOptions | VerifyOptions | AuditOptions
 
 #: An option's spelling -> its field, and what makes a value of the word; ValueError where it is none.
 Takes = Mapping[str, tuple[str, Callable[[str], object]]]
@@ -34,6 +35,8 @@ class Command(msgspec.Struct, frozen=True):
     flags: Mapping[str, str]
     values: Takes
     repeatable: Takes
+    #: Whether the last target may come more than once; its field is a tuple.
+    several: bool = False
 
 
 def _flags(*fields: str) -> dict[str, str]:
@@ -105,6 +108,26 @@ COMMANDS = {
         },
         {**REPEATABLE, "--check": ("check", Name), "--input": ("input", str)},
     ),
+    "audit": Command(
+        AuditOptions,
+        ("targets",),
+        {**FLAGS, **_flags("values", "frozen_only", "allow_empty")},
+        {
+            **VALUES,
+            "--model": ("model", str),
+            "--fail-on": ("fail_on", Severity),
+            "--lock": ("lock", str),
+            "--against": ("against", str),
+            "--baseline": ("baseline", str),
+            "--write-baseline": ("write_baseline", str),
+            "--reason": ("reason", str),
+            "--config": ("config", str),
+            "--jobs": ("jobs", int),
+            "-j": ("jobs", int),
+        },
+        {**REPEATABLE, "--select": ("select", str), "--ignore": ("ignore", str), "--report": ("report", str)},
+        several=True,
+    ),
 }
 
 
@@ -116,12 +139,13 @@ def parse(words: list[str]) -> Options | None:
     found: dict[str, Any] = {}
     targets = iter(command.targets)
     rest = iter(words[1:])
+    field = None
     for word in rest:
         if not word.startswith("-"):
-            field = next(targets, None)
+            field = next(targets, field if command.several else None)
             if field is None:
                 return None
-            found[field] = word
+            found[field] = (*found.get(field, ()), word) if command.several else word
         elif word in command.flags:
             found[command.flags[word]] = True
         elif not _take(word, rest, command, found):

@@ -127,6 +127,8 @@ class Report(msgspec.Struct, frozen=True):
     #: Names alone (`--name-only`), in place of all else: a line each, its parts set apart by tabs.
     listing: Callable[[], Iterable[tuple[str, ...]]] | None = None
 
+    #: Whether the findings make the command end 1; None: whenever there are any.
+    fails: bool | None = None
     #: Each line is asked for (`--all`), also by who writes for a place of limited size.
     whole: bool = False
     #: At most so many findings are told people, and how many more there are (`-n`); None: each.
@@ -138,7 +140,7 @@ class Report(msgspec.Struct, frozen=True):
 
     def failed(self) -> bool:
         """Whether the command ends 1."""
-        return bool(self.findings)
+        return bool(self.findings) if self.fails is None else self.fails
 
 
 class View(msgspec.Struct, frozen=True):

@@ -9,9 +9,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from statecli import __version__
+from statecli.auditing.result import Audit, Skipped
+from statecli.auditing.result import Status as AuditStatus
 from statecli.comparison.result import Broken, Change, Delta, Diff, Field, How, ScalarChange, Status
 from statecli.errors import UsageError
-from statecli.finding import Finding
+from statecli.finding import Finding, Severity
 from statecli.inspection import Inspection
 from statecli.proofs.result import Check, Name, Verdict, Verification
 from statecli.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
@@ -199,11 +201,63 @@ class VerifyDocument(msgspec.Struct, frozen=True):
     notes: tuple[Oddity, ...] = ()
 
 
+class AuditSummary(msgspec.Struct, frozen=True):
+    """How many targets became what, and how many findings there are of each severity; accepted ones apart."""
+
+    audited: int
+    failed: int
+    skipped: int
+    error: int
+    warning: int
+    note: int
+    accepted: int
+
+
+class TargetRow(msgspec.Struct, frozen=True):
+    """One target: what became of it and why, and how much of it there is."""
+
+    target: str
+    status: AuditStatus
+    reason: str | None
+    format: str | None
+    tensors: int
+    bytes: int
+
+
+class AcceptedRow(msgspec.Struct, frozen=True):
+    """A finding that is accepted, and the reason that was given."""
+
+    rule: str
+    target: str
+    fqn: str | None
+    fingerprint: str
+    reason: str
+
+
+class AuditDocument(msgspec.Struct, frozen=True):
+    """`statecli audit -f json`. Consumers ignore keys they do not know.
+
+    `passed` is what the exit code says: no finding is of `fail_on` or worse, and no target failed.
+    """
+
+    schema: str
+    statecli: str
+    passed: bool
+    fail_on: Severity
+    summary: AuditSummary
+    targets: tuple[TargetRow, ...]
+    findings: tuple[Finding, ...]
+    ran: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
+    accepted: tuple[AcceptedRow, ...] = ()
+
+
 #: Command -> the type of its JSON document; `statecli schema COMMAND` prints it.
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "inspect": InspectDocument,
     "diff": DiffDocument,
     "verify": VerifyDocument,
+    "audit": AuditDocument,
 }
 
 
@@ -409,4 +463,36 @@ def _check(check: Check) -> CheckRow:
             for column in check.columns
             for fqn, cell in column.cells.items()
         ),
+    )
+
+
+def of_audit(found: Audit) -> AuditDocument:
+    """The document of one audit."""
+    counts = Counter(finding.severity for finding in found.findings)
+    statuses = Counter(target.status for target in found.targets)
+    accepted = tuple(
+        AcceptedRow(one.finding.rule, target.target, one.finding.fqn, one.finding.fingerprint, one.reason)
+        for target in found.targets
+        for one in target.accepted
+    )
+    summary = AuditSummary(
+        **{status.value: statuses[status] for status in AuditStatus},
+        **{severity.value: counts[severity] for severity in Severity},
+        accepted=len(accepted),
+    )
+    targets = tuple(
+        TargetRow(one.target, one.status, one.reason, one.format, one.tensors, one.bytes) for one in found.targets
+    )
+    passed = not found.failing and not statuses[AuditStatus.FAILED] and bool(statuses[AuditStatus.AUDITED])
+    return AuditDocument(
+        "statecli.audit/1",
+        __version__,
+        passed,
+        found.fail_on,
+        summary,
+        targets,
+        found.findings,
+        found.ran,
+        found.skipped,
+        accepted,
     )

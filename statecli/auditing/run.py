@@ -1,0 +1,115 @@
+"""One run of `audit`: targets are read one after the other, each is given to the rules that can judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import UNSET
+
+from statecli import inspection, modules, target
+from statecli.auditing.policy import Policy
+from statecli.auditing.result import Audit, Skipped, Status, Target
+from statecli.auditing.rule import Found, Rule
+from statecli.auditing.subject import Subject
+from statecli.errors import StateError
+from statecli.finding import Finding, Severity
+from statecli.rules import RULES
+from statecli.state import Kind
+
+if TYPE_CHECKING:
+    from statecli.state import ModelState
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the user asked of `audit`. `select` () is every rule."""
+
+    targets: tuple[str, ...]
+    model: str | None = None
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    fail_on: Severity = Severity.WARNING
+    policy: Policy = Policy()
+    init_device: str = "cpu"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    kind: tuple[Kind, ...] = ()
+
+
+def audit(request: Request, done: Callable[[Target], None] = lambda _: None) -> Audit:
+    """Run the rules over each target; `done` is called after each. What cannot be read is a target that failed."""
+    targets = []
+    for text in request.targets:
+        targets.append(_one(text, request))
+        done(targets[-1])
+    return Audit(tuple(targets), request.fail_on)
+
+
+def _one(text: str, request: Request) -> Target:
+    try:
+        subject = _subject(text, request)
+    except StateError as error:
+        return Target(text, Status.FAILED, str(error))
+    return _judged(subject, _chosen(request))
+
+
+def _subject(text: str, request: Request) -> Subject:
+    spec = target.spec_of(text)
+    module: ModelState | None = None
+    if spec is not None:
+        state = module = modules.read(target.model(spec, init_device=request.init_device, values=False), text)
+    else:
+        state = target.checkpoint(text)
+    asked = inspection.Request(text, include=request.include, exclude=request.exclude, kind=request.kind)
+    return Subject(text, inspection.filtered(state, asked), request.policy, module)
+
+
+def _chosen(request: Request) -> Sequence[Rule]:
+    chosen = [rule for rule in RULES if not request.select or rule.name in request.select]
+    return [rule for rule in chosen if rule.name not in request.ignore]
+
+
+def _judged(subject: Subject, rules: Sequence[Rule]) -> Target:
+    findings: list[Finding] = []
+    ran, skipped = [], []
+    for rule in rules:
+        why_not = rule.why_not(subject)
+        if why_not is not None:
+            skipped.append(Skipped(rule.name, why_not, subject.target))
+            continue
+        ran.append(rule.name)
+        findings.extend(_found(rule, subject))
+    state = subject.state
+    size = sum(tensor.nbytes for tensor in state.tensors)
+    return Target(
+        subject.target,
+        Status.AUDITED,
+        None,
+        state.format,
+        len(state.tensors),
+        size,
+        tuple(findings),
+        (),
+        tuple(ran),
+        tuple(skipped),
+        state.oddities,
+    )
+
+
+def _found(rule: Rule, subject: Subject) -> Iterator[Finding]:
+    """What the rule says; a bug in it is a finding that names it, and the run goes on."""
+    try:
+        for one in rule.find(subject):
+            yield _finding(rule, one, subject.target)
+    except StateError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever it is, no audit passes for it
+        message = f"rule {rule.name} failed: {type(error).__name__}: {error} (please report it)"
+        yield Finding("internal-error", Severity.ERROR, message, subject.target)
+
+
+def _finding(rule: Rule, one: Found, target: str) -> Finding:
+    origin, place = one.origin or UNSET, one.place or UNSET
+    severity = one.severity or rule.severity
+    return Finding(rule.name, severity, one.message, target, one.fqn, one.help, one.section, origin, place)

@@ -1,0 +1,30 @@
+"""What a rule is given: one target as it was read, and what it is to be held to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from statecli.auditing.policy import Policy
+from statecli.state import ModelState, TensorInfo
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`state` is the target, `policy` what the project wants of it.
+
+    `module` is the state of a class: the target itself where it is one, None for a checkpoint without `--model`.
+    """
+
+    target: str
+    state: ModelState
+    policy: Policy = field(default_factory=Policy)
+    module: ModelState | None = None
+
+    def called(self, tensor: TensorInfo) -> str:
+        """The tensor as a message names it: behind its section where there are several."""
+        return tensor.fqn if len(self.state.sections) < 2 else f"{tensor.section}.{tensor.fqn}"
+
+
+def a_module(subject: Subject) -> str | None:
+    """Needed where only a class knows what is registered."""
+    return None if subject.module is not None else "only a class knows: give --model file.py:Class"
