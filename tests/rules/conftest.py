@@ -1,0 +1,22 @@
+"""What the tests of rules have in common: one audit of one target, and what a rule said of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecli.auditing.result import Status
+from statecli.auditing.run import Request, audit
+
+
+@pytest.fixture
+def found():
+    """`found("nan", path, values=True)`: the findings of that rule alone, which has run; other options as in Request."""
+
+    def one(rule, target, **options):
+        (result,) = audit(Request((str(target),), select=(rule,), **options)).targets
+        assert result.status is Status.AUDITED, result.reason
+        assert result.ran == (rule,), result.skipped
+        assert {finding.rule for finding in result.findings} <= {rule}
+        return result.findings
+
+    return one

@@ -1,0 +1,44 @@
+"""Every rule is listed, explains itself, and has a sample that it finds and a near miss that it spares."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+from statecli import rules
+from statecli.auditing.rule import Rule
+
+HERE = Path(__file__).parent
+NAMES = {
+    node.name
+    for path in HERE.glob("test_*.py")
+    for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    if isinstance(node, ast.FunctionDef)
+}
+
+
+def test_every_rule_in_the_folder_is_listed():
+    """One that is not in RULES would never run, and nobody would know."""
+    modules = [importlib.import_module(f"statecli.rules.{one.name}") for one in pkgutil.iter_modules(rules.__path__)]
+    written = [value for module in modules for value in vars(module).values() if isinstance(value, Rule)]
+    assert {id(one) for one in written} == {id(one) for one in rules.RULES}
+    assert len({one.name for one in rules.RULES}) == len(rules.RULES)
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.name)
+def test_a_rule_explains_itself(rule):
+    """What it flags in one line, why that hurts, an example, what to do."""
+    assert rule.summary.endswith(".")
+    parts = [part for part in ("Why: ", "Example: ", "Fix: ") if f"\n\n{part}" in rule.explanation]
+    assert parts == ["Why: ", "Example: ", "Fix: "]
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("part", ["finds", "spares"])
+def test_a_rule_has_a_sample_and_a_near_miss(rule, part):
+    """`test_RULE_finds_…` has a sample that it flags, `test_RULE_spares_…` one that is almost it."""
+    assert [name for name in NAMES if name.startswith(f"test_{rule.name.replace('-', '_')}_{part}_")]
