@@ -10,7 +10,7 @@ from statecli.auditing.run import Request, audit
 
 @pytest.fixture
 def found():
-    """`found("nan", path, values=True)`: the findings of that rule alone, which has run; other options as in Request."""
+    """`found("nan", path, values=True)`: what that rule alone, which has run, says; options as in Request."""
 
     def one(rule, target, **options):
         (result,) = audit(Request((str(target),), select=(rule,), **options)).targets
