@@ -264,3 +264,16 @@ def _totals(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
         return []
     differ = f"{abs(claimed - total)} {'more' if claimed > total else 'fewer'}"
     return [Oddity("index-total", f"the index says {claimed} bytes in all, {differ} than the tensors take ({total})")]
+
+
+def members(path: str) -> tuple[str, ...]:
+    """The names of the files in the folder `path` that reading it reads: a model's weights, its shards and index.
+
+    Raises UnreadableError where it holds no model, or several, or one that lacks a shard.
+    """
+    choice = _folder.choose(path)
+    if _folder.INDEX.search(choice.name):
+        return (choice.name, *_index(os.path.join(path, choice.name), choice.name).shards)
+    if match := _folder.SERIES.match(choice.name):
+        return tuple(_expected(match, choice.names))
+    return (choice.name,)
