@@ -111,23 +111,13 @@ def verify(options: VerifyOptions) -> int:
 
 def audit(options: AuditOptions) -> int:
     """`statecli audit`; the exit code: 2 where a target could not be audited, or none was."""
+    from statecli.auditing import asked
     from statecli.auditing import run as auditing
     from statecli.auditing.result import Status
-    from statecli.finding import Severity
     from statecli.report import auditing as reporting
 
     console.keep_stdout()
-    request = auditing.Request(
-        targets=options.targets,
-        model=options.model,
-        select=options.select,
-        ignore=options.ignore,
-        fail_on=options.fail_on or Severity.WARNING,
-        init_device=options.init_device,
-        include=options.include,
-        exclude=options.exclude,
-        kind=options.kind,
-    )
+    request = asked.request(options)
     found = auditing.audit(request)
     report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose))
     code = console.publish(report, options.output_format, options.output, options.color.value, options.quiet)

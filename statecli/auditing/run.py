@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from statecli import inspection, modules, target
+from statecli.auditing.config import Ignored
+from statecli.auditing.config import expand as expand_rules
 from statecli.auditing.policy import Policy
-from statecli.auditing.result import Audit, Skipped, Status, Target
+from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
 from statecli.auditing.subject import Subject
+from statecli.auditing.targets import expand
 from statecli.errors import StateError
 from statecli.finding import Finding, Severity
 from statecli.rules import RULES
@@ -23,12 +28,17 @@ if TYPE_CHECKING:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the user asked of `audit`. `select` () is every rule."""
+    """What the user asked of `audit`. `select` () is every rule.
+
+    `ignored` are rules whose findings are accepted, by globs of targets; `severity` what a rule's own is replaced by.
+    """
 
     targets: tuple[str, ...]
     model: str | None = None
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    ignored: Mapping[str, Ignored] = {}
+    severity: Mapping[str, Severity] = {}
     fail_on: Severity = Severity.WARNING
     policy: Policy = Policy()
     init_device: str = "cpu"
@@ -40,8 +50,8 @@ class Request(msgspec.Struct, frozen=True):
 def audit(request: Request, done: Callable[[Target], None] = lambda _: None) -> Audit:
     """Run the rules over each target; `done` is called after each. What cannot be read is a target that failed."""
     targets = []
-    for text in request.targets:
-        targets.append(_one(text, request))
+    for one in expand(request.targets):
+        targets.append(_one(one, request) if isinstance(one, str) else one)
         done(targets[-1])
     return Audit(tuple(targets), request.fail_on)
 
@@ -51,7 +61,7 @@ def _one(text: str, request: Request) -> Target:
         subject = _subject(text, request)
     except StateError as error:
         return Target(text, Status.FAILED, str(error))
-    return _judged(subject, _chosen(request))
+    return _accepted(_judged(subject, _chosen(request), request.severity), request.ignored)
 
 
 def _subject(text: str, request: Request) -> Subject:
@@ -70,7 +80,20 @@ def _chosen(request: Request) -> Sequence[Rule]:
     return [rule for rule in chosen if rule.name not in request.ignore]
 
 
-def _judged(subject: Subject, rules: Sequence[Rule]) -> Target:
+def _accepted(found: Target, ignored: Mapping[str, Ignored]) -> Target:
+    """The target, what the configuration accepts of it set apart with its reason."""
+    reasons = {
+        rule: one.reason
+        for glob, one in ignored.items()
+        if inspection.matches_any((found.target, os.path.basename(found.target)), (glob,))
+        for rule in expand_rules(one.rules, "per-target-ignore")
+    }
+    accepted = tuple(Accepted(one, reasons[one.rule]) for one in found.findings if one.rule in reasons)
+    left = tuple(one for one in found.findings if one.rule not in reasons)
+    return replace(found, findings=left, accepted=(*found.accepted, *accepted)) if accepted else found
+
+
+def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Severity]) -> Target:
     findings: list[Finding] = []
     ran, skipped = [], []
     for rule in rules:
@@ -79,7 +102,7 @@ def _judged(subject: Subject, rules: Sequence[Rule]) -> Target:
             skipped.append(Skipped(rule.name, why_not, subject.target))
             continue
         ran.append(rule.name)
-        findings.extend(_found(rule, subject))
+        findings.extend(_found(rule, subject, severity.get(rule.name)))
     state = subject.state
     size = sum(tensor.nbytes for tensor in state.tensors)
     return Target(
@@ -97,11 +120,11 @@ def _judged(subject: Subject, rules: Sequence[Rule]) -> Target:
     )
 
 
-def _found(rule: Rule, subject: Subject) -> Iterator[Finding]:
+def _found(rule: Rule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:
     """What the rule says; a bug in it is a finding that names it, and the run goes on."""
     try:
         for one in rule.find(subject):
-            yield _finding(rule, one, subject.target)
+            yield _finding(rule, one, subject.target, severity)
     except StateError:
         raise
     except Exception as error:  # noqa: BLE001  # whatever it is, no audit passes for it
@@ -109,7 +132,7 @@ def _found(rule: Rule, subject: Subject) -> Iterator[Finding]:
         yield Finding("internal-error", Severity.ERROR, message, subject.target)
 
 
-def _finding(rule: Rule, one: Found, target: str) -> Finding:
+def _finding(rule: Rule, one: Found, target: str, severity: Severity | None) -> Finding:
     origin, place = one.origin or UNSET, one.place or UNSET
-    severity = one.severity or rule.severity
+    severity = severity or one.severity or rule.severity
     return Finding(rule.name, severity, one.message, target, one.fqn, one.help, one.section, origin, place)

@@ -1,0 +1,51 @@
+"""What an `audit` line and the project's configuration ask for together: the line's options come first."""
+
+from __future__ import annotations
+
+from statecli.auditing import config
+from statecli.auditing.config import Config, Loaded
+from statecli.auditing.run import Request
+from statecli.errors import UsageError
+from statecli.options import AuditOptions
+
+
+def request(options: AuditOptions) -> Request:
+    """What is asked for. Raises UsageError for what makes no sense, UnreadableError for a configuration that is none.
+
+    `--select` takes the place of the configured one, `--ignore` adds to it.
+    """
+    asked = loaded(options).config
+    if options.jobs < 0:
+        raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
+    return Request(
+        targets=options.targets,
+        model=options.model,
+        select=config.expand(options.select or asked.select, "--select"),
+        ignore=config.expand((*asked.ignore, *options.ignore), "--ignore"),
+        ignored=asked.per_target_ignore,
+        severity={name: how for one, how in asked.severity.items() for name in config.expand((one,), "severity")},
+        fail_on=options.fail_on or asked.fail_on,
+        policy=asked.policy,
+        init_device=options.init_device,
+        include=options.include,
+        exclude=options.exclude,
+        kind=options.kind,
+    )
+
+
+def loaded(options: AuditOptions) -> Loaded:
+    """The configuration that the line names, or the nearest one."""
+    return config.load(options.config)
+
+
+def in_force(found: Loaded) -> list[tuple[str, object, str]]:
+    """Each key of the configuration, its value, and where that comes from: the file, or `default`."""
+    rows: list[tuple[str, object, str]] = []
+    for field, key in zip(Config.__struct_fields__, Config.__struct_encode_fields__, strict=True):
+        value = getattr(found.config, field)
+        if key != "policy":
+            rows.append((key, value, found.source(key)))
+            continue
+        names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+        rows += [(f"policy.{inner}", getattr(value, name), found.source("policy", inner)) for name, inner in names]
+    return rows
