@@ -5,6 +5,9 @@
     │   └── NothingMatched     the globs, the kind or the section left no tensor
     ├── UnreadableError        the file cannot be opened, or is not a checkpoint that statecli reads
     │   └── MalformedError     it is one, and its bytes contradict themselves
+    │       ├── MissingShard   a file that an index or its number names is not there
+    │       ├── IndexMismatch  an index and its shards disagree on which tensor is where
+    │       └── ChecksumMismatch  bytes are not those that the container recorded a checksum of
     ├── ModelError             the user's model class could not be found, imported or built
     └── MissingDependency      an optional package (torch, numpy) is needed and not installed
 
@@ -13,9 +16,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class StateError(Exception):
-    """One line that says what is wrong with which file and tensor, and what to do."""
+    """One line that says what is wrong with which file and tensor, and what to do.
+
+    `rule` is the rule of `audit` that this error breaks, where there is one.
+    """
+
+    rule: ClassVar[str | None] = None
 
 
 class UsageError(StateError):
@@ -32,6 +42,24 @@ class UnreadableError(StateError):
 
 class MalformedError(UnreadableError):
     """The target is of a known format, and says two things that cannot both be true."""
+
+
+class MissingShard(MalformedError):
+    """Of a checkpoint in several files not all are there."""
+
+    rule = "missing-shard"
+
+
+class IndexMismatch(MalformedError):
+    """The index says of a tensor what the shards deny."""
+
+    rule = "index-mismatch"
+
+
+class ChecksumMismatch(MalformedError):
+    """The bytes of a record are not those that were written."""
+
+    rule = "checksum-mismatch"
 
 
 class ModelError(StateError):

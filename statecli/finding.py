@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from statecli.state import Origin
+from statecli.state import Origin, Place
 
 
 class Severity(str, Enum):
@@ -22,14 +22,6 @@ class Severity(str, Enum):
     def rank(self) -> int:
         """0 for a note, 2 for an error."""
         return list(Severity).index(self)
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Bytes of a file: `length` of them from `offset`."""
-
-    path: str
-    offset: int
-    length: int
 
 
 class Finding(msgspec.Struct, frozen=True):

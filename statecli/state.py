@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 #: A value beside the tensors that JSON can hold. NaN and infinities are kept as text.
 Scalar = str | int | float | bool | None
@@ -163,15 +164,25 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     damage: str | None = None
 
 
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """Bytes of a file: `length` of them from `offset`."""
+
+    path: str
+    offset: int
+    length: int
+
+
 class Oddity(msgspec.Struct, frozen=True, gc=False):
     """Something odd but readable that a reader met. Readers record, rules judge.
 
-    `name` is a stable word (`suffixed`, `key-set-twice`), `message` one line without the target's name.
+    `name` is a stable word (`suffixed`, `key-set-twice`), `message` one line without the target's name; `place` is
+    left out where it is about no bytes.
     """
 
     name: str
     message: str
     fqn: str | None = None
+    place: Place | UnsetType = UNSET
 
 
 class OptimizerGroup(msgspec.Struct, frozen=True):

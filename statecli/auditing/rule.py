@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecli.finding import Place, Severity
-from statecli.state import Origin
+from statecli.finding import Severity
+from statecli.state import Origin, Place
 
 if TYPE_CHECKING:
     from statecli.auditing.subject import Subject

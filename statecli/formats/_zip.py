@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from statecli.errors import MalformedError, UnreadableError
+from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.formats._source import Source, Window
 from statecli.state import Oddity
 
@@ -109,7 +109,7 @@ class Archive:
         elif record.method != STORED:
             raise _unsupported(record)
         if record.crc32 and zlib.crc32(data) != record.crc32:
-            raise MalformedError(
+            raise ChecksumMismatch(
                 f"{record.name}: checksum wrong: {zlib.crc32(data):08x}, the archive says {record.crc32:08x}; "
                 "the file is damaged: fetch it again"
             )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from statecli.errors import MalformedError, UnreadableError
+from statecli.errors import IndexMismatch, MalformedError, MissingShard, UnreadableError
 from statecli.formats import _folder, _json, _shown
 from statecli.formats._source import Source
 from statecli.formats.safetensors import DROPPED
@@ -93,9 +93,9 @@ def _expected(match: re.Match[str], names: list[str]) -> list[str]:
     return expected
 
 
-def _missing(missing: list[str], count: int, why: str) -> MalformedError:
+def _missing(missing: list[str], count: int, why: str) -> MissingShard:
     subject = f"shard {_shown.names(missing)} is" if len(missing) == 1 else f"shards {_shown.names(missing)} are"
-    return MalformedError(f"{subject} missing: {count - len(missing)} of {count} are here, {why}")
+    return MissingShard(f"{subject} missing: {count - len(missing)} of {count} are here, {why}")
 
 
 def _index(path: str, what: str) -> Index:
@@ -240,9 +240,9 @@ def _disagreements(weight_map: dict[str, str], states: list[tuple[str, ModelStat
     found = {tensor.fqn: shard for shard, state in states for tensor in state.tensors}
     for fqn, shard in weight_map.items():
         if fqn not in found:
-            raise MalformedError(f"{_shown.name(fqn)}: the index says it is in {shard}, it is in no shard")
+            raise IndexMismatch(f"{_shown.name(fqn)}: the index says it is in {shard}, it is in no shard")
         if found[fqn] != shard:
-            raise MalformedError(f"{_shown.name(fqn)}: the index says {shard}, it is in {found[fqn]}")
+            raise IndexMismatch(f"{_shown.name(fqn)}: the index says {shard}, it is in {found[fqn]}")
     # The dropped name of a tied tensor is a row of ours and no entry of the file.
     rows = (tensor for _, state in states for tensor in state.tensors if tensor.note != DROPPED)
     extra = [tensor.fqn for tensor in rows if tensor.fqn not in weight_map]

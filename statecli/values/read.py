@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from statecli.errors import MalformedError, UnreadableError
+from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.state import ByteRange, Quantizer, TensorData
 from statecli.values.elements import QUANTIZED, Array, Decoder, Element, element
 
@@ -160,7 +160,7 @@ def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
 def check_crc(where: ByteRange, what: str = "storage") -> None:
     """Compares the range's bytes with the CRC-32 its container recorded; does nothing where it recorded none.
 
-    Raises `MalformedError` where they disagree.
+    Raises `ChecksumMismatch` where they disagree.
     """
     if where.crc32 is None:
         return
@@ -174,7 +174,7 @@ def check_crc(where: ByteRange, what: str = "storage") -> None:
                 raise _cut_short(where, what, os.fstat(handle).st_size)
             found, left = zlib.crc32(block, found), left - len(block)
     if found != where.crc32:
-        raise MalformedError(
+        raise ChecksumMismatch(
             f"{where.path}: {what}: checksum wrong: recorded 0x{where.crc32:08x}, bytes give 0x{found:08x}; "
             "the file is damaged: copy it again"
         )
