@@ -28,12 +28,21 @@ def spec_of(text: str) -> Spec | None:
 
 
 def checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
-    """A file or folder, or one section of it (`train.ckpt#optimizer`), with kinds by the best evidence in it.
+    """A file or folder, or one section of it (`train.ckpt#optimizer`), with kinds by the best evidence in it."""
+    return part(whole(text, read=read), text)
 
-    The evidence is looked for before the section is cut out: the optimizer says what the model's parameters are.
+
+def whole(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
+    """All of the file or folder that the text names, the section that it names not yet cut out.
+
+    Evidence is looked for in all of it: the optimizer says what the model's parameters are.
     """
-    path, section = split(text)
-    state = kinds.classified(read(path, section))
+    return kinds.classified(read(*split(text)))
+
+
+def part(state: ModelState, text: str) -> ModelState:
+    """The section of `state`, which is `whole(text)`, that the text names; all of it where it names none."""
+    _, section = split(text)
     return replace(state if section is None else _cut(state, section), target=text)
 
 

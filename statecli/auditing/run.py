@@ -60,19 +60,28 @@ def _one(text: str, request: Request) -> Target:
     try:
         subject = _subject(text, request)
     except StateError as error:
-        return Target(text, Status.FAILED, str(error))
+        return _accepted(_failed(text, error, request), request.ignored)
     return _accepted(_judged(subject, _chosen(request), request.severity), request.ignored)
+
+
+def _failed(text: str, error: StateError, request: Request) -> Target:
+    """What could not be read, with a finding of the rule that the error breaks, where that rule is asked for."""
+    broken = [rule for rule in _chosen(request) if rule.name == error.rule]
+    found = (_finding(rule, Found(str(error)), text, request.severity.get(rule.name)) for rule in broken)
+    ran = tuple(rule.name for rule in broken)
+    return Target(text, Status.FAILED, str(error), findings=tuple(found), ran=ran)
 
 
 def _subject(text: str, request: Request) -> Subject:
     spec = target.spec_of(text)
     module: ModelState | None = None
     if spec is not None:
-        state = module = modules.read(target.model(spec, init_device=request.init_device, values=False), text)
+        state = module = whole = modules.read(target.model(spec, init_device=request.init_device, values=False), text)
     else:
-        state = target.checkpoint(text)
+        whole = target.whole(text)
+        state = target.part(whole, text)
     asked = inspection.Request(text, include=request.include, exclude=request.exclude, kind=request.kind)
-    return Subject(text, inspection.filtered(state, asked), request.policy, module)
+    return Subject(text, inspection.filtered(state, asked), request.policy, module, whole)
 
 
 def _chosen(request: Request) -> Sequence[Rule]:

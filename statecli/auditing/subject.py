@@ -13,16 +13,23 @@ class Subject:
     """`state` is the target, `policy` what the project wants of it.
 
     `module` is the state of a class: the target itself where it is one, None for a checkpoint without `--model`.
+    `whole` is all that was read, of which filters or a section may have left `state` a part.
     """
 
     target: str
     state: ModelState
     policy: Policy = field(default_factory=Policy)
     module: ModelState | None = None
+    whole: ModelState | None = None
 
     def called(self, tensor: TensorInfo) -> str:
         """The tensor as a message names it: behind its section where there are several."""
         return tensor.fqn if len(self.state.sections) < 2 else f"{tensor.section}.{tensor.fqn}"
+
+    @property
+    def everything(self) -> ModelState:
+        """`whole` where it is known: what bytes are used for, no filter may hide."""
+        return self.whole or self.state
 
 
 def a_module(subject: Subject) -> str | None:
