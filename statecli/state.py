@@ -160,6 +160,10 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     parts: tuple[tuple[str, TensorData], ...] = ()
     #: Whether only the first forward made it; it is not there when the constructor returns.
     appeared: bool = False
+    #: The module that registers it and is itself registered nowhere (`projections[0]`).
+    within: str | None = None
+    #: What it was computed from before it was assigned: its grad_fn, or the registered names.
+    derived: str | None = None
     #: Why it cannot be read, in one line with its file: nothing else that is said of it counts.
     damage: str | None = None
 

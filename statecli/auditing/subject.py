@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from statecli.auditing.policy import Policy
+from statecli.comparison.result import Diff
 from statecli.state import ModelState, TensorInfo
 
 
@@ -13,7 +14,8 @@ class Subject:
     """`state` is the target, `policy` what the project wants of it.
 
     `module` is the state of a class: the target itself where it is one, None for a checkpoint without `--model`.
-    `whole` is all that was read, of which filters or a section may have left `state` a part.
+    `load` is what a strict load of it into that class says, `reference` how it differs from a checkpoint that it is held
+    to. `whole` is all that was read, of which filters or a section may have left `state` a part.
     """
 
     target: str
@@ -21,6 +23,8 @@ class Subject:
     policy: Policy = field(default_factory=Policy)
     module: ModelState | None = None
     whole: ModelState | None = None
+    load: Diff | None = None
+    reference: Diff | None = None
 
     def called(self, tensor: TensorInfo) -> str:
         """The tensor as a message names it: behind its section where there are several."""
@@ -35,3 +39,14 @@ class Subject:
 def a_module(subject: Subject) -> str | None:
     """Needed where only a class knows what is registered."""
     return None if subject.module is not None else "only a class knows: give --model file.py:Class"
+
+
+def something_to_hold_to(subject: Subject) -> str | None:
+    """Needed where two states are compared."""
+    there = subject.load is not None or subject.reference is not None
+    return None if there else "nothing to hold it to: give --model file.py:Class or --against CHECKPOINT"
+
+
+def a_reference(subject: Subject) -> str | None:
+    """Needed where two checkpoints are compared."""
+    return None if subject.reference is not None else "nothing to hold it to: give --against CHECKPOINT"

@@ -35,6 +35,8 @@ class Row(msgspec.Struct, gc=False):
     requires_grad: bool | None = None
     aliases: tuple[str, ...] = ()
     note: str | None = None
+    within: str | None = None
+    derived: str | None = None
 
 
 def row_of(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Row:

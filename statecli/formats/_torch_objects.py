@@ -169,4 +169,6 @@ def _info(row: Row, section: str, target: str) -> TensorInfo:
         data=tensor.data,
         parts=tensor.parts,
         damage=f"{target}: {tensor.damage}" if tensor.damage else None,
+        within=row.within,
+        derived=row.derived,
     )

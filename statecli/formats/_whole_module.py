@@ -96,6 +96,7 @@ class _ModuleWalk:
             saved=None if outside else persistent is not False,
             requires_grad=tensor.requires_grad,
             note=note,
+            within=path.rstrip(".") if outside else None,
         )
         self.rows.append(row)
         if tensor.storage is not None:
@@ -135,7 +136,11 @@ class _ModuleWalk:
         self.seen.add(id(node))
         note = derived or ("parameter in a plain attribute" if tensor.is_parameter else None)
         # What the class's own state_dict() or get_extra_state() would save is in its code, which is not here.
-        row = Row(where, tensor, Kind.UNREGISTERED, Evidence.REGISTERED, None, None, tensor.requires_grad, note=note)
+        row = Row(
+            *(where, tensor, Kind.UNREGISTERED, Evidence.REGISTERED, None, None, tensor.requires_grad),
+            note=note,
+            derived=derived,
+        )
         self.rows.append(row)
         self.nodes[id(node)] = row
 

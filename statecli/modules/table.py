@@ -366,7 +366,14 @@ def _info(sheet: _Sheet, row: _Row, number: int) -> TensorInfo:
         storage=number,
         storage_bytes=about.storage_bytes,
         storage_offset=about.storage_offset,
+        within=_within(row.held),
+        derived=derived_by(row.tensor) if row.held else None,
     )
+
+
+def _within(held: Held | None) -> str | None:
+    outside = held is not None and held.steps[-1].how == "registered"
+    return held.fqn.rpartition(".")[0] if held and outside else None
 
 
 def _origin(sheet: _Sheet, row: _Row) -> Origin | None:

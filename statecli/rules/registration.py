@@ -1,0 +1,162 @@
+"""What a module holds and does not register: PyTorch saves, moves and trains only what is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from statecli.auditing.rule import Found, rule
+from statecli.auditing.subject import Subject, a_module
+from statecli.finding import Severity
+from statecli.state import Kind, TensorInfo
+
+
+def _unregistered(subject: Subject) -> Iterator[TensorInfo]:
+    rows = subject.module.tensors if subject.module else ()
+    return (row for row in rows if row.kind is Kind.UNREGISTERED)
+
+
+def _of(row: TensorInfo, what: str, severity: Severity | None = None, help: str | None = None) -> Found:
+    return Found(f"{row.fqn}: {what}", row.fqn, row.section, row.fix or help, severity, row.origin)
+
+
+def _lacks(row: TensorInfo) -> str:
+    """What does not happen to it: `not saved, stays behind when the model moves`."""
+    parts = ["not saved"] if row.saved is False else []
+    parts += ["stays behind when the model moves"] if row.moves is False else []
+    return ", ".join(parts) or "neither parameter nor buffer"
+
+
+def _learns(row: TensorInfo) -> bool:
+    return bool(row.requires_grad) and row.derived is None
+
+
+@rule(Severity.WARNING, a_module)
+def unregistered_tensor(subject: Subject) -> Iterator[Found]:
+    """A tensor is a plain attribute, and not registered as a buffer or parameter.
+
+    Why: `state_dict()` leaves it out and `.to()` leaves it behind. The checkpoint loads without a word and the model
+    computes with another table; on a GPU the first forward raises "Expected all tensors to be on the same device". A
+    note where it follows moves by the class's own code, or is a scalar or empty: that is mostly meant.
+
+    Example: `self.table = torch.randn(5, 5)` in `__init__`.
+
+    Fix: `self.register_buffer("table", torch.randn(5, 5))`, with `persistent=False` where it can be computed again.
+    """
+    for row in _unregistered(subject):
+        if row.within is None and row.derived is None and not _learns(row):
+            harmless = row.moves is True or not row.shape or not row.elements
+            yield _of(row, f"is not registered: {_lacks(row)}", Severity.NOTE if harmless else None)
+
+
+@rule(Severity.ERROR, a_module)
+def unregistered_parameter(subject: Subject) -> Iterator[Found]:
+    """A tensor that requires grad is no parameter of any module.
+
+    Why: `model.parameters()` does not give it, so no optimizer trains it; it is not saved and does not move. The loss
+    still falls, by what the other parameters learn.
+
+    Example: `self.scale = torch.ones(3, requires_grad=True)`, or `self.weights = [nn.Parameter(...)]` in a list.
+
+    Fix: `self.scale = nn.Parameter(torch.ones(3))`; `nn.ParameterList` for a list of them.
+    """
+    for row in _unregistered(subject):
+        if row.within is None and _learns(row):
+            yield _of(row, f"requires grad and is no parameter: never trained, {_lacks(row)}")
+
+
+@rule(Severity.ERROR, a_module)
+def unregistered_module(subject: Subject) -> Iterator[Found]:
+    """A module with tensors of its own is held in a plain list, dict or attribute of another object.
+
+    Why: its parent does not know it: none of its parameters is trained, saved or moved.
+
+    Example: `self.projections = [nn.Conv2d(8, 8, 1) for _ in range(3)]`.
+
+    Fix: `nn.ModuleList([...])` or `nn.ModuleDict({...})`.
+    """
+    held: dict[str, list[TensorInfo]] = {}
+    for row in _unregistered(subject):
+        if row.within is not None:
+            held.setdefault(row.within, []).append(row)
+    for name, rows in held.items():
+        count = f"{len(rows)} tensor{'s' if len(rows) > 1 else ''}"
+        message = f"{name}: is no registered module: {count} of it ({rows[0].fqn}) never trained, saved or moved"
+        yield Found(message, rows[0].fqn, rows[0].section, rows[0].fix or _LIST, None, rows[0].origin)
+
+
+_LIST = "hold it in nn.ModuleList or nn.ModuleDict, or as an attribute of a module"
+
+
+@rule(Severity.NOTE, a_module)
+def non_persistent_buffer(subject: Subject) -> Iterator[Found]:
+    """A buffer is registered with `persistent=False`.
+
+    Why: it is in no state_dict, which is often meant; `to_empty()` and a build on meta leave it without values, and no
+    checkpoint brings them back.
+
+    Example: `self.register_buffer("mask", mask, persistent=False)`.
+
+    Fix: nothing, where the constructor computes it again from settings; else register it as persistent.
+    """
+    for row in subject.module.tensors if subject.module else ():
+        if row.kind is Kind.BUFFER and row.persistent is False:
+            yield _of(row, "is a non-persistent buffer: no state_dict holds it", help="see that it can be made again")
+
+
+@rule(Severity.WARNING, a_module)
+def buffer_requires_grad(subject: Subject) -> Iterator[Found]:
+    """A buffer requires grad.
+
+    Why: it collects gradients that no optimizer applies, and keeps the graph behind them in memory.
+
+    Example: `self.register_buffer("prior", torch.ones(3, requires_grad=True))`.
+
+    Fix: `nn.Parameter` to train it, `.detach()` where it is registered if not.
+    """
+    for row in subject.module.tensors if subject.module else ():
+        if row.kind is Kind.BUFFER and row.requires_grad:
+            yield _of(row, "is a buffer and requires grad: nothing trains it", help="nn.Parameter, or detach() it")
+
+
+@rule(Severity.WARNING, a_module)
+def stale_view(subject: Subject) -> Iterator[Found]:
+    """A further name of a registered tensor still points at the old memory after a move.
+
+    Why: a move gives a buffer new memory under its registered name alone. A view or second name of it keeps the old
+    values on the old device, and the two part without a word.
+
+    Example: `self.cos = self.table[0]` beside `self.register_buffer("table", table)`.
+
+    Fix: make it a property that takes the view when it is asked for, or register it too.
+    """
+    for odd in subject.module.oddities if subject.module else ():
+        if odd.name == "stale-view":
+            yield Found(odd.message, odd.fqn, help="make it a property that computes it")
+
+
+@rule(Severity.WARNING, a_module)
+def non_leaf_attribute(subject: Subject) -> Iterator[Found]:
+    """An attribute is the result of an operation on tensors that require grad.
+
+    Why: it was computed once, when the model was built: it does not follow what its parameters learn or where they
+    move, a second backward through it raises, and `copy.deepcopy` of the model does too.
+
+    Example: `self.kernel = self.weight.softmax(0)` in `__init__`.
+
+    Fix: compute it in `forward`, or register `.detach()` of it as a buffer where a constant is meant.
+    """
+    recomputed = {odd.fqn for odd in (subject.module.oddities if subject.module else ()) if odd.name == "recomputed"}
+    for row in _unregistered(subject):
+        if row.derived is not None and row.fqn not in recomputed:
+            yield _of(row, f"was computed once ({row.derived}), and follows nothing", help="compute it in forward")
+
+
+RULES = (
+    unregistered_tensor,
+    unregistered_module,
+    unregistered_parameter,
+    non_persistent_buffer,
+    buffer_requires_grad,
+    stale_view,
+    non_leaf_attribute,
+)
