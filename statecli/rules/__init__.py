@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statecli.auditing.rule import Rule
-from statecli.rules import names
+from statecli.rules import names, storage
 
 #: In the order in which they are listed.
-RULES: tuple[Rule, ...] = (*names.RULES,)
+RULES: tuple[Rule, ...] = (*storage.RULES, *names.RULES)

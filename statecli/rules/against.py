@@ -119,7 +119,9 @@ def broken_tie(subject: Subject) -> Iterator[Found]:
     """
     for change in _changes(subject, Field.TYING):
         if change.before and change.after:
-            yield _of(subject, change, f"{_tied(change.after)}, and {_tied(change.before)} in {_name(subject.reference)}")
+            yield _of(
+                subject, change, f"{_tied(change.after)}, and {_tied(change.before)} in {_name(subject.reference)}"
+            )
 
 
 def _tied(row: TensorInfo) -> str:

@@ -1,0 +1,299 @@
+"""What is wrong with the bytes that tensors take: too many of them, shared ones, of another type than was meant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+
+import msgspec
+
+from statecli.auditing.rule import Found, rule
+from statecli.auditing.subject import Subject
+from statecli.finding import Severity
+from statecli.formats import _shown
+from statecli.formats._dtypes import nbytes
+from statecli.state import ByteRange, Kind, ModelState, Place, TensorData, TensorInfo
+
+#: Unused bytes of a storage that are worth a line: a page of memory.
+UNUSED_BYTES = 4096
+#: And the share of the storage that they are at least: libraries round up what many parameters lie in.
+UNUSED_SHARE = 0.1
+
+#: What a model loads. An optimizer's moments and a generator's state have dtypes of their own.
+MODEL = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
+
+
+class View(msgspec.Struct, frozen=True):
+    """What a tensor has of a storage: bytes `start` to `end`, of which it holds `held`; expanded ones count once.
+
+    `form` is dtype, shape and strides: tensors of equal views are one tensor under two names.
+    """
+
+    start: int
+    end: int
+    held: int
+    form: tuple[object, ...]
+
+
+class Storage(msgspec.Struct):
+    """One storage of `size` bytes with the tensors that lie in it, in order; `where` is None for a live one."""
+
+    size: int
+    where: ByteRange | None
+    users: list[tuple[TensorInfo, View]]
+
+    @property
+    def views(self) -> dict[View, list[TensorInfo]]:
+        """Each view with the tensors that have it."""
+        found: dict[View, list[TensorInfo]] = {}
+        for tensor, view in self.users:
+            found.setdefault(view, []).append(tensor)
+        return found
+
+    @property
+    def place(self) -> Place | None:
+        """Its bytes in the file."""
+        return Place(self.where.path, self.where.offset, self.where.length) if self.where else None
+
+    @property
+    def unused(self) -> int:
+        """Bytes that are certainly no tensor's: outside all extents, or beyond what all tensors together hold."""
+        reach = covered = 0
+        views = sorted(self.views, key=lambda view: view.start)
+        for view in views:
+            covered += max(view.end - max(view.start, reach), 0)
+            reach = max(reach, view.end)
+        return self.size - min(covered, sum(view.held for view in views))
+
+
+def storages(state: ModelState) -> list[Storage]:
+    """All that hold bytes of its tensors, in order of first mention. What a file has on meta has none."""
+    of_tensor = _live if state.format == "module" else _stored
+    found: dict[object, Storage] = {}
+    for tensor in state.tensors:
+        for key, size, where, view in of_tensor(tensor):
+            if size:
+                found.setdefault(key, Storage(size, where, [])).users.append((tensor, view))
+    return list(found.values())
+
+
+#: What identifies a storage, its size, where it is, and what a tensor has of it.
+_Use = tuple[object, int, ByteRange | None, View]
+
+
+def _live(tensor: TensorInfo) -> Iterator[_Use]:
+    """Strides are not recorded of a live tensor: where it ends is not known."""
+    if tensor.storage is not None:
+        size = tensor.storage_bytes or 0
+        form = (tensor.dtype, tensor.shape, tensor.storage_offset)
+        yield tensor.storage, size, None, View(0, size, tensor.nbytes, form)
+
+
+def _stored(tensor: TensorInfo) -> Iterator[_Use]:
+    pieces = [*([tensor.data] if tensor.data else ()), *(piece for _, piece in tensor.parts)]
+    scaled = [piece.quantizer for piece in pieces if piece.quantizer]
+    pieces += [piece for one in scaled for piece in (one.scales, one.zero_points) if piece]
+    for piece in pieces:
+        if piece.inline is None:
+            yield piece.storage, piece.storage.length, piece.storage, _view(piece)
+
+
+def _view(piece: TensorData) -> View:
+    held, last = prod(piece.shape), prod(piece.shape) - 1
+    if held and piece.strides:
+        steps = [(size, stride) for size, stride in zip(piece.shape, piece.strides, strict=True) if stride]
+        held, last = prod(size for size, _ in steps), sum((size - 1) * stride for size, stride in steps)
+    start, end = nbytes(piece.dtype, piece.offset), nbytes(piece.dtype, piece.offset + last + 1)
+    return View(start, end, nbytes(piece.dtype, held), (piece.dtype, piece.shape, piece.strides))
+
+
+def _in_file(subject: Subject) -> str | None:
+    live = subject.state.format == "module"
+    return "the strides of a live tensor are not read: audit a checkpoint" if live else None
+
+
+def _all_listed(subject: Subject) -> str | None:
+    """A tensor that is not listed, or whose place is not known, may be what uses the bytes."""
+    state = subject.everything
+    hidden = any(odd.name == "too-deep" for odd in state.oddities) or any(tensor.damage for tensor in state.tensors)
+    return "not all tensors of the file can be read" if hidden else None
+
+
+def _chosen(subject: Subject) -> Iterator[Storage]:
+    """The storages of the tensors that were asked for, with all tensors that lie in them."""
+    asked = {(tensor.section, tensor.fqn) for tensor in subject.state.tensors}
+    for storage in storages(subject.everything):
+        if any((tensor.section, tensor.fqn) in asked for tensor, _ in storage.users):
+            yield storage
+
+
+@rule(Severity.WARNING, _all_listed)
+def oversized_storage(subject: Subject) -> Iterator[Found]:
+    """A storage holds far more than the tensors that are views of it.
+
+    Why: torch saves a tensor's whole storage, so that a row of a big matrix takes the matrix's room on disk, in every
+    copy and in memory when it is loaded; and what was meant to be left out is in the file for everyone to read.
+
+    Example: `state["w"] = big[:1024]` saves all of `big`: 4 MB for 4 KB.
+
+    Fix: save copies of what is a part of something: `state["w"] = state["w"].clone()`.
+    """
+    for storage in _chosen(subject):
+        unused = storage.unused
+        if unused < max(UNUSED_BYTES, storage.size * UNUSED_SHARE):
+            continue
+        tensor, view = storage.users[0]
+        if all(one.saved is False for one, _ in storage.users):
+            continue
+        others = len(storage.views) - 1
+        using = (
+            f"uses {view.held:,} bytes" if not others else f"and {others:,} more use {storage.size - unused:,} bytes"
+        )
+        message = f"{subject.called(tensor)}: {using} of a storage of {storage.size:,}, which is saved whole"
+        yield Found(message, tensor.fqn, tensor.section, "save a copy: .clone()", place=storage.place)
+
+
+@rule(Severity.NOTE)
+def tied_tensors(subject: Subject) -> Iterator[Found]:
+    """Several names are one tensor: they share one storage entirely.
+
+    Why: a change to the one is a change to all of them, after loading too. safetensors keeps one of the names and
+    needs the class to tie the others again; a tool that copies tensor by tensor unties them and doubles their bytes.
+
+    Example: `lm_head.weight` and `embed.weight` of a language model with tied embeddings.
+
+    Fix: nothing, where it is meant; `.clone()` one of them where not.
+    """
+    for storage in _chosen(subject):
+        for tensors in storage.views.values():
+            names = list(dict.fromkeys(map(subject.called, tensors)))
+            if len(names) > 1:
+                first = tensors[0]
+                message = f"{names[0]}: shares all of its {first.nbytes:,} bytes with {_shown.names(names[1:])}"
+                yield Found(message, first.fqn, first.section, place=storage.place)
+
+
+@rule(Severity.WARNING, _in_file)
+def shared_slices(subject: Subject) -> Iterator[Found]:
+    """Different views of one storage reach into one another's bytes.
+
+    Why: writing to the one changes the other, which nothing in their names says. safetensors refuses to save them, and
+    what copies tensor by tensor makes two tensors of them. Slices that lie apart do no such harm and are not flagged.
+
+    Example: `w` beside `w_t = w.t()`, or `table[:10]` beside `table[5:]`.
+
+    Fix: save copies (`.clone()`), or the whole and take the slices after loading.
+    """
+    for storage in _chosen(subject):
+        views = sorted(storage.views.items(), key=lambda pair: (pair[0].start, -pair[0].end))
+        clashes = list(_clashes([(view, tensors[0]) for view, tensors in views if view.held]))
+        if clashes:
+            (one, first), (other, second) = clashes[0]
+            more = f"; {len(clashes) - 1:,} more views of it do" if len(clashes) > 1 else ""
+            message = (
+                f"{subject.called(second)}: bytes {other.start:,} to {other.end:,} of a storage of which "
+                f"{subject.called(first)} has {one.start:,} to {one.end:,}{more}"
+            )
+            yield Found(message, second.fqn, second.section, "save a copy: .clone()", place=storage.place)
+
+
+_Owned = tuple[View, TensorInfo]
+
+
+def _clashes(views: list[_Owned]) -> Iterator[tuple[_Owned, _Owned]]:
+    """Each view, in order of their starts, that begins before the farthest one before it ends, with that one."""
+    far: _Owned | None = None
+    for view in views:
+        if far is not None and view[0].start < far[0].end:
+            yield far, view
+        if far is None or view[0].end > far[0].end:
+            far = view
+
+
+@rule(Severity.NOTE)
+def mixed_dtypes(subject: Subject) -> Iterator[Found]:
+    """The parameters of one model have several floating-point types.
+
+    Why: an operator that gets two types raises an error or computes in the wider one, and `load_state_dict` casts to
+    what the model has without a word. Often it is meant: norms in float32 in a model of bfloat16.
+
+    Example: one adapter saved in float32 among weights of float16.
+
+    Fix: nothing, where it is meant; else `model.to(dtype)` before saving, and policy `dtype` to hold it there.
+    """
+    for section in subject.state.sections:
+        first: dict[str, TensorInfo] = {}
+        counts: Counter[str] = Counter()
+        for tensor in subject.state.tensors:
+            if tensor.section == section and tensor.kind is Kind.PARAMETER and _is_floating(tensor):
+                first.setdefault(tensor.dtype, tensor)
+                counts[tensor.dtype] += 1
+        if len(counts) > 1:
+            shown = ", ".join(f"{count:,} {dtype}" for dtype, count in counts.most_common())
+            rare = first[min(counts, key=lambda dtype: counts[dtype])]
+            message = f"{section}: its parameters have several dtypes: {shown}; {rare.fqn} is {rare.dtype}"
+            yield Found(message, None, section)
+
+
+def _is_floating(tensor: TensorInfo) -> bool:
+    return tensor.dtype.startswith(("float", "bfloat"))
+
+
+def _a_dtype(subject: Subject) -> str | None:
+    return None if subject.policy.dtype else "no policy says which dtypes are meant: set policy.dtype"
+
+
+@rule(Severity.ERROR, _a_dtype)
+def unexpected_dtype(subject: Subject) -> Iterator[Found]:
+    """A floating-point tensor of a model has another type than the policy allows.
+
+    Why: a float32 tensor in a release of bfloat16 takes twice the room and time, and a float16 one may have lost
+    values that are gone for good. Optimizer state keeps its own precision and is not held to it.
+
+    Example: policy `dtype = ["bfloat16"]`, and `norm.weight` is float32.
+
+    Fix: cast it before saving, or name its type in the policy.
+    """
+    allowed = {name.removeprefix("torch.") for name in subject.policy.dtype}
+    for tensor in subject.state.tensors:
+        if tensor.kind in MODEL and _is_floating(tensor) and tensor.dtype not in allowed:
+            message = f"{subject.called(tensor)}: is {tensor.dtype}, the policy says {' or '.join(sorted(allowed))}"
+            yield Found(
+                message, tensor.fqn, tensor.section, "cast it before saving, or allow its dtype", place=_of(tensor)
+            )
+
+
+def _of(tensor: TensorInfo) -> Place | None:
+    where = tensor.data.storage if tensor.data else None
+    return Place(where.path, where.offset, where.length) if where and where.path else None
+
+
+def _a_limit(subject: Subject) -> str | None:
+    return None if subject.policy.max_bytes is not None else "no policy says how big it may be: set policy.max-bytes"
+
+
+@rule(Severity.ERROR, _a_limit)
+def too_large(subject: Subject) -> Iterator[Found]:
+    """The tensors take more bytes than the policy allows.
+
+    Why: what a registry, a device or a repository cannot hold is found out late, and an optimizer's state or a second
+    copy of the weights that was saved by mistake shows first in the size. Storages count whole, shared ones once.
+
+    Example: policy `max-bytes = 500000000`, and a checkpoint with its optimizer takes three times that.
+
+    Fix: save less of it, in a narrower type, or raise `max-bytes`.
+    """
+    limit = subject.policy.max_bytes or 0
+    state = subject.everything
+    total = sum(storage.size for storage in storages(state))
+    total += sum(tensor.nbytes for tensor in state.tensors if tensor.data and tensor.data.inline is not None)
+    if total > limit:
+        sizes = Counter[str]()
+        for tensor in state.tensors:
+            sizes[tensor.section] += tensor.nbytes
+        most = f", most of it in {sizes.most_common(1)[0][0]}" if len(sizes) > 1 else ""
+        yield Found(f"its tensors take {total:,} bytes{most}; the policy allows {limit:,}")
+
+
+RULES = (oversized_storage, tied_tensors, shared_slices, mixed_dtypes, unexpected_dtype, too_large)
