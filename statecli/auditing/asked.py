@@ -20,6 +20,7 @@ def request(options: AuditOptions) -> Request:
     return Request(
         targets=options.targets,
         model=options.model,
+        against=options.against,
         select=config.expand(options.select or asked.select, "--select"),
         ignore=config.expand((*asked.ignore, *options.ignore), "--ignore"),
         ignored=asked.per_target_ignore,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli import inspection, modules, target
+from statecli.auditing import held
 from statecli.auditing.config import Ignored
 from statecli.auditing.config import expand as expand_rules
 from statecli.auditing.policy import Policy
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
 class Request(msgspec.Struct, frozen=True):
     """What the user asked of `audit`. `select` () is every rule.
 
+    `model` is the class that the checkpoints are held to, and a target itself; `against` another checkpoint.
     `ignored` are rules whose findings are accepted, by globs of targets; `severity` what a rule's own is replaced by.
     """
 
     targets: tuple[str, ...]
     model: str | None = None
+    against: str | None = None
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     ignored: Mapping[str, Ignored] = {}
@@ -45,20 +49,29 @@ class Request(msgspec.Struct, frozen=True):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     kind: tuple[Kind, ...] = ()
+    values: bool = False
+    jobs: int = 0
 
 
-def audit(request: Request, done: Callable[[Target], None] = lambda _: None) -> Audit:
-    """Run the rules over each target; `done` is called after each. What cannot be read is a target that failed."""
+def audit(
+    request: Request,
+    done: Callable[[Target], None] = lambda _: None,
+    progress: inspection.Progress | None = None,
+) -> Audit:
+    """Run the rules over each target; `done` is called after each. What cannot be read is a target that failed.
+
+    `progress` is told of the values that are read, target by target.
+    """
     targets = []
-    for one in expand(request.targets):
-        targets.append(_one(one, request) if isinstance(one, str) else one)
+    for one in expand((*filter(None, (request.model,)), *request.targets)):
+        targets.append(_one(one, request, progress) if isinstance(one, str) else one)
         done(targets[-1])
     return Audit(tuple(targets), request.fail_on)
 
 
-def _one(text: str, request: Request) -> Target:
+def _one(text: str, request: Request, progress: inspection.Progress | None) -> Target:
     try:
-        subject = _subject(text, request)
+        subject = _subject(text, request, progress)
     except StateError as error:
         return _accepted(_failed(text, error, request), request.ignored)
     return _accepted(_judged(subject, _chosen(request), request.severity), request.ignored)
@@ -72,7 +85,7 @@ def _failed(text: str, error: StateError, request: Request) -> Target:
     return Target(text, Status.FAILED, str(error), findings=tuple(found), ran=ran)
 
 
-def _subject(text: str, request: Request) -> Subject:
+def _subject(text: str, request: Request, progress: inspection.Progress | None) -> Subject:
     spec = target.spec_of(text)
     module: ModelState | None = None
     if spec is not None:
@@ -80,8 +93,19 @@ def _subject(text: str, request: Request) -> Subject:
     else:
         whole = target.whole(text)
         state = target.part(whole, text)
+        module = state if state.whole_modules else None
     asked = inspection.Request(text, include=request.include, exclude=request.exclude, kind=request.kind)
-    return Subject(text, inspection.filtered(state, asked), request.policy, module, whole)
+    subject = Subject(text, inspection.filtered(state, asked), request.policy, module, whole)
+    return subject if spec is not None else _held(subject, request)
+
+
+def _held(subject: Subject, request: Request) -> Subject:
+    """The checkpoint beside what it is held to."""
+    policy, reference = request.policy, request.against or request.policy.reference
+    load = held.to_class(subject.target, request.model, request.init_device) if request.model else None
+    values = bool(policy.must_change or policy.must_not_change)
+    against = held.to_checkpoint(subject.target, reference, values=values) if reference else None
+    return dataclasses.replace(subject, load=load, reference=against)
 
 
 def _chosen(request: Request) -> Sequence[Rule]:

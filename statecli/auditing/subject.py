@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from statecli.auditing.policy import Policy
 from statecli.comparison.result import Diff
 from statecli.state import ModelState, TensorInfo
+
+if TYPE_CHECKING:
+    from statecli.values.scan import Facts
 
 
 @dataclass(frozen=True)
@@ -14,8 +18,9 @@ class Subject:
     """`state` is the target, `policy` what the project wants of it.
 
     `module` is the state of a class: the target itself where it is one, None for a checkpoint without `--model`.
-    `load` is what a strict load of it into that class says, `reference` how it differs from a checkpoint that it is held
-    to. `whole` is all that was read, of which filters or a section may have left `state` a part.
+    `load` is what a strict load of it into that class says, `reference` how it differs from a checkpoint that it is
+    held to. `whole` is all that was read, of which filters or a section may have left `state` a part. `values` are facts of
+    the values of each of `state`'s tensors, None where they were not read.
     """
 
     target: str
@@ -25,6 +30,7 @@ class Subject:
     whole: ModelState | None = None
     load: Diff | None = None
     reference: Diff | None = None
+    values: tuple[Facts, ...] | None = None
 
     def called(self, tensor: TensorInfo) -> str:
         """The tensor as a message names it: behind its section where there are several."""
@@ -50,3 +56,8 @@ def something_to_hold_to(subject: Subject) -> str | None:
 def a_reference(subject: Subject) -> str | None:
     """Needed where two checkpoints are compared."""
     return None if subject.reference is not None else "nothing to hold it to: give --against CHECKPOINT"
+
+
+def the_values(subject: Subject) -> str | None:
+    """Needed where values are judged."""
+    return None if subject.values is not None else "no values were read: give --values"

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from statecli.auditing.rule import Rule
-from statecli.rules import names, storage
+from statecli.rules import against, gradients, names, policy, registration, storage
 
 #: In the order in which they are listed.
-RULES: tuple[Rule, ...] = (*storage.RULES, *names.RULES)
+RULES: tuple[Rule, ...] = (
+    *registration.RULES,
+    *against.RULES,
+    *gradients.RULES,
+    *policy.RULES,
+    *storage.RULES,
+    *names.RULES,
+)

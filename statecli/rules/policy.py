@@ -1,0 +1,104 @@
+"""What a project's policy asks for beyond what other rules judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from statecli.auditing.rule import Found, rule
+from statecli.auditing.subject import Subject
+from statecli.comparison.result import Change, Status
+from statecli.finding import Severity
+from statecli.inspection import called, matches_any
+
+
+def required_metadata(subject: Subject) -> str | None:
+    """Needs `policy.require-metadata`."""
+    return None if subject.policy.require_metadata else "no policy.require-metadata is configured"
+
+
+def what_must_change(subject: Subject) -> str | None:
+    """Needs `policy.must-change` and a reference."""
+    return _of_reference(subject, bool(subject.policy.must_change), "policy.must-change")
+
+
+def what_must_not_change(subject: Subject) -> str | None:
+    """Needs `policy.must-not-change` and a reference."""
+    return _of_reference(subject, bool(subject.policy.must_not_change), "policy.must-not-change")
+
+
+def _of_reference(subject: Subject, configured: bool, key: str) -> str | None:
+    if not configured:
+        return f"no {key} is configured"
+    there = subject.reference is not None
+    return None if there else f"{key} holds against a checkpoint: configure policy.reference, or give --against"
+
+
+def _inside(subject: Subject, glob: str) -> list[Change]:
+    several = len(subject.state.sections) > 1
+    changes = subject.reference.changes if subject.reference else ()
+    return [one for one in changes if matches_any(called(one.fqn, one.section, sectioned=several), (glob,))]
+
+
+@rule(Severity.ERROR, required_metadata)
+def missing_metadata(subject: Subject) -> Iterator[Found]:
+    """A key that the policy requires is not in the checkpoint's metadata.
+
+    Why: without the epoch, the commit or the licence that a registry asks for, nobody can say later what this is.
+
+    Example: `policy.require-metadata = ["license"]`, and `__metadata__` has no `license`.
+
+    Fix: `safetensors.torch.save_file(state, path, metadata={"license": "apache-2.0"})`.
+    """
+    for key in subject.policy.require_metadata:
+        if not any(name == key or name.endswith(f".{key}") for name in subject.everything.metadata):
+            yield Found(f"{key}: the policy requires it, and the checkpoint's metadata does not have it")
+
+
+@rule(Severity.ERROR, what_must_change)
+def unchanged_tensor(subject: Subject) -> Iterator[Found]:
+    """What the policy says must change is what it was in the reference.
+
+    Why: a layer that should have been trained and was not: frozen by mistake, left out of the optimizer, not saved.
+
+    Example: `policy.must-change = ["head.*"]` after fine-tuning a head.
+
+    Fix: find out with `statecli verify --check step` whether it gets a gradient and an update.
+    """
+    for glob in subject.policy.must_change:
+        inside = _inside(subject, glob)
+        if not inside:
+            yield Found(f"policy.must-change {glob!r} matches nothing here or in the reference")
+        if inside and not any(_differs(one) for one in inside):
+            named = inside[0].fqn if len(inside) == 1 else None
+            yield Found(f"policy.must-change {glob!r}: none of its {len(inside)} tensors has changed", named)
+
+
+@rule(Severity.ERROR, what_must_not_change)
+def changed_tensor(subject: Subject) -> Iterator[Found]:
+    """What the policy says must not change is not what it was in the reference.
+
+    Why: a backbone that was to be frozen has drifted, or was saved from another run.
+
+    Example: `policy.must-not-change = ["encoder.*"]` after training a head on it.
+
+    Fix: `requires_grad_(False)` and `eval()` for it; BatchNorm changes its statistics in training mode without either.
+    """
+    for glob in subject.policy.must_not_change:
+        inside = _inside(subject, glob)
+        if not inside:
+            yield Found(f"policy.must-not-change {glob!r} matches nothing here or in the reference")
+        for one in inside:
+            if one.status is not Status.IDENTICAL:
+                yield Found(f"{one.fqn}: {_how(one)}, and policy.must-not-change {glob!r}", one.fqn, one.section)
+
+
+def _differs(change: Change) -> bool:
+    return change.status is not Status.IDENTICAL
+
+
+def _how(change: Change) -> str:
+    fields = ", ".join(field.value for field in change.fields)
+    return f"{change.status.value} ({fields})" if fields else change.status.value
+
+
+RULES = (missing_metadata, unchanged_tensor, changed_tensor)
