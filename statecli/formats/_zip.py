@@ -15,16 +15,21 @@ import zlib
 from collections.abc import Iterator
 
 import msgspec
+from msgspec import UNSET
 
 from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.formats._source import Source, Window
-from statecli.state import Oddity
+from statecli.state import Oddity, Place
 
 #: Bytes that a record may inflate to; a pickle of 64 MB describes half a million tensors.
 MAX_INFLATED = 64 * 2**20
 #: Bytes of directory: 100,000 torch records take 9 MB.
 MAX_DIRECTORY = 256 * 2**20
 MAX_RECORDS = 2_000_000
+
+#: Bytes between what two records hold, the next one's header and name left out: a descriptor of 24, torch's padding to
+#: 64, zip64 sizes and the times that other tools record.
+MAX_PADDING = 24 + 64 + 64
 
 STORED, DEFLATED = 0, 8
 _METHODS = {1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 98: "ppmd"}
@@ -78,14 +83,17 @@ class Archive:
     """The records of a zip file by name, in the order of its directory, each checked against its local header.
 
     `folder` is the top folder of the first record, "" for a record named "/…", None where it lies in no folder.
+    `spaces` are the places between what records hold that are wider than `MAX_PADDING`, each with the record before.
     Raises MalformedError for a directory that contradicts itself or the file.
     """
 
-    __slots__ = ("_source", "folder", "oddities", "records")
+    __slots__ = ("_source", "folder", "oddities", "path", "records", "spaces")
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self.path = source.path
         self.oddities: list[Oddity] = []
+        self.spaces: list[tuple[str, Place]] = []
         end = self._end()
         self.records = self._directory(end)
         self._locate(end)
@@ -115,8 +123,8 @@ class Archive:
             )
         return data
 
-    def _odd(self, name: str, message: str) -> None:
-        self.oddities.append(Oddity(name, message))
+    def _odd(self, name: str, message: str, at: int = 0, length: int = 0) -> None:
+        self.oddities.append(Oddity(name, message, place=Place(self.path, at, length) if length else UNSET))
 
     def _end(self) -> _End:
         """The end record, with the zip64 one where there is one."""
@@ -143,11 +151,12 @@ class Archive:
     def _check_after(self, end: int, comment: int) -> None:
         after = self._source.size - end
         if after > comment:
-            self._odd("suffixed", f"{after - comment} bytes are appended after the zip archive")
+            extra = after - comment
+            self._odd("suffixed", f"{extra} bytes are appended after the zip archive", end + comment, extra)
         elif after < comment:
             self._odd("suffixed", f"the zip archive's comment should have {comment} bytes and has {after}")
         elif comment:
-            self._odd("zip-comment", f"a comment of {comment} bytes is appended after the zip archive")
+            self._odd("zip-comment", f"a comment of {comment} bytes is appended after the zip archive", end, comment)
 
     def _end64(self, end: _End) -> _End:
         at = end.at - _END64_LOCATOR.size
@@ -196,7 +205,8 @@ class Archive:
         """Find where each record's bytes start, and check that no two of them overlap."""
         ordered = sorted(self.records.values(), key=lambda record: record.offset)
         if ordered and ordered[0].offset > 0:
-            self._odd("prefixed", f"{ordered[0].offset} bytes lie before the first record of the zip archive")
+            before = ordered[0].offset
+            self._odd("prefixed", f"{before} bytes lie before the first record of the zip archive", 0, before)
         dense = len(ordered) * _DENSE > end.offset
         window = Window(self._source, _WINDOW if dense else 0)
         free, last = 0, ""
@@ -206,11 +216,17 @@ class Archive:
             if record.offset + _LOCAL.size > end.offset:
                 raise MalformedError(f"{record.name!r} lies outside the file: its header is at byte {record.offset}")
             record.data_offset = _data_offset(record, window)
+            self._space(last, free, record.data_offset - _LOCAL.size - len(record.name))
             free, last = record.data_offset + record.compressed_size, record.name
             if free > end.offset:
                 raise MalformedError(
                     f"{last!r} lies outside the file: it ends at byte {free}, and the records end at {end.offset}"
                 )
+        self._space(last, free, end.offset)
+
+    def _space(self, last: str, start: int, end: int) -> None:
+        if last and end - start > MAX_PADDING:
+            self.spaces.append((last, Place(self.path, start, end - start)))
 
 
 def _entries(directory: bytes) -> Iterator[Record]:

@@ -17,7 +17,7 @@ from statecli.formats._dtypes import STORAGE_DTYPES, nbytes
 from statecli.formats._pickle import Global, Pickle, TruncatedPickle, load
 from statecli.formats._source import Source, Window
 from statecli.formats._torch_objects import state_of
-from statecli.state import ByteRange, ModelState, Oddity
+from statecli.state import ByteRange, ModelState, Oddity, Place
 
 NAME = "torch-legacy"
 
@@ -52,7 +52,9 @@ def read(path: str, section: str | None = None) -> ModelState:
         storages = dict(_storages(source, keys, elements, big_endian))
         end = max((one.offset + one.length for one in storages.values()), default=keys.end)
         if end < source.size:
-            oddities.append(Oddity("suffixed", f"{source.size - end} bytes are appended after the last storage"))
+            left = source.size - end
+            message = f"{left} bytes are appended after the last storage"
+            oddities.append(Oddity("suffixed", message, place=Place(path, end, left)))
     return state_of(pickle, storages, target=path, format=NAME, oddities=oddities, wanted=section)
 
 

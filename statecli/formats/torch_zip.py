@@ -7,12 +7,17 @@ All records lie in one top folder: `data.pkl`, `data/0`, `data/1`…, `version`,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
 from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import _shown
 from statecli.formats._pickle import Pickle, load
 from statecli.formats._source import Source
 from statecli.formats._torch_objects import state_of
-from statecli.formats._zip import STORED, Archive, Record
-from statecli.state import ByteRange, ModelState, Oddity
+from statecli.formats._zip import MAX_PADDING, STORED, Archive, Record
+from statecli.state import ByteRange, ModelState, Oddity, Place
 
 NAME = "torch-zip"
 
@@ -21,6 +26,8 @@ MAX_PICKLE = 256 * 2**20
 #: The newest file format that torch 2.13 reads (kMaxSupportedFileFormatVersion).
 MAX_VERSION = 10
 _MAX_WORD = 64
+#: What torch.save writes beside the storages, in one version or another.
+_RECORDS = ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "version", ".data/serialization_id")
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
@@ -42,7 +49,8 @@ def _contents(path: str) -> tuple[Pickle, dict[str, ByteRange], list[Oddity]]:
         _check_folder(archive)
         _check_version(archive)
         storages = _storages(archive, path, _is_big_endian(archive))
-        return _pickle(archive), storages, archive.oddities
+        pickle = _pickle(archive)
+        return pickle, storages, [*archive.oddities, *_unused(archive, pickle, storages)]
 
 
 def _record(archive: Archive, name: str) -> Record | None:
@@ -118,9 +126,10 @@ def _pickle(archive: Archive) -> Pickle:
     data = archive.read(record, MAX_PICKLE)
     pickle = load(data)
     if pickle.end < len(data):
-        archive.oddities.append(
-            Oddity("pickle-trailing", f"{len(data) - pickle.end} bytes follow the pickle in data.pkl")
-        )
+        message = f"{len(data) - pickle.end} bytes follow the pickle in data.pkl"
+        # Of a compressed record, the bytes behind the pickle are nowhere by themselves.
+        place = Place(archive.path, record.data_offset + pickle.end, record.size - pickle.end)
+        archive.oddities.append(Oddity("pickle-trailing", message, place=place if record.method == STORED else UNSET))
     return pickle
 
 
@@ -137,3 +146,40 @@ def _storages(archive: Archive, path: str, big_endian: bool) -> dict[str, ByteRa
         crc = record.crc32 if record.crc32 or not record.size else None
         storages[name[skip:]] = ByteRange(path, record.data_offset, record.size, crc, big_endian)
     return storages
+
+
+def _unused(archive: Archive, pickle: Pickle, storages: dict[str, ByteRange]) -> Iterator[Oddity]:
+    """Bytes of the archive that loading it never looks at: storages, other records, what lies between records."""
+    pids = (one.pid for one in pickle.persistent if type(one.pid) is tuple and len(one.pid) > 2)
+    used = {pid[2] for pid in pids if type(pid[2]) is str}
+    idle = [key for key, where in storages.items() if key not in used and where.length]
+    if idle:
+        total, first = sum(storages[key].length for key in idle), storages[idle[0]]
+        message = f"{total} bytes are of storages that no tensor uses: {_shown.names([f'data/{key}' for key in idle])}"
+        yield Oddity("unused-storages", message, place=Place(first.path, first.offset, first.length))
+    yield from _strangers(archive)
+    yield from _gaps(archive)
+
+
+def _strangers(archive: Archive) -> Iterator[Oddity]:
+    prefix = f"{archive.folder}/"
+    known = {prefix + name for name in _RECORDS}
+    records = (one for name, one in archive.records.items() if name not in known)
+    others = [one for one in records if one.size and not one.name.startswith(f"{prefix}data/")]
+    if others:
+        shown = _shown.names([one.name.removeprefix(prefix) for one in others])
+        message = f"{sum(one.compressed_size for one in others)} bytes are of records that torch does not know: {shown}"
+        first = others[0]
+        yield Oddity("unused-records", message, place=Place(archive.path, first.data_offset, first.compressed_size))
+
+
+def _gaps(archive: Archive) -> Iterator[Oddity]:
+    if not archive.spaces:
+        return
+    alignment = _word(archive, ".storage_alignment") or ""
+    padding = int(alignment) if alignment.isascii() and alignment.isdecimal() else 0
+    gaps = [(name, place) for name, place in archive.spaces if place.length > padding + MAX_PADDING]
+    if gaps:
+        (name, place), total = gaps[0], sum(place.length for _, place in gaps)
+        behind = _shown.name(name) + (f" and {len(gaps) - 1} other records" if len(gaps) > 1 else "")
+        yield Oddity("gap", f"{total} bytes behind {behind} belong to no record", place=place)

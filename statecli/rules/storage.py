@@ -143,14 +143,12 @@ def oversized_storage(subject: Subject) -> Iterator[Found]:
         unused = storage.unused
         if unused < max(UNUSED_BYTES, storage.size * UNUSED_SHARE):
             continue
-        tensor, view = storage.users[0]
+        tensor, _ = storage.users[0]
         if all(one.saved is False for one, _ in storage.users):
             continue
-        others = len(storage.views) - 1
-        using = (
-            f"uses {view.held:,} bytes" if not others else f"and {others:,} more use {storage.size - unused:,} bytes"
-        )
-        message = f"{subject.called(tensor)}: {using} of a storage of {storage.size:,}, which is saved whole"
+        views = len(storage.views)
+        using = f"{storage.size - unused:,} are used" + (f" by {views:,} tensors" if views > 1 else "")
+        message = f"{subject.called(tensor)}: all {storage.size:,} bytes of its storage are saved, of which {using}"
         yield Found(message, tensor.fqn, tensor.section, "save a copy: .clone()", place=storage.place)
 
 

@@ -180,7 +180,9 @@ ODD = {
     "suffixed": build(records(), suffix=b"x"),
     "zip-comment": build(records(), Lies(comment=b"x")),
     "pickle-trailing": build(records(state_dict(w=tensor()) + b"more")),
-    "case-only-names": build([*records(), Member("archive/DATA.PKL", b"x")]),
+    "case-only-names": build([*records(), Member("archive/DATA.PKL")]),
+    "unused-storages": build([*records(), Member("archive/data/1", b"x")]),
+    "unused-records": build([*records(), Member("archive/extra", b"x")]),
     "format-version": build(changed(".format_version", data=b"2")),
 }
 
