@@ -11,7 +11,8 @@ from statecli import __version__, cli
 from statecli.comparison.result import Field
 from statecli.errors import UsageError
 from statecli.finding import Severity
-from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, VerifyOptions
+from statecli.locking.file import Algorithm
+from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, LockOptions, VerifyOptions
 from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
@@ -56,9 +57,16 @@ InitDevice = Annotated[
 ]
 Form = Annotated[Output, typer.Option("--output-format", "-f", help="What is written.")]
 To = Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE, not to stdout.")]
+Reports = Annotated[
+    list[str] | None,
+    typer.Option("--report", metavar="FORMAT=FILE", help="Also write this: sarif=out.sarif (repeatable)."),
+]
 Colors = Annotated[Color, typer.Option("--color", help="auto: on a terminal, unless NO_COLOR is set.")]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print only what makes it exit 1; json, jsonl, csv stay whole.")
+    bool,
+    typer.Option(
+        "--quiet", "-q", help="Print only what makes it exit 1; what programs read (json, csv, sarif...) stays whole."
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also evidence, other names, source lines.")]
 VerboseVerify = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was measured, and every note.")]
@@ -98,6 +106,7 @@ def inspect(
     kind: Kinds = None,
     output_format: Form = Output.TABLE,
     output: To = None,
+    report: Reports = None,
     color: Colors = Color.AUTO,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -158,6 +167,7 @@ def diff(
     kind: Kinds = None,
     output_format: Form = Output.TABLE,
     output: To = None,
+    report: Reports = None,
     color: Colors = Color.AUTO,
     quiet: Quiet = False,
     verbose: VerboseDiff = False,
@@ -200,6 +210,7 @@ def verify(
     kind: Kinds = None,
     output_format: Form = Output.TABLE,
     output: To = None,
+    report: Reports = None,
     color: Colors = Color.AUTO,
     quiet: Quiet = False,
     verbose: VerboseVerify = False,
@@ -242,9 +253,6 @@ def audit(
     config: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="This one, not the nearest pyproject.toml.")
     ] = None,
-    report: Annotated[
-        list[str] | None, typer.Option("--report", metavar="FORMAT=FILE", help="Also write this (repeatable).")
-    ] = None,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Nothing to audit is no error.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
     all: All = False,
@@ -254,6 +262,7 @@ def audit(
     kind: Kinds = None,
     output_format: Form = Output.TABLE,
     output: To = None,
+    report: Reports = None,
     color: Colors = Color.AUTO,
     quiet: Quiet = False,
     verbose: VerboseAudit = False,
@@ -264,6 +273,29 @@ def audit(
 
     options = AuditOptions(**_given(locals()))
     cli.leave(lambda: cli.audit(options), debug)
+
+
+@app.command()
+def lock(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TARGET...", help="Checkpoints, folders or globs of them, classes.")
+    ],
+    digest: Annotated[Algorithm, typer.Option("--digest", help="What the values' digests are.")] = Algorithm.BLAKE3,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
+    init_device: InitDevice = "cpu",
+    include: Globs = None,
+    exclude: NotGlobs = None,
+    kind: Kinds = None,
+    output: To = None,
+    color: Colors = Color.AUTO,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes on stderr.")] = False,
+    no_progress: NoProgress = False,
+    debug: Debug = False,
+) -> None:
+    """Write the lock file that audit --lock holds checkpoints to: each tensor's name, dtype, shape and digest."""
+
+    options = LockOptions(**_given(locals()))
+    cli.leave(lambda: cli.lock(options), debug)
 
 
 @app.command()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from statecli import console, interrupts
+from msgspec.structs import replace
+
+from statecli import console, interrupts, outputs
 from statecli.errors import StateError, UsageError
 from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
-from statecli.options import CUDA, AuditOptions, DiffOptions, InspectOptions, VerifyOptions
+from statecli.options import CUDA, AuditOptions, DiffOptions, InspectOptions, LockOptions, VerifyOptions
+from statecli.outputs import Written
 from statecli.render import Output
 from statecli.report import View, documents, fold, inspecting
 from statecli.report.text import plural
@@ -21,8 +25,10 @@ from statecli.state import ModelState
 TOLD = 20
 
 
-def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions) -> int:
+def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions | LockOptions) -> int:
     """Whichever command these are the options of; the exit code."""
+    if isinstance(options, LockOptions):
+        return lock(options)
     if isinstance(options, AuditOptions):
         return audit(options)
     if isinstance(options, VerifyOptions):
@@ -33,6 +39,7 @@ def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions) ->
 def inspect(options: InspectOptions) -> int:
     """`statecli inspect`; the exit code."""
     _not_both(options)
+    written = outputs.asked(options)
     console.keep_stdout()
     request = Request(
         target=options.target,
@@ -49,9 +56,9 @@ def inspect(options: InspectOptions) -> int:
     reads = request.stats or request.to is not None
     with console.progress(enabled=reads and not options.no_progress, color=options.color.value) as progress:
         found = run_inspection(request, progress)
-    _refuse_overwriting(options.output, found.state)
+    _refuse_overwriting(written, found.state)
     report = inspecting.of_inspection(found, View(unfold=options.all, tree=options.tree, verbose=options.verbose))
-    code = console.publish(report, options.output_format, options.output, options.color.value, options.quiet)
+    code = console.publish(report, written, options.color.value, options.quiet)
     return _complained(found.broken, "read", code)
 
 
@@ -63,15 +70,17 @@ def diff(options: DiffOptions) -> int:
     from statecli.report import diffing
 
     asked.check(options)
+    written = outputs.asked(options)
     console.keep_stdout()
     values = not options.metadata_only
     with console.progress(enabled=values and not options.no_progress, color=options.color.value) as progress:
         found = compare(asked.request(options), progress)
-    _refuse_overwriting(options.output, found.before, found.after)
+    _refuse_overwriting(written, found.before, found.after)
     view = asked.view(options)
     report = diffing.of_diff(found, view)
-    output = options.output_format if view.names is None else Output.PLAIN
-    code = console.publish(report, output, options.output, options.color.value, options.quiet)
+    if view.names is not None:
+        written = (*written[:-1], replace(written[-1], output=Output.PLAIN))
+    code = console.publish(report, written, options.color.value, options.quiet)
     if view.names is not None:
         console.tell(report.beside())
     return _complained(diffing.broken(found), "compared", code)
@@ -84,6 +93,7 @@ def verify(options: VerifyOptions) -> int:
     from statecli.report import verifying
 
     _check(options)
+    written = outputs.asked(options)
     console.keep_stdout()
     request = proofs.Request(
         target=options.target,
@@ -100,9 +110,9 @@ def verify(options: VerifyOptions) -> int:
     )
     with console.steps(len(request.checks or Name), enabled=not options.no_progress, color=options.color.value) as step:
         found = proofs.run(request, lambda _: step())
-    _refuse_overwriting(options.output, found.state)
-    report = verifying.of_verification(found, View(unfold=options.all, verbose=options.verbose))
-    code = console.publish(report, options.output_format, options.output, options.color.value, options.quiet)
+    _refuse_overwriting(written, found.state)
+    report = verifying.of_verification(found, View(unfold=options.all, verbose=options.verbose), options.check)
+    code = console.publish(report, written, options.color.value, options.quiet)
     untold = verifying.untold(found, options.check)
     for message in untold:
         console.complain(message, debug=False)
@@ -116,17 +126,47 @@ def audit(options: AuditOptions) -> int:
     from statecli.auditing.result import Status
     from statecli.report import auditing as reporting
 
+    written = outputs.asked(options)
     console.keep_stdout()
     request = asked.request(options)
-    found = auditing.audit(request)
+    reads = request.values or request.lock is not None
+    with console.progress(enabled=reads and not options.no_progress, color=options.color.value) as progress:
+        found = auditing.audit(request, progress=progress)
     report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose))
-    code = console.publish(report, options.output_format, options.output, options.color.value, options.quiet)
+    code = console.publish(report, written, options.color.value, options.quiet)
     for target in found.targets:
         if target.status is Status.FAILED:
             code = console.complain(target.reason or target.target, debug=False)
     if not found.count(Status.AUDITED) and not options.allow_empty:
         code = console.complain("nothing was audited", debug=False) if code == 0 else code
     return code
+
+
+def lock(options: LockOptions) -> int:
+    """`statecli lock`; the exit code. Nothing is written unless all of it could be."""
+    from statecli.locking import file, making
+
+    if options.jobs < 0:
+        raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
+    console.keep_stdout()
+    request = making.Request(
+        options.targets,
+        options.digest,
+        options.jobs,
+        options.init_device,
+        options.include,
+        options.exclude,
+        options.kind,
+    )
+    found = making.read(request)
+    path = None if options.output == "-" else options.output
+    _refuse_overwriting((Written(Output.JSON, path, f"-o {path}"),), *(one.state for one in found))
+    with console.progress(enabled=not options.no_progress, color=options.color.value) as progress:
+        made = making.lock(found, request, progress)
+    if not options.quiet:
+        console.tell(list(making.without_values(found, made)))
+    console.write(file.written(made), path)
+    return 0
 
 
 _DEVICE = re.compile(rf"meta|cpu|fake-cuda|{CUDA}")
@@ -159,18 +199,14 @@ def _complained(broken: Sequence[tuple[str, str]], done: str, code: int) -> int:
     return code
 
 
-def _refuse_overwriting(output: str | None, *states: ModelState) -> None:
-    """`-o` naming a file that was just read, or one beside it in a model's folder, would destroy it."""
-    if output is None or not os.path.isfile(output):
-        return
-    for state in states:
-        target = state.target
-        read = {target, target.rpartition("#")[0], target.partition(":")[0]}
-        read |= {tensor.data.storage.path for tensor in state.tensors if tensor.data is not None}
-        if os.path.isdir(target):
-            read.add(os.path.join(target, os.path.basename(output)))
-        if any(os.path.exists(path) and os.path.samefile(path, output) for path in read):
-            raise UsageError(f"-o {output}: {target} is read from it; write elsewhere")
+def _refuse_overwriting(written: Sequence[Written], *states: ModelState) -> None:
+    """A file that was just read of, one that no option names, would be destroyed."""
+    there = [one for one in written if one.path is not None and os.path.isfile(one.path)]
+    for state in states if there else ():
+        read = {tensor.data.storage.path for tensor in state.tensors if tensor.data is not None}
+        for one, path in itertools.product(there, read):
+            if os.path.exists(path) and os.path.samefile(path, str(one.path)):
+                raise UsageError(f"{one.option}: {state.target} is read from it; write elsewhere")
 
 
 def schema(command: str) -> int:

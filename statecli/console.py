@@ -6,7 +6,7 @@ import codecs
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
@@ -14,13 +14,15 @@ from statecli import interrupts, render
 from statecli.errors import UnreadableError
 from statecli.finding import Finding
 from statecli.inspection import Progress
-from statecli.render import Look, Output
+from statecli.render import Look
 from statecli.render._escape import elided, visible
 from statecli.render.plain import finding_line
 from statecli.report import Report
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from statecli.outputs import Written
 
 #: Characters of an error's one line; names inside can be megabytes long.
 MAX_LINE = 2_000
@@ -88,10 +90,10 @@ def keep_stdout() -> None:
 
 
 def out(path: str | None) -> Stream:
-    """stdout (`-` means it too), or the file that `-o` names, always UTF-8."""
-    if (path is None or path == "-") and _kept is not None:
+    """stdout, or the file that `-o` or a report names, always UTF-8."""
+    if path is None and _kept is not None:
         return _kept
-    if path is None or path == "-":
+    if path is None:
         if sys.stdout is None:
             raise UnreadableError("there is no standard output to write to; name a file with -o")
         return Stream(sys.stdout.buffer, sys.stdout.encoding or "utf-8")
@@ -101,16 +103,29 @@ def out(path: str | None) -> Stream:
         raise UnreadableError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def publish(report: Report, output: Output, path: str | None, color: str, quiet: bool) -> int:
-    """Write the report where it belongs; the exit code it asks for."""
+def publish(report: Report, outputs: Sequence[Written], color: str, quiet: bool) -> int:
+    """Write each output of the report where it belongs; the exit code it asks for. `quiet` is of the last one alone."""
+    for one in outputs:
+        if interrupts.came:
+            raise KeyboardInterrupt
+        sink = out(one.path)
+        terminal = one.path is None and sink.raw.isatty()
+        look = Look(terminal, _width(sink), _color(color, terminal), quiet and one is outputs[-1])
+        render.write(report, one.output, sink, look)
+        if one.path is not None:
+            sink.raw.close()
+    return 1 if report.failed() else 0
+
+
+def write(pieces: Iterable[bytes], path: str | None) -> None:
+    """Write what is no report, a file of ours, where it belongs."""
     if interrupts.came:
         raise KeyboardInterrupt
     sink = out(path)
-    terminal = path in (None, "-") and sink.raw.isatty()
-    render.write(report, output, sink, Look(terminal, _width(sink), _color(color, terminal), quiet))
-    if path not in (None, "-"):
+    for piece in pieces:
+        sink.utf8(piece)
+    if path is not None:
         sink.raw.close()
-    return 1 if report.failed() else 0
 
 
 def _width(sink: Stream) -> int:

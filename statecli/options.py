@@ -8,6 +8,7 @@ import msgspec
 
 from statecli.comparison.result import Field
 from statecli.finding import Severity
+from statecli.locking.file import Algorithm
 from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
@@ -34,6 +35,7 @@ class SharedOptions(msgspec.Struct, frozen=True, kw_only=True):
     kind: tuple[Kind, ...] = ()
     output_format: Output = Output.TABLE
     output: str | None = None
+    report: tuple[str, ...] = ()
     color: Color = Color.AUTO
     quiet: bool = False
     verbose: bool = False
@@ -105,6 +107,22 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     write_baseline: str | None = None
     reason: str | None = None
     config: str | None = None
-    report: tuple[str, ...] = ()
     allow_empty: bool = False
     jobs: int = 0
+
+
+class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`statecli lock`. What a lock looks like is nobody's choice: it has none of the options of outputs."""
+
+    targets: tuple[str, ...]
+    digest: Algorithm = Algorithm.BLAKE3
+    jobs: int = 0
+    init_device: str = "cpu"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    kind: tuple[Kind, ...] = ()
+    output: str | None = None
+    color: Color = Color.AUTO
+    quiet: bool = False
+    no_progress: bool = False
+    debug: bool = False

@@ -15,13 +15,14 @@ import msgspec
 
 from statecli.comparison.result import Field
 from statecli.finding import Severity
-from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, VerifyOptions
+from statecli.locking.file import Algorithm
+from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, LockOptions, VerifyOptions
 from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
 
 #: What a line asks for, whichever command it is.
-Options = InspectOptions | DiffOptions | VerifyOptions | AuditOptions
+Options = InspectOptions | DiffOptions | VerifyOptions | AuditOptions | LockOptions
 
 #: An option's spelling -> its field, and what makes a value of the word; ValueError where it is none.
 Takes = Mapping[str, tuple[str, Callable[[str], object]]]
@@ -63,6 +64,8 @@ REPEATABLE: Takes = {
     "-x": ("exclude", str),
     "--kind": ("kind", Kind),
 }
+#: Of the commands that have outputs.
+REPORTED: Takes = {**REPEATABLE, "--report": ("report", str)}
 
 COMMANDS = {
     "inspect": Command(
@@ -70,7 +73,7 @@ COMMANDS = {
         ("target",),
         {**FLAGS, **_flags("cuda", "stats", "tree")},
         {**VALUES, "--to": ("to", str), "--model": ("model", str), "--inputs": ("inputs", str)},
-        {**REPEATABLE, "--input": ("input", str)},
+        {**REPORTED, "--input": ("input", str)},
     ),
     "diff": Command(
         DiffOptions,
@@ -87,7 +90,7 @@ COMMANDS = {
             "-j": ("jobs", int),
         },
         {
-            **REPEATABLE,
+            **REPORTED,
             "--map": ("map", str),
             "--ignore": ("ignore", Field),
             "--only": ("only", str),
@@ -106,7 +109,7 @@ COMMANDS = {
             "--optimizer": ("optimizer", str),
             "--inputs": ("inputs", str),
         },
-        {**REPEATABLE, "--check": ("check", Name), "--input": ("input", str)},
+        {**REPORTED, "--check": ("check", Name), "--input": ("input", str)},
     ),
     "audit": Command(
         AuditOptions,
@@ -125,7 +128,23 @@ COMMANDS = {
             "--jobs": ("jobs", int),
             "-j": ("jobs", int),
         },
-        {**REPEATABLE, "--select": ("select", str), "--ignore": ("ignore", str), "--report": ("report", str)},
+        {**REPORTED, "--select": ("select", str), "--ignore": ("ignore", str)},
+        several=True,
+    ),
+    "lock": Command(
+        LockOptions,
+        ("targets",),
+        {**_flags("quiet", "no_progress", "debug"), "-q": "quiet"},
+        {
+            "--digest": ("digest", Algorithm),
+            "--jobs": ("jobs", int),
+            "-j": ("jobs", int),
+            "--init-device": ("init_device", str),
+            "--output": ("output", str),
+            "-o": ("output", str),
+            "--color": ("color", Color),
+        },
+        REPEATABLE,
         several=True,
     ),
 }

@@ -15,7 +15,7 @@ OPTIONS = {
     command: [one for one in GROUP[command].params if one.param_type_name == "option" and one.name != "help"]
     for command in COMMANDS
 }
-TARGETS = {"inspect": ("target",), "diff": ("before", "after"), "verify": ("target",), "audit": ("targets",)}
+TARGETS = {"inspect": ("target",), "diff": ("before", "after"), "verify": ("target",), "audit": ("targets",), "lock": ("targets",)}
 
 
 def by_typer(words):

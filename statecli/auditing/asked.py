@@ -6,6 +6,8 @@ from statecli.auditing import config
 from statecli.auditing.config import Config, Loaded
 from statecli.auditing.run import Request
 from statecli.errors import UsageError
+from statecli.locking import file
+from statecli.locking.file import Lock
 from statecli.options import AuditOptions
 
 
@@ -31,7 +33,18 @@ def request(options: AuditOptions) -> Request:
         include=options.include,
         exclude=options.exclude,
         kind=options.kind,
+        lock=_lock(options, asked),
+        frozen_only=options.frozen_only,
+        values=options.values,
+        jobs=options.jobs,
     )
+
+
+def _lock(options: AuditOptions, asked: Config) -> Lock | None:
+    path = options.lock or asked.lock
+    if options.frozen_only and path is None:
+        raise UsageError("--frozen-only: says what part of a lock counts; give --lock FILE")
+    return None if path is None else file.read(path)
 
 
 def loaded(options: AuditOptions) -> Loaded:

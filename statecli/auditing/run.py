@@ -22,6 +22,8 @@ from statecli.auditing.subject import Subject
 from statecli.auditing.targets import expand
 from statecli.errors import StateError
 from statecli.finding import Finding, Severity
+from statecli.locking import holding
+from statecli.locking.file import Lock
 from statecli.rules import RULES
 from statecli.state import Kind
 
@@ -51,6 +53,8 @@ class Request(msgspec.Struct, frozen=True):
     kind: tuple[Kind, ...] = ()
     values: bool = False
     jobs: int = 0
+    lock: Lock | None = None
+    frozen_only: bool = False
 
 
 def audit(
@@ -71,7 +75,8 @@ def audit(
 
 def _one(text: str, request: Request, progress: inspection.Progress | None) -> Target:
     try:
-        subject = _subject(text, request, progress)
+        subject = _with_values(_subject(text, request), request, progress)
+        subject = _locked(subject, request, progress)
     except StateError as error:
         return _accepted(_failed(text, error, request), request.ignored)
     return _accepted(_judged(subject, _chosen(request), request.severity), request.ignored)
@@ -85,7 +90,7 @@ def _failed(text: str, error: StateError, request: Request) -> Target:
     return Target(text, Status.FAILED, str(error), findings=tuple(found), ran=ran)
 
 
-def _subject(text: str, request: Request, progress: inspection.Progress | None) -> Subject:
+def _subject(text: str, request: Request) -> Subject:
     spec = target.spec_of(text)
     module: ModelState | None = None
     if spec is not None:
@@ -106,6 +111,35 @@ def _held(subject: Subject, request: Request) -> Subject:
     values = bool(policy.must_change or policy.must_not_change)
     against = held.to_checkpoint(subject.target, reference, values=values) if reference else None
     return dataclasses.replace(subject, load=load, reference=against)
+
+
+def _with_values(subject: Subject, request: Request, progress: inspection.Progress | None) -> Subject:
+    """The same with facts of its values, where they are asked for; a class's are those of its constructor."""
+    if not request.values or subject.state.format == "module":
+        return subject
+    with inspection.numpy_needed():
+        from statecli.values.facts import read_all
+    tensors = subject.state.tensors
+    tell = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
+    return dataclasses.replace(subject, values=tuple(read_all(tensors, jobs=request.jobs, progress=tell)))
+
+
+def _locked(subject: Subject, request: Request, progress: inspection.Progress | None) -> Subject:
+    """With what became of what the lock has of it; a class that is only there to hold others to has nothing locked."""
+    text = subject.target
+    if request.lock is None or (text == request.model and text not in request.targets):
+        return subject
+    asked = holding.Request(
+        request.lock,
+        request.frozen_only,
+        request.policy.frozen,
+        request.include,
+        request.exclude,
+        request.kind,
+        request.jobs,
+    )
+    found = holding.held(target.part(subject.everything, text), holding.lines(text, asked), asked, progress)
+    return dataclasses.replace(subject, lock=found)
 
 
 def _chosen(request: Request) -> Sequence[Rule]:

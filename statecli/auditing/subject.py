@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from statecli.auditing.policy import Policy
 from statecli.comparison.result import Diff
+from statecli.locking.holding import Held
 from statecli.state import ModelState, TensorInfo
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ class Subject:
 
     `module` is the state of a class: the target itself where it is one, None for a checkpoint without `--model`.
     `load` is what a strict load of it into that class says, `reference` how it differs from a checkpoint that it is
-    held to. `whole` is all that was read, of which filters or a section may have left `state` a part. `values` are facts of
-    the values of each of `state`'s tensors, None where they were not read.
+    held to. `whole` is all that was read, of which filters or a section may have left `state` a part. `values` are
+    facts of the values of each of `state`'s tensors, None where they were not read.
     """
 
     target: str
@@ -30,6 +31,8 @@ class Subject:
     whole: ModelState | None = None
     load: Diff | None = None
     reference: Diff | None = None
+    #: What is locked of it beside what is there, with `--lock`.
+    lock: tuple[Held, ...] | None = None
     values: tuple[Facts, ...] | None = None
 
     def called(self, tensor: TensorInfo) -> str:
@@ -40,6 +43,10 @@ class Subject:
     def everything(self) -> ModelState:
         """`whole` where it is known: what bytes are used for, no filter may hide."""
         return self.whole or self.state
+
+
+#: Why rules about values did not run.
+NO_VALUES = "no values were read: give --values"
 
 
 def a_module(subject: Subject) -> str | None:
@@ -60,4 +67,12 @@ def a_reference(subject: Subject) -> str | None:
 
 def the_values(subject: Subject) -> str | None:
     """Needed where values are judged."""
-    return None if subject.values is not None else "no values were read: give --values"
+    if subject.values is not None:
+        return None
+    is_class = subject.state.format == "module"
+    return "a class has the values of its constructor: audit a checkpoint" if is_class else NO_VALUES
+
+
+def a_lock(subject: Subject) -> str | None:
+    """Needed where something was locked."""
+    return None if subject.lock is not None else "nothing is locked: give --lock FILE"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statecli.auditing.rule import Rule
-from statecli.rules import against, gradients, names, policy, registration, storage
+from statecli.rules import against, gradients, lock, names, policy, registration, storage, values
 
 #: In the order in which they are listed.
 RULES: tuple[Rule, ...] = (
@@ -11,6 +11,8 @@ RULES: tuple[Rule, ...] = (
     *against.RULES,
     *gradients.RULES,
     *policy.RULES,
+    *values.RULES,
     *storage.RULES,
     *names.RULES,
+    *lock.RULES,
 )

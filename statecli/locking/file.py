@@ -1,0 +1,152 @@
+"""The lock file: JSON, one tensor a line, sorted, without times and absolute paths: of equal weights the same bytes.
+
+Nothing in it depends on how the weights are stored. What only some formats record (`kind`, `requires_grad`, `tied`) is
+written where the checkpoint says it and is null, or left out, where it does not; null agrees with everything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from statecli.errors import MalformedError, UnreadableError, UsageError
+from statecli.formats import _json
+from statecli.render.json import encoded
+from statecli.state import Kind
+from statecli.target import split
+
+SCHEMA = "statecli.lock/1"
+#: Bytes of the longest lock file that is read: of a million tensors.
+LONGEST = 1 << 30
+
+
+class Algorithm(str, Enum):
+    """What digests are made with; 256 bits of either."""
+
+    BLAKE3 = "blake3"
+    SHA256 = "sha256"
+
+
+class LockedTensor(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One tensor. `digest` is null where there are no values: in a class, on the meta device.
+
+    `tied` is the first name, in order, of those that are one and the same tensor; `persistent` is there where it is
+    false: no state_dict has this one.
+    """
+
+    fqn: str
+    section: str
+    kind: Kind | None
+    dtype: str
+    shape: tuple[int, ...] | None
+    requires_grad: bool | None
+    digest: str | None
+    tied: str | None = None
+    persistent: bool = True
+
+
+class LockedTarget(msgspec.Struct, frozen=True):
+    """One target. `target` is null where it is the only one: a lock knows weights, not where they lie."""
+
+    target: str | None
+    tensors: tuple[LockedTensor, ...]
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """A lock file. `digest` is the algorithm."""
+
+    schema: str
+    digest: Algorithm
+    targets: tuple[LockedTarget, ...]
+
+    def of(self, text: str) -> LockedTarget | None:
+        """What is locked of the target that was typed so; None where there is nothing."""
+        if len(self.targets) == 1 and self.targets[0].target is None:
+            return self.targets[0]
+        name = named(text)
+        return next((one for one in self.targets if one.target == name), None)
+
+
+def named(text: str) -> str:
+    """A target's name wherever the repository lies: of a path the way to it from here, with `/`."""
+    path, section = split(text)
+    if not os.path.lexists(path):
+        return text
+    if os.path.isabs(path):
+        path = os.path.relpath(path)
+    path = Path(os.path.normpath(path)).as_posix()
+    return path if section is None else f"{path}#{section}"
+
+
+def written(lock: Lock) -> Iterator[bytes]:
+    """The file, piece by piece."""
+    yield b'{"schema": %b, "digest": %b, "targets": [' % (encoded(lock.schema), encoded(lock.digest))
+    for n, target in enumerate(lock.targets):
+        yield b'%b\n{"target": %b, "tensors": [' % (b"," if n else b"", encoded(target.target))
+        for m, tensor in enumerate(target.tensors):
+            yield b"%b\n%b" % (b"," if m else b"", encoded(tensor))
+        yield b"\n]}"
+    yield b"\n]}\n"
+
+
+def read(path: str) -> Lock:
+    """The lock file. Raises `UnreadableError` where there is none, `MalformedError` for what is no lock file."""
+    document = _document(path)
+    schema = document.get("schema")
+    if schema != SCHEMA:
+        raise MalformedError(f"{path}: is no lock file that this version reads: its schema is {schema!r}, not {SCHEMA}")
+    try:
+        lock = msgspec.convert(document, Lock)
+    except msgspec.ValidationError as why:
+        raise MalformedError(f"{path}: is no lock file: {why}; lock again") from why
+    _check(lock, path)
+    return lock
+
+
+def _document(path: str) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(LONGEST)
+    except OSError as why:
+        raise UnreadableError(f"{path}: the lock file cannot be read: {why.strerror or why}") from why
+    if b"\n<<<<<<< " in raw or raw.startswith(b"<<<<<<< "):
+        raise MalformedError(f"{path}: has conflict markers of a merge: lock again")
+    document, repeats = _json.object_of(raw, f"{path}: the lock file")
+    _json.refuse(repeats, f"{path}: the lock file")
+    return document
+
+
+def _check(lock: Lock, path: str) -> None:
+    """What JSON's types do not say. Raises `MalformedError`."""
+    names = [one.target for one in lock.targets]
+    if not names or (None in names and len(names) > 1):
+        raise MalformedError(f"{path}: has {len(names)} targets, not all of them named; lock again")
+    refuse_twins([str(name) for name in names], f"{path}: locks the target")
+    for target in lock.targets:
+        refuse_twins([_called(tensor) for tensor in target.tensors], f"{path}: locks")
+        for tensor in target.tensors:
+            _check_tensor(tensor, path)
+
+
+def _check_tensor(tensor: LockedTensor, path: str) -> None:
+    if tensor.shape is not None and any(size < 0 for size in tensor.shape):
+        raise MalformedError(f"{path}: {tensor.fqn}: has shape {list(tensor.shape)}; lock again")
+    if tensor.digest is not None and (len(tensor.digest) != 64 or set(tensor.digest) - set("0123456789abcdef")):
+        raise MalformedError(f"{path}: {tensor.fqn}: {tensor.digest[:80]!r} is no digest of 64 digits; lock again")
+
+
+def _called(tensor: LockedTensor) -> str:
+    return f"{tensor.section}.{tensor.fqn}"
+
+
+def refuse_twins(names: Sequence[str], what: str) -> None:
+    """Raises `UsageError` for the first name that comes twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise UsageError(f"{what} {name} twice: which of the two is meant cannot be told")
+        seen.add(name)

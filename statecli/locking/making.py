@@ -1,0 +1,163 @@
+"""One run of `lock`: targets are read, their values hashed, and what is known of each tensor becomes a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecli import inspection, modules, target
+from statecli.auditing import targets
+from statecli.auditing.result import Status
+from statecli.errors import NothingMatched, UnreadableError
+from statecli.finding import Finding, Severity
+from statecli.locking.file import SCHEMA, Algorithm, Lock, LockedTarget, LockedTensor, named, refuse_twins
+from statecli.stamps import Stamp, changed, stamps
+from statecli.state import Evidence, Kind, ModelState, TensorInfo
+
+if TYPE_CHECKING:
+    from statecli.inspection import Progress
+
+#: Evidence that is knowledge; a convention is a guess, which another format may not allow.
+KNOWN = frozenset([Evidence.REGISTERED, Evidence.TYPE, Evidence.OPTIMIZER])
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the user asked of `lock`. `jobs` 0: the cores."""
+
+    targets: tuple[str, ...]
+    digest: Algorithm = Algorithm.BLAKE3
+    jobs: int = 0
+    init_device: str = "cpu"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    kind: tuple[Kind, ...] = ()
+
+
+class Read(msgspec.Struct, frozen=True):
+    """One target as it was read, the name that it has in the lock, and the stamps of its files before."""
+
+    state: ModelState
+    name: str | None
+    stamps: dict[str, Stamp]
+
+
+def read(request: Request) -> list[Read]:
+    """Every target, filtered. Raises `StateError` for the first that cannot be read whole: nothing is left out."""
+    found = [_read(text, request) for text in _expanded(request.targets)]
+    if not found:
+        raise NothingMatched(f"{' '.join(request.targets)}: no checkpoint there, nothing to lock")
+    alone = len(found) == 1 and found[0].name == named(request.targets[0])
+    if alone:
+        return [msgspec.structs.replace(found[0], name=None)]
+    refuse_twins([str(one.name) for one in found], "the lock would hold")
+    return sorted(found, key=lambda one: str(one.name))
+
+
+def _expanded(texts: Sequence[str]) -> Iterable[str]:
+    """As `audit` does it, so that what is locked is what is audited. What is no checkpoint is no part of either."""
+    for one in targets.expand(texts):
+        if isinstance(one, str):
+            yield one
+        elif one.status is Status.FAILED or one.target in texts:
+            raise UnreadableError(one.reason or one.target)
+
+
+def _read(text: str, request: Request) -> Read:
+    path = target.split(text)[0]
+    before = stamps([path])
+    spec = target.spec_of(text)
+    if spec is None:
+        state = target.checkpoint(text)
+    else:
+        state = modules.read(target.model(spec, init_device=request.init_device, values=False), text)
+    asked = inspection.Request(text, include=request.include, exclude=request.exclude, kind=request.kind)
+    state = inspection.filtered(state, asked)
+    if not state.tensors:
+        raise NothingMatched(f"{text}: holds no tensor, nothing to lock")
+    for tensor in state.tensors:
+        if tensor.damage is not None:
+            raise UnreadableError(f"{tensor.damage}; leave it out with -x {tensor.fqn!r}, or copy the file again")
+    refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in state.tensors], f"{text}: has")
+    return Read(state, named(text), before)
+
+
+def lock(found: Sequence[Read], request: Request, progress: Progress | None = None) -> Lock:
+    """The lock of what was read. Raises as `values.digest.digests` does, and for a file whose checksums are wrong or
+    that changed meanwhile.
+    """
+    with inspection.numpy_needed():
+        from statecli.values.compare import damages
+        from statecli.values.digest import digests
+
+    tensors = [tensor for one in found for tensor in one.state.tensors]
+    tell = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
+    for error in damages(tensors, jobs=request.jobs):
+        if error is not None:
+            raise error
+    made = iter(digests(tensors, request.digest, jobs=request.jobs, progress=tell))
+    refuse_changed(path_stamps for one in found for path_stamps in [one.stamps])
+    return Lock(
+        SCHEMA,
+        request.digest,
+        tuple(LockedTarget(one.name, locked(one.state, [next(made) for _ in one.state.tensors])) for one in found),
+    )
+
+
+def without_values(found: Sequence[Read], lock: Lock) -> Iterator[Finding]:
+    """Notes of the targets some of whose values are not locked, since there are none: a class's are random."""
+    for one, lines in zip(found, lock.targets, strict=True):
+        count = sum(line.digest is None for line in lines.tensors)
+        if count:
+            why = "a class has those of its constructor" if one.state.format == "module" else "they are not in the file"
+            message = f"{one.state.target}: the values of {count} of {len(lines.tensors)} tensors are not locked: {why}"
+            yield Finding("values-not-locked", Severity.NOTE, message, one.state.target)
+
+
+def refuse_changed(before: Iterable[dict[str, Stamp]]) -> None:
+    """Raises `UnreadableError` for a file that is no longer the one that had this stamp."""
+    for one in before:
+        for path in changed(one):
+            raise UnreadableError(f"{path}: changed while it was read: try again")
+
+
+def locked(state: ModelState, digests: Sequence[str | None]) -> tuple[LockedTensor, ...]:
+    """The lines of a state, sorted by section and name."""
+    ties = _ties(state)
+    lines = [
+        LockedTensor(
+            tensor.fqn,
+            tensor.section,
+            tensor.kind if tensor.evidence in KNOWN else None,
+            tensor.dtype,
+            tensor.shape,
+            tensor.requires_grad,
+            digest,
+            ties.get((tensor.section, view_of(tensor))) if tensor.tied_to else None,
+            not is_beside(tensor),
+        )
+        for tensor, digest in zip(state.tensors, digests, strict=True)
+    ]
+    return tuple(sorted(lines, key=lambda line: (line.section, line.fqn)))
+
+
+def is_beside(tensor: TensorInfo) -> bool:
+    """Whether no state_dict has it, only the class or the module pickled whole."""
+    return tensor.kind is Kind.UNREGISTERED or tensor.persistent is False or tensor.saved is False
+
+
+def view_of(tensor: TensorInfo) -> Any:
+    """What two names of one section have in common where they are one tensor, not only parts of one storage."""
+    if tensor.data is not None or tensor.parts:
+        return tensor.data, tensor.parts
+    return tensor.storage, tensor.storage_offset, tensor.dtype, tensor.shape
+
+
+def _ties(state: ModelState) -> dict[tuple[str, Any], str]:
+    """The first name of each view that several names of a section have."""
+    names: dict[tuple[str, Any], list[str]] = {}
+    for tensor in state.tensors:
+        if tensor.tied_to:
+            names.setdefault((tensor.section, view_of(tensor)), []).append(tensor.fqn)
+    return {key: min(group) for key, group in names.items() if len(group) > 1}
