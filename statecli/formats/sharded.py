@@ -267,13 +267,14 @@ def _totals(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
 
 
 def members(path: str) -> tuple[str, ...]:
-    """The names of the files in the folder `path` that reading it reads: a model's weights, its shards and index.
+    """The names of the files that the model of the folder `path` is in: its weights, or its shards and index.
 
-    Raises UnreadableError where it holds no model, or several, or one that lacks a shard.
+    None where the folder only happens to hold one file. Raises UnreadableError where it holds no model, or several, or
+    one that lacks a shard.
     """
     choice = _folder.choose(path)
     if _folder.INDEX.search(choice.name):
         return (choice.name, *_index(os.path.join(path, choice.name), choice.name).shards)
     if match := _folder.SERIES.match(choice.name):
         return tuple(_expected(match, choice.names))
-    return (choice.name,)
+    return (choice.name,) if choice.name in _folder.SINGLE else ()

@@ -20,3 +20,16 @@ def found():
         return result.findings
 
     return one
+
+
+@pytest.fixture
+def held():
+    """`held("missing-entry", path, model="net.py:Net")`: the FQNs that the rule names of what is held to something."""
+
+    def names(rule, target, **options):
+        result = audit(Request((str(target),), select=(rule,), **options)).targets[-1]
+        assert result.status is Status.AUDITED, result.reason
+        assert result.ran == (rule,), result.skipped
+        return sorted(finding.fqn for finding in result.findings)
+
+    return names

@@ -1,0 +1,51 @@
+"""Rules about what a project's policy asks for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.auditing.policy import Policy
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A reference checkpoint, and one whose head alone was trained."""
+    one = {"encoder.w": torch.zeros(4), "head.w": torch.zeros(2)}
+    save_file(one, tmp_path / "before.safetensors")
+    save_file(one | {"head.w": torch.ones(2)}, tmp_path / "after.safetensors", metadata={"license": "mit"})
+    return str(tmp_path / "before.safetensors"), tmp_path / "after.safetensors"
+
+
+def test_missing_metadata_finds_a_key_that_is_not_there(found, pair):
+    """Of two that are required, the one."""
+    (finding,) = found("missing-metadata", pair[1], policy=Policy(require_metadata=("license", "commit")))
+    assert "commit" in finding.message
+
+
+def test_missing_metadata_spares_a_key_that_is_there(found, pair):
+    """Whatever its value."""
+    assert not found("missing-metadata", pair[1], policy=Policy(require_metadata=("license",)))
+
+
+def test_unchanged_tensor_finds_what_should_have_been_trained(found, pair):
+    """The encoder, which was to change, is what it was."""
+    (finding,) = found("unchanged-tensor", pair[1], against=pair[0], policy=Policy(must_change=("encoder.*",)))
+    assert finding.fqn == "encoder.w"
+
+
+def test_unchanged_tensor_spares_what_changed(found, pair):
+    """One element is enough."""
+    assert not found("unchanged-tensor", pair[1], policy=Policy(must_change=("head.*",), reference=pair[0]))
+
+
+def test_changed_tensor_finds_what_should_have_been_frozen(found, pair):
+    """By its values."""
+    (finding,) = found("changed-tensor", pair[1], against=pair[0], policy=Policy(must_not_change=("*",)))
+    assert finding.fqn == "head.w"
+
+
+def test_changed_tensor_spares_what_is_the_same(found, pair):
+    """Bit for bit."""
+    assert not found("changed-tensor", pair[1], against=pair[0], policy=Policy(must_not_change=("encoder.*",)))

@@ -1,0 +1,129 @@
+"""Rules about what a class registers, held against the sample models and their fixed twins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.finding import Severity
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+
+@pytest.fixture
+def net(tmp_path):
+    """The spec of a class Net with these lines in its constructor."""
+
+    def write(*lines):
+        body = "\n        ".join(("super().__init__()", "self.fc = nn.Linear(2, 2)", *lines))
+        source = (
+            f"import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        {body}\n"
+        )
+        (tmp_path / "net.py").write_text(source)
+        return f"{tmp_path / 'net.py'}:Net"
+
+    return write
+
+
+def named(findings):
+    return {finding.fqn: finding.severity for finding in findings}
+
+
+def test_unregistered_tensor_finds_a_plain_attribute_with_its_line(found):
+    """The lesson: `self.table = torch.randn(5, 5)`."""
+    (finding,) = found("unregistered-tensor", f"{SAMPLES / 'net.py'}:Net")
+    assert (finding.fqn, finding.severity) == ("table", Severity.WARNING)
+    assert "not saved" in finding.message
+    assert "register_buffer" in finding.help
+    assert "self.table" in (SAMPLES / "net.py").read_text().splitlines()[finding.origin.line - 1]
+
+
+def test_unregistered_tensor_finds_in_a_pickled_module_what_the_class_would_show(found, tmp_path):
+    """A whole module in a pickle has its plain attributes too."""
+    module = nn.Linear(2, 2)
+    module.table = torch.zeros(3)
+    torch.save(module, tmp_path / "m.pt")
+    assert list(named(found("unregistered-tensor", tmp_path / "m.pt"))) == ["table"]
+
+
+def test_unregistered_tensor_finds_a_scalar_to_be_worth_a_note(found, net):
+    """A size kept as a 0-dim tensor does no harm."""
+    assert named(found("unregistered-tensor", net("self.size = torch.tensor(3)"))) == {"size": Severity.NOTE}
+
+
+def test_unregistered_tensor_spares_buffers_and_second_names(found, net):
+    """A registered tensor may have other names."""
+    lines = ("self.register_buffer('b', torch.ones(3))", "self.same = self.fc.weight")
+    assert not found("unregistered-tensor", net(*lines))
+    assert not found("unregistered-tensor", f"{SAMPLES / 'net_fixed.py'}:Net")
+
+
+def test_unregistered_parameter_finds_leaves_that_no_optimizer_gets(found, net):
+    """A bare leaf, and parameters in a plain list."""
+    lines = ("self.scale = torch.ones(3, requires_grad=True)", "self.many = [nn.Parameter(torch.ones(2))]")
+    errors = dict.fromkeys(["scale", "many[0]"], Severity.ERROR)
+    assert named(found("unregistered-parameter", net(*lines))) == errors
+
+
+def test_unregistered_parameter_spares_a_parameter_list_and_what_needs_no_grad(found, net):
+    """nn.ParameterList registers what it holds."""
+    lines = ("self.many = nn.ParameterList([torch.ones(2)])", "self.table = torch.ones(3)")
+    assert not found("unregistered-parameter", net(*lines))
+
+
+def test_unregistered_module_finds_layers_in_a_plain_list_one_finding_each(found, net):
+    """However many tensors a layer has."""
+    findings = found("unregistered-module", net("self.layers = [nn.Linear(2, 2), nn.Linear(2, 2)]"))
+    assert [finding.message.partition(":")[0] for finding in findings] == ["layers[0]", "layers[1]"]
+    assert {finding.severity for finding in findings} == {Severity.ERROR}
+
+
+def test_unregistered_module_spares_module_lists_and_modules_without_tensors(found, net):
+    """An activation in a list holds nothing."""
+    assert not found("unregistered-module", net("self.layers = nn.ModuleList([nn.ReLU()])", "self.act = [nn.ReLU()]"))
+
+
+def test_non_persistent_buffer_finds_one_and_only_notes_it(found):
+    """It is mostly meant."""
+    assert named(found("non-persistent-buffer", f"{SAMPLES / 'positions.py'}:Positions")) == {
+        "positions": Severity.NOTE
+    }
+
+
+def test_non_persistent_buffer_spares_persistent_ones(found, net):
+    """BatchNorm's are all saved."""
+    assert not found("non-persistent-buffer", net("self.bn = nn.BatchNorm1d(2)"))
+
+
+def test_buffer_requires_grad_finds_a_buffer_that_collects_gradients(found):
+    """And its fixed twin is clean."""
+    assert list(named(found("buffer-requires-grad", f"{SAMPLES / 'grad_buffer.py'}:Scaled"))) == ["scale"]
+
+
+def test_buffer_requires_grad_spares_the_fixed_twin(found):
+    """A parameter may require grad, and so may nothing else."""
+    assert not found("buffer-requires-grad", f"{SAMPLES / 'grad_buffer_fixed.py'}:Scaled")
+
+
+def test_stale_view_finds_a_second_name_of_a_buffer(found):
+    """A move rebinds the registered name alone."""
+    assert list(named(found("stale-view", f"{SAMPLES / 'rotary.py'}:Rotary"))) == ["original_inv_freq"]
+
+
+def test_stale_view_spares_a_second_name_of_a_parameter(found, net):
+    """A move keeps the Parameter object."""
+    assert not found("stale-view", net("self.same = self.fc.weight"))
+
+
+def test_non_leaf_attribute_finds_what_was_computed_in_the_constructor(found):
+    """It follows neither training nor a move."""
+    (finding,) = found("non-leaf-attribute", f"{SAMPLES / 'precomputed.py'}:Normed")
+    assert "DivBackward0" in finding.message
+
+
+def test_non_leaf_attribute_spares_what_torch_recomputes(found, net):
+    """The old weight_norm sets its weight anew before each forward."""
+    assert not found("non-leaf-attribute", net("nn.utils.weight_norm(self.fc)"))
