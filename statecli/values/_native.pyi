@@ -11,3 +11,17 @@ def tally(
     before², after² and before · after; None where there is an infinity or a NaN on either side. A sum may have
     overflowed to infinity, or a square vanished. Raises `ValueError` for other types and for blocks of unequal length.
     """
+
+def floats(block: Any, size: int, infinity: int, normal: int, /) -> tuple[int, int, int, int, int, int, int]:
+    """A block of IEEE floats of `size` bytes (2, 4 or 8); the bits of infinity and of the smallest normal number.
+
+    How many are NaN, infinite, -inf, zero, and below the smallest normal number (zeros too); the bits of the lowest and
+    of the highest finite one, as signed integers, which mean nothing where none is finite. Raises `ValueError` for
+    another size, and a block that is not of whole floats or not aligned.
+    """
+
+def codes(block: Any, /) -> bytes:
+    """How often each of the 256 bytes occurs: 256 int64 in the byte order of the machine."""
+
+def digest(block: Any, /) -> int:
+    """64 bits of the block, as `scan.py` has it."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -28,9 +28,6 @@ from statecli.values.run import TASK, Found, Piece, Task, run_batch
 from statecli.values.stats import storages
 from statecli.values.tally import Tally
 
-#: Bytes of small tasks that are handed out together; each counts OVERHEAD more than it has.
-BATCH = 16 << 20
-OVERHEAD = 16 << 10
 #: Bytes up to which starting workers takes longer than doing it here.
 ALONE = 64 << 20
 
@@ -140,7 +137,7 @@ def _delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
 
 
 def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None) -> Ran:
-    batches = list(_batches(tasks))
+    batches = list(pool.batches(tasks, _bytes))
     small = sum(map(_bytes, tasks)) < ALONE
 
     def done(work: tuple[How, tuple[Task, ...]]) -> None:
@@ -165,20 +162,6 @@ def _run_on_device(
         results.append(on_device.run_on(how, batch, device))
         done((how, batch))
     return results
-
-
-def _batches(tasks: Iterable[Task]) -> Iterator[tuple[Task, ...]]:
-    """Small tasks together, so that handing them out costs nothing beside doing them."""
-    batch: list[Task] = []
-    size = 0
-    for task in tasks:
-        batch.append(task)
-        size += _bytes(task) + OVERHEAD
-        if size >= BATCH:
-            yield tuple(batch)
-            batch, size = [], 0
-    if batch:
-        yield tuple(batch)
 
 
 def _bytes(task: Task) -> int:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,9 @@ from statecli.errors import UnreadableError
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
+#: Bytes of small tasks that are handed out together; each counts OVERHEAD more than it has.
+BATCH = 16 << 20
+OVERHEAD = 16 << 10
 #: Seconds that a killed process is waited for.
 GONE = 2.0
 
@@ -32,6 +35,20 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1
+
+
+def batches(works: Iterable[_Work], size_of: Callable[[_Work], int]) -> Iterator[tuple[_Work, ...]]:
+    """Small works together, so that handing them out costs nothing beside doing them. `size_of` one in bytes."""
+    batch: list[_Work] = []
+    size = 0
+    for work in works:
+        batch.append(work)
+        size += size_of(work) + OVERHEAD
+        if size >= BATCH:
+            yield tuple(batch)
+            batch, size = [], 0
+    if batch:
+        yield tuple(batch)
 
 
 def run(

@@ -94,11 +94,12 @@ def stats(tensor: TensorInfo, decoder: Decoder | None = None) -> Stats:
     if tensor.layout.startswith("sparse"):
         return _sparse(tensor, decoder)
     if tensor.data is None:
-        return Stats(reason=_why_no_data(tensor))
+        return Stats(reason=why_no_data(tensor))
     return _finish(_read(tensor.data, tensor.fqn, decoder), tensor.data.dtype)
 
 
-def _why_no_data(tensor: TensorInfo) -> str:
+def why_no_data(tensor: TensorInfo) -> str:
+    """Why a tensor without `data` has no values to read, in a few words."""
     if tensor.parts:
         return f"made of {', '.join(name for name, _ in tensor.parts)}: has no single values"
     if tensor.device == "meta":

@@ -307,7 +307,7 @@ def test_the_number_of_workers_makes_no_difference(paired, monkeypatch):
     pairs = paired(before, after)
     alone = compare_all(pairs, How(), jobs=1)
     monkeypatch.setattr(compare, "ALONE", 0)
-    monkeypatch.setattr(compare, "BATCH", 1 << 20)
+    monkeypatch.setattr(compare.pool, "BATCH", 1 << 20)
     assert compare_all(pairs, How(), jobs=2) == alone
     assert compare_all(pairs, How(), jobs=3) == alone
 

@@ -1,0 +1,243 @@
+"""What is wrong with values. All of it is told from one pass over the bytes, which `--values` asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from statecli.auditing.rule import Found, rule
+from statecli.auditing.subject import Subject, the_values
+from statecli.finding import Severity
+from statecli.report.text import names, plural, size_text
+from statecli.state import Kind, TensorInfo
+
+if TYPE_CHECKING:
+    from statecli.values.scan import Facts
+
+#: A weight with this share of denormals is told.
+DENORMAL_SHARE = 0.01
+#: Bytes below which a tensor that is saved twice is not worth a word.
+SMALL = 1 << 10
+#: Floating-point types -> the size from which on a value rounds to no finite one, half a step above the largest; and
+#: whether that size itself still rounds down. float8: the types without infinity round to NaN.
+OVERFLOW = {
+    "float16": (65520.0, False),
+    "bfloat16": ((2 - 2**-8) * 2.0**127, False),
+    "float32": ((2 - 2**-24) * 2.0**127, False),
+    "float8_e5m2": (61440.0, False),
+    "float8_e4m3fn": (464.0, True),
+    "float8_e4m3fnuz": (248.0, False),
+    "float8_e5m2fnuz": (61440.0, False),
+}
+
+
+def _each(subject: Subject) -> Iterator[tuple[TensorInfo, Facts]]:
+    """The tensors whose values were read, with their facts; what is tied is looked at under its first name."""
+    seen = set()
+    for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
+        place = (tensor.data, tensor.parts)
+        if facts.elements and place not in seen:
+            yield tensor, facts
+        if tensor.data is not None or tensor.parts:
+            seen.add(place)
+
+
+def _found(subject: Subject, tensor: TensorInfo, said: str, help: str, severity: Severity | None = None) -> Found:
+    return Found(f"{subject.called(tensor)}: {said}", tensor.fqn, tensor.section, help, severity)
+
+
+def _share(count: int, facts: Facts) -> str:
+    return f"{count:,} of {plural(facts.elements, 'value')}"
+
+
+@rule(Severity.ERROR, the_values)
+def nan(subject: Subject) -> Iterator[Found]:
+    """A tensor has values that are not a number.
+
+    Why: NaN spreads: one in a weight makes every output that it touches NaN, and one in an optimizer's state makes the
+    weight NaN at the next step. A checkpoint with NaN in it is of a training that has diverged.
+
+    Example: `fc.weight` of a run in float16 whose loss scale was too high: 12 of 4,096 values are NaN.
+
+    Fix: go back to the last checkpoint without them; look for a division by zero, a loss that overflowed, a batch with
+    NaN in it. Clip gradients, or train in bfloat16.
+    """
+    for tensor, facts in _each(subject):
+        if facts.nan:
+            yield _found(subject, tensor, f"{_share(facts.nan, facts)} are NaN", "go back to a checkpoint without them")
+
+
+@rule(Severity.ERROR, the_values)
+def inf(subject: Subject) -> Iterator[Found]:
+    """A tensor has infinite values.
+
+    Why: infinity times zero and infinity less infinity are NaN, so that outputs become NaN as well. In a weight or an
+    optimizer's state it is an overflow. A buffer may mean it: a mask of zeros and -inf, or a smallest value so far that
+    begins at infinity, is a note; any other infinity in a buffer a warning.
+
+    Example: `fc.weight` cast to float16 with a value of 70,000: 1 of 4,096 values is infinite.
+
+    Fix: go back to a checkpoint without them, or cast to a type with the range of float32, as bfloat16 is.
+    """
+    for tensor, facts in _each(subject):
+        if facts.inf:
+            said = f"{_share(facts.inf, facts)} are infinite"
+            yield _found(subject, tensor, said, "go back to a checkpoint without them", _how_infinite(tensor, facts))
+
+
+def _how_infinite(tensor: TensorInfo, facts: Facts) -> Severity:
+    is_mask = facts.minus_inf == facts.inf and facts.low == facts.high is not None and not facts.nan
+    if is_mask:
+        return Severity.NOTE
+    if tensor.kind in (Kind.PARAMETER, Kind.OPTIMIZER):
+        return Severity.ERROR
+    return Severity.NOTE if facts.only is not None else Severity.WARNING
+
+
+@rule(Severity.NOTE, the_values)
+def all_zero(subject: Subject) -> Iterator[Found]:
+    """A weight of two dimensions or more is zero throughout.
+
+    Why: it may be meant (a residual branch or a LoRA's B begins at zero), and it may be a weight that was never
+    written: a sharded save that gathered nothing, a file with holes. Biases, norms, counters and buffers are zero in
+    many a good checkpoint and are not told. Where all weights are zero it is a warning.
+
+    Example: `layers.3.mlp.weight` of a checkpoint whose third shard was gathered on the wrong rank.
+
+    Fix: where it is not meant, save again, and compare with `statecli diff`.
+    """
+    weights = [(tensor, facts) for tensor, facts in _each(subject) if _is_weight(tensor) and not facts.reason]
+    zero = [(tensor, facts) for tensor, facts in weights if facts.zeros == facts.elements]
+    severity = Severity.WARNING if len(zero) == len(weights) > 1 else Severity.NOTE
+    for tensor, facts in zero:
+        said = f"all of its {plural(facts.elements, 'value')} are zero"
+        yield _found(subject, tensor, said, "where that is not meant, save it again", severity)
+
+
+@rule(Severity.NOTE, the_values)
+def constant(subject: Subject) -> Iterator[Found]:
+    """All values of a weight of two dimensions or more are one and the same, and not zero.
+
+    Why: rows that are equal compute the same and learn the same. A weight begins so where an initialization was left
+    out or a placeholder was saved. Norms, biases and counters, of one dimension, are constant in many a good one.
+
+    Example: `head.weight`, made with `torch.full` for a test, in a checkpoint that goes to production.
+
+    Fix: initialize the weight at random; where it is meant (a scale of each channel), nothing.
+    """
+    for tensor, facts in _each(subject):
+        is_one = facts.only is not None and facts.low == facts.high and facts.elements > 1
+        if _is_weight(tensor) and is_one and facts.low:
+            said = f"all of its {plural(facts.elements, 'value')} are {facts.low:.6g}"
+            yield _found(subject, tensor, said, "where that is not meant, initialize and train it")
+
+
+def _is_weight(tensor: TensorInfo) -> bool:
+    return tensor.kind is Kind.PARAMETER and len(tensor.shape or ()) > 1
+
+
+@rule(Severity.WARNING, the_values)
+def denormal(subject: Subject) -> Iterator[Found]:
+    """One in a hundred values of a weight or more is denormal: so small that its type holds it with fewer digits.
+
+    Why: many processors take a hundred times longer for a denormal operand, so that a model can become several times
+    slower on a CPU, and nothing is gained: the values are as good as zero. They come from weight decay on weights that
+    no gradient reaches. In an optimizer's moments they are ordinary and a note. float16 and the smaller types are
+    widened before they are computed with, and are not told.
+
+    Example: `embed.weight`, of which 30 % have decayed to 1e-40.
+
+    Fix: set what is below the smallest normal number to zero, or call `torch.set_flush_denormal(True)`.
+    """
+    for tensor, facts in _each(subject):
+        widened = tensor.dtype.startswith(("float16", "float8", "float4"))
+        if not widened and facts.denormal >= DENORMAL_SHARE * facts.elements and facts.denormal:
+            severity = Severity.NOTE if tensor.kind is Kind.OPTIMIZER else None
+            said = f"{_share(facts.denormal, facts)} are denormal"
+            yield _found(subject, tensor, said, "set them to zero, or torch.set_flush_denormal(True)", severity)
+
+
+def _target_dtype(subject: Subject) -> str | None:
+    known = [dtype for dtype in subject.policy.dtype if dtype in OVERFLOW]
+    return None if known else "no dtype to hold it to: set policy.dtype in the configuration"
+
+
+@rule(Severity.ERROR, the_values, _target_dtype)
+def overflows_dtype(subject: Subject) -> Iterator[Found]:
+    """A value becomes infinite, or NaN, in the dtype that the policy wants.
+
+    Why: `model.to(torch.float16)` says nothing when a value of 70,000 becomes infinite, and the first forward with it
+    gives NaN. The size from which on that happens is half a step above the dtype's largest number: 65,520 for
+    float16. An optimizer's state is not cast with the model and is left out.
+
+    Example: `policy.dtype = ["float16"]` and a weight with a value of -81,250.
+
+    Fix: cast to bfloat16, which has the range of float32, or scale the weight down.
+    """
+    wanted = subject.policy.dtype
+    for tensor, facts in _each(subject):
+        is_float = "float" in tensor.dtype and tensor.kind is not Kind.OPTIMIZER
+        if not is_float or tensor.dtype in wanted or facts.low is None or facts.high is None:
+            continue
+        furthest = max(facts.low, facts.high, key=abs)
+        if all(overflows(furthest, dtype) for dtype in wanted):
+            said = f"its value {furthest:.6g} is not finite in {' or '.join(wanted)}"
+            yield _found(subject, tensor, said, "cast to a dtype with the range of float32, as bfloat16 is")
+
+
+def overflows(value: float, dtype: str) -> bool:
+    """Whether a finite value, rounded to nearest, ties to even, is infinite or NaN in `dtype`; False where unknown."""
+    limit, holds = OVERFLOW.get(dtype, (math.inf, True))
+    return abs(value) > limit if holds else abs(value) >= limit
+
+
+@rule(Severity.NOTE, the_values)
+def duplicate_values(subject: Subject) -> Iterator[Found]:
+    """Two tensors that are not tied have the same bytes, shape and dtype.
+
+    Why: they are saved twice and, when they were tied in the model, are trained apart from now on. It may be meant:
+    copies of a layer begin equal, and tables that each layer has are the same. Constants and what is smaller than 1 kB
+    are not told, nor are tensors of two sections, such as a model and its average.
+
+    Example: `lm_head.weight` and `embed.weight`, tied in the model, cloned before they were saved.
+
+    Fix: tie them in the model, or save the one and tie when loading; make tables non-persistent buffers.
+    """
+    groups: dict[object, list[TensorInfo]] = {}
+    for tensor, facts in _each(subject):
+        if facts.digest and facts.only is None and tensor.nbytes >= SMALL:
+            groups.setdefault((tensor.section, tensor.dtype, tensor.shape, facts.digest), []).append(tensor)
+    for first, *others in groups.values():
+        if others:
+            called = names(tuple(subject.called(tensor) for tensor in others))
+            said = f"has the same values as {called}: {size_text(first.nbytes * len(others))} more than once"
+            yield _found(subject, first, said, "tie them, or keep one of them")
+
+
+@rule(Severity.WARNING, the_values)
+def unread_values(subject: Subject) -> Iterator[Found]:
+    """The values of a tensor could not be read, so that no rule has judged them.
+
+    Why: a rule that has not looked has not passed. A file that is cut short is an error; a type that holds no numbers,
+    a quantized tensor without its scale, or windows that overlap without end are warnings; a tensor on meta, which has
+    no values by intention, and text are notes.
+
+    Example: `codes` of dtype bits8, or a shard that ends in the middle of `layers.7.weight`.
+
+    Fix: copy the file again where it is damaged; else look at the tensor with the tool that wrote it, or leave it
+    out with `-x`.
+    """
+    for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
+        if facts.reason is not None:
+            yield _found(subject, tensor, f"not read: {facts.reason}", "leave it out with -x", _how_bad(tensor, facts))
+
+
+def _how_bad(tensor: TensorInfo, facts: Facts) -> Severity:
+    if facts.damaged:
+        return Severity.ERROR
+    none = tensor.device == "meta" or tensor.dtype.startswith("numpy") or tensor.shape is None
+    return Severity.NOTE if none else Severity.WARNING
+
+
+RULES = (nan, inf, all_zero, constant, denormal, overflows_dtype, duplicate_values, unread_values)
