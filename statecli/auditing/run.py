@@ -118,10 +118,12 @@ def _with_values(subject: Subject, request: Request, progress: inspection.Progre
     if not request.values or subject.state.format == "module":
         return subject
     with inspection.numpy_needed():
+        from statecli.values.compare import damages
         from statecli.values.facts import read_all
     tensors = subject.state.tensors
     tell = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
-    return dataclasses.replace(subject, values=tuple(read_all(tensors, jobs=request.jobs, progress=tell)))
+    values = tuple(read_all(tensors, jobs=request.jobs, progress=tell))
+    return dataclasses.replace(subject, values=values, damages=tuple(damages(tensors, jobs=request.jobs)))
 
 
 def _locked(subject: Subject, request: Request, progress: inspection.Progress | None) -> Subject:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from statecli.auditing.policy import Policy
 from statecli.comparison.result import Diff
+from statecli.errors import StateError
 from statecli.locking.holding import Held
 from statecli.state import ModelState, TensorInfo
 
@@ -34,6 +35,8 @@ class Subject:
     #: What is locked of it beside what is there, with `--lock`.
     lock: tuple[Held, ...] | None = None
     values: tuple[Facts, ...] | None = None
+    #: Of each of `state`'s tensors, what its container's checksum has against its bytes, where values were read.
+    damages: tuple[StateError | None, ...] | None = None
 
     def called(self, tensor: TensorInfo) -> str:
         """The tensor as a message names it: behind its section where there are several."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statecli.auditing.rule import Rule
-from statecli.rules import against, gradients, lock, names, policy, registration, storage, values
+from statecli.rules import against, gradients, layout, lock, names, policy, registration, storage, values
 
 #: In the order in which they are listed.
 RULES: tuple[Rule, ...] = (
@@ -13,6 +13,7 @@ RULES: tuple[Rule, ...] = (
     *policy.RULES,
     *values.RULES,
     *storage.RULES,
+    *layout.RULES,
     *names.RULES,
     *lock.RULES,
 )

@@ -1,0 +1,190 @@
+"""What is wrong with how a file is laid out: bytes too many, too few, damaged, or where they cannot be mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
+from statecli.auditing.rule import Found, rule
+from statecli.auditing.subject import Subject, the_values
+from statecli.errors import ChecksumMismatch
+from statecli.finding import Severity
+from statecli.formats import _shown
+from statecli.formats._dtypes import BITS
+from statecli.state import ByteRange, Oddity, Place, TensorData, TensorInfo
+
+
+def _a_file(subject: Subject) -> str | None:
+    return "a class is no file" if subject.state.format == "module" else None
+
+
+def _odd(subject: Subject, help: str, *names: str) -> Iterator[Found]:
+    """What the reader noted under one of these names."""
+    return (_found(odd, help) for odd in subject.state.oddities if odd.name in names)
+
+
+def _found(odd: Oddity, help: str) -> Found:
+    return Found(odd.message, odd.fqn, help=help, place=None if odd.place is UNSET else odd.place)
+
+
+@rule(Severity.WARNING, _a_file)
+def trailing_bytes(subject: Subject) -> Iterator[Found]:
+    """Something stands behind the end of the file's content.
+
+    Why: readers that look from the front and readers that look from the back see two different files, which is how
+    something is smuggled past a scanner; else it is what is left of a longer file, or a download that went on.
+
+    Example: a second archive or a script appended to `model.pt`, a zip comment, bytes behind the pickle in data.pkl.
+
+    Fix: load and save it again with torch.save, and find out who appended what.
+    """
+    help = "save it again with torch.save, and look at what was appended"
+    yield from _odd(subject, help, "suffixed", "zip-comment", "pickle-trailing")
+
+
+@rule(Severity.WARNING, _a_file)
+def unused_bytes(subject: Subject) -> Iterator[Found]:
+    """The file holds bytes that loading it never looks at.
+
+    Why: they take room, travel with every copy, and are for anyone to read: weights that were taken out of the pickle
+    and not out of the archive, or another file that rides along.
+
+    Example: the record `data/7` that no tensor of data.pkl refers to; a megabyte between two records.
+
+    Fix: load and save it again with torch.save, which writes what is used and nothing else.
+    """
+    help = "save it again with torch.save, which writes only what is used"
+    yield from _odd(subject, help, "prefixed", "gap", "unused-storages", "unused-records")
+
+
+def _mappable(subject: Subject) -> str | None:
+    legacy = "torch-legacy" in subject.state.format
+    return "a stream of before torch 1.6 is read, never mapped: see legacy-format" if legacy else None
+
+
+@rule(Severity.WARNING, _a_file, _mappable)
+def misaligned(subject: Subject) -> Iterator[Found]:
+    """Tensors begin at no multiple of their element size.
+
+    Why: a mapped file (`mmap=True`, safetensors) hands out its own bytes as tensors. Where these are not aligned, each
+    load copies them, or faults on a processor that insists, and reading from a GPU's side is slow.
+
+    Example: a safetensors header that was not padded to a multiple of 8, so that every float32 begins at an odd byte.
+
+    Fix: load and save it again; torch.save aligns to 64 bytes, safetensors' writers pad the header.
+    """
+    first: dict[str, tuple[TensorInfo, TensorData]] = {}
+    counts: dict[str, int] = {}
+    for tensor in subject.state.tensors:
+        for data in _pieces(tensor):
+            if data.storage.path and data.storage.length and data.storage.offset % _alignment(data.dtype):
+                first.setdefault(data.storage.path, (tensor, data))
+                counts[data.storage.path] = counts.get(data.storage.path, 0) + 1
+    for path, (tensor, data) in first.items():
+        more = f", and {counts[path] - 1:,} more tensors likewise" if counts[path] > 1 else ""
+        at, name = data.storage.offset, subject.called(tensor)
+        message = f"{name}: {data.dtype} begins at byte {at:,}, no multiple of {_alignment(data.dtype)}{more}"
+        yield Found(message, tensor.fqn, tensor.section, "load it and save it again", place=_place(data.storage))
+
+
+def _alignment(dtype: str) -> int:
+    """Bytes; a complex number is aligned as its two parts are."""
+    size = max(BITS.get(dtype, 8) // 8, 1)
+    return size // 2 if dtype.startswith("complex") else size
+
+
+def _pieces(tensor: TensorInfo) -> list[TensorData]:
+    return [*([tensor.data] if tensor.data else ()), *(data for _, data in tensor.parts)]
+
+
+def _place(where: ByteRange) -> Place:
+    return Place(where.path, where.offset, where.length)
+
+
+def _with_checksums(subject: Subject) -> str | None:
+    recorded = any(data.storage.crc32 is not None for one in subject.state.tensors for data in _pieces(one))
+    return None if recorded else "no checksum of a tensor is recorded in it"
+
+
+@rule(Severity.ERROR, _a_file, _with_checksums, the_values)
+def checksum_mismatch(subject: Subject) -> Iterator[Found]:
+    """The bytes of a record are not those that were written.
+
+    Why: torch checks no checksum: a file that was damaged on a disk or in a transfer, or changed by hand, loads without
+    a word and with other weights. That of data.pkl is checked in every audit, those of the tensors with `--values`.
+
+    Example: one bit of `data/3` has flipped since it was saved.
+
+    Fix: copy or download the file again.
+    """
+    broken: dict[str, list[TensorInfo]] = {}
+    for tensor, error in zip(subject.state.tensors, subject.damages or (), strict=True):
+        if isinstance(error, ChecksumMismatch):
+            broken.setdefault(str(error), []).append(tensor)
+    for text, tensors in broken.items():
+        first, others = tensors[0], [subject.called(tensor) for tensor in tensors[1:]]
+        also = f"; it is of {_shown.names(others)} too" if others else ""
+        where = next(data.storage for data in _pieces(first) if text.startswith(f"{data.storage.path}: "))
+        wrong = text.partition(": checksum wrong: ")[2].partition(";")[0]
+        message = f"{subject.called(first)}: its bytes are not those that were saved: checksum {wrong}{also}"
+        yield Found(message, first.fqn, first.section, "copy or download the file again", place=_place(where))
+
+
+@rule(Severity.ERROR, _a_file)
+def missing_shard(subject: Subject) -> Iterator[Found]:
+    """A checkpoint in several files, and one of them is not there.
+
+    Why: nothing can be loaded, or a loader that asks for one tensor at a time finds out hours later. Such a target
+    also counts as failed, since its tensors cannot be audited.
+
+    Example: the index names `model-00002-of-00002.safetensors`, and the upload stopped after the first.
+
+    Fix: copy or download the missing file, or save the checkpoint again.
+    """
+    return iter(())
+
+
+@rule(Severity.ERROR, _a_file)
+def index_mismatch(subject: Subject) -> Iterator[Found]:
+    """The index of a sharded checkpoint says something else than its shards.
+
+    Why: a loader opens the shard that the index names and finds no such tensor, and what the index does not name is
+    never loaded: its layer keeps random weights. A wrong total misleads what places layers by it.
+
+    Example: after merging adapters into one shard the index was not written again.
+
+    Fix: write the index again, by `save_pretrained` or from the shards' own headers.
+    """
+    help = "write the index again: save_pretrained does"
+    for odd in subject.state.oddities:
+        if odd.name == "not-in-index":
+            yield _found(odd, help)
+        elif odd.name == "index-total":
+            yield Found(odd.message, help=help, severity=Severity.WARNING)
+
+
+@rule(Severity.NOTE, _a_file)
+def legacy_format(subject: Subject) -> Iterator[Found]:
+    """The file is a stream of pickles as torch wrote it before version 1.6.
+
+    Why: it has no directory and no checksums. It cannot be mapped, a single tensor cannot be read without walking over
+    all before it, and damage to its weights goes unnoticed.
+
+    Example: `torch.save(..., _use_new_zipfile_serialization=False)`, or a checkpoint of 2019.
+
+    Fix: `torch.save(torch.load(path), path)` with any newer torch, or safetensors.
+    """
+    if "torch-legacy" in subject.state.format:
+        yield Found("is in the format of before torch 1.6, without directory and checksums", help="save it again")
+
+
+RULES = (
+    trailing_bytes,
+    unused_bytes,
+    misaligned,
+    checksum_mismatch,
+    missing_shard,
+    index_mismatch,
+    legacy_format,
+)
