@@ -93,8 +93,13 @@ def request(options: DiffOptions) -> Request:
         kind=options.kind,
         init_device=options.init_device,
         jobs=options.jobs,
-        histograms=HISTOGRAMS if options.output_format.value == "html" else 0,
+        histograms=HISTOGRAMS if _is_drawn(options) else 0,
     )
+
+
+def _is_drawn(options: DiffOptions) -> bool:
+    """Whether an output shows pictures."""
+    return options.output_format is Output.HTML or any(text.startswith("html=") for text in options.report)
 
 
 def view(options: DiffOptions) -> DiffView:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from statecli.render import csv, html, json, jsonl, markdown, plain, table
+from statecli.render import csv, github, gitlab, html, json, jsonl, junit, markdown, plain, sarif, table
 from statecli.report import Report
 
 
@@ -22,6 +22,10 @@ class Output(str, Enum):
     CSV = "csv"
     MARKDOWN = "markdown"
     HTML = "html"
+    SARIF = "sarif"
+    JUNIT = "junit"
+    GITHUB = "github"
+    GITLAB = "gitlab"
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -50,6 +54,10 @@ OUTPUTS: dict[Output, ModuleType] = {
     Output.CSV: csv,
     Output.MARKDOWN: markdown,
     Output.HTML: html,
+    Output.SARIF: sarif,
+    Output.JUNIT: junit,
+    Output.GITHUB: github,
+    Output.GITLAB: gitlab,
 }
 
 

@@ -1,14 +1,15 @@
 """The second waist: what a command has to say, ready for any output.
 
 A `Report` gives the same content at the three grains that outputs need: a `document` (typed, for JSON), a flat
-`table` (one row a tensor, for plain and CSV) and a `page` for people. `failed()` is the only source of
-exit 1. One module a command makes its report: `inspecting.py`, `diffing.py`,
-`verifying.py`.
+`table` (one row a tensor, for plain and CSV) and a `page` for people. What other programs read (SARIF, JUnit) takes
+the findings and their `rules`, the `cases` that were tried, and the `troubles`. `failed()` is the only source of
+exit 1. One module a command makes its report: `inspecting.py`, `diffing.py`, `verifying.py`, `auditing.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 
 import msgspec
 
@@ -109,6 +110,46 @@ class Spread(msgspec.Struct, frozen=True):
     unit: str = ""
 
 
+class RuleText(msgspec.Struct, frozen=True):
+    """What a rule is: one line, and the whole explanation where there is one. `about` is what it is of (`storage`)."""
+
+    name: str
+    severity: Severity
+    summary: str
+    explanation: str = ""
+    about: str = ""
+
+
+class Outcome(str, Enum):
+    """What became of a case; `error` is one that could not be tried or told."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ERROR = "error"
+    SKIPPED = "skipped"
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One thing that was tried, as a test runner would show it: `name` of `suite`, mostly a rule of a target.
+
+    `message` says in a line why it is not simply passed, `text` the rest, a line each.
+    """
+
+    suite: str
+    name: str
+    outcome: Outcome
+    message: str = ""
+    text: tuple[str, ...] = ()
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """What could not be looked at, and why: a note where nobody expects it to be, else an error, which exits 2."""
+
+    target: str
+    message: str
+    severity: Severity = Severity.ERROR
+
+
 class Report(msgspec.Struct, frozen=True):
     """`document`, `table` and `page` are made when an output asks for them: none asks for all three."""
 
@@ -127,12 +168,19 @@ class Report(msgspec.Struct, frozen=True):
     #: Names alone (`--name-only`), in place of all else: a line each, its parts set apart by tabs.
     listing: Callable[[], Iterable[tuple[str, ...]]] | None = None
 
-    #: Whether the findings make the command end 1; None: whenever there are any.
-    fails: bool | None = None
+    #: What of the findings makes the command end 1; None: each.
+    failing: tuple[Finding, ...] | None = None
     #: Each line is asked for (`--all`), also by who writes for a place of limited size.
     whole: bool = False
     #: At most so many findings are told people, and how many more there are (`-n`); None: each.
     lines: int | None = None
+    #: What the rules of the findings are, and those of which there is none although they were tried.
+    rules: Callable[[], tuple[RuleText, ...]] = tuple
+    #: All that was tried.
+    cases: Callable[[], tuple[Case, ...]] = tuple
+    #: Findings that are none, for the reason that was given.
+    accepted: tuple[tuple[Finding, str], ...] = ()
+    troubles: tuple[Trouble, ...] = ()
 
     def beside(self) -> tuple[Finding, ...]:
         """The findings that no row shows."""
@@ -140,7 +188,11 @@ class Report(msgspec.Struct, frozen=True):
 
     def failed(self) -> bool:
         """Whether the command ends 1."""
-        return bool(self.findings) if self.fails is None else self.fails
+        return bool(self.reasons())
+
+    def reasons(self) -> tuple[Finding, ...]:
+        """The findings that make it end 1."""
+        return self.findings if self.failing is None else self.failing
 
 
 class View(msgspec.Struct, frozen=True):

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
 
 from statecli import report
 from statecli.auditing.result import Audit, Status, Target
 from statecli.finding import Finding, Severity
-from statecli.report import Group, Line, Page, Report, Table, View, documents, fold
+from statecli.report import (
+    Case,
+    Group,
+    Line,
+    Outcome,
+    Page,
+    Report,
+    Table,
+    Trouble,
+    View,
+    cases,
+    documents,
+    fold,
+    rules,
+)
 from statecli.report.text import plural, size_text
 
 _MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: "dim"}
@@ -27,9 +43,53 @@ def of_audit(found: Audit, view: View) -> Report:
         findings=found.findings,
         notes=tuple(notes),
         in_rows=frozenset(finding.rule for finding in found.findings),
-        fails=bool(found.failing),
+        failing=found.failing,
         whole=view.unfold,
+        rules=lambda: rules.of_audit(found.ran, _everything(found)),
+        cases=lambda: tuple(_cases(found)),
+        accepted=tuple((one.finding, one.reason) for target in found.targets for one in target.accepted),
+        troubles=_troubles(found),
     )
+
+
+def _everything(found: Audit) -> list[Finding]:
+    """Accepted findings too."""
+    return [*found.findings, *(one.finding for target in found.targets for one in target.accepted)]
+
+
+def _troubles(found: Audit) -> tuple[Trouble, ...]:
+    """A target that failed is an error, one that was skipped a note."""
+    bad = {Status.FAILED: Severity.ERROR, Status.SKIPPED: Severity.NOTE}
+    return tuple(
+        Trouble(one.target, one.reason or one.status.value, bad[one.status])
+        for one in found.targets
+        if one.status in bad
+    )
+
+
+def _cases(found: Audit) -> Iterator[Case]:
+    """A case a target and rule, in the order in which they ran; one for a target that was not audited."""
+    for target in found.targets:
+        if target.status is not Status.AUDITED:
+            outcome = Outcome.ERROR if target.status is Status.FAILED else Outcome.SKIPPED
+            yield Case(target.target, "audit", outcome, target.reason or "")
+        by_rule: dict[str, list[Finding]] = {rule: [] for rule in target.ran}
+        for finding in target.findings:
+            by_rule.setdefault(finding.rule, []).append(finding)
+        accepted: dict[str, list[str]] = {}
+        for one in target.accepted:
+            accepted.setdefault(one.finding.rule, []).append(f"accepted: {cases.told(one.finding)}: {one.reason}")
+        for rule, several in by_rule.items():
+            yield _case(target.target, rule, several, accepted.get(rule, []), found.fail_on)
+        yield from (Case(target.target, one.rule, Outcome.SKIPPED, one.reason) for one in target.skipped)
+
+
+def _case(target: str, rule: str, found: Sequence[Finding], accepted: Sequence[str], fail_on: Severity) -> Case:
+    """One that findings milder than `fail_on` do not fail tells of them all the same."""
+    failing = [one for one in found if one.severity.rank >= fail_on.rank]
+    mild = [cases.told(one) for one in found if one.severity.rank < fail_on.rank]
+    case = cases.failed(target, rule, failing) if failing else Case(target, rule, Outcome.PASSED)
+    return replace(case, text=(*case.text, *mild, *accepted))
 
 
 def _flat(found: Audit) -> Table:

@@ -14,19 +14,24 @@ from statecli.comparison.result import Change, Diff, Field, ScalarChange, Status
 from statecli.finding import Finding
 from statecli.report import (
     Bars,
+    Case,
     Cell,
     Column,
     Group,
     Line,
+    Outcome,
     Page,
     Report,
     Spread,
     Table,
+    Trouble,
     View,
+    cases,
     changed,
     documents,
     first,
     fold,
+    rules,
 )
 from statecli.report.changed import LETTERS, NUMBERS, largest_text, odd, relative_text, side, values_text, what
 from statecli.report.text import NOUNS, bar, plural, said, shape_text, shown, size_text
@@ -77,8 +82,30 @@ def of_diff(diff: Diff, view: DiffView) -> Report:
         lines=view.lines,
         whole=view.unfold,
         listing=(lambda: _names(diff, view.names)) if view.names else None,
+        rules=lambda: rules.of(diff.findings),
+        cases=lambda: _cases(diff, report),
+        troubles=tuple(Trouble(diff.after.target, message) for _, message in broken(diff)),
     )
     return report
+
+
+def _cases(diff: Diff, report: Report) -> tuple[Case, ...]:
+    """A case for each tensor that could not be compared, that changed, and for what else is found of none of them."""
+    sectioned = _sectioned(diff)
+    tried = [Case(report.title, name, Outcome.ERROR, message) for name, message in broken(diff)]
+    of: dict[tuple[str | None, str | None], list[Finding]] = {}
+    for finding in report.findings:
+        of.setdefault((finding.section, finding.fqn), []).append(finding)
+    for change in differing(diff):
+        name = side(change.fqn, change.section, sectioned)
+        found = of.pop((change.section, change.fqn), [])
+        told = f"{change.status.value}: {what(change)}" if what(change) else change.status.value
+        expected = Case(report.title, name, Outcome.PASSED, text=(told,))
+        tried.append(cases.failed(report.title, name, found) if found else expected)
+    rest = [finding for several in of.values() for finding in several]
+    if tried and not rest:
+        return tuple(tried)
+    return (*tried, *cases.of_findings(report.title, rest, "identical"))
 
 
 def _sectioned(diff: Diff) -> bool:

@@ -7,7 +7,24 @@ from collections import Counter
 from msgspec.structs import replace
 
 from statecli.inspection import Inspection
-from statecli.report import Column, Fix, Group, Line, Page, Report, Table, View, documents, fold, tree
+from statecli.report import (
+    Case,
+    Column,
+    Fix,
+    Group,
+    Line,
+    Outcome,
+    Page,
+    Report,
+    Table,
+    Trouble,
+    View,
+    cases,
+    documents,
+    fold,
+    rules,
+    tree,
+)
 from statecli.report.documents import Totals
 from statecli.report.text import (
     COUNTS,
@@ -41,7 +58,17 @@ def of_inspection(found: Inspection, view: View) -> Report:
         outline=view.tree,
         whole=view.unfold,
         notes=fold.notes([odd for odd in state.oddities if not _said(odd, found)], view.verbose),
+        rules=lambda: rules.of(found.findings),
+        cases=lambda: _cases(found),
+        troubles=tuple(Trouble(state.target, message) for _, message in found.broken),
     )
+
+
+def _cases(found: Inspection) -> tuple[Case, ...]:
+    """A case for each rule that has findings, and for each tensor that cannot be read."""
+    target = found.state.target
+    broken = tuple(Case(target, name, Outcome.ERROR, message) for name, message in found.broken)
+    return (*broken, *cases.of_findings(target, found.findings, "inspect"))
 
 
 def _page(found: Inspection, view: View) -> Page:

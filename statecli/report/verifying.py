@@ -10,7 +10,22 @@ import msgspec
 from statecli import report
 from statecli.finding import Finding
 from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
-from statecli.report import Fix, Group, Line, Page, Report, Table, View, documents, fold
+from statecli.report import (
+    Case,
+    Fix,
+    Group,
+    Line,
+    Outcome,
+    Page,
+    Report,
+    Table,
+    Trouble,
+    View,
+    cases,
+    documents,
+    fold,
+    rules,
+)
 from statecli.report.text import NOUNS, kind_text, place, plural, said, shape_text, size_text
 from statecli.state import Kind, TensorInfo
 
@@ -45,8 +60,8 @@ class Shown(msgspec.Struct, frozen=True):
         return cell.reason if cell.reason != self.why else None
 
 
-def of_verification(found: Verification, view: View) -> Report:
-    """Everything `verify` has to say."""
+def of_verification(found: Verification, view: View, asked: Sequence[Name] = ()) -> Report:
+    """Everything `verify` has to say; `asked` as in `untold`."""
     known = {(finding.rule, finding.fqn) for finding in found.findings}
     notes = [note for note in found.notes if (note.name, note.fqn) not in known]
     return Report(
@@ -57,7 +72,27 @@ def of_verification(found: Verification, view: View) -> Report:
         findings=found.findings,
         notes=fold.notes(notes, view.verbose),
         whole=view.unfold,
+        rules=lambda: rules.of(found.findings),
+        cases=lambda: tuple(_case(check, found.state.target) for check in found.checks),
+        troubles=tuple(Trouble(found.state.target, message) for message in untold(found, asked)),
     )
+
+
+_OUTCOMES = {
+    Verdict.PASSED: Outcome.PASSED,
+    Verdict.FAILED: Outcome.FAILED,
+    Verdict.INCONCLUSIVE: Outcome.ERROR,
+    Verdict.SKIPPED: Outcome.SKIPPED,
+}
+
+
+def _case(check: Check, target: str) -> Case:
+    name, outcome = check.check.value, _OUTCOMES[check.verdict]
+    if outcome is Outcome.FAILED and check.findings:
+        return cases.failed(target, name, check.findings)
+    if outcome is Outcome.PASSED:
+        return Case(target, name, outcome, text=(check.how,) if check.how else ())
+    return Case(target, name, outcome, _why_not(check))
 
 
 def untold(found: Verification, asked: Sequence[Name]) -> tuple[str, ...]:

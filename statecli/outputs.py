@@ -1,0 +1,105 @@
+"""What is written where: `-f` to `-o`, and each `--report FORMAT=FILE` beside it. Refused before anything is read."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+import msgspec
+
+from statecli.auditing.targets import NAMED
+from statecli.errors import UsageError
+from statecli.formats import FORMATS
+from statecli.formats._source import Source
+from statecli.options import SharedOptions
+from statecli.render import Output
+from statecli.report import place
+
+#: The options that name what is read.
+READ = ("target", "before", "after", "targets", "model", "inputs", "lock", "against", "baseline", "config")
+#: What the process has open already: no file of the user's.
+STDOUT = "-"
+
+
+class Written(msgspec.Struct, frozen=True):
+    """One output and its file, None for stdout; `option` is how it was asked for."""
+
+    output: Output
+    path: str | None
+    option: str
+
+
+def asked(options: SharedOptions) -> tuple[Written, ...]:
+    """The outputs of a run, that of `-f` last: it may go to a pipe that is closed before its end.
+
+    Raises UsageError for a format that there is not, no file, two outputs in one file, a file in no folder, and one
+    that is read.
+    """
+    reports = [_report(text) for text in options.report]
+    path = None if options.output == STDOUT else options.output
+    everything = (*reports, Written(options.output_format, path, f"-o {options.output}"))
+    _refuse_twice(everything)
+    for one in everything:
+        _refuse(one, options)
+    return everything
+
+
+def _report(text: str) -> Written:
+    form, equals, path = text.partition("=")
+    option = f"--report {text}"
+    forms = [output.value for output in Output]
+    if form not in forms:
+        near = get_close_matches(form, forms, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"those that there are: {', '.join(forms)}"
+        raise UsageError(f"{option}: {form!r} is no format; {hint}")
+    if not equals or not path:
+        raise UsageError(f"{option}: names no file; write --report {form}=FILE")
+    if path == STDOUT:
+        raise UsageError(f"{option}: a report goes to a file; for standard output write -f {form}")
+    return Written(Output(form), path, option)
+
+
+def _refuse_twice(everything: Sequence[Written]) -> None:
+    known: dict[str, Written] = {}
+    for one in everything:
+        if one.path is None:
+            continue
+        other = known.setdefault(os.path.realpath(one.path), one)
+        if other is not one:
+            raise UsageError(f"{one.option}: {other.option} is written to the same file; name another")
+
+
+def _read(options: SharedOptions) -> Iterator[str]:
+    """The files and folders that the command line names to be read."""
+    for name in READ:
+        value = getattr(options, name, None)
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str):
+                yield from (text, place.file_of(text))
+                yield from () if os.path.lexists(text) else glob.iglob(text, recursive=True)
+
+
+def _refuse(one: Written, options: SharedOptions) -> None:
+    if one.path is None:
+        return
+    folder = os.path.dirname(one.path)
+    if os.path.isdir(one.path) or (folder and not os.path.isdir(folder)):
+        why = "is a folder" if os.path.isdir(one.path) else f"there is no folder {folder}"
+        raise UsageError(f"{one.option}: cannot be written: {why}")
+    for text in _read(options) if os.path.isfile(one.path) else ():
+        if os.path.exists(text) and (os.path.samefile(text, one.path) or _is_part(one.path, text)):
+            raise UsageError(f"{one.option}: {text} is read from it; write elsewhere")
+
+
+def _is_part(path: str, folder: str) -> bool:
+    """Whether a file is one of a folder's that hold its model: what was written there before is none."""
+    inside = os.path.isdir(folder) and os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), ""))
+    if not inside:
+        return False
+    name = os.path.basename(path)
+    if name == ".metadata" or name.endswith((".index.json", *NAMED)):
+        return True
+    with Source(path) as source:
+        return any(one.sniff(path, source.head) for one in FORMATS)

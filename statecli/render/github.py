@@ -1,0 +1,125 @@
+"""`-f github`: annotations of a workflow's run, which the runner reads from the step's standard output.
+
+GitHub shows ten errors, ten warnings and ten notices of a step and drops the rest without a word. So repeated layers
+are folded; where that leaves more than ten, findings of one rule are told together; and where there are more rules than
+that, the last one says how many are left. `-q` leaves only what makes the command exit 1, and drops the last line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecli.finding import Finding, Severity
+from statecli.render._escape import name, sentence, visible
+from statecli.report import Line, Report, Trouble, fold
+from statecli.report.place import Located, file_of, of
+from statecli.report.text import plural
+
+if TYPE_CHECKING:
+    from statecli.render import Look, Sink
+
+#: Annotations of each level that GitHub shows of one step.
+SHOWN = 10
+#: Findings that one annotation tells of.
+TOLD = 10
+
+LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
+#: The rule of what could not be read.
+UNREAD = "cannot-read"
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """One annotation: of `count` findings of one rule and, where it has one, of one place."""
+
+    rule: str
+    message: str
+    where: Located | None
+    count: int = 1
+
+
+def write(report: Report, sink: Sink, look: Look) -> None:
+    findings = report.reasons() if look.quiet else report.findings
+    troubles = report.troubles
+    for severity, level in LEVELS.items():
+        notes = _unread(one for one in troubles if one.severity is severity)
+        notes += _folded([one for one in findings if one.severity is severity])
+        for note in _fitting(notes):
+            sink.text(_command(level, note))
+    verdict = report.page().verdict
+    if not look.quiet and verdict:
+        sink.text(f"statecli: {_plain(sentence(verdict))}\n")
+
+
+def _unread(troubles: Iterable[Trouble]) -> list[_Note]:
+    names = {Severity.ERROR: UNREAD}
+    return [
+        _Note(names.get(one.severity, "skipped"), sentence(one.message), Located(file_of(one.target)))
+        for one in troubles
+    ]
+
+
+def _folded(findings: Sequence[Finding]) -> list[_Note]:
+    """One a finding, those of repeated layers of one target together."""
+    rows = [Line((one.message, one.rule, one.target, one.help or "")) for one in findings]
+    notes = []
+    for line, positions in fold.joined(rows):
+        message, rule, _, help = line.cells
+        text = sentence(message) + (f"\n{sentence(help)}" if help else "")
+        notes.append(_Note(rule, text, of(findings[positions[0]]), len(positions)))
+    return notes
+
+
+def _fitting(notes: list[_Note]) -> list[_Note]:
+    """At most as many as are shown, whatever it takes; none is left out unsaid."""
+    if len(notes) <= SHOWN:
+        return notes
+    by_rule: dict[str, list[_Note]] = {}
+    for note in notes:
+        by_rule.setdefault(note.rule, []).append(note)
+    together = [_together(rule, several) for rule, several in by_rule.items()]
+    if len(together) <= SHOWN:
+        return together
+    rest = together[SHOWN - 1 :]
+    count = sum(note.count for note in rest)
+    names = ", ".join(note.rule for note in rest)
+    last = _Note("more", f"and {plural(count, 'finding')} of {plural(len(rest), 'rule')} more: {names}", None, count)
+    return [*together[: SHOWN - 1], last]
+
+
+def _together(rule: str, notes: Sequence[_Note]) -> _Note:
+    if len(notes) == 1:
+        return notes[0]
+    lines = [note.message.partition("\n")[0] for note in notes[:TOLD]]
+    rest = sum(note.count for note in notes[TOLD:])
+    lines += [f"… and {rest:,} more"] if rest else []
+    places = {note.where.path for note in notes if note.where is not None}
+    where = notes[0].where if len(places) == 1 else None
+    return _Note(rule, "\n".join(lines), where, sum(note.count for note in notes))
+
+
+def _command(level: str, note: _Note) -> str:
+    properties = {}
+    if note.where is not None:
+        properties["file"] = name(note.where.path.replace(os.sep, "/"))
+        if note.where.line is not None:
+            properties["line"] = str(max(1, note.where.line))
+    properties["title"] = f"statecli {visible(note.rule)}" + (f" ({note.count:,})" if note.count > 1 else "")
+    said = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
+    return f"::{level} {said}::{_data(note.message)}\n"
+
+
+def _data(text: str) -> str:
+    return _plain(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _plain(text: str) -> str:
+    """`##[` would begin a command of the older kind wherever it stands in a line."""
+    return text.replace("##[", "# #[")

@@ -1,0 +1,64 @@
+"""`-f gitlab`: what GitLab calls a Code Quality report, one issue a line.
+
+A note is `info`, a warning `minor`, an error `major`; what could not be read is a `blocker`, so that it never looks
+clean. What is accepted is left out. `-q` leaves nothing out: it is read by programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecli.finding import Finding, Severity
+from statecli.render._escape import sentence, visible
+from statecli.render.json import encoded
+from statecli.report import Report
+from statecli.report.place import Located, file_of, fingerprinted, of
+
+if TYPE_CHECKING:
+    from statecli.render import Look, Sink
+
+SEVERITIES = {Severity.NOTE: "info", Severity.WARNING: "minor", Severity.ERROR: "major"}
+
+
+class _Issue(msgspec.Struct, frozen=True):
+    description: str
+    check_name: str
+    fingerprint: str
+    severity: str
+    location: dict[str, str | dict[str, int]]
+
+
+def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
+    before = b"["
+    for issue in _issues(report):
+        sink.utf8(before + encoded(issue))
+        before = b",\n "
+    sink.utf8(b"]\n" if before != b"[" else b"[]\n")
+
+
+def _issues(report: Report) -> Iterator[_Issue]:
+    troubles = (one for one in report.troubles if one.severity is Severity.ERROR)
+    unread = [Finding("cannot-read", Severity.ERROR, one.message, one.target) for one in troubles]
+    for finding, fingerprint, which in fingerprinted(unread):
+        yield _issue(finding, _unique(fingerprint, which), "blocker", Located(file_of(finding.target)))
+    for finding, fingerprint, which in fingerprinted(report.findings):
+        yield _issue(finding, _unique(fingerprint, which), SEVERITIES[finding.severity], of(finding))
+
+
+def _issue(finding: Finding, fingerprint: str, severity: str, where: Located) -> _Issue:
+    path = visible(where.path).replace(os.sep, "/").removeprefix("./")
+    # A checkpoint has no lines, and GitLab drops an issue without one.
+    location: dict[str, str | dict[str, int]] = {"path": path, "lines": {"begin": max(1, where.line or 1)}}
+    return _Issue(sentence(finding.message), finding.rule, fingerprint, severity, location)
+
+
+def _unique(fingerprint: str, which: int) -> str:
+    """GitLab shows one issue a fingerprint."""
+    if which == 1:
+        return fingerprint
+    return hashlib.sha256(f"{fingerprint}:{which}".encode()).hexdigest()[: len(fingerprint)]

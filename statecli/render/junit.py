@@ -1,0 +1,78 @@
+"""`-f junit`: JUnit's XML, as Jenkins, GitLab and pytest understand it; a suite a target, a case all that was tried.
+
+What XML 1.0 has no place for is written as an escape. `-q` leaves nothing out: it is read by programs.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from statecli.render._escape import name, sentence
+from statecli.report import Case, Outcome, Report
+
+if TYPE_CHECKING:
+    from statecli.render import Look, Sink
+
+#: The element that says how a case went; one that passed has none.
+_ELEMENTS = {Outcome.FAILED: "failure", Outcome.ERROR: "error", Outcome.SKIPPED: "skipped"}
+#: What is left of the characters that are none of XML's once terminals' are escaped.
+_FORBIDDEN = re.compile("[\ufffe\uffff]")
+
+
+def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
+    suites: dict[str, list[Case]] = {}
+    for case in report.cases():
+        suites.setdefault(case.suite, []).append(case)
+    everything = [case for cases in suites.values() for case in cases]
+    sink.utf8(b'<?xml version="1.0" encoding="UTF-8"?>\n')
+    _put(sink, f'<testsuites name="statecli"{_counted(everything)}>\n')
+    for suite, cases in suites.items():
+        skipped = sum(case.outcome is Outcome.SKIPPED for case in cases)
+        _put(sink, f' <testsuite name="{_name(suite)}"{_counted(cases)} skipped="{skipped}">\n')
+        for case in cases:
+            _put(sink, _case(case))
+        _put(sink, " </testsuite>\n")
+    _put(sink, "</testsuites>\n")
+
+
+def _counted(cases: Sequence[Case]) -> str:
+    counts = Counter(case.outcome for case in cases)
+    return f' tests="{len(cases)}" failures="{counts[Outcome.FAILED]}" errors="{counts[Outcome.ERROR]}"'
+
+
+def _case(case: Case) -> str:
+    start = f'  <testcase classname="{_name(case.suite)}" name="{_name(case.name)}"'
+    text = _lines(case.text)
+    element = _ELEMENTS.get(case.outcome)
+    if element is not None:
+        opened = f'<{element} message="{_written(case.message)}"'
+        inside = f"{opened}>{text}</{element}>" if text else f"{opened}/>"
+    elif text:
+        inside = f"<system-out>{text}</system-out>"
+    else:
+        return f"{start}/>\n"
+    return f"{start}>{inside}</testcase>\n"
+
+
+def _lines(text: Iterable[str]) -> str:
+    return "\n".join(map(_written, text))
+
+
+def _name(text: str) -> str:
+    return _escaped(name(text))
+
+
+def _written(text: str) -> str:
+    return _escaped(sentence(text))
+
+
+def _escaped(text: str) -> str:
+    return html.escape(_FORBIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+
+
+def _put(sink: Sink, text: str) -> None:
+    sink.utf8(text.encode("utf-8"))

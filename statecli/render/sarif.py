@@ -1,0 +1,143 @@
+"""`-f sarif`: SARIF 2.1.0, for code scanning and whatever else reads it; one result a line.
+
+A model class points at the source line; a tensor is a logical location, with its bytes where they are known. Paths are
+relative references wherever the user's are. What is accepted is there, suppressed; what could not be read is a
+notification, and the run was then not successful. `-q` leaves nothing out: it is read by programs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from statecli import __version__
+from statecli.finding import Finding
+from statecli.render._escape import name, sentence
+from statecli.render.json import encoded
+from statecli.report import Report, RuleText, Trouble
+from statecli.report.place import fingerprinted, of
+
+if TYPE_CHECKING:
+    from statecli.render import Look, Sink
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+#: Of the partial fingerprints this is the one that GitHub goes by.
+GITHUBS = "primaryLocationLineHash"
+
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+
+
+def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
+    rules = {rule.name: rule for rule in report.rules()}
+    for finding in (*report.findings, *(one for one, _ in report.accepted)):
+        rules.setdefault(finding.rule, RuleText(finding.rule, finding.severity, finding.rule))
+    index = {rule: n for n, rule in enumerate(rules)}
+    sink.utf8(b'{"$schema":' + encoded(SCHEMA) + b',"version":"2.1.0","runs":[{\n"tool":{"driver":')
+    driver = {"name": "statecli", "version": __version__, "semanticVersion": __version__}
+    sink.utf8(encoded({**driver, "rules": [_rule(rule) for rule in rules.values()]}))
+    sink.utf8(b'},\n"invocations":[' + encoded(_invocation(report.troubles)) + b'],\n"results":[')
+    before = b"\n"
+    for result in _results(report, index):
+        sink.utf8(before + encoded(result))
+        before = b",\n"
+    sink.utf8(b"]}]}\n")
+
+
+def _rule(rule: RuleText) -> dict[str, Any]:
+    """`help` in Markdown is the explanation as it stands; its backticks and paragraphs are Markdown's."""
+    what, _, rest = rule.explanation.partition("\n\n")
+    why = " ".join((what, *rest.partition("\n\n")[0].split()))
+    described: dict[str, Any] = {
+        "id": rule.name,
+        "name": "".join(part.capitalize() for part in rule.name.split("-")),
+        "shortDescription": {"text": rule.summary},
+        "fullDescription": {"text": why.strip() or rule.summary},
+        "help": {"text": rule.explanation or rule.summary, "markdown": rule.explanation or rule.summary},
+        "defaultConfiguration": {"level": rule.severity.value},
+    }
+    return {**described, "properties": {"tags": [rule.about]}} if rule.about else described
+
+
+def _invocation(troubles: Iterable[Trouble]) -> dict[str, Any]:
+    told = [
+        {
+            "level": one.severity.value,
+            "message": {"text": _words(one.message)},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri(one.target)}}}],
+        }
+        for one in troubles
+    ]
+    failed = any(one["level"] == "error" for one in told)
+    return {"executionSuccessful": not failed, "toolExecutionNotifications": told}
+
+
+def _results(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Where any is suppressed, the others say that they are not, as the standard asks."""
+    reasons = dict.fromkeys(range(len(report.findings))) | {
+        len(report.findings) + n: reason for n, (_, reason) in enumerate(report.accepted)
+    }
+    both = (*report.findings, *(finding for finding, _ in report.accepted))
+    for n, (finding, fingerprint, which) in enumerate(fingerprinted(both)):
+        result = _result(finding, index[finding.rule])
+        result["partialFingerprints"] = {GITHUBS: f"{fingerprint}:{which}", "statecli/v1": fingerprint}
+        reason = reasons[n]
+        if report.accepted:
+            result["suppressions"] = [] if reason is None else [{"kind": "external", "justification": _words(reason)}]
+        yield result
+
+
+def _result(finding: Finding, index: int) -> dict[str, Any]:
+    help = f"\n{sentence(finding.help)}" if finding.help else ""
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": index,
+        "level": finding.severity.value,
+        "message": {"text": _words(finding.message) + _unlinked(help)},
+        "locations": [_location(finding)],
+    }
+
+
+def _location(finding: Finding) -> dict[str, Any]:
+    where = of(finding)
+    physical: dict[str, Any] = {"artifactLocation": {"uri": uri(where.path)}}
+    if where.line is not None:
+        physical["region"] = {"startLine": max(1, where.line)}
+    elif where.bytes is not None:
+        physical["region"] = {"byteOffset": where.bytes.offset, "byteLength": where.bytes.length}
+    location: dict[str, Any] = {"physicalLocation": physical}
+    if finding.fqn is not None:
+        section = f"{finding.section}." if finding.section and finding.section != "model" else ""
+        named = {"name": name(finding.fqn), "fullyQualifiedName": name(section + finding.fqn), "kind": "member"}
+        location["logicalLocations"] = [named]
+    return location
+
+
+def _words(text: str) -> str:
+    return _unlinked(sentence(text))
+
+
+def _unlinked(text: str) -> str:
+    """`[text](target)` is a link in a message's plain text too, unless its bracket is escaped."""
+    return text.replace("](", "\\](")
+
+
+def uri(path: str) -> str:
+    """A path as a URI reference: relative where it is, `/` for the system's separator, all that is special escaped."""
+    if _URL.match(path):
+        return quote(_raw(path), safe="/:?#[]@!$&'()*+,;=%~")
+    steps = path.replace(os.sep, "/")
+    if os.altsep:
+        steps = steps.replace(os.altsep, "/")
+    quoted = quote(_raw(steps), safe="/~@+,=")
+    return f"file://{quoted}" if steps.startswith("/") else quoted.removeprefix("./")
+
+
+def _raw(path: str) -> bytes:
+    """The bytes of a file name; a lone surrogate that stands for no byte is none of a file system's."""
+    try:
+        return path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return path.encode("utf-8", "backslashreplace")

@@ -1,0 +1,30 @@
+"""What was tried, as a test runner would show it, where findings alone say what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from statecli.finding import Finding
+from statecli.report import Case, Outcome
+from statecli.report.text import plural
+
+
+def of_findings(suite: str, findings: Iterable[Finding], otherwise: str) -> tuple[Case, ...]:
+    """A case that failed for each rule that has findings; where none has, one of the name `otherwise` that passed."""
+    by_rule: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_rule.setdefault(finding.rule, []).append(finding)
+    cases = tuple(failed(suite, rule, several) for rule, several in by_rule.items())
+    return cases or (Case(suite, otherwise, Outcome.PASSED),)
+
+
+def failed(suite: str, name: str, findings: Sequence[Finding]) -> Case:
+    """A case that these make fail. Its message is the only one, else how many there are and the first."""
+    first = findings[0].message
+    message = first if len(findings) == 1 else f"{plural(len(findings), 'finding')}, the first: {first}"
+    return Case(suite, name, Outcome.FAILED, message, tuple(map(told, findings)))
+
+
+def told(finding: Finding) -> str:
+    """A line of it: its message, and what to do."""
+    return f"{finding.message} ({finding.help})" if finding.help else finding.message
