@@ -301,7 +301,7 @@ def lock(
 @app.command()
 def schema(
     command: Annotated[
-        str, typer.Argument(metavar="COMMAND", help="Whose JSON is described: inspect, diff, verify or audit.")
+        str, typer.Argument(metavar="COMMAND", help="Whose JSON is described: inspect, diff, verify, audit or lock.")
     ],
     debug: Debug = False,
 ) -> None:

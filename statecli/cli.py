@@ -121,7 +121,7 @@ def verify(options: VerifyOptions) -> int:
 
 def audit(options: AuditOptions) -> int:
     """`statecli audit`; the exit code: 2 where a target could not be audited, or none was."""
-    from statecli.auditing import asked
+    from statecli.auditing import asked, baseline
     from statecli.auditing import run as auditing
     from statecli.auditing.result import Status
     from statecli.report import auditing as reporting
@@ -132,11 +132,17 @@ def audit(options: AuditOptions) -> int:
     reads = request.values or request.lock is not None
     with console.progress(enabled=reads and not options.no_progress, color=options.color.value) as progress:
         found = auditing.audit(request, progress=progress)
+    if options.write_baseline is not None:
+        accepted = baseline.made(found, request.baseline, options.reason or "", whole=request.whole)
+        console.write(baseline.written(accepted), options.write_baseline)
+        found = baseline.accepting(found, accepted, whole=request.whole)
     report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose))
     code = console.publish(report, written, options.color.value, options.quiet)
     for target in found.targets:
         if target.status is Status.FAILED:
             code = console.complain(target.reason or target.target, debug=False)
+    if not options.quiet and not options.verbose:
+        console.tell(baseline.fixed(found))
     if not found.count(Status.AUDITED) and not options.allow_empty:
         code = console.complain("nothing was audited", debug=False) if code == 0 else code
     return code

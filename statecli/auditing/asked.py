@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from statecli.auditing import config
+from statecli.auditing import baseline, config
+from statecli.auditing.baseline import Baseline
 from statecli.auditing.config import Config, Loaded
 from statecli.auditing.run import Request
 from statecli.errors import UsageError
@@ -35,6 +36,7 @@ def request(options: AuditOptions) -> Request:
         kind=options.kind,
         lock=_lock(options, asked),
         frozen_only=options.frozen_only,
+        baseline=_baseline(options, asked),
         values=options.values,
         jobs=options.jobs,
     )
@@ -45,6 +47,15 @@ def _lock(options: AuditOptions, asked: Config) -> Lock | None:
     if options.frozen_only and path is None:
         raise UsageError("--frozen-only: says what part of a lock counts; give --lock FILE")
     return None if path is None else file.read(path)
+
+
+def _baseline(options: AuditOptions, asked: Config) -> Baseline | None:
+    path, reason = options.write_baseline, options.reason
+    if path is not None and not (reason or "").strip():
+        raise UsageError(f"--write-baseline {path}: say why with --reason TEXT; it is shown with what is accepted")
+    if path is None and reason is not None:
+        raise UsageError("--reason: is that of --write-baseline FILE; give both")
+    return baseline.joined((options.baseline or asked.baseline, baseline.older(path)))
 
 
 def loaded(options: AuditOptions) -> Loaded:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 
 from statecli import inspection, modules, target
 from statecli.auditing import held
+from statecli.auditing.baseline import Baseline, accepting
 from statecli.auditing.config import Ignored
 from statecli.auditing.config import expand as expand_rules
 from statecli.auditing.policy import Policy
@@ -22,13 +22,11 @@ from statecli.auditing.subject import Subject
 from statecli.auditing.targets import expand
 from statecli.errors import StateError
 from statecli.finding import Finding, Severity
+from statecli.formats._scan import scan
 from statecli.locking import holding
 from statecli.locking.file import Lock
 from statecli.rules import RULES
-from statecli.state import Kind
-
-if TYPE_CHECKING:
-    from statecli.state import ModelState
+from statecli.state import Kind, ModelState, ScannedPickle
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -55,6 +53,12 @@ class Request(msgspec.Struct, frozen=True):
     jobs: int = 0
     lock: Lock | None = None
     frozen_only: bool = False
+    baseline: Baseline | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether no filter hides a tensor."""
+        return not (self.include or self.exclude or self.kind)
 
 
 def audit(
@@ -70,24 +74,43 @@ def audit(
     for one in expand((*filter(None, (request.model,)), *request.targets)):
         targets.append(_one(one, request, progress) if isinstance(one, str) else one)
         done(targets[-1])
-    return Audit(tuple(targets), request.fail_on)
+    found = Audit(tuple(targets), request.fail_on)
+    return found if request.baseline is None else accepting(found, request.baseline, whole=request.whole)
 
 
 def _one(text: str, request: Request, progress: inspection.Progress | None) -> Target:
+    pickles = _pickles(text, request)
     try:
         subject = _with_values(_subject(text, request), request, progress)
-        subject = _locked(subject, request, progress)
+        subject = dataclasses.replace(_locked(subject, request, progress), pickles=pickles)
     except StateError as error:
-        return _accepted(_failed(text, error, request), request.ignored)
+        return _accepted(_failed(text, error, request, pickles), request.ignored)
     return _accepted(_judged(subject, _chosen(request), request.severity), request.ignored)
 
 
-def _failed(text: str, error: StateError, request: Request) -> Target:
-    """What could not be read, with a finding of the rule that the error breaks, where that rule is asked for."""
+def _pickles(text: str, request: Request) -> tuple[ScannedPickle, ...]:
+    """Every pickle of a target that is a file or a folder, where a rule about them is asked for."""
+    path, _ = target.split(text)
+    return scan(path) if os.path.exists(path) and any(map(_is_about_pickles, _chosen(request))) else ()
+
+
+def _is_about_pickles(rule: Rule) -> bool:
+    return rule.about == "pickles"
+
+
+def _failed(text: str, error: StateError, request: Request, pickles: tuple[ScannedPickle, ...]) -> Target:
+    """What could not be read, with a finding of the rule that the error breaks, where that rule is asked for.
+
+    Its pickles are judged all the same: what loading it would run does not depend on what its tensors are.
+    """
     broken = [rule for rule in _chosen(request) if rule.name == error.rule]
-    found = (_finding(rule, Found(str(error)), text, request.severity.get(rule.name)) for rule in broken)
-    ran = tuple(rule.name for rule in broken)
-    return Target(text, Status.FAILED, str(error), findings=tuple(found), ran=ran)
+    found = [_finding(rule, Found(str(error)), text, request.severity.get(rule.name)) for rule in broken]
+    ran = [rule.name for rule in broken]
+    subject = Subject(text, ModelState(text, "", ()), request.policy, pickles=pickles)
+    for rule in filter(_is_about_pickles, _chosen(request) if pickles else ()):
+        found.extend(_found(rule, subject, request.severity.get(rule.name)))
+        ran.append(rule.name)
+    return Target(text, Status.FAILED, str(error), findings=tuple(found), ran=tuple(ran))
 
 
 def _subject(text: str, request: Request) -> Subject:
@@ -129,7 +152,8 @@ def _with_values(subject: Subject, request: Request, progress: inspection.Progre
 def _locked(subject: Subject, request: Request, progress: inspection.Progress | None) -> Subject:
     """With what became of what the lock has of it; a class that is only there to hold others to has nothing locked."""
     text = subject.target
-    if request.lock is None or (text == request.model and text not in request.targets):
+    asked_for = any(rule.about == "lock" for rule in _chosen(request))
+    if request.lock is None or not asked_for or (text == request.model and text not in request.targets):
         return subject
     asked = holding.Request(
         request.lock,

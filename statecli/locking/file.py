@@ -95,29 +95,30 @@ def written(lock: Lock) -> Iterator[bytes]:
 
 def read(path: str) -> Lock:
     """The lock file. Raises `UnreadableError` where there is none, `MalformedError` for what is no lock file."""
-    document = _document(path)
-    schema = document.get("schema")
+    found = document(path, "the lock file")
+    schema = found.get("schema")
     if schema != SCHEMA:
         raise MalformedError(f"{path}: is no lock file that this version reads: its schema is {schema!r}, not {SCHEMA}")
     try:
-        lock = msgspec.convert(document, Lock)
+        lock = msgspec.convert(found, Lock)
     except msgspec.ValidationError as why:
         raise MalformedError(f"{path}: is no lock file: {why}; lock again") from why
     _check(lock, path)
     return lock
 
 
-def _document(path: str) -> dict[str, object]:
+def document(path: str, what: str) -> dict[str, object]:
+    """A JSON file of ours, which `what` names; it may have been merged by git. Raises as `read` does."""
     try:
         with open(path, "rb") as file:
             raw = file.read(LONGEST)
     except OSError as why:
-        raise UnreadableError(f"{path}: the lock file cannot be read: {why.strerror or why}") from why
+        raise UnreadableError(f"{path}: {what} cannot be read: {why.strerror or why}") from why
     if b"\n<<<<<<< " in raw or raw.startswith(b"<<<<<<< "):
-        raise MalformedError(f"{path}: has conflict markers of a merge: lock again")
-    document, repeats = _json.object_of(raw, f"{path}: the lock file")
-    _json.refuse(repeats, f"{path}: the lock file")
-    return document
+        raise MalformedError(f"{path}: {what} has conflict markers of a merge: write it again")
+    found, repeats = _json.object_of(raw, f"{path}: {what}")
+    _json.refuse(repeats, f"{path}: {what}")
+    return found
 
 
 def _check(lock: Lock, path: str) -> None:

@@ -15,6 +15,7 @@ from statecli.comparison.result import Broken, Change, Delta, Diff, Field, How, 
 from statecli.errors import UsageError
 from statecli.finding import Finding, Severity
 from statecli.inspection import Inspection
+from statecli.locking.file import Lock
 from statecli.proofs.result import Check, Name, Verdict, Verification
 from statecli.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
 
@@ -258,6 +259,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "diff": DiffDocument,
     "verify": VerifyDocument,
     "audit": AuditDocument,
+    "lock": Lock,
 }
 
 

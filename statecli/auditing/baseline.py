@@ -1,0 +1,147 @@
+"""The baseline: findings that were accepted on a day, each with its reason, so that an audit fails for new ones alone.
+
+A finding is known by its rule, target, section and tensor; one that names no tensor by its message as well, or another
+dangerous global would pass for the one that was accepted. The file has one of them a line, sorted, and no times.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.auditing.result import Accepted, Audit, Status, Target
+from statecli.errors import MalformedError
+from statecli.finding import Finding, Severity
+from statecli.locking.file import document, named
+from statecli.render.json import encoded
+from statecli.state import Oddity
+
+SCHEMA = "statecli.baseline/1"
+#: The rule of findings that say nothing of the target, and are not to be lived with.
+BUG = "internal-error"
+#: The name of a note that an entry is no longer needed.
+FIXED = "baseline-fixed"
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One finding that is accepted. `message` is there where no tensor is named."""
+
+    target: str
+    rule: str
+    section: str | None
+    fqn: str | None
+    reason: str
+    message: str | None = None
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """A baseline file."""
+
+    schema: str
+    findings: tuple[Entry, ...]
+
+
+_Key = tuple[str, str, str | None, str | None, str | None]
+
+
+def _key(finding: Finding) -> _Key:
+    message = finding.message if finding.fqn is None else None
+    return named(finding.target), finding.rule, finding.section, finding.fqn, message
+
+
+def _key_of(entry: Entry) -> _Key:
+    return entry.target, entry.rule, entry.section, entry.fqn, entry.message
+
+
+def read(path: str) -> Baseline:
+    """The file. Raises `UnreadableError` where there is none, `MalformedError` for what is no baseline."""
+    found = document(path, "the baseline")
+    if found.get("schema") != SCHEMA:
+        raise MalformedError(f"{path}: is no baseline that this version reads: its schema is {found.get('schema')!r}")
+    try:
+        return msgspec.convert(found, Baseline)
+    except msgspec.ValidationError as why:
+        raise MalformedError(f"{path}: is no baseline: {why}; write it again") from why
+
+
+def joined(paths: Iterable[str | None]) -> Baseline | None:
+    """The entries of those files that are given, the first reason for each; None where none is."""
+    entries: dict[_Key, Entry] = {}
+    given = [path for path in paths if path is not None]
+    for path in given:
+        for entry in read(path).findings:
+            entries.setdefault(_key_of(entry), entry)
+    return Baseline(SCHEMA, tuple(entries.values())) if given else None
+
+
+def older(path: str | None) -> str | None:
+    """The file that is to be written, where there is one already: its reasons are kept."""
+    return path if path is not None and os.path.lexists(path) else None
+
+
+def accepting(found: Audit, baseline: Baseline, *, whole: bool) -> Audit:
+    """The audit with what the baseline accepts set apart, and a note for each entry that nothing needs any more.
+
+    `whole`: no filter hid anything, so that what was not found is not there.
+    """
+    reasons = {_key_of(entry): entry.reason for entry in baseline.findings}
+    return replace(found, targets=tuple(_accepting(one, reasons, whole) for one in found.targets))
+
+
+def _accepting(target: Target, reasons: dict[_Key, str], whole: bool) -> Target:
+    accepted = [Accepted(one, reasons[_key(one)]) for one in target.findings if _is_in(one, reasons)]
+    left = tuple(one for one in target.findings if not _is_in(one, reasons))
+    met = {_key(one.finding) for one in (*accepted, *target.accepted)}
+    notes = [_note(key) for key in reasons if key not in met and _was_looked_for(key, target, whole)]
+    kept = [note for note in target.notes if note.name != FIXED]
+    return replace(target, findings=left, accepted=(*target.accepted, *accepted), notes=(*kept, *notes))
+
+
+def _is_in(finding: Finding, known: Iterable[_Key]) -> bool:
+    return finding.rule != BUG and _key(finding) in known
+
+
+def _was_looked_for(key: _Key, target: Target, whole: bool) -> bool:
+    return whole and target.status is Status.AUDITED and key[0] == named(target.target) and key[1] in target.ran
+
+
+def _note(key: _Key) -> Oddity:
+    _, rule, _, fqn, message = key
+    return Oddity(FIXED, f"the baseline accepts {rule} of {fqn or message}: it is fixed, drop it from there", fqn)
+
+
+def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool) -> Baseline:
+    """What is found now, for this reason unless `old` has one, and of `old` what was not looked for this time."""
+    known = {_key_of(entry): entry for entry in old.findings} if old else {}
+    now = {_key(one) for target in found.targets for one in target.findings if one.rule != BUG}
+    now |= {_key(one.finding) for target in found.targets for one in target.accepted if _is_in(one.finding, known)}
+    entries = [known.get(key) or Entry(*key[:4], reason, key[4]) for key in now]
+    for key, entry in known.items():
+        if key not in now and not any(_was_looked_for(key, target, whole) for target in found.targets):
+            entries.append(entry)
+    return Baseline(SCHEMA, tuple(sorted(entries, key=_order)))
+
+
+def _order(entry: Entry) -> tuple[str, ...]:
+    return tuple(part or "" for part in _key_of(entry))
+
+
+def written(baseline: Baseline) -> Iterator[bytes]:
+    """The file, piece by piece."""
+    yield b'{"schema": %b, "findings": [' % encoded(baseline.schema)
+    for n, entry in enumerate(baseline.findings):
+        yield b"%b\n%b" % (b"," if n else b"", encoded(entry))
+    yield b"\n]}\n"
+
+
+def fixed(found: Audit) -> list[Finding]:
+    """The notes of entries that nothing needs, as they are told."""
+    return [
+        Finding(note.name, Severity.NOTE, f"{target.target}: {note.message}", target.target, note.fqn)
+        for target in found.targets
+        for note in target.notes
+        if note.name == FIXED
+    ]
