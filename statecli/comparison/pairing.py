@@ -308,7 +308,7 @@ def _common(before: Sequence[str], after: Sequence[str]) -> list[Link]:
 
 _OUTER = WRAPPERS[:3]
 #: Wrappers that stand where they wrap; nobody else calls a module so.
-_INNER = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+INNER = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 
 
 def _without_outer(name: str) -> str:
@@ -322,7 +322,7 @@ def _without_all(name: str) -> str:
 def _without(name: str, prefixes: tuple[str, ...]) -> str:
     if "_mod" in name or "_wrapped_module" in name:
         *path, last = name.split(".")
-        name = ".".join([part for part in path if part not in _INNER] + [last])
+        name = ".".join([part for part in path if part not in INNER] + [last])
     while name.startswith(prefixes):
         name = name.partition(".")[2]
     return name

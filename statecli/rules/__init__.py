@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from statecli.auditing.rule import Rule
-from statecli.rules import against, gradients, layout, lock, names, policy, registration, storage, values
+from statecli.rules import (
+    against,
+    gradients,
+    layout,
+    lock,
+    names,
+    pickles,
+    placement,
+    policy,
+    registration,
+    storage,
+    values,
+)
 
 #: In the order in which they are listed.
 RULES: tuple[Rule, ...] = (
@@ -12,8 +24,10 @@ RULES: tuple[Rule, ...] = (
     *gradients.RULES,
     *policy.RULES,
     *values.RULES,
+    *placement.RULES,
     *storage.RULES,
     *layout.RULES,
     *names.RULES,
+    *pickles.RULES,
     *lock.RULES,
 )

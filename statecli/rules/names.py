@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject
+from statecli.comparison.pairing import INNER
 from statecli.finding import Severity
+from statecli.formats import _shown
+from statecli.kinds import WRAPPERS
+from statecli.render._escape import visible
+from statecli.state import Kind, TensorInfo
+
+#: What a model loads.
+MODEL = (Kind.PARAMETER, Kind.BUFFER)
+#: What wrappers put in front; `model.` is what half of all models call a part of their own.
+_OUTER = tuple(prefix for prefix in WRAPPERS if prefix != "model.")
 
 
 @rule(Severity.WARNING)
@@ -28,4 +38,66 @@ def case_collision(subject: Subject) -> Iterator[Found]:
             yield Found(message, tensor.fqn, tensor.section, "rename one of the two")
 
 
-RULES = (case_collision,)
+def _saved_without_class(subject: Subject) -> str | None:
+    return "a class's names are what they are" if subject.state.format == "module" else None
+
+
+@rule(Severity.WARNING, _saved_without_class)
+def wrapper_prefix(subject: Subject) -> Iterator[Found]:
+    """Names have in them what a wrapper added: `module.`, `_orig_mod.`, `_fsdp_wrapped_module.`.
+
+    Why: the plain model knows none of these names. A strict load raises, and a load with `strict=False` leaves every
+    weight as it was initialised and says nothing.
+
+    Example: `torch.save(ddp_model.state_dict(), …)` of a DistributedDataParallel or a compiled model.
+
+    Fix: save the wrapped module's own state_dict (`ddp_model.module`, `compiled._orig_mod`), or strip the prefix.
+    """
+    whole = subject.state.whole_modules
+    for section in subject.state.sections:
+        rows = [one for one in subject.state.tensors if one.section == section and one.kind in MODEL]
+        if not rows or section in whole:
+            continue
+        prefix = next((one for one in _OUTER if all(row.fqn.startswith(one) for row in rows)), None)
+        marked = rows if prefix else [row for row in rows if _wrapper_in(row.fqn)]
+        if marked:
+            added = prefix or f"{_wrapper_in(marked[0].fqn)}."
+            yield _wrapped(subject, added, marked, len(rows))
+
+
+def _wrapper_in(fqn: str) -> str | None:
+    """The part of a path that nobody but a wrapper is called by."""
+    return next((part for part in fqn.split(".")[:-1] if part in INNER), None) if "_mod" in fqn else None
+
+
+def _wrapped(subject: Subject, added: str, marked: list[TensorInfo], count: int) -> Found:
+    first, section = marked[0], marked[0].section
+    share = f"all {count:,} names" if len(marked) == count else f"{len(marked):,} of {count:,} names"
+    message = f"{subject.called(first)}: {share} of {section} have {added!r} in them, which a wrapper added"
+    bare = f"removeprefix({added!r})" if first.fqn.startswith(added) else f"replace({added!r}, '')"
+    help = f"load {{k.{bare}: v for k, v in state.items()}}, or save the module inside the wrapper"
+    return Found(message, None, section, help)
+
+
+@rule(Severity.WARNING)
+def control_characters(subject: Subject) -> Iterator[Found]:
+    """A name has characters in it that cannot be seen: control, bidirectional, zero-width, half of a pair.
+
+    Why: such a name shows as another one, or as none: it colours or overwrites a terminal's lines, adds lines to a log,
+    turns text around, or equals a well-known name for every reader but a computer.
+
+    Example: `fc.weight` with a zero-width space in it beside `fc.weight`; a name with a line break.
+
+    Fix: rename it, and ask where the file comes from.
+    """
+    for section in subject.state.sections:
+        if visible(section) != section:
+            message = f"section {_shown.quoted(section)} has characters in its name that cannot be seen"
+            yield Found(message, None, section, "rename it")
+    for tensor in subject.state.tensors:
+        if visible(tensor.fqn) != tensor.fqn:
+            message = f"{visible(subject.called(tensor))}: its name has characters that cannot be seen, here escaped"
+            yield Found(message, tensor.fqn, tensor.section, "rename it")
+
+
+RULES = (wrapper_prefix, control_characters, case_collision)
