@@ -246,3 +246,39 @@ class ModelState(msgspec.Struct, frozen=True):
     def whole_modules(self) -> tuple[str, ...]:
         """The sections that are modules pickled whole, which hold more than their state_dict."""
         return tuple(one.section for one in self.state_dicts if one.is_module and one.section in self.sections)
+
+
+class Mention(msgspec.Struct, frozen=True, gc=False):
+    """A Python name in a pickle: `position` is the byte of the pickle where it first stands.
+
+    `called`: the pickle calls it, or what it makes of it; `patched`: it overwrites attributes of it.
+    """
+
+    module: str
+    name: str
+    position: int
+    called: bool = False
+    patched: bool = False
+
+    @property
+    def qualified(self) -> str:
+        """`module.name`."""
+        return f"{self.module}.{self.name}"
+
+
+class ScannedPickle(msgspec.Struct, frozen=True):
+    """One pickle of a file, read for what loading it would run: `where` it is, in words that name the record.
+
+    `place` are its bytes in the file, or those around it where it is compressed. `names` in order of first mention;
+    `modules` are the classes of modules pickled whole. `hidden`: no reader of tensors looks for a pickle there.
+    `exact`: its bytes lie in the file as they are, so that a name's position counts from `place.offset`.
+    `unread` says why it, or what is in `where`, could not be read to the end.
+    """
+
+    where: str
+    place: Place
+    names: tuple[Mention, ...] = ()
+    modules: tuple[str, ...] = ()
+    hidden: bool = False
+    exact: bool = False
+    unread: str | None = None

@@ -9,7 +9,7 @@ from statecli.auditing.policy import Policy
 from statecli.comparison.result import Diff
 from statecli.errors import StateError
 from statecli.locking.holding import Held
-from statecli.state import ModelState, TensorInfo
+from statecli.state import ModelState, ScannedPickle, TensorInfo
 
 if TYPE_CHECKING:
     from statecli.values.scan import Facts
@@ -35,6 +35,8 @@ class Subject:
     #: What is locked of it beside what is there, with `--lock`.
     lock: tuple[Held, ...] | None = None
     values: tuple[Facts, ...] | None = None
+    #: Every pickle of the target's files; of one whose tensors could not be listed, too.
+    pickles: tuple[ScannedPickle, ...] = ()
     #: Of each of `state`'s tensors, what its container's checksum has against its bytes, where values were read.
     damages: tuple[StateError | None, ...] | None = None
 
@@ -61,6 +63,11 @@ def something_to_hold_to(subject: Subject) -> str | None:
     """Needed where two states are compared."""
     there = subject.load is not None or subject.reference is not None
     return None if there else "nothing to hold it to: give --model file.py:Class or --against CHECKPOINT"
+
+
+def a_file(subject: Subject) -> str | None:
+    """Needed where the bytes of a checkpoint are judged."""
+    return "a class is in no checkpoint" if subject.state.format == "module" else None
 
 
 def a_reference(subject: Subject) -> str | None:

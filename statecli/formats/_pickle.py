@@ -26,7 +26,7 @@ from codecs import escape_decode
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -143,6 +143,10 @@ class TruncatedPickle(MalformedError):
     """The bytes end before the pickle does."""
 
 
+class OverBudget(MalformedError):
+    """The pickle goes on, and reading it further would take too long or too much memory."""
+
+
 def load(
     data: bytes | memoryview, what: str = "data.pkl", start: int = 0, *, fast: bool = True, module_ids: bool = False
 ) -> Pickle:
@@ -198,6 +202,9 @@ class Machine:
     `memo` holds the entries 0..n-1, which is how every pickler numbers them; `far` the ones out of that order.
     """
 
+    #: What each of the 256 opcodes does; one that reads on where this one refuses replaces some.
+    handlers: ClassVar[tuple[Handler, ...]]
+
     def __init__(self, data: bytes, what: str, *, fast: bool, module_ids: bool) -> None:
         self.data = data
         self.what = what
@@ -226,7 +233,7 @@ class Machine:
                 self._check_budgets(pos)
         except _Stopped:
             return
-        raise self.error(pos, f"more than {MAX_OPCODES} opcodes")
+        raise self.too_much(pos, f"more than {MAX_OPCODES} opcodes")
 
     def error(self, pos: int, text: str) -> MalformedError:
         """The line for something wrong with the opcode before byte `pos`."""
@@ -236,24 +243,28 @@ class Machine:
         """The line for bytes that end too soon."""
         return TruncatedPickle(f"{self.what} is truncated: {text} (byte {len(self.data)})")
 
+    def too_much(self, pos: int, text: str) -> OverBudget:
+        """The line for a pickle that is read no further."""
+        return OverBudget(str(self.error(pos, text)))
+
     def _check_budgets(self, pos: int) -> None:
         if len(self.memo) + len(self.far) > MAX_MEMO:
-            raise self.error(pos, f"more than {MAX_MEMO} memo entries")
+            raise self.too_much(pos, f"more than {MAX_MEMO} memo entries")
         if self.objects > MAX_OBJECTS:
-            raise self.error(pos, f"more than {MAX_OBJECTS} objects")
+            raise self.too_much(pos, f"more than {MAX_OBJECTS} objects")
         if len(self.stack) > MAX_STACK:
-            raise self.error(pos, f"more than {MAX_STACK} values wait on the stack")
+            raise self.too_much(pos, f"more than {MAX_STACK} values wait on the stack")
         if len(self.metastack) > MAX_MARKS:
-            raise self.error(pos, f"more than {MAX_MARKS} open marks")
+            raise self.too_much(pos, f"more than {MAX_MARKS} open marks")
         if len(self.globals) > MAX_GLOBALS:
-            raise self.error(pos, f"names more than {MAX_GLOBALS} globals")
+            raise self.too_much(pos, f"names more than {MAX_GLOBALS} globals")
 
     def _burst(self, pos: int) -> int:
         """Up to `_BURST` opcodes from byte `pos`; the byte after the last.
 
-        What torch writes for a tensor is handled here, the most frequent first, and the rest by `_HANDLERS`.
+        What torch writes for a tensor is handled here, the most frequent first, and the rest by `handlers`.
         """
-        data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.far, _HANDLERS
+        data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.far, self.handlers
         u32, size, fast, record = _U32, len(data), self.fast, _RECORD
         try:
             for _ in repeat(None, _BURST):
@@ -550,7 +561,7 @@ def _a(value: Value) -> str:
 
 # The opcodes. Each takes the byte after the opcode and returns the byte after its argument.
 
-_Handler = Callable[[Machine, int], int]
+Handler: TypeAlias = Callable[[Machine, int], int]
 
 
 def _unknown(m: Machine, pos: int) -> int:
@@ -601,7 +612,7 @@ def _dup(m: Machine, pos: int) -> int:
     return pos
 
 
-def _constant(value: Value) -> _Handler:
+def _constant(value: Value) -> Handler:
     def push(m: Machine, pos: int) -> int:
         m.stack.append(value)
         return pos
@@ -969,7 +980,7 @@ def _binpersid(m: Machine, pos: int) -> int:
     return pos
 
 
-_OPCODES: dict[int, _Handler] = {
+_OPCODES: dict[int, Handler] = {
     0x28: _mark,
     0x29: _constant(()),
     0x2E: _stop,
@@ -1039,4 +1050,4 @@ _OPCODES: dict[int, _Handler] = {
     0x97: _buffer,
     0x98: _buffer,
 }
-_HANDLERS: tuple[_Handler, ...] = tuple(_OPCODES.get(op, _unknown) for op in range(256))
+Machine.handlers = tuple(_OPCODES.get(op, _unknown) for op in range(256))

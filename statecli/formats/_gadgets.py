@@ -1,0 +1,333 @@
+"""What a Python name in a pickle is: data of an ordinary checkpoint, known for harm, or unknown.
+
+Three answers, asked in this order:
+
+clean     torch's own list (`_globals.allowed`), and names here that ordinary checkpoints have and that only build data:
+          containers, numbers, dates, paths, enumerations, configurations. Exact names, since every pattern lets more
+          in than was meant; the few patterns are of classes whose constructors keep their arguments and do no more.
+unsafe    everything else in Python's standard library, functions of torch and numpy, names with a dunder in them, and
+          packages whose functions run code: what a checkpoint has no use for and published attacks are made of.
+unknown   all the rest: somebody's classes, which loading imports and runs.
+
+The deny-list alone decides nothing: what it lacks is unknown, not clean.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import lru_cache
+
+from statecli.formats import _globals
+
+
+def _names(module: str, names: str) -> list[str]:
+    return [f"{module}.{name}" for name in names.split()]
+
+
+#: What ordinary training checkpoints hold beside tensors. Each builds a value of its arguments and runs nothing.
+_DATA = frozenset(
+    [
+        # Python's containers and numbers, as protocols 0 to 5 spell them.
+        *_names(
+            "builtins", "dict list tuple set frozenset int float bool str bytes bytearray complex object slice range"
+        ),
+        *_names("builtins", "Ellipsis NotImplemented"),
+        *_names("copyreg", "_reconstructor __newobj__ __newobj_ex__"),
+        *_names("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString"),
+        *_names("datetime", "datetime date time timedelta timezone"),
+        *_names("decimal", "Decimal"),
+        *_names("fractions", "Fraction"),
+        *_names("uuid", "UUID SafeUUID"),
+        *_names("pathlib", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
+        *_names("pathlib._local", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
+        # Command lines and configurations, whole or as type annotations in them.
+        *_names("argparse", "Namespace"),
+        *_names("types", "SimpleNamespace NoneType"),
+        *_names("typing", "Any Union Optional List Dict Tuple Set Sequence Mapping Callable Iterable Literal"),
+        *_names("re", "_compile"),
+        *_names("logging", "getLogger"),
+        *_names("omegaconf.dictconfig", "DictConfig"),
+        *_names("omegaconf.listconfig", "ListConfig"),
+        *_names("omegaconf.base", "ContainerMetadata Metadata"),
+        *_names(
+            "omegaconf.nodes",
+            "AnyNode StringNode IntegerNode FloatNode BooleanNode BytesNode PathNode EnumNode InterpolationResultNode",
+        ),
+        # Arrays and their scalars, before and after numpy 2 moved them.
+        *_names("numpy", "ndarray dtype"),
+        *(
+            name
+            for core in ("numpy.core", "numpy._core")
+            for name in (
+                *_names(f"{core}.multiarray", "_reconstruct scalar"),
+                *_names(f"{core}.numeric", "_frombuffer"),
+            )
+        ),
+        *_names(
+            "numpy",
+            "bool bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 longdouble"
+            " complex64 complex128 clongdouble str_ bytes_ void datetime64 timedelta64 intc uintc longlong ulonglong",
+        ),
+        *_names("numpy.random._pickle", "__randomstate_ctor __generator_ctor __bit_generator_ctor"),
+        *_names("numpy.random._mt19937", "MT19937"),
+        *_names("numpy.random._pcg64", "PCG64 PCG64DXSM"),
+        *_names("numpy.random._philox", "Philox"),
+        *_names("numpy.random._sfc64", "SFC64"),
+        *_names("numpy.random.bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
+        *_names("numpy.random._bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
+        # torch, beside what its restricted unpickler admits.
+        *_names("torch", "Generator iinfo finfo memory_format layout dtype"),
+        *_names("torch", "preserve_format contiguous_format channels_last channels_last_3d strided sparse_coo"),
+        *_names("torch.distributed.tensor", "DTensor"),
+        *_names("torch.distributed.tensor._api", "DTensor"),
+        *_names("torch.distributed._tensor.api", "DTensor"),
+        *_names("torch.distributed.tensor._dtensor_spec", "DTensorSpec TensorMeta ShardOrderEntry"),
+        *_names("torch.distributed._tensor._dtensor_spec", "DTensorSpec TensorMeta"),
+        *_names("torch.distributed._tensor.placement_types", "DTensorSpec TensorMeta Shard Replicate Partial _Partial"),
+        *_names("torch.distributed.tensor.placement_types", "Shard Replicate Partial _StridedShard _MaskPartial"),
+        *_names("torch.distributed.device_mesh", "DeviceMesh _mesh_resources"),
+        *_names("torch.distributed._mesh_layout", "_MeshLayout"),
+        *_names("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
+        *_names("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"),
+        *_names("torch.distributed._shard.sharded_tensor.shard", "Shard"),
+        *_names(
+            "torch.distributed._shard.sharded_tensor.metadata",
+            "ShardedTensorMetadata TensorProperties MEM_FORMAT_ENCODING",
+        ),
+        *_names("torch.distributed._shard.metadata", "ShardMetadata"),
+        *_names("torch.distributed._shard.sharding_spec.chunk_sharding_spec", "ChunkShardingSpec"),
+        *_names("torch.distributed.remote_device", "_remote_device"),
+        *_names("torch.nn.parameter", "Buffer UninitializedParameter UninitializedBuffer"),
+        *_names("torch.optim.lr_scheduler", "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"),
+        *_names("torch.optim.lr_scheduler", "CyclicLR._triangular_scale_fn CyclicLR._triangular2_scale_fn"),
+        # A whole module keeps its activation, and TorchScript's pickles their types.
+        *_names(
+            "torch.nn.functional",
+            "relu relu6 gelu silu elu selu celu leaky_relu tanh sigmoid softmax log_softmax softplus softsign mish glu"
+            " logsigmoid hardtanh hardswish hardsigmoid tanhshrink softshrink hardshrink normalize cosine_similarity",
+        ),
+        *_names("torch._C._nn", "gelu silu elu leaky_relu softplus hardswish hardtanh mish relu6 log_sigmoid"),
+        *_names("torch", "relu tanh sigmoid softmax rsqrt"),
+        *_names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
+        *_names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
+        # Training loops. TrainingArguments has no __reduce__ and no __setstate__: unpickling it sets its __dict__.
+        *_names("transformers.training_args", "TrainingArguments OptimizerNames ParallelMode"),
+        *_names("transformers.training_args_seq2seq", "Seq2SeqTrainingArguments"),
+        *_names(
+            "transformers.trainer_utils",
+            "IntervalStrategy SaveStrategy SchedulerType HubStrategy EvaluationStrategy FSDPOption",
+        ),
+        *_names("transformers.trainer_pt_utils", "AcceleratorConfig"),
+        *_names("transformers.debug_utils", "DebugOption"),
+        *_names("transformers.trainer_callback", "TrainerState TrainerControl"),
+        *_names("transformers.generation.configuration_utils", "GenerationConfig"),
+        *_names("transformers.configuration_utils", "PretrainedConfig PreTrainedConfig"),
+        *_names("transformers.integrations.deepspeed", "HfDeepSpeedConfig HfTrainerDeepSpeedConfig"),
+        *_names("accelerate.state", "PartialState AcceleratorState"),
+        *_names(
+            "accelerate.utils.dataclasses",
+            "DistributedType DynamoBackend ComputeEnvironment PrecisionType TorchDynamoPlugin"
+            " GradientAccumulationPlugin DeepSpeedPlugin FullyShardedDataParallelPlugin DataLoaderConfiguration ParallelismConfig",
+        ),
+        *_names("accelerate.utils.deepspeed", "HfDeepSpeedConfig"),
+        *_names("accelerate.parallelism_config", "ParallelismConfig"),
+        *(f"{one}.AttributeDict" for one in ("lightning.fabric.utilities.data", "lightning_fabric.utilities.data")),
+        *(f"{one}.parsing.AttributeDict" for one in ("lightning.pytorch.utilities", "pytorch_lightning.utilities")),
+    ]
+)
+#: Classes that only keep what they are given, many of a kind: what they are called is a pattern, and no attribute of
+#: them. Modules pickled whole are `whole-module-pickle`'s.
+_CLASSES = re.compile(
+    r"torch\.nn\.(?:modules|utils|qat|quantized|intrinsic)\.[\w.]*?[a-z_]\w*\._?[A-Z]\w*"
+    r"|torch\.ao\.(?:nn|quantization)\.[\w.]*?[a-z_]\w*\._?[A-Z]\w*"
+    r"|torch\.optim\.[a-z]\w*\._?[A-Z]\w*"
+    r"|torch\.(?:amp|cuda\.amp)\.grad_scaler\.(?:GradScaler|OptState)"
+    r"|numpy\.dtypes\.[A-Z]\w*|numpy\.dtype\[\w+\]"
+    r"|(?:lightning\.pytorch|pytorch_lightning)\.callbacks\.[a-z]\w*(?:\.[a-z]\w*)*\.[A-Z]\w*"
+    r"|transformers\.models\.\w+\.configuration_\w+\.[A-Z]\w*Config"
+    r"|__torch__\.[\w.]+",
+    re.ASCII,
+)
+#: The name of an enumeration's member, behind that of the enumeration.
+_MEMBER = re.compile(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
+
+#: What is known of names, by their beginning; the longest counts.
+_KNOWN = {
+    "__builtin__": "reaches Python's built-in functions",
+    "__builtin__.eval": "runs any Python code",
+    "__builtin__.execfile": "runs any Python file",
+    "aiohttp": "talks to the network",
+    "asyncio": "starts processes and opens connections",
+    "bdb": "runs any Python code",
+    "builtins": "reaches Python's built-in functions",
+    "builtins.__import__": "imports any module",
+    "builtins.compile": "compiles any Python code",
+    "builtins.delattr": "changes any object",
+    "builtins.eval": "runs any Python code",
+    "builtins.exec": "runs any Python code",
+    "builtins.getattr": "reaches any attribute of what it is given, and so any function",
+    "builtins.open": "opens any file",
+    "builtins.setattr": "changes any object",
+    "builtins.type": "makes classes",
+    "cProfile": "runs any Python code",
+    "celery": "runs tasks",
+    "cloudpickle": "unpickles again, without limits",
+    "code": "runs any Python code",
+    "codeop": "compiles any Python code",
+    "commands": "runs shell commands",
+    "copyreg._inverted_registry": "is a copyreg extension code: whatever the loading program has registered",
+    "ctypes": "calls any C function",
+    "cgitb": "runs what it is given",
+    "dill": "unpickles again, without limits",
+    "distutils": "writes files and runs programs",
+    "doctest": "runs any Python code",
+    "ensurepip": "installs packages",
+    "fickling": "changes how pickles are checked",
+    "functools": "wraps and calls any function",
+    "gc": "reaches every object of the process",
+    "http": "talks to the network",
+    "httplib": "talks to the network",
+    "idlelib": "runs any Python code",
+    "imaplib": "talks to the network",
+    "imp": "imports any module",
+    "importlib": "imports any module",
+    "inspect": "reaches any function's globals",
+    "IPython": "runs any Python code",
+    "itertools": "calls what it is given",
+    "jax": "runs compiled code",
+    "joblib": "unpickles again, without limits",
+    "keras": "loads models that carry code",
+    "lib2to3": "unpickles and runs what it is given",
+    "linecache": "reads any file",
+    "logging": "writes files, and its configuration calls any function",
+    "marshal": "makes code objects",
+    "mlflow": "loads models that carry code",
+    "modelscan": "changes how pickles are checked",
+    "multiprocessing": "starts processes",
+    "nt": "runs shell commands",
+    "numpy": "is a function of numpy that builds no data of a checkpoint",
+    "numpy.f2py": "runs any Python code",
+    "numpy.testing": "runs any Python code",
+    "numpy.load": "unpickles any file",
+    "numpy.memmap": "overwrites any file",
+    "operator": "reaches any attribute of what it is given, and so any function",
+    "os": "runs shell commands and changes files",
+    "os.system": "runs shell commands",
+    "pandas": "evaluates expressions and unpickles files",
+    "paramiko": "talks to the network",
+    "pdb": "runs any Python code",
+    "pickle": "unpickles again, without limits",
+    "_pickle": "unpickles again, without limits",
+    "picklescan": "changes how pickles are checked",
+    "pickletools": "is of no use to a checkpoint",
+    "pip": "installs packages, which run code",
+    "pkgutil": "imports any module",
+    "pkg_resources": "imports any module",
+    "platform": "runs shell commands",
+    "popen2": "runs shell commands",
+    "posix": "runs shell commands and changes files",
+    "posix.system": "runs shell commands",
+    "nt.system": "runs shell commands",
+    "profile": "runs any Python code",
+    "pty": "runs programs",
+    "pydoc": "imports any module and runs programs",
+    "py_compile": "writes files",
+    "requests": "talks to the network",
+    "runpy": "runs any Python file",
+    "setuptools": "runs programs",
+    "shelve": "unpickles any file",
+    "shutil": "changes and deletes files",
+    "signal": "changes how the process is interrupted",
+    "site": "runs any Python file",
+    "smtplib": "talks to the network",
+    "socket": "talks to the network",
+    "sqlite3": "opens any database, and its extensions",
+    "ssl": "talks to the network",
+    "subprocess": "runs programs",
+    "sympy": "evaluates expressions",
+    "sys": "changes the running Python",
+    "tempfile": "writes files",
+    "tensorflow": "loads models that carry code",
+    "test": "runs any Python code",
+    "threading": "starts threads",
+    "_thread": "starts threads",
+    "timeit": "runs any Python code",
+    "torch": "is a function of torch that builds no data of a checkpoint",
+    "torch._dynamo": "runs any Python code",
+    "torch._inductor": "compiles and runs programs",
+    "torch.distributed": "talks to other processes",
+    "torch.fx": "runs code that is given as text",
+    "torch.hub": "downloads and runs code",
+    "torch.jit": "loads and runs code",
+    "torch.load": "unpickles any file",
+    "torch.ops": "loads libraries",
+    "torch.package": "loads and runs code",
+    "torch.serialization.load": "unpickles any file",
+    "torch.storage._load_from_bytes": "unpickles the bytes that it is given, without limits",
+    "torch.utils": "compiles and runs programs",
+    "torch.classes": "loads libraries",
+    "torchvision.io": "reads and writes files",
+    "trace": "runs any Python code",
+    "types": "makes functions of code objects",
+    "urllib": "talks to the network",
+    "urllib2": "talks to the network",
+    "uv": "runs programs",
+    "venv": "makes environments, which runs programs",
+    "webbrowser": "starts programs and talks to the network",
+    "weakref": "calls what it is given",
+    "zipimport": "imports any module",
+}
+#: Packages of which nothing is clean that no list says is.
+_HARMFUL = frozenset(
+    [
+        *_names("torch", "utils hub"),
+        *_names("torchvision", "io"),
+        *_names("scipy", "io"),
+        *re.findall(
+            r"\w+",
+            "IPython aiohttp celery cloudpickle dill distutils fickling imp jax joblib keras lib2to3 mlflow modelscan"
+            " pandas paramiko picklescan pip pkg_resources popen2 requests setuptools sympy tensorflow test urllib2 uv"
+            " httplib commands _distutils_hack nbformat numba cffi _cffi_backend pexpect ptyprocess sh fabric invoke"
+            " psutil jinja2 mako werkzeug django flask nltk yaml ruamel jsonpickle",
+        ),
+    ]
+)
+_LIBRARY = frozenset(sys.stdlib_module_names) | {"__builtin__", "nt", "posix", "asyncore", "asynchat", "smtpd", "pipes"}
+
+
+def is_clean(name: str) -> bool:
+    """Whether `module.name` only builds data that ordinary checkpoints hold."""
+    if name in _DATA or name in _globals.allowed() or _CLASSES.fullmatch(name):
+        return True
+    owner, _, member = name.rpartition(".")
+    return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in _DATA
+
+
+def harm(module: str, name: str) -> str | None:
+    """What the name is known for, in a few words; None where nothing is known of it. Not for clean names."""
+    whole = f"{module}.{name}"
+    parts = whole.split(".")
+    known = next((_KNOWN[one] for end in range(len(parts), 0, -1) if (one := ".".join(parts[:end])) in _KNOWN), None)
+    if any(part.startswith("__") and part.endswith("__") for part in parts[1:]):
+        return known or "reaches inside an object, where any function can be had"
+    if parts[0] in _LIBRARY and parts[0] not in ("__main__", "this"):
+        return known or "is a part of Python that no checkpoint needs"
+    if parts[0] in _HARMFUL or ".".join(parts[:2]) in _HARMFUL:
+        return known or "runs code or programs"
+    if parts[0] in ("torch", "numpy") and not parts[-1].lstrip("_")[:1].isupper():
+        return known
+    return known if parts[0] in ("torch", "numpy") and "." in name else None
+
+
+@lru_cache(maxsize=4096)
+def renamed(module: str, name: str) -> tuple[str, str]:
+    """The name as Python 3 takes what Python 2 wrote: `commands.getoutput` is of subprocess.
+
+    It does so for pickles of protocols 0 to 2, and a name that Python 2 alone had leads nowhere in the others.
+    """
+    from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+
+    if (module, name) in NAME_MAPPING:
+        return NAME_MAPPING[module, name]
+    return IMPORT_MAPPING.get(module, module), name

@@ -1,0 +1,316 @@
+"""Which Python names a file's pickles would import, in every pickle of the file, whatever else is wrong with it.
+
+Listing tensors wants a file that is sound; this wants to know what loading it would run. So it does not depend on the
+listing, and looks into what no reader asks for: each record of an archive, what follows a STOP, pickles and archives
+inside a pickle's strings and inside records, arrays of objects, archives whose directory lies. What could not be read
+to its end is said (`ScannedPickle.unread`), never passed over. One pickle is read by `_names.Scanner`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import _folder, _json, torch_legacy
+from statecli.formats._names import Scanner
+from statecli.formats._pickle import OverBudget, TruncatedPickle, without_gc
+from statecli.formats._source import Source
+from statecli.formats._zip import STORED, Archive, Record
+from statecli.state import Place, ScannedPickle
+
+#: Bytes of one pickle, of one inflated record, and of all pickles of one file.
+MAX_PICKLE = 256 * 2**20
+MAX_INFLATED = 64 * 2**20
+MAX_BYTES = 512 * 2**20
+#: Pickles of one file, those inside strings included.
+MAX_PICKLES = 10_000
+#: Archives in archives in archives, and pickles in strings of pickles.
+MAX_DEPTH = 4
+_FIRST_WINDOW = 64 * 1024
+_GROWTH = 8
+#: Bytes that tell whether a record begins like a pickle.
+_HEAD = 512
+_BEGINS = re.compile(
+    rb"\x80[\x00-\x05][^\x00]|[()\]}]{0,16}[ci][A-Za-z_][\w.]{0,200}\r?\n[A-Za-z_][\w.]{0,200}\r?\n", re.ASCII
+)
+_PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
+_ZIP = b"PK\3\4"
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_NUMPY = b"\x93NUMPY"
+_NAMED = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
+#: The pickles that an archive of torch's own has, in its top folder.
+_USUAL = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
+_STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
+#: The pickles that are read from a legacy file, whatever follows them.
+_LEGACY = 5
+
+
+def scan(path: str) -> tuple[ScannedPickle, ...]:
+    """Every pickle of the file, or of the files that a folder or an index stands for; () where there is none.
+
+    A file that cannot be opened has none: whoever reads its tensors meets the same, and says so.
+    """
+    found: list[ScannedPickle] = []
+    with without_gc():
+        for file in _files(path):
+            found.extend(_of_file(file))
+    return tuple(found)
+
+
+def _files(path: str) -> list[str]:
+    """The folder's files, an index's shards, or the file itself."""
+    try:
+        if os.path.isdir(path):
+            inside = (os.path.join(path, name) for name in sorted(os.listdir(path)))
+            return [file for file in inside if os.path.isfile(file)]
+        return list(_shards(path)) if _folder.INDEX.search(path) else [path]
+    except (OSError, UnreadableError):  # whoever lists the tensors meets the same, and says so
+        return []
+
+
+def _shards(path: str) -> Iterator[str]:
+    with Source(path) as source:
+        document, _ = _json.object_of(source.read(0, min(source.size, 2**25)), path)
+    named = document.get("weight_map")
+    for name in sorted({one for one in named.values() if type(one) is str} if type(named) is dict else ()):
+        file = os.path.join(os.path.dirname(path), name)
+        if os.path.basename(name) == name and os.path.isfile(file):
+            yield file
+
+
+def _of_file(path: str) -> list[ScannedPickle]:
+    try:
+        with Source(path) as source:
+            return _Scan(source).run()
+    except UnreadableError:  # as above
+        return []
+
+
+class _Region(Source):
+    """Bytes of an open file, or inflated ones, read as a file is; `base` is where they lie in the file, if they do."""
+
+    __slots__ = ("_data", "_source", "base", "span")
+
+    def __init__(self, source: Source, offset: int, length: int, data: bytes | None = None) -> None:
+        self.path = source.path
+        self.size = length if data is None else len(data)
+        self._source, self._data, self.span = source, data, Place(source.path, offset, length)
+        self.base = offset if data is None else None
+        self._fd = -1
+        self.head = self.read(0, min(_HEAD, self.size))
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly these bytes; MalformedError where there are not so many."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise MalformedError(f"is truncated: bytes {offset} to {offset + length} are needed, it holds {self.size}")
+        if self._data is not None:
+            return self._data[offset : offset + length]
+        return self._source.read(self.span.offset + offset, length)
+
+    def part(self, offset: int, length: int) -> _Region:
+        """Some of these bytes."""
+        if self._data is not None:
+            return self.made(self._data[offset : offset + length])
+        return _Region(self._source, self.span.offset + offset, length)
+
+    def made(self, data: bytes) -> _Region:
+        """What these bytes inflate or decode to."""
+        return _Region(self._source, self.span.offset, self.span.length, data)
+
+
+class _Piece(NamedTuple):
+    """What is to be looked at: `sure` where its name or its place says that it is a pickle."""
+
+    region: _Region
+    where: str
+    depth: int
+    sure: bool = False
+    hidden: bool = True
+
+
+class _Scan:
+    """One file, piece by piece."""
+
+    def __init__(self, source: Source) -> None:
+        self.whole = _Region(source, 0, source.size)
+        self.found: list[ScannedPickle] = []
+        self.pieces: list[_Piece] = []
+        self.bytes = 0
+
+    def run(self) -> list[ScannedPickle]:
+        """Everything that was found."""
+        head = self.whole.head
+        sure = head[:1] == b"\x80" and head[8:9] != b"{"
+        self.pieces.append(_Piece(self.whole, "the file", 0, sure=sure, hidden=False))
+        while self.pieces:
+            if len(self.found) >= MAX_PICKLES or self.bytes > MAX_BYTES:
+                self._unread(self.pieces[-1], f"more than {MAX_PICKLES} pickles, or {MAX_BYTES:,} bytes of them")
+                break
+            self._look(self.pieces.pop())
+        return self.found
+
+    def _unread(self, piece: _Piece, why: str) -> None:
+        self.found.append(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why))
+
+    def _look(self, piece: _Piece) -> None:
+        """Read one piece as what it begins like."""
+        head = piece.region.head
+        if piece.depth > MAX_DEPTH:
+            self._unread(piece, f"nests more than {MAX_DEPTH} pickles and archives in each other")
+        elif head.startswith(_ZIP):
+            self._archive(piece)
+        elif head.startswith(_NUMPY):
+            self._array(piece)
+        else:
+            self._stream(piece)
+
+    def _stream(self, piece: _Piece) -> None:
+        """Pickles one after another. Of a legacy file the first five are loaded, and storages follow."""
+        at, count, size = 0, 0, piece.region.size
+        legacy = piece.sure and torch_legacy.sniff("", piece.region.head)
+        while at < size and (end := self._pickle(piece, at)):
+            at, count = at + end, count + 1
+            rest = piece.region.read(at, min(_HEAD, size - at))
+            if not (count < _LEGACY if legacy else _BEGINS.match(rest)):
+                break
+
+    def _pickle(self, piece: _Piece, at: int) -> int:
+        """Read the pickle at byte `at`; its length, 0 where it has no end."""
+        where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
+        scanner, unread = self._scanned(piece.region, at, where)
+        if not (piece.sure or at) and _is_chance(scanner, unread):
+            return 0
+        region = piece.region.part(at, scanner.end or len(scanner.data))
+        self.found.append(
+            ScannedPickle(
+                where,
+                region.span,
+                tuple(scanner.mentions()),
+                tuple(dict.fromkeys(scanner.modules)),
+                piece.hidden,
+                region.base is not None,
+                str(unread) if unread else None,
+            )
+        )
+        for start, data in scanner.inner:
+            self.pieces.append(_Piece(region.made(data), f"{where}, the string at byte {start}", piece.depth + 1))
+        return scanner.end
+
+    def _scanned(self, region: _Region, at: int, where: str) -> tuple[Scanner, MalformedError | None]:
+        """The pickle's length is not recorded: windows grow until it fits."""
+        window, left = _FIRST_WINDOW, region.size - at
+        while True:
+            scanner = Scanner(region.read(at, min(window, left, MAX_PICKLE)), where)
+            self.bytes += len(scanner.data)
+            try:
+                scanner.run(0)
+            except TruncatedPickle as error:
+                if len(scanner.data) == left:
+                    return scanner, error
+                if len(scanner.data) == MAX_PICKLE:
+                    return scanner, OverBudget(f"{where} is a pickle of more than {MAX_PICKLE:,} bytes")
+            except MalformedError as error:
+                return scanner, error
+            else:
+                return scanner, None
+            window *= _GROWTH
+
+    def _array(self, piece: _Piece) -> None:
+        """A numpy array: of objects it is a pickle behind the header."""
+        head, wide = piece.region.head, 4 if piece.region.head[6:7] != b"\1" else 2
+        start = 8 + wide + int.from_bytes(head[8 : 8 + wide], "little")
+        if re.search(rb"'descr':\s*'\|?O", head) and start < piece.region.size:
+            region = piece.region.part(start, piece.region.size - start)
+            self.pieces.append(piece._replace(region=region, where=f"{piece.where}, its objects", sure=True))
+
+    # Archives.
+
+    def _archive(self, piece: _Piece) -> None:
+        try:
+            archive = Archive(piece.region)
+        except UnreadableError as error:
+            self._unread(piece, f"{error}; its records were searched for without its directory")
+            self._salvage(piece)
+            return
+        for record in archive.records.values():
+            self._record(piece, archive, record)
+
+    def _record(self, piece: _Piece, archive: Archive, record: Record) -> None:
+        name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
+        region = piece.region.part(record.data_offset, record.compressed_size)
+        usual = record.name.removeprefix(f"{archive.folder}/") in _USUAL and not piece.depth
+        sure = _NAMED.search(record.name) is not None
+        self._member(region, name, piece.depth, record.method != STORED, sure, not usual)
+
+    def _member(self, region: _Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool) -> None:
+        """Keep a record for later if it is a pickle, or begins like one."""
+        unread = None
+        if deflated:
+            region, unread = _inflated(region)
+        piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden)
+        small = region.size <= _FIRST_WINDOW and not _STORAGE.search(name)
+        if sure or small or _BEGINS.match(region.head) or region.head.startswith((_ZIP, _NUMPY)):
+            if unread:
+                self._unread(piece, unread)
+            self.pieces.append(piece)
+
+    def _salvage(self, piece: _Piece) -> None:
+        """The records that have a local header, whatever the directory says."""
+        region, at = piece.region, 0
+        while (at := _next(region, at)) >= 0 and len(self.pieces) < MAX_PICKLES:
+            if at + _LOCAL.size > region.size:
+                break
+            fields = _LOCAL.unpack(region.read(at, _LOCAL.size))
+            start = at + _LOCAL.size + fields[-2] + fields[-1]
+            if start < region.size:
+                raw = region.read(at + _LOCAL.size, fields[-2])
+                rest = region.part(start, region.size - start)
+                name = str(raw, "utf-8", "backslashreplace")
+                self._member(rest, name, piece.depth, fields[3] != STORED, _NAMED.search(name) is not None, True)
+            at += 4
+
+
+def _next(region: _Region, at: int) -> int:
+    """Where the next local header is, -1 where there is none."""
+    step = 2**20
+    while at < region.size:
+        found = region.read(at, min(step + 3, region.size - at)).find(_ZIP)
+        if found >= 0:
+            return at + found
+        at += step
+    return -1
+
+
+def _inflated(region: _Region) -> tuple[_Region, str | None]:
+    """The content of a compressed record, as much of it as is wanted, and why there is no more."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    parts, size, at = [], 0, 0
+    why: str | None = None
+    while at < region.size and not inflater.eof and why is None:
+        step = min(2**16, region.size - at)
+        try:
+            parts.append(inflater.decompress(region.read(at, step), MAX_INFLATED - size + 1))
+        except zlib.error as error:
+            why = f"cannot be inflated to its end: {error}"
+            break
+        at, size = at + step, size + len(parts[-1])
+        if size > MAX_INFLATED:
+            why = f"is compressed and inflates to more than {MAX_INFLATED:,} bytes"
+    if why is None and not inflater.eof:
+        why = "is compressed and breaks off in the middle"
+    return region.made(b"".join(parts)), why
+
+
+def _is_chance(scanner: Scanner, unread: MalformedError | None) -> bool:
+    """Whether what only begins like a pickle is none: it breaks off before it has named or built anything."""
+    if isinstance(unread, OverBudget):
+        return False
+    plain = all(_PLAIN.match(one.module) and _PLAIN.match(one.name) for one in scanner.globals.values())
+    if unread is None:
+        return not (scanner.data[:1] == b"\x80" or (scanner.globals and plain))
+    return not (scanner.globals and plain and (scanner.data[:1] == b"\x80" or scanner.calls))

@@ -1,0 +1,135 @@
+"""What loading a checkpoint's pickles would run: every pickle of the file, read and not executed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from statecli.auditing.rule import Found, rule
+from statecli.auditing.subject import Subject, a_file
+from statecli.finding import Severity
+from statecli.formats import _gadgets, _shown
+from statecli.state import Mention, Place, ScannedPickle
+
+_LENGTH = 1
+
+
+def _at(pickle: ScannedPickle, mention: Mention) -> Place:
+    """The byte of the file where the name is; of a compressed pickle, the pickle."""
+    if not pickle.exact:
+        return pickle.place
+    return Place(pickle.place.path, pickle.place.offset + mention.position, _LENGTH)
+
+
+def _is_clean(mention: Mention) -> bool:
+    module, name = _gadgets.renamed(mention.module, mention.name)
+    return not mention.patched and _gadgets.is_clean(f"{module}.{name}")
+
+
+def _harm(mention: Mention) -> str | None:
+    module, name = _gadgets.renamed(mention.module, mention.name)
+    harm = _gadgets.harm(module, name) or _gadgets.harm(mention.module, mention.name)
+    return harm or ("is overwritten: its attributes are set to what the pickle says" if mention.patched else None)
+
+
+def _does(mention: Mention) -> str:
+    return "calls" if mention.called else "imports"
+
+
+def _told(pickle: ScannedPickle, mention: Mention, why: str) -> Found:
+    name = _shown.name(mention.qualified)
+    where = f"{_shown.name(pickle.where)}, byte {mention.position}"
+    message = f"loading it {_does(mention)} {name}, which {why} ({where})"
+    return Found(message, place=_at(pickle, mention))
+
+
+@rule(Severity.ERROR, a_file)
+def unsafe_global(subject: Subject) -> Iterator[Found]:
+    """A pickle of the file imports what an attack is made of.
+
+    Why: unpickling imports and calls whatever the file names, before anything of the file can be checked: the one who
+    wrote it has the machine of everyone who loads it. Clean is what torch's restricted unpickler admits and what builds
+    plain data; of the rest, this is what is known for harm: Python's own functions, those of torch and numpy that
+    build no data, packages that run code.
+
+    Example: `os.system`, called with a line of shell from `data.pkl`, behind the tensors of an ordinary state_dict.
+
+    Fix: do not load it, and ask whoever published it. If it is yours, save the state_dict, without what needs the name.
+    """
+    for pickle in subject.pickles:
+        for mention in pickle.names:
+            if not _is_clean(mention) and (harm := _harm(mention)):
+                yield _told(pickle, mention, harm)
+
+
+@rule(Severity.WARNING, a_file)
+def unknown_global(subject: Subject) -> Iterator[Found]:
+    """A pickle of the file imports a name that is neither torch's own nor plain data.
+
+    Why: loading it needs that package at the right version and runs its code; torch.load refuses it unless
+    weights_only=False allows everything. Nothing is known against the name, and nothing for it.
+
+    Example: `my_project.config.TrainConfig`, an object kept beside the weights.
+
+    Fix: save plain dicts, numbers and text beside the tensors; or accept it with a reason.
+    """
+    for pickle in subject.pickles:
+        for mention in pickle.names:
+            if not _is_clean(mention) and not _harm(mention) and mention.qualified not in pickle.modules:
+                yield _told(pickle, mention, "is neither torch's own nor plain data")
+
+
+@rule(Severity.WARNING, a_file)
+def whole_module_pickle(subject: Subject) -> Iterator[Found]:
+    """A module is pickled whole, as an object, where its state_dict would do.
+
+    Why: torch.load needs weights_only=False for it, which lets the file run anything, and the class under the same
+    name at the same place: when the code moves or changes, the weights cannot be loaded.
+
+    Example: `torch.save(model, "net.pt")`.
+
+    Fix: save `model.state_dict()`, and build the class where it is loaded.
+    """
+    classes = dict.fromkeys(name for pickle in subject.pickles for name in pickle.modules)
+    if classes:
+        place = next(pickle.place for pickle in subject.pickles if pickle.modules)
+        message = f"a module is pickled whole: loading it needs weights_only=False and {_shown.names(list(classes))}"
+        yield Found(message, help="save model.state_dict() instead", place=place)
+
+
+@rule(Severity.WARNING, a_file)
+def nested_pickle(subject: Subject) -> Iterator[Found]:
+    """A pickle lies where no reader of tensors looks: in a string of another pickle, or in a record of its own.
+
+    Why: it runs when whatever knows of it unpickles it, and scanners that stop at `data.pkl` never see it. It was read
+    like the others, and the names it imports are judged by the other rules.
+
+    Example: `extra/hook.pkl` beside `data.pkl` in the archive; bytes in a state_dict that begin with `\\x80\\x04`.
+
+    Fix: find out what reads it; keep plain data in its place, or accept it with a reason.
+    """
+    for pickle in subject.pickles:
+        if pickle.hidden and (pickle.names or not pickle.unread):
+            clean = all(map(_is_clean, pickle.names))
+            said = "it names nothing but plain data" if clean else "it names more than plain data"
+            message = f"a pickle inside: {_shown.name(pickle.where)}; {said}"
+            yield Found(message, severity=Severity.NOTE if clean else None, place=pickle.place)
+
+
+@rule(Severity.ERROR, a_file)
+def unscanned_pickle(subject: Subject) -> Iterator[Found]:
+    """A pickle, or an archive of them, could not be read to its end.
+
+    Why: what loading it would run is known up to there and no further. Pickles are made to break off, to inflate
+    without end or to lie about where they are, so that scanners give up and say nothing.
+
+    Example: a `data.pkl` of 200 KB that inflates to 200 MB; one that calls a function and then ends in the middle.
+
+    Fix: do not load it. If it is yours, the file is damaged: fetch it again, or save it again.
+    """
+    for pickle in subject.pickles:
+        if pickle.unread:
+            unread = pickle.unread.removeprefix(pickle.where).lstrip(": ")
+            yield Found(f"{_shown.name(pickle.where)}: not read to its end: {unread}", place=pickle.place)
+
+
+RULES = (unsafe_global, unknown_global, whole_module_pickle, nested_pickle, unscanned_pickle)

@@ -1,0 +1,113 @@
+"""What loading a checkpoint's pickles would run."""
+
+from __future__ import annotations
+
+import torch
+
+from statecli.auditing.result import Status
+from statecli.auditing.run import Request, audit
+from statecli.finding import Severity
+
+from ..formats.attacks import Member, build, pickled, records, state_dict, tensor, text
+
+RULES = ("unsafe-global", "unknown-global", "whole-module-pickle", "nested-pickle", "unscanned-pickle")
+
+
+def write(path, pickle=None, *more):
+    """A small good archive, with that pickle in it and those records behind it."""
+    path.write_bytes(build([*records(pickle), *more]))
+    return path
+
+
+def judged(target, *rules):
+    """The one target of an audit by the rules about pickles."""
+    (result,) = audit(Request((str(target),), select=rules or RULES)).targets
+    return result
+
+
+def calling(name, *args):
+    """The opcodes that call `module name` with these."""
+    return b"c" + name.replace(" ", "\n").encode() + b"\n(" + b"".join(args) + b"tR"
+
+
+def test_unsafe_global_finds_a_call_beside_the_tensors(found, tmp_path):
+    """The name, what it is known for, the byte of the pickle and that of the file."""
+    pickle = state_dict(w=tensor(), x=calling("os system", text("true")))
+    path = write(tmp_path / "a.pt", pickle)
+    (finding,) = found("unsafe-global", path)
+    at = pickle.index(b"cos\n")
+    assert finding.message == (f"loading it calls os.system, which runs shell commands (archive/data.pkl, byte {at})")
+    assert path.read_bytes()[finding.place.offset :].startswith(b"cos\nsystem")
+    assert finding.severity is Severity.ERROR
+
+
+def test_unsafe_global_spares_what_builds_data(found, tmp_path):
+    """A name that only looks like one: text in a dict is no name."""
+    pickle = state_dict(w=tensor(), x=calling("collections OrderedDict"), y=text("os.system"))
+    assert not found("unsafe-global", write(tmp_path / "a.pt", pickle))
+
+
+def test_unknown_global_finds_a_class_of_somebody(found, tmp_path):
+    """Called or only named."""
+    pickle = state_dict(w=tensor(), x=calling("my.config Config"), y=b"cmy.config\nOther\n")
+    first, second = found("unknown-global", write(tmp_path / "a.pt", pickle))
+    assert first.message.startswith("loading it calls my.config.Config, which is neither torch's own nor plain data")
+    assert second.message.startswith("loading it imports my.config.Other")
+    assert first.severity is Severity.WARNING
+
+
+def test_unknown_global_spares_the_class_of_a_whole_module(found, tmp_path):
+    """`whole-module-pickle` says that one."""
+    state = b"}(" + text("_parameters") + b"}" + text("w") + tensor() + b"s" + text("_buffers") + b"}"
+    pickle = pickled(b"c__main__\nNet\n)\x81" + state + text("_modules") + b"}ub")
+    path = write(tmp_path / "a.pt", pickle)
+    assert not found("unknown-global", path)
+    (finding,) = found("whole-module-pickle", path)
+    assert "__main__.Net" in finding.message
+
+
+def test_whole_module_pickle_finds_a_module(found, tmp_path):
+    """One finding a file, with its classes."""
+    torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)), tmp_path / "a.pt")
+    (finding,) = found("whole-module-pickle", tmp_path / "a.pt")
+    assert "torch.nn.modules.linear.Linear, torch.nn.modules.container.Sequential" in finding.message
+
+
+def test_whole_module_pickle_spares_its_state_dict(found, tmp_path):
+    """The same weights as they should be saved."""
+    torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)).state_dict(), tmp_path / "a.pt")
+    assert not found("whole-module-pickle", tmp_path / "a.pt")
+
+
+def test_nested_pickle_finds_one_in_a_record_and_one_in_a_string(found, tmp_path):
+    """Both are read; what they name is judged as the rest is."""
+    inner = pickled(calling("os system", text("true")))
+    pickle = state_dict(w=tensor(), x=b"B" + len(inner).to_bytes(4, "little") + inner)
+    path = write(tmp_path / "a.pt", pickle, Member("archive/extra/hook", inner))
+    assert len(found("nested-pickle", path)) == 2
+    assert len(found("unsafe-global", path)) == 2
+
+
+def test_nested_pickle_spares_bytes_that_begin_like_one_by_chance(found, tmp_path):
+    """Elements of a tensor may be any bytes."""
+    path = tmp_path / "a.pt"
+    path.write_bytes(build(records(storages={"0": b"\x80\x02\x7d\xff" * 4})))
+    assert not found("nested-pickle", path)
+    assert not found("unscanned-pickle", path)
+
+
+def test_unscanned_pickle_finds_one_that_breaks_off(tmp_path):
+    """It has run until there: what it called is a finding, the target failed, the rest is said not to be known."""
+    (tmp_path / "a.pkl").write_bytes(pickled(calling("os system", text("true")))[:-1] + b"\xff")
+    result = judged(tmp_path / "a.pkl")
+    assert result.status is Status.FAILED
+    assert [one.rule for one in result.findings] == ["unsafe-global", "unscanned-pickle"]
+    assert "unknown opcode 0xff" in result.findings[1].message
+
+
+def test_unscanned_pickle_spares_a_whole_one(found, tmp_path):
+    """Compressed, but not to burst."""
+    members = records()
+    members[0].method = 8
+    (tmp_path / "a.pt").write_bytes(build(members))
+    assert not found("unscanned-pickle", tmp_path / "a.pt")
