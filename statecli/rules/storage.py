@@ -164,9 +164,9 @@ def tied_tensors(subject: Subject) -> Iterator[Found]:
     Fix: nothing, where it is meant; `.clone()` one of them where not.
     """
     for storage in _chosen(subject):
-        for tensors in storage.views.values():
+        for view, tensors in storage.views.items():
             names = list(dict.fromkeys(map(subject.called, tensors)))
-            if len(names) > 1:
+            if len(names) > 1 and view.held:
                 first = tensors[0]
                 message = f"{names[0]}: shares all of its {first.nbytes:,} bytes with {_shown.names(names[1:])}"
                 yield Found(message, first.fqn, first.section, place=storage.place)

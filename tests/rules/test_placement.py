@@ -1,0 +1,91 @@
+"""Devices that a checkpoint names, written without any."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.auditing.policy import Policy
+from statecli.auditing.run import Request, audit
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """Saves each tensor as if it were on the device that `where` has for its size, which is told by nothing else."""
+
+    def save(state, where):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.serialization, "location_tag", lambda storage: where.get(storage.nbytes(), "cpu"))
+            torch.save(state, tmp_path / "a.pt")
+        return tmp_path / "a.pt"
+
+    return save
+
+
+STATE = {"a": torch.zeros(1), "b": torch.zeros(2), "c": torch.zeros(3)}
+A, B, C = 4, 8, 12
+
+
+def test_torch_fails_to_load_what_is_named(saved):
+    """The file that the other tests audit is what they say: no machine of these tests has a fourth GPU."""
+    path = saved(STATE, {A: "cuda:3"})
+    with pytest.raises(RuntimeError, match="cuda"):
+        torch.load(path)
+    assert torch.load(path, map_location="cpu")["a"].numel() == 1
+
+
+def test_accelerator_device_finds_a_gpu_that_few_machines_have(found, saved):
+    """One finding a device, with the count and the first names."""
+    (finding,) = found("accelerator-device", saved(STATE, {A: "cuda:3", B: "cuda:3"}))
+    assert finding.message.startswith("2 on cuda:3 (a, b): torch.load fails where there is none")
+    assert finding.severity.value == "warning"
+    assert "map_location" in finding.help
+
+
+def test_accelerator_device_finds_the_first_gpu_as_a_note(found, saved):
+    """Every checkpoint that was trained on one names it."""
+    findings = found("accelerator-device", saved(STATE, {A: "cuda:0", B: "mps", C: "cuda:0"}))
+    assert [(finding.message[:11], finding.severity.value) for finding in findings] == [
+        ("2 on cuda:0", "note"),
+        ("1 on mps (b", "note"),
+    ]
+
+
+def test_accelerator_device_finds_what_the_policy_does_not_name(found, saved):
+    """An error, the CPU too: `cuda` stands for each of them, `cuda:0` for one."""
+    path = saved(STATE, {A: "cuda:0", B: "cuda:1"})
+    (finding,) = found("accelerator-device", path, policy=Policy(device=("cuda",)))
+    assert (finding.message, finding.severity.value) == ("1 on cpu (c): the policy says cuda", "error")
+    (finding,) = found("accelerator-device", path, policy=Policy(device=("cuda:0", "cpu")))
+    assert finding.message == "1 on cuda:1 (b): the policy says cuda:0 or cpu"
+
+
+def test_accelerator_device_spares_the_cpu_and_meta(found, saved):
+    """Every machine has both."""
+    state = {**STATE, "m": torch.zeros(5, device="meta")}
+    assert not found("accelerator-device", saved(state, {}))
+    assert not found("accelerator-device", saved(STATE, {A: "cuda:7"}), include=("b", "c"))
+
+
+def test_mixed_devices_finds_what_stayed_behind(found, saved):
+    """The rarer device's tensor is named."""
+    (finding,) = found("mixed-devices", saved(STATE, {A: "cuda:0", C: "cuda:0"}))
+    assert finding.message == "model: its tensors lie on 2 devices: 2 on cuda:0, 1 on cpu (b)"
+    assert finding.fqn == "b"
+
+
+def test_mixed_devices_spares_an_optimizer_and_other_sections(found, saved):
+    """Step counters are on the CPU; one section may be on another device than the next."""
+    optimizer = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.zeros(3)}}, "param_groups": []}
+    optimizer["param_groups"].append({"lr": 0.1, "params": [0]})
+    state = {"model": {"a.weight": torch.zeros(3)}, "optimizer": optimizer, "ema": {"a.weight": torch.zeros(5)}}
+    assert not found("mixed-devices", saved(state, {C: "cuda:0"}))
+
+
+@pytest.mark.parametrize("rule", ["accelerator-device", "mixed-devices"])
+def test_a_format_that_names_no_device_is_not_judged(tmp_path, rule):
+    """Nothing is known of it, and that is said."""
+    save_file(STATE, tmp_path / "a.safetensors")
+    (target,) = audit(Request((str(tmp_path / "a.safetensors"),), select=(rule,))).targets
+    assert (target.ran, target.skipped[0].reason) == ((), "its format records no device")

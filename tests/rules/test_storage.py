@@ -1,0 +1,248 @@
+"""Storages: what they hold beyond their tensors, who shares them, and what the policy allows."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file, save_model
+
+from statecli import formats
+from statecli.auditing.policy import Policy
+from statecli.auditing.result import Status
+from statecli.auditing.run import Request, audit
+from statecli.rules.storage import UNUSED_BYTES, storages
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Saves with torch; gives the path."""
+
+    def save(state, name="a.pt", **options):
+        torch.save(state, tmp_path / name, **options)
+        return tmp_path / name
+
+    return save
+
+
+# --- oversized-storage -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_oversized_storage_finds_a_view_that_saves_all_it_is_a_part_of(found, saved, legacy):
+    """4 KB of 4 MB: both figures, and where the storage is."""
+    path = saved({"w": torch.zeros(1 << 20)[:1024]}, _use_new_zipfile_serialization=not legacy)
+    (finding,) = found("oversized-storage", path)
+    assert finding.message == "w: all 4,194,304 bytes of its storage are saved, of which 4,096 are used"
+    assert (finding.fqn, finding.place.length, finding.severity.value) == ("w", 4 << 20, "warning")
+    assert path.stat().st_size >= finding.place.offset + finding.place.length > 4 << 20
+
+
+def test_oversized_storage_finds_a_column_though_it_reaches_from_end_to_end(found, saved):
+    """Its extent is the whole matrix, its elements a thousandth of it."""
+    (finding,) = found("oversized-storage", saved({"w": torch.zeros(1000, 1000)[:, :1]}))
+    assert "of which 4,000 are used" in finding.message
+
+
+def test_oversized_storage_adds_up_what_several_tensors_use(found, saved):
+    """Two that overlap count their union, an expanded one what is stored of it."""
+    big = torch.zeros(1 << 16)
+    state = {"a": big[:2000], "b": big[1000:3000], "c": big[3000:3001].expand(50_000)}
+    (finding,) = found("oversized-storage", saved(state))
+    assert "262,144 bytes of its storage are saved, of which 12,004 are used by 3 tensors" in finding.message
+
+
+def test_oversized_storage_spares_tensors_that_share_a_storage_out(found, saved):
+    """As the weights of an LSTM on a GPU lie in one buffer: all of it is used."""
+    big = torch.zeros(1 << 16)
+    assert not found("oversized-storage", saved({str(n): part for n, part in enumerate(big.split(5000))}))
+
+
+def test_oversized_storage_spares_what_is_not_worth_a_line(found, saved):
+    """Less than a page, or a small share of a big storage, as padding is."""
+    state = {"a": torch.zeros(UNUSED_BYTES // 4 + 9)[:10], "b": torch.zeros(100_000)[:95_000]}
+    assert not found("oversized-storage", saved(state))
+
+
+def test_oversized_storage_spares_what_a_filtered_tensor_uses(found, saved):
+    """Looking at a part of the file leaves what the rest of it uses as it is."""
+    big = torch.zeros(1 << 16)
+    path = saved({"model": {"a": big[:5000]}, "ema": {"a": big[5000:]}})
+    assert not found("oversized-storage", f"{path}#model")
+    assert not found("oversized-storage", saved({"a": big[:5000], "b": big[5000:]}), include=("a",))
+
+
+def test_oversized_storage_spares_sparse_and_quantized_tensors(found, saved):
+    """Their parts are tensors in storages of their own."""
+    sparse = torch.eye(200).to_sparse()
+    scales = torch.rand(3000, dtype=torch.float64)
+    channels = torch.quantize_per_channel(torch.rand(3000, 4), scales, torch.zeros(3000), 0, torch.qint8)
+    assert not found("oversized-storage", saved({"s": sparse, "c": torch.eye(500).to_sparse_csr(), "q": channels}))
+
+
+def test_a_live_class_is_told_of_its_views(found, tmp_path):
+    """A parameter that is a row of a matrix takes the matrix with it when it is saved."""
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.w = nn.Parameter(torch.zeros(1000, 1000)[0])\n"
+        "        self.a = nn.Linear(9, 9)\n        self.b = nn.Linear(9, 9)\n        self.b.weight = self.a.weight\n"
+    )
+    (finding,) = found("oversized-storage", f"{tmp_path}/net.py:Net")
+    assert finding.fqn == "w"
+    (finding,) = found("tied-tensors", f"{tmp_path}/net.py:Net")
+    assert "b.weight" in finding.message
+
+
+# --- tied-tensors and shared-slices ----------------------------------------------------------------------------------
+
+
+def test_tied_tensors_finds_two_names_of_one_tensor(found, saved):
+    """A note that names both and their bytes."""
+    w = torch.zeros(3, 4)
+    (finding,) = found("tied-tensors", saved({"embed": w, "x": torch.zeros(2), "head": w}))
+    assert finding.message == "embed: shares all of its 48 bytes with head"
+    assert finding.severity.value == "note"
+
+
+def test_tied_tensors_finds_the_name_that_safetensors_dropped(found, tmp_path):
+    """save_model keeps one of the names and writes the other into the metadata."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    save_model(net, str(tmp_path / "a.safetensors"))
+    (finding,) = found("tied-tensors", tmp_path / "a.safetensors")
+    assert {finding.fqn, finding.message.rpartition(" ")[2]} == {"0.weight", "1.weight"}
+
+
+def test_tied_tensors_spares_equal_tensors_and_slices_of_one_storage(found, saved):
+    """Neither shares all it has."""
+    big = torch.zeros(100)
+    assert not found("tied-tensors", saved({"a": big[:50], "b": big[50:], "c": torch.zeros(50), "t": torch.zeros(0)}))
+
+
+def test_shared_slices_finds_views_that_overlap(found, saved):
+    """The later one is named, with both extents in bytes."""
+    big = torch.zeros(100)
+    (finding,) = found("shared-slices", saved({"a": big[:60], "b": big[40:]}))
+    assert finding.message == "b: bytes 160 to 400 of a storage of which a has 0 to 240"
+
+
+def test_shared_slices_finds_a_transposed_view(found, saved):
+    """All bytes are shared, and yet it is another tensor."""
+    w = torch.zeros(3, 4)
+    path = saved({"w": w, "t": w.t()})
+    assert len(found("shared-slices", path)) == 1
+    assert not found("tied-tensors", path)
+
+
+def test_shared_slices_spares_slices_that_lie_apart_and_tied_names(found, saved):
+    """safetensors saves the former; the latter are another rule's."""
+    big = torch.zeros(100)
+    assert not found("shared-slices", saved({"a": big[:50], "b": big[50:], "c": big[:50], "e": big[70:70]}))
+
+
+SLICE = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted)
+
+
+@given(st.lists(SLICE, min_size=1, max_size=5))
+def test_safetensors_refuses_exactly_what_shares_bytes(tmp_path_factory, slices):
+    """save_file refuses a state if and only if something in it is tied or overlaps."""
+    folder = tmp_path_factory.mktemp("s")
+    big = torch.zeros(20)
+    state = {str(n): big[a:b] for n, (a, b) in enumerate(slices)}
+    torch.save(state, folder / "a.pt")
+    (target,) = audit(Request((str(folder / "a.pt"),), select=("tied-tensors", "shared-slices"))).targets
+    assert target.status is Status.AUDITED
+    # It takes tensors without an element for tied wherever they are.
+    filled = {name: one for name, one in state.items() if one.numel()}
+    refused = pytest.raises(RuntimeError, match="share memory") if target.findings else nullcontext()
+    with refused:
+        save_file(filled, folder / "a.safetensors")
+
+
+@st.composite
+def views(draw):
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    strides = [draw(st.integers(0, 5)) for _ in shape]
+    return shape, strides, draw(st.integers(0, 10))
+
+
+@given(st.lists(views(), min_size=1, max_size=4))
+def test_unused_bytes_are_never_more_than_no_tensor_has(tmp_path_factory, geometry):
+    """Held against torch: each element's byte is marked, and what is left is at least what the rule calls unused."""
+    path = tmp_path_factory.mktemp("u") / "a.pt"
+    big = torch.zeros(100)
+    state = {str(n): big.as_strided(*one) for n, one in enumerate(geometry)}
+    torch.save(state, path)
+    marked = torch.zeros(100)
+    for one in geometry:
+        marked.as_strided(*one).fill_(1)
+    for storage in storages(formats.read(str(path))):
+        assert storage.size == 400
+        assert 0 <= storage.unused <= int((marked == 0).sum()) * 4
+
+
+# --- dtypes and sizes ------------------------------------------------------------------------------------------------
+
+
+def test_mixed_dtypes_finds_parameters_of_two_types(found, saved):
+    """A note with the counts, and the first of the rarer type."""
+    state = {"a.weight": torch.zeros(2).bfloat16(), "b.weight": torch.zeros(2).bfloat16(), "n.weight": torch.zeros(2)}
+    (finding,) = found("mixed-dtypes", saved(state))
+    expected = "model: its parameters have several dtypes: 2 bfloat16, 1 float32; n.weight is float32"
+    assert (finding.message, finding.severity.value) == (expected, "note")
+
+
+def test_mixed_dtypes_spares_integers_and_other_sections(found, saved):
+    """A model of one type beside its average of another, and a counter."""
+    state = {"w": torch.zeros(2).half(), "n": torch.zeros(2, dtype=torch.int64)}
+    assert not found("mixed-dtypes", saved({"model": state, "ema": {"w": torch.zeros(2)}}))
+
+
+BF16 = Policy(dtype=("bfloat16",))
+
+
+def test_unexpected_dtype_finds_what_the_policy_does_not_name(found, saved):
+    """One error a tensor."""
+    path = saved({"a": torch.zeros(2), "b": torch.zeros(2).bfloat16(), "c": torch.zeros(2).half()})
+    assert [finding.message for finding in found("unexpected-dtype", path, policy=BF16)] == [
+        "a: is float32, the policy says bfloat16",
+        "c: is float16, the policy says bfloat16",
+    ]
+
+
+def test_unexpected_dtype_spares_integers_and_optimizer_state(found, saved):
+    """Moments are float32 for good reason."""
+    net = torch.nn.BatchNorm1d(3).bfloat16()
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.rand(4, 3).bfloat16()).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"] = {n: {k: v.float() for k, v in one.items()} for n, one in state["state"].items()}
+    path = saved({"model": net.state_dict(), "optimizer": state})
+    assert not found("unexpected-dtype", path, policy=BF16)
+    assert not found("unexpected-dtype", path, policy=Policy(dtype=("torch.bfloat16", "float32")))
+
+
+def test_too_large_finds_more_bytes_than_the_policy_allows(found, saved):
+    """Whole storages count, not the views of them."""
+    path = saved({"model": {"w": torch.zeros(1000)[:10]}, "optimizer": {"m": torch.zeros(100)}})
+    (finding,) = found("too-large", path, policy=Policy(max_bytes=4399))
+    assert "take 4,400 bytes" in finding.message
+    assert "allows 4,399" in finding.message
+
+
+def test_too_large_spares_what_fits_to_the_byte(found, saved):
+    """A shared storage counts once."""
+    w = torch.zeros(1000)
+    assert not found("too-large", saved({"w": w, "v": w}), policy=Policy(max_bytes=4000))
+
+
+@pytest.mark.parametrize("rule", ["unexpected-dtype", "too-large"])
+def test_a_rule_without_its_policy_is_skipped_with_the_reason(saved, rule):
+    """What was not held to anything has not passed."""
+    (target,) = audit(Request((str(saved({"w": torch.zeros(2)})),), select=(rule,))).targets
+    assert not target.ran
+    assert "set policy." in target.skipped[0].reason
