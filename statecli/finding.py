@@ -27,7 +27,8 @@ class Severity(str, Enum):
 class Finding(msgspec.Struct, frozen=True):
     """One problem: the rule's name, one line, the target, the tensor and its section, and what to do.
 
-    `origin` is the source line that it is about, `place` the bytes; both are left out where there is none.
+    `origin` is the source line that it is about, `place` the bytes, `about` what else has a name (`os.system`, which a
+    pickle imports); each is left out where there is none.
     """
 
     rule: str
@@ -39,9 +40,11 @@ class Finding(msgspec.Struct, frozen=True):
     section: str | None = None
     origin: Origin | UnsetType = UNSET
     place: Place | UnsetType = UNSET
+    about: str | UnsetType = UNSET
 
     @property
     def fingerprint(self) -> str:
-        """What stays the same of it from run to run: its rule, its target, its section and tensor."""
-        parts = (self.rule, self.target, self.section or "", self.fqn or "")
+        """What stays the same of it from run to run: its rule, its target, its section and tensor, what else it is about."""
+        parts = [self.rule, self.target, self.section or "", self.fqn or ""]
+        parts += [self.about] if isinstance(self.about, str) else []
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -28,6 +28,7 @@ class Found(msgspec.Struct, frozen=True):
     severity: Severity | None = None
     origin: Origin | None = None
     place: Place | None = None
+    about: str | None = None
 
 
 #: Why a subject lacks what a rule needs, in a few words with what to do; None where it has it.

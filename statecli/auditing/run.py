@@ -228,4 +228,4 @@ def _found(rule: Rule, subject: Subject, severity: Severity | None) -> Iterator[
 def _finding(rule: Rule, one: Found, target: str, severity: Severity | None) -> Finding:
     origin, place = one.origin or UNSET, one.place or UNSET
     severity = severity or one.severity or rule.severity
-    return Finding(rule.name, severity, one.message, target, one.fqn, one.help, one.section, origin, place)
+    return Finding(rule.name, severity, one.message, target, one.fqn, one.help, one.section, origin, place, one.about or UNSET)

@@ -128,7 +128,8 @@ _DATA = frozenset(
         *_names(
             "accelerate.utils.dataclasses",
             "DistributedType DynamoBackend ComputeEnvironment PrecisionType TorchDynamoPlugin"
-            " GradientAccumulationPlugin DeepSpeedPlugin FullyShardedDataParallelPlugin DataLoaderConfiguration ParallelismConfig",
+            " GradientAccumulationPlugin DeepSpeedPlugin FullyShardedDataParallelPlugin DataLoaderConfiguration"
+            " ParallelismConfig",
         ),
         *_names("accelerate.utils.deepspeed", "HfDeepSpeedConfig"),
         *_names("accelerate.parallelism_config", "ParallelismConfig"),
@@ -293,7 +294,19 @@ _HARMFUL = frozenset(
         ),
     ]
 )
-_LIBRARY = frozenset(sys.stdlib_module_names) | {"__builtin__", "nt", "posix", "asyncore", "asynchat", "smtpd", "pipes"}
+#: Python's own modules: those of the Python that runs, and those of older and newer ones.
+_LIBRARY = frozenset(
+    [
+        *sys.stdlib_module_names,
+        *re.findall(
+            r"\w+",
+            "__builtin__ nt posix annotationlib compression asynchat asyncore audioop aifc binhex bsddb cgi cgitb chunk"
+            " commands crypt distutils dummy_threading formatter imghdr imp lib2to3 macpath mailcap msilib nis nntplib"
+            " nturl2path parser pipes popen2 smtpd sndhdr spwd string sunau symbol telnetlib test tkinter turtledemo uu"
+            " winreg xdrlib",
+        ),
+    ]
+)
 
 
 def is_clean(name: str) -> bool:
@@ -311,7 +324,7 @@ def harm(module: str, name: str) -> str | None:
     known = next((_KNOWN[one] for end in range(len(parts), 0, -1) if (one := ".".join(parts[:end])) in _KNOWN), None)
     if any(part.startswith("__") and part.endswith("__") for part in parts[1:]):
         return known or "reaches inside an object, where any function can be had"
-    if parts[0] in _LIBRARY and parts[0] not in ("__main__", "this"):
+    if parts[0] in _LIBRARY or (parts[0].startswith("_") and parts[0] not in ("__main__", "__mp_main__")):
         return known or "is a part of Python that no checkpoint needs"
     if parts[0] in _HARMFUL or ".".join(parts[:2]) in _HARMFUL:
         return known or "runs code or programs"

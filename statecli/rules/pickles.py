@@ -39,7 +39,7 @@ def _told(pickle: ScannedPickle, mention: Mention, why: str) -> Found:
     name = _shown.name(mention.qualified)
     where = f"{_shown.name(pickle.where)}, byte {mention.position}"
     message = f"loading it {_does(mention)} {name}, which {why} ({where})"
-    return Found(message, place=_at(pickle, mention))
+    return Found(message, place=_at(pickle, mention), about=mention.qualified)
 
 
 @rule(Severity.ERROR, a_file)
@@ -112,7 +112,7 @@ def nested_pickle(subject: Subject) -> Iterator[Found]:
             clean = all(map(_is_clean, pickle.names))
             said = "it names nothing but plain data" if clean else "it names more than plain data"
             message = f"a pickle inside: {_shown.name(pickle.where)}; {said}"
-            yield Found(message, severity=Severity.NOTE if clean else None, place=pickle.place)
+            yield Found(message, severity=Severity.NOTE if clean else None, place=pickle.place, about=pickle.where)
 
 
 @rule(Severity.ERROR, a_file)
@@ -129,7 +129,7 @@ def unscanned_pickle(subject: Subject) -> Iterator[Found]:
     for pickle in subject.pickles:
         if pickle.unread:
             unread = pickle.unread.removeprefix(pickle.where).lstrip(": ")
-            yield Found(f"{_shown.name(pickle.where)}: not read to its end: {unread}", place=pickle.place)
+            yield Found(f"{_shown.name(pickle.where)}: not read to its end: {unread}", place=pickle.place, about=pickle.where)
 
 
 RULES = (unsafe_global, unknown_global, whole_module_pickle, nested_pickle, unscanned_pickle)

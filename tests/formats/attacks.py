@@ -56,6 +56,27 @@ def pickled(body: bytes) -> bytes:
     return PROTO + body + STOP
 
 
+def short(value: str | bytes) -> bytes:
+    """SHORT_BINUNICODE or SHORT_BINBYTES."""
+    data = value.encode() if isinstance(value, str) else value
+    return (b"\x8c" if isinstance(value, str) else b"C") + bytes([len(data)]) + data
+
+
+def named(module: str, name: str) -> bytes:
+    """GLOBAL."""
+    return f"c{module}\n{name}\n".encode()
+
+
+def stacked(module: str, name: str) -> bytes:
+    """STACK_GLOBAL, as protocol 4 names a global; the name may have dots."""
+    return short(module) + short(name) + b"\x93"
+
+
+def called(function: bytes, *args: bytes) -> bytes:
+    """REDUCE: what `function` pushes, called with what each of `args` pushes."""
+    return function + b"(" + b"".join(args) + b"tR"
+
+
 def state_dict(**tensors: bytes) -> bytes:
     """A pickled dict of tensors."""
     return pickled(b"}(" + b"".join(text(name) + body for name, body in tensors.items()) + b"u")
