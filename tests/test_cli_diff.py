@@ -21,7 +21,7 @@ from statecli.render import Output
 
 from .test_cli import on_a_terminal, process
 
-DOCUMENTS = (Output.JSON, Output.JSONL, Output.CSV)
+DOCUMENTS = (Output.JSON, Output.JSONL, Output.CSV, Output.SARIF, Output.JUNIT, Output.GITLAB)
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,8 @@ def test_quiet_says_why_or_nothing(statecli, b, output):
     if output.value == "html":
         pytest.skip("a page is whole or it is none")
     assert statecli("diff", "a.pt", "a.pt", "-q", "-f", output.value).out == ""
-    assert "error[changed]: layers.1.weight" in statecli("diff", "a.pt", "b.pt", "-q", "-f", output.value).out
+    reason = "title=statecli changed::layers.1.weight" if output is Output.GITHUB else "error[changed]: layers.1.weight"
+    assert reason in statecli("diff", "a.pt", "b.pt", "-q", "-f", output.value).out
 
 
 @pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--only", "layers.0.*"), ("--atol", "1")])

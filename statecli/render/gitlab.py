@@ -54,7 +54,8 @@ def _issue(finding: Finding, fingerprint: str, severity: str, where: Located) ->
     path = visible(where.path).replace(os.sep, "/").removeprefix("./")
     # A checkpoint has no lines, and GitLab drops an issue without one.
     location: dict[str, str | dict[str, int]] = {"path": path, "lines": {"begin": max(1, where.line or 1)}}
-    return _Issue(sentence(finding.message), finding.rule, fingerprint, severity, location)
+    help = f" ({sentence(finding.help)})" if finding.help else ""
+    return _Issue(sentence(finding.message) + help, finding.rule, fingerprint, severity, location)
 
 
 def _unique(fingerprint: str, which: int) -> str:

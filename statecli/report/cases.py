@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec import UNSET
+
 from statecli.finding import Finding
 from statecli.report import Case, Outcome
-from statecli.report.text import plural
+from statecli.report.text import place, plural
 
 
 def of_findings(suite: str, findings: Iterable[Finding], otherwise: str) -> tuple[Case, ...]:
@@ -26,5 +28,8 @@ def failed(suite: str, name: str, findings: Sequence[Finding]) -> Case:
 
 
 def told(finding: Finding) -> str:
-    """A line of it: its message, and what to do."""
-    return f"{finding.message} ({finding.help})" if finding.help else finding.message
+    """A line of it: its rule, its message, what to do, and the source line."""
+    text = f"{finding.severity.value}[{finding.rule}]: {finding.message}"
+    text += f" ({finding.help})" if finding.help else ""
+    line = "" if finding.origin is UNSET else place(finding.origin)
+    return f"{text} [{line}]" if line and line not in text else text

@@ -34,6 +34,7 @@ from statecli.report import (
     rules,
 )
 from statecli.report.changed import LETTERS, NUMBERS, largest_text, odd, relative_text, side, values_text, what
+from statecli.report.place import located
 from statecli.report.text import NOUNS, bar, plural, said, shape_text, shown, size_text
 from statecli.state import Kind, ModelState, TensorInfo
 
@@ -74,7 +75,7 @@ def of_diff(diff: Diff, view: DiffView) -> Report:
         document=lambda: documents.of_diff(diff),
         table=lambda: _flat(diff, view),
         page=lambda: _page(diff, view, report),
-        findings=tuple(_qualified(finding, sectioned) for finding in diff.findings),
+        findings=located((_qualified(finding, sectioned) for finding in diff.findings), _rows(diff)),
         notes=fold.notes(diff.notes, view.verbose),
         charts=lambda: _charts(diff),
         outline=view.tree,
@@ -89,6 +90,15 @@ def of_diff(diff: Diff, view: DiffView) -> Report:
     return report
 
 
+def _rows(diff: Diff) -> Iterable[TensorInfo]:
+    """What a finding may be of: the tensor after, unless it was removed."""
+    for change in diff.changes:
+        if change.status is not Status.IDENTICAL:
+            row = change.after or change.before
+            if row is not None:
+                yield replace(row, fqn=change.fqn, section=change.section)
+
+
 def _cases(diff: Diff, report: Report) -> tuple[Case, ...]:
     """A case for each tensor that could not be compared, that changed, and for what else is found of none of them."""
     sectioned = _sectioned(diff)
@@ -99,13 +109,21 @@ def _cases(diff: Diff, report: Report) -> tuple[Case, ...]:
     for change in differing(diff):
         name = side(change.fqn, change.section, sectioned)
         found = of.pop((change.section, change.fqn), [])
-        told = f"{change.status.value}: {what(change)}" if what(change) else change.status.value
-        expected = Case(report.title, name, Outcome.PASSED, text=(told,))
+        expected = Case(report.title, name, Outcome.PASSED, text=(_told(change),))
         tried.append(cases.failed(report.title, name, found) if found else expected)
+    for scalar in diff.scalars:
+        found = of.pop((None, scalar.key), [])
+        expected = Case(report.title, scalar.key, Outcome.PASSED, text=(scalars.told(scalar, MAX_SCALAR),))
+        tried.append(cases.failed(report.title, scalar.key, found) if found else expected)
     rest = [finding for several in of.values() for finding in several]
     if tried and not rest:
         return tuple(tried)
     return (*tried, *cases.of_findings(report.title, rest, "identical"))
+
+
+def _told(change: Change) -> str:
+    of = f" from {change.renamed_from}" if change.renamed_from is not None else ""
+    return ": ".join(filter(None, (f"{change.status.value}{of}", what(change))))
 
 
 def _sectioned(diff: Diff) -> bool:

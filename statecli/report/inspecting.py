@@ -26,6 +26,7 @@ from statecli.report import (
     tree,
 )
 from statecli.report.documents import Totals
+from statecli.report.place import located
 from statecli.report.text import (
     COUNTS,
     MOMENTS,
@@ -54,7 +55,7 @@ def of_inspection(found: Inspection, view: View) -> Report:
         document=lambda: documents.of_inspection(found, documents.totals(state.tensors)),
         table=lambda: _flat(found),
         page=lambda: _page(found, view),
-        findings=found.findings,
+        findings=located(found.findings, state.tensors),
         outline=view.tree,
         whole=view.unfold,
         notes=fold.notes([odd for odd in state.oddities if not _said(odd, found)], view.verbose),
@@ -68,7 +69,7 @@ def _cases(found: Inspection) -> tuple[Case, ...]:
     """A case for each rule that has findings, and for each tensor that cannot be read."""
     target = found.state.target
     broken = tuple(Case(target, name, Outcome.ERROR, message) for name, message in found.broken)
-    return (*broken, *cases.of_findings(target, found.findings, "inspect"))
+    return (*broken, *cases.of_findings(target, located(found.findings, found.state.tensors), "inspect"))
 
 
 def _page(found: Inspection, view: View) -> Page:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from statecli import target
 from statecli.finding import Finding
 from statecli.modules import spec
-from statecli.state import Place
+from statecli.state import Place, TensorInfo
 
 
 class Located(msgspec.Struct, frozen=True):
@@ -38,6 +39,38 @@ def file_of(text: str) -> str:
     if known is not None:
         return known.module if known.is_file else known.module.replace(".", "/") + ".py"
     return target.split(text)[0]
+
+
+def located(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
+    """The same findings, those of a tensor at the line that assigned it or at its bytes, unless they say their own place.
+
+    A finding that names no section is of any tensor of its name.
+    """
+    rows: dict[tuple[str | None, str], TensorInfo] = {}
+    for tensor in tensors:
+        rows[tensor.section, tensor.fqn] = tensor
+        rows.setdefault((None, tensor.fqn), tensor)
+    return tuple(_placed(finding, rows.get((finding.section, finding.fqn or ""))) for finding in findings)
+
+
+def _placed(finding: Finding, row: TensorInfo | None) -> Finding:
+    if row is None or finding.fqn is None or finding.origin is not UNSET or finding.place is not UNSET:
+        return finding
+    if row.origin is not None:
+        return replace(finding, origin=row.origin)
+    where = bytes_of(row)
+    return finding if where is None else replace(finding, place=where)
+
+
+def bytes_of(tensor: TensorInfo) -> Place | None:
+    """A tensor's bytes in its file, those of its storage where it is not one piece; None where it lies in none."""
+    data = tensor.data
+    if data is None or data.inline is not None or not data.storage.path:
+        return None
+    if data.strides is not None or not tensor.elements:
+        return Place(data.storage.path, data.storage.offset, data.storage.length)
+    size = tensor.nbytes // tensor.elements
+    return Place(data.storage.path, data.storage.offset + data.offset * size, tensor.nbytes)
 
 
 def fingerprinted(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str, int]]:

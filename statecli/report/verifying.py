@@ -26,8 +26,9 @@ from statecli.report import (
     fold,
     rules,
 )
+from statecli.report.place import located
 from statecli.report.text import NOUNS, kind_text, place, plural, said, shape_text, size_text
-from statecli.state import Kind, TensorInfo
+from statecli.state import Kind, ModelState, TensorInfo
 
 #: How a cell is drawn; a tensor of which a column says nothing is drawn as skipped.
 SIGNS = {Verdict.PASSED: "✓", Verdict.FAILED: "✗", Verdict.SKIPPED: "–", Verdict.INCONCLUSIVE: "?"}
@@ -69,11 +70,11 @@ def of_verification(found: Verification, view: View, asked: Sequence[Name] = ())
         document=lambda: documents.of_verification(found),
         table=lambda: _flat(found),
         page=lambda: _page(found, view),
-        findings=found.findings,
+        findings=located(found.findings, found.state.tensors),
         notes=fold.notes(notes, view.verbose),
         whole=view.unfold,
         rules=lambda: rules.of(found.findings),
-        cases=lambda: tuple(_case(check, found.state.target) for check in found.checks),
+        cases=lambda: tuple(_case(check, found.state) for check in found.checks),
         troubles=tuple(Trouble(found.state.target, message) for message in untold(found, asked)),
     )
 
@@ -86,10 +87,10 @@ _OUTCOMES = {
 }
 
 
-def _case(check: Check, target: str) -> Case:
-    name, outcome = check.check.value, _OUTCOMES[check.verdict]
+def _case(check: Check, state: ModelState) -> Case:
+    target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
     if outcome is Outcome.FAILED and check.findings:
-        return cases.failed(target, name, check.findings)
+        return cases.failed(target, name, located(check.findings, state.tensors))
     if outcome is Outcome.PASSED:
         return Case(target, name, outcome, text=(check.how,) if check.how else ())
     return Case(target, name, outcome, _why_not(check))
