@@ -1,0 +1,396 @@
+"""Facts of values: what torch says of every type, however a tensor is stored and in whatever pieces it is read."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from statecli.state import ByteRange, Quantizer, TensorData, TensorInfo
+from statecli.values import facts, scan
+from statecli.values.elements import Decoder
+from statecli.values.scan import Facts
+
+from .conftest import info_of
+
+torch = pytest.importorskip("torch")
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+EIGHT_BITS = [
+    getattr(torch, f"float8_{name}")
+    for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")
+    if hasattr(torch, f"float8_{name}")
+]
+WHOLE = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
+COMPLEX = [torch.complex128, torch.complex64, torch.complex32]
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def way(request, monkeypatch):
+    """Both ways to the same facts: the kernel in C, and numpy where it was not compiled."""
+    if request.param == "numpy":
+        monkeypatch.setattr(scan, "_native", None)
+    elif scan._native is None:
+        pytest.skip("the kernel in C was not compiled: there was no compiler")
+    return request.param
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Blocks of 64 bytes and tasks of four of them: a few hundred elements go through every seam."""
+    monkeypatch.setattr(scan, "BLOCK", 64)
+    monkeypatch.setattr(facts, "TASK", 256)
+
+
+def of(info, **options):
+    (found,) = facts.read_all([info], **options)
+    return found
+
+
+def any_bits(dtype, n, seed=0):
+    """Elements of any bits, with NaN, infinities, zeros of both signs and denormals among them."""
+    raw = torch.randint(0, 256, (n * dtype.itemsize,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    tensor = raw.view(dtype)
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        tiny = torch.finfo(dtype).smallest_normal
+        odd = [math.nan, math.inf, -math.inf, -math.inf, 0.0, -0.0, tiny, tiny / 2, -tiny / 2]
+        tensor[5 : 5 + len(odd)] = torch.tensor(odd, dtype=torch.float64).to(dtype)
+    return tensor
+
+
+def expected(tensor):
+    """Element by element, in float64."""
+    wide = tensor.to(torch.float64)
+    finite = wide[wide.isfinite()]
+    tiny = torch.finfo(tensor.dtype).smallest_normal if tensor.dtype.is_floating_point else 0.0
+    return {
+        "elements": tensor.numel(),
+        "nan": int(wide.isnan().sum()),
+        "inf": int(wide.isinf().sum()),
+        "minus_inf": int((wide == -math.inf).sum()),
+        "zeros": int((wide == 0).sum()),
+        "denormal": int(((wide != 0) & (wide.abs() < tiny)).sum()),
+        "low": float(finite.min()) if finite.numel() else None,
+        "high": float(finite.max()) if finite.numel() else None,
+    }
+
+
+def told(found):
+    return {name: getattr(found, name) for name in expected(torch.zeros(1))}
+
+
+# --- every type ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS + EIGHT_BITS, ids=str)
+@pytest.mark.parametrize("n", [16, 333])
+def test_floats_of_any_bits(store, way, small, dtype, n):
+    """Counts, lowest and highest are torch's, for every float type."""
+    tensor = any_bits(dtype, n)
+    assert told(of(store(tensor))) == expected(tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, *EIGHT_BITS], ids=str)
+def test_every_value_of_a_small_type(store, way, dtype):
+    """Each code of the type by itself: what it is, is what torch says that it is."""
+    codes = torch.arange(256**dtype.itemsize, dtype=torch.int32)
+    every = codes.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
+    for part in [every, *every.split(256)[:: max(len(every) // 256 // 16, 1)], *every[-3:].split(1)]:
+        assert told(of(store(part.clone()))) == expected(part)
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_integers_are_exact(store, way, small, dtype):
+    """Lowest and highest are integers, beyond what float64 holds as well."""
+    tensor = any_bits(dtype, 300)
+    tensor[7] = 0
+    listed = tensor.tolist()
+    found = of(store(tensor))
+    assert (found.low, found.high, found.zeros) == (min(listed), max(listed), listed.count(0))
+    assert (found.nan, found.inf, found.denormal) == (0, 0, 0)
+
+
+def test_bools(store, way, small):
+    """True is 1."""
+    tensor = torch.arange(300) % 3 == 0
+    assert told(of(store(tensor))) == told(Facts(300, zeros=200, low=0, high=1))
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_complex_elements_are_what_a_part_of_them_is(store, way, small, dtype):
+    """NaN, infinite or denormal where one part is, zero where both are; they have no order."""
+    part = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}[dtype]
+    tensor = any_bits(part, 400).view(dtype)
+    tensor[100] = 0
+    parts = torch.view_as_real(tensor).to(torch.float64)
+    tiny = torch.finfo(part).smallest_normal
+    found = of(store(tensor))
+    assert found.elements == 200
+    assert found.nan == int(parts.isnan().any(1).sum())
+    assert found.inf == int(parts.isinf().any(1).sum())
+    assert found.zeros == int((parts == 0).all(1).sum())
+    assert found.denormal == int(((parts != 0) & (parts.abs() < tiny)).any(1).sum())
+    assert (found.low, found.high) == (None, None)
+
+
+def test_float4_has_two_values_in_a_byte(tmp_path, way):
+    """Sixteen codes: eight sizes of two signs, of which a half is denormal."""
+    sizes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    content = bytes(range(256))
+    (tmp_path / "a").write_bytes(content)
+    found = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 256), "float4_e2m1fn_x2", (256,))))
+    values = [sizes[code % 8] * (-1 if code > 7 else 1) for byte in content for code in (byte % 16, byte // 16)]
+    assert (found.elements, found.low, found.high) == (512, min(values), max(values))
+    assert (found.zeros, found.denormal) == (values.count(0), sum(abs(one) == 0.5 for one in values))
+
+
+def test_quantized_values_are_scaled(store, way):
+    """What is judged is (code - zero point) * scale, as torch dequantizes it, of one scale and of one a channel."""
+    values = torch.randn(8, 40) * torch.arange(8)[:, None]
+    whole = torch.quantize_per_tensor(values, 0.1, 3, torch.qint8)
+    scales, zeros = torch.arange(1, 9) / 50, torch.zeros(8, dtype=torch.long)
+    channels = torch.quantize_per_channel(values, scales, zeros, 0, torch.qint8)
+    for tensor in (whole, channels):
+        assert told(of(store(tensor))) == expected(tensor.dequantize())
+
+
+def test_a_scale_that_is_not_a_number_makes_values_nan(store, way):
+    """NaN in the scale is NaN in every value, which no code shows."""
+    info = store(torch.quantize_per_tensor(torch.randn(10), 0.1, 0, torch.qint8))
+    broken = replace(info, data=replace(info.data, quantizer=Quantizer("torch.per_tensor_affine", math.nan, 0)))
+    assert of(broken).nan == 10
+
+
+# --- however it is stored ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64], ids=str)
+def test_byte_order_and_strides_leave_no_trace(store, way, small, dtype):
+    """Facts, and the digest among them, are of the logical elements: big-endian, transposed and plain are alike."""
+    tensor = torch.arange(17 * 23).reshape(17, 23).to(dtype)
+    plain = of(store(tensor))
+    assert of(store(tensor.t().contiguous().t())) == plain
+    assert of(store(tensor, big_endian=True)) == plain
+    assert of(store(torch.cat([tensor, tensor])[17:])) == plain
+
+
+def test_expanded_elements_count_each_time(store, way):
+    """A row shown a thousand times has a thousand times its NaN."""
+    row = any_bits(torch.float32, 50)
+    found = of(store(row.expand(1000, 50)))
+    assert told(found) == expected(row.expand(1000, 50))
+    assert found.digest is None
+
+
+def test_what_torch_has_put_off_is_done(store, way):
+    """A negated tensor's lowest is the other's highest."""
+    pair = torch.complex(torch.zeros(9), torch.arange(9.0))
+    negated = pair.conj().imag
+    assert negated.is_neg()
+    assert told(of(store(negated))) == expected(negated.resolve_neg())
+
+
+def test_zeros_that_a_sparse_tensor_does_not_store_count(tmp_path):
+    """What is not stored is zero: in the count, and in the range."""
+    from statecli import formats
+
+    dense = torch.zeros(10, 10)
+    dense[3, 4], dense[5, 6] = 2.0, math.nan
+    torch.save({"w": dense.to_sparse()}, tmp_path / "a.pt")
+    assert told(of(formats.read(str(tmp_path / "a.pt")).tensors[0])) == expected(dense)
+
+
+def test_nothing_is_read_of_an_empty_tensor(store):
+    """No element, no fact."""
+    assert of(store(torch.empty(0, 3))) == Facts()
+
+
+# --- all one, and digests --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.complex128], ids=str)
+@pytest.mark.parametrize("odd", [None, 0, 1, 150, 299])
+def test_all_elements_are_one_bit_by_bit(store, way, small, dtype, odd):
+    """One that differs, wherever it is, and they are not."""
+    tensor = torch.full((300,), 3).to(dtype)
+    if odd is not None:
+        tensor[odd] = 4
+    one = tensor[0].reshape(1).view(torch.uint8).numpy().tobytes()
+    assert of(store(tensor)).only == (one if odd is None else None)
+
+
+def test_zeros_of_two_signs_are_not_one(store, way):
+    """Bits decide: -0.0 is not 0.0, nor one NaN another."""
+    assert of(store(torch.tensor([0.0, -0.0]))).only is None
+
+
+def test_digests_know_every_bit_and_place(store, way, small):
+    """Another bit, two elements swapped, two blocks swapped: another digest each time."""
+    tensor = torch.arange(300, dtype=torch.int32)
+    changed = [tensor]
+    for n in (0, 17, 299):
+        changed.append(tensor.clone())
+        changed[-1][n] ^= 1 << 20
+    for a, b in ((0, 1), (5, 6), (10, 200)):
+        changed.append(tensor.clone())
+        changed[-1][[a, b]] = changed[-1][[b, a]]
+    changed.append(torch.cat([tensor[16:32], tensor[:16], tensor[32:]]))
+    assert len({of(store(one)).digest for one in changed}) == len(changed)
+
+
+@given(st.binary(max_size=5000))
+def test_both_ways_have_one_digest(content):
+    """The kernel in C and numpy, of any bytes."""
+    if scan._native is None:
+        pytest.skip("the kernel in C was not compiled: there was no compiler")
+    raw = np.frombuffer(content, np.uint8)
+    assert scan._native.digest(raw) == scan._digest(raw)
+
+
+@given(st.integers(0, 6000), st.integers(0, 2**32))
+def test_both_ways_count_the_same(n, seed):
+    """The kernel in C and numpy, of floats and codes of any bits and any length."""
+    if scan._native is None:
+        pytest.skip("the kernel in C was not compiled: there was no compiler")
+    raw = np.random.default_rng(seed).integers(0, 256, 8 * n).astype(np.uint8)
+    counts = np.zeros(256, np.int64)
+    Decoder().count(raw, counts)
+    assert (np.frombuffer(scan._native.codes(raw), np.int64) == counts).all()
+    for signed, infinity, normal in scan.FLOATS.values():
+        some = raw.view(signed)
+        found, wanted = scan._native.floats(some, some.itemsize, infinity, normal), scan._floats(some, infinity, normal)
+        assert found[:5] == wanted[:5]
+        assert found[0] + found[1] == some.size or found == wanted
+
+
+def test_the_kernel_refuses_what_it_would_misread():
+    """Half an element, or a size that no float has, is an error and no count."""
+    if scan._native is None:
+        pytest.skip("the kernel in C was not compiled: there was no compiler")
+    for block, size in ((b"123", 2), (b"123", 3), (b"", 0)):
+        with pytest.raises(ValueError, match="not a block of floats"):
+            scan._native.floats(block, size, 1, 1)
+
+
+# --- in pieces -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 400), st.randoms(use_true_random=False), st.sampled_from([torch.float32, torch.float16, torch.int64])
+)
+def test_pieces_add_up_in_any_order(n, shuffled: random.Random, dtype):
+    """However the blocks of a tensor are dealt out and in whatever order they come back, the facts are those of all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "BLOCK", 64)
+        items = any_bits(dtype, max(n, 20), seed=n).view(torch.int64 if dtype.itemsize == 8 else torch.int16).numpy()
+        name, per_block = str(dtype).removeprefix("torch."), 64 // dtype.itemsize
+        items = items.view({"float32": "f4", "float16": "u2", "int64": "i8"}[name])
+        blocks = [
+            scan.stored(items[start : start + per_block], name, start // per_block, Decoder())
+            for start in range(0, items.size, per_block)
+        ]
+        whole = Facts()
+        for one in blocks:
+            whole = whole.plus(one)
+        shuffled.shuffle(blocks)
+        while len(blocks) > 1:
+            one = blocks.pop(shuffled.randrange(len(blocks)))
+            at = shuffled.randrange(len(blocks))
+            blocks[at] = blocks[at].plus(one)
+        assert blocks == [whole]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int8], ids=str)
+def test_tasks_are_cut_without_a_trace(store, monkeypatch, dtype):
+    """A tensor read in one task and in many has the same facts: blocks begin where the type says, tasks or not."""
+    info = store(any_bits(torch.float32, 3000).view(dtype))
+    monkeypatch.setattr(scan, "BLOCK", 64)
+    whole = of(info)
+    monkeypatch.setattr(facts, "TASK", 256)
+    assert len(list(facts._tasks(0, "w", info.data))) > 10
+    assert of(info) == whole
+
+
+def test_processes_find_what_one_does(store, monkeypatch):
+    """The same facts from two processes as from this one."""
+    monkeypatch.setattr(facts, "ALONE", 0)
+    monkeypatch.setattr(facts.pool, "BATCH", 1)
+    infos = [store(any_bits(torch.float32, 1000, seed=seed)) for seed in range(5)]
+    assert facts.read_all(infos, jobs=2) == facts.read_all(infos, jobs=1)
+
+
+def test_what_lies_in_one_place_is_read_once(store, monkeypatch):
+    """Tied tensors share their facts; the bytes told are those of one."""
+    info, read = store(torch.randn(100)), []
+    one, two = facts.read_all([info, replace(info, fqn="tied")], progress=lambda name, size: read.append(size))
+    assert one == two
+    assert read == [400]
+
+
+# --- what cannot be read ----------------------------------------------------------------------------------------------
+
+
+def test_a_type_without_numbers_says_so(tmp_path):
+    """bits8 is no number: a reason, and no facts of values; its bytes have a digest all the same."""
+    (tmp_path / "a").write_bytes(bytes(range(64)))
+    found = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "bits8", (64,))))
+    assert "not numbers" in found.reason
+    assert found.digest
+    assert not found.damaged
+
+
+def test_a_type_that_is_not_known_says_so(tmp_path):
+    """A name that this version has never heard is named."""
+    found = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "float3_e1m1", (64,))))
+    assert "float3_e1m1" in found.reason
+
+
+def test_a_quantized_tensor_without_its_scale_says_so(store):
+    """Codes alone are no values."""
+    info = store(torch.quantize_per_tensor(torch.randn(10), 0.1, 0, torch.qint8))
+    assert of(replace(info, data=replace(info.data, quantizer=None))).reason == "qint8 without a recorded scale"
+
+
+def test_a_file_that_is_cut_short_spoils_what_lay_there(store):
+    """That tensor is damaged, in one line with file and name; another is not."""
+    good, cut = store(torch.randn(100)), store(torch.randn(100))
+    with open(cut.data.storage.path, "r+b") as file:
+        file.truncate(50)
+    one, two = facts.read_all([good, replace(cut, fqn="cut")])
+    assert one.reason is None
+    assert two.damaged
+    assert "cut" in two.reason
+    assert "\n" not in two.reason
+
+
+def test_a_file_that_changes_meanwhile_is_not_judged(store, monkeypatch):
+    """What was read of a file that is another by the end counts for nothing."""
+    info = store(torch.randn(100))
+    monkeypatch.setattr(facts, "changed", lambda _: [info.data.storage.path])
+    assert "changed while it was read" in of(info).reason
+
+
+def test_windows_that_overlap_without_end_are_not_read(tmp_path):
+    """A few bytes that claim to be 10 ** 12 elements cost nothing, and a reason says why."""
+    (tmp_path / "a").write_bytes(bytes(8_000_008))
+    shape, strides = (1_000_000, 1_000_001), (1, 1)
+    found = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 8_000_008), "float32", shape, 0, strides)))
+    assert "overlap" in found.reason
+
+
+def test_meta_has_no_values():
+    """A tensor without data says why."""
+    assert "meta" in of(TensorInfo("w", "float32", (3,), 3, 12, device="meta")).reason
+
+
+def test_one_digest_in_common_is_looked_at_again(store, monkeypatch):
+    """Where two tensors share the short digest by accident, SHA-256 tells them apart, and copies together."""
+    monkeypatch.setattr(scan, "mixed", lambda _: 7)
+    a, b, c = store(torch.arange(9)), store(torch.arange(9) + 1), store(torch.arange(9))
+    one, two, three = facts.read_all([a, b, c])
+    assert one.digest == three.digest != two.digest
