@@ -75,9 +75,14 @@ def _members(path: str) -> frozenset[str]:
     """The files that the folder's own model is in; none where it has no one model."""
     try:
         return frozenset(sharded.members(path))
-    except UnreadableError:
+    except UnreadableError as error:
         # One whose index or shards contradict each other is the folder's own fault, and is told as that.
-        return frozenset(_index(path))
+        return frozenset(_index(path) if error.rule is None else _parts(path))
+
+
+def _parts(path: str) -> list[str]:
+    """Its index, or what is there of a numbered series without one."""
+    return list(_index(path)) or [name for name in os.listdir(path) if _folder.SERIES.match(name)]
 
 
 def _index(path: str) -> Iterable[str]:

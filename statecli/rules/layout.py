@@ -82,7 +82,8 @@ def misaligned(subject: Subject) -> Iterator[Found]:
                 first.setdefault(data.storage.path, (tensor, data))
                 counts[data.storage.path] = counts.get(data.storage.path, 0) + 1
     for path, (tensor, data) in first.items():
-        more = f", and {counts[path] - 1:,} more tensors likewise" if counts[path] > 1 else ""
+        others = counts[path] - 1
+        more = f", and so {'do' if others > 1 else 'does'} {others:,} more" if others else ""
         at, name = data.storage.offset, subject.called(tensor)
         message = f"{name}: {data.dtype} begins at byte {at:,}, no multiple of {_alignment(data.dtype)}{more}"
         yield Found(message, tensor.fqn, tensor.section, "load it and save it again", place=_place(data.storage))

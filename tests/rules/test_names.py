@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+
+from ..formats.attacks import build, pickled, records, tensor, text
 
 
 def test_case_collision_finds_two_names_that_a_folding_file_system_takes_for_one(found, tmp_path):
@@ -17,3 +20,76 @@ def test_case_collision_spares_names_of_two_sections(found, tmp_path):
     """Each section is a state_dict of its own."""
     torch.save({"model": {"W": torch.zeros(2)}, "ema": {"w": torch.ones(2)}}, tmp_path / "a.pt")
     assert not found("case-collision", tmp_path / "a.pt")
+
+
+# --- wrapper-prefix --------------------------------------------------------------------------------------------------
+
+WRAPPED = {
+    "module.": torch.nn.DataParallel,
+    "_orig_mod.": torch.compile,
+}
+
+
+@pytest.mark.parametrize("prefix", WRAPPED)
+def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(found, tmp_path, prefix):
+    """One finding a section; what it advises makes the names those of the plain model."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    state = WRAPPED[prefix](net).state_dict()
+    torch.save(state, tmp_path / "a.pt")
+    (finding,) = found("wrapper-prefix", tmp_path / "a.pt")
+    assert finding.message == f"{prefix}0.weight: all 4 names of model have {prefix!r} in them, which a wrapper added"
+    assert f"removeprefix({prefix!r})" in finding.help
+    assert [name.removeprefix(prefix) for name in state] == list(net.state_dict())
+
+
+def test_wrapper_prefix_finds_a_part_that_was_compiled(found, tmp_path):
+    """In the middle of a name, and not in all of them."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.compile(torch.nn.Linear(2, 2)))
+    torch.save({"model": net.state_dict(), "ema": {"0.weight": torch.zeros(2)}}, tmp_path / "a.pt")
+    (finding,) = found("wrapper-prefix", tmp_path / "a.pt")
+    assert "2 of 4 names of model have '_orig_mod.' in them" in finding.message
+    assert "replace('_orig_mod.', '')" in finding.help
+
+
+def test_wrapper_prefix_spares_a_part_of_the_model_that_is_called_module(found, tmp_path):
+    """Averaged models have a `module` beside a counter of their own; half of all models have a `model`."""
+    averaged = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2))
+    torch.save(averaged.state_dict(), tmp_path / "a.pt")
+    assert not found("wrapper-prefix", tmp_path / "a.pt")
+    torch.save({"model.weight": torch.zeros(2)}, tmp_path / "b.pt")
+    assert not found("wrapper-prefix", tmp_path / "b.pt")
+
+
+def test_wrapper_prefix_spares_a_module_pickled_whole(found, tmp_path):
+    """It brings its own names along."""
+    torch.save(torch.nn.DataParallel(torch.nn.Linear(2, 2)), tmp_path / "a.pt")
+    assert not found("wrapper-prefix", tmp_path / "a.pt")
+
+
+# --- control-characters ----------------------------------------------------------------------------------------------
+
+UNSEEN = ["\n", "\t", "\x1b[31m", "\x7f", "\x9b", "\u200b", "\u200d", "\u202e", "\u2066", "\ufeff", "\u2028", "\ud800"]
+
+
+@pytest.mark.parametrize("character", UNSEEN, ids=ascii)
+def test_control_characters_finds_what_cannot_be_seen(found, tmp_path, character):
+    """The message shows it escaped, on one line of what can be seen."""
+    body = text("fc") + tensor() + text(f"fc{character}w") + tensor()
+    (tmp_path / "a.pt").write_bytes(build(records(pickled(b"}(" + body + b"u"))))
+    (finding,) = found("control-characters", tmp_path / "a.pt")
+    assert finding.fqn == f"fc{character}w"
+    assert character not in finding.message
+    assert finding.message.isprintable()
+
+
+def test_control_characters_finds_the_name_of_a_section(found, tmp_path):
+    """Which stands before each name in it."""
+    torch.save({"a\u202e.model": {"x.weight": torch.zeros(2)}, "ema": {"x.weight": torch.zeros(2)}}, tmp_path / "a.pt")
+    assert "section 'a\\u202e.model'" in found("control-characters", tmp_path / "a.pt")[0].message
+
+
+def test_control_characters_spares_letters_of_all_scripts(found, tmp_path):
+    """And spaces, quotes, brackets."""
+    names = ["größe.weight", "重み", "ваги", "وزن", "a b", "a'b", "[0]", "x\u0301", "😀", "a\\nb"]
+    torch.save({name: torch.zeros(2) for name in names}, tmp_path / "a.pt")
+    assert not found("control-characters", tmp_path / "a.pt")

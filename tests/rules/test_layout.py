@@ -1,0 +1,389 @@
+"""Layout of files: made by torch and safetensors, or byte by byte."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import rules
+from statecli.auditing.result import Status
+from statecli.auditing.run import Request, audit
+
+from ..formats.attacks import Lies, Member, build, changed, pickled, records, state_dict, tensor, text
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes bytes; gives the path."""
+
+    def write(data, name="a.pt"):
+        (tmp_path / name).write_bytes(data)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Saves with torch; gives the path."""
+
+    def save(state, **options):
+        torch.save(state, tmp_path / "a.pt", **options)
+        return tmp_path / "a.pt"
+
+    return save
+
+
+def at(place):
+    """The bytes that a finding points at."""
+    with open(place.path, "rb") as file:
+        file.seek(place.offset)
+        data = file.read(place.length)
+    assert len(data) == place.length
+    return data
+
+
+# --- trailing-bytes --------------------------------------------------------------------------------------------------
+
+TRAILING = {
+    "data behind the archive": build(records(), suffix=b"#!evil"),
+    "a zip comment": build(records(), Lies(comment=b"#!evil")),
+    "data behind a comment": build(records(), Lies(comment=b"no"), suffix=b"#!evil"),
+    "bytes behind the pickle": build(records(state_dict(w=tensor()) + b"#!evil")),
+}
+
+
+@pytest.mark.parametrize("data", TRAILING.values(), ids=TRAILING)
+def test_trailing_bytes_finds_what_stands_behind_the_content(found, written, data):
+    """And points at it."""
+    (finding,) = found("trailing-bytes", written(data))
+    assert (at(finding.place), finding.severity.value) == (b"#!evil", "warning")
+
+
+def test_trailing_bytes_finds_what_is_appended_to_the_old_stream(found, saved):
+    """It has no end of its own: what the last storage does not hold is too much."""
+    path = saved({"w": torch.zeros(3)}, _use_new_zipfile_serialization=False)
+    with path.open("ab") as file:
+        file.write(b"#!evil")
+    (finding,) = found("trailing-bytes", path)
+    assert at(finding.place) == b"#!evil"
+
+
+def test_trailing_bytes_finds_bytes_behind_a_compressed_pickle_without_a_place(found, written):
+    """They lie nowhere in the file by themselves."""
+    data = build(changed("data.pkl", data=state_dict(w=tensor()) + b"more", method=8))
+    (finding,) = found("trailing-bytes", written(data))
+    assert not finding.place
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_trailing_bytes_spares_what_torch_writes(found, saved, legacy):
+    """Both containers end where their content does."""
+    assert not found("trailing-bytes", saved({"w": torch.zeros(3)}, _use_new_zipfile_serialization=not legacy))
+
+
+# --- unused-bytes ----------------------------------------------------------------------------------------------------
+
+
+def test_unused_bytes_finds_a_storage_that_no_tensor_refers_to(found, written):
+    """Weights that are gone from the pickle and still in the archive."""
+    (finding,) = found("unused-bytes", written(build([*records(), Member("archive/data/7", b"secret!")])))
+    assert finding.message == "7 bytes are of storages that no tensor uses: data/7"
+    assert at(finding.place) == b"secret!"
+
+
+def test_unused_bytes_finds_a_record_that_torch_does_not_know(found, saved):
+    """Added with a zip tool."""
+    path = saved({"w": torch.zeros(3)})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("a/payload.py", b"import os")
+    (finding,) = found("unused-bytes", path)
+    assert finding.message == "9 bytes are of records that torch does not know: payload.py"
+    assert at(finding.place) == b"import os"
+
+
+def gap(before: bytes, filler: bytes) -> bytes:
+    """A good archive with bytes put in front of the record `before` and all that points behind them moved."""
+    members = records()
+    hidden = Member("archive/hidden", filler)
+    position = next(n for n, one in enumerate(members) if one.raw_name.endswith(before))
+    data = bytearray(build([*members[:position], hidden, *members[position:]]))
+    # The record that was there goes out of the directory, and stays where it was.
+    start = data.rindex(b"archive/hidden") - 46
+    length = 46 + len(b"archive/hidden")
+    del data[start : start + length]
+    for marker, counts, size in ((b"PK\6\6", (24, 32), 40), (b"PK\5\6", (8, 10), 12)):
+        end = data.rindex(marker)
+        wide = 8 if marker == b"PK\6\6" else 2
+        for field in counts:
+            number = int.from_bytes(data[end + field : end + field + wide], "little") - 1
+            data[end + field : end + field + wide] = number.to_bytes(wide, "little")
+        wide = 8 if marker == b"PK\6\6" else 4
+        number = int.from_bytes(data[end + size : end + size + wide], "little") - length
+        data[end + size : end + size + wide] = number.to_bytes(wide, "little")
+    locator = data.rindex(b"PK\6\7")
+    number = int.from_bytes(data[locator + 8 : locator + 16], "little") - length
+    data[locator + 8 : locator + 16] = number.to_bytes(8, "little")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("before", [b"/.format_version", b"/data/0", b"/version", b"/serialization_id"])
+def test_unused_bytes_finds_what_lies_between_two_records(found, written, before):
+    """A record that the directory does not list is still in the file."""
+    (finding,) = found("unused-bytes", written(gap(before, b"SECRET" * 40)))
+    assert "belong to no record" in finding.message
+    assert b"SECRET" * 40 in at(finding.place)
+
+
+@pytest.mark.parametrize("alignment", [1, 64, 512, 4096])
+def test_unused_bytes_spares_the_padding_that_torch_was_asked_for(found, saved, alignment):
+    """The record `.storage_alignment` says how far each storage is moved."""
+    try:
+        from torch.utils.serialization import config
+    except ImportError:
+        pytest.skip("this torch aligns to 64 bytes")
+    if not hasattr(config.save, "storage_alignment"):
+        pytest.skip("this torch aligns to 64 bytes")
+    with config.patch("save.storage_alignment", alignment):
+        path = saved({str(n): torch.zeros(n) for n in range(20)})
+    assert not found("unused-bytes", path)
+
+
+def test_unused_bytes_spares_an_archive_that_a_zip_tool_wrote_again(found, saved, tmp_path):
+    """Without padding, without descriptors, with folders and times."""
+    path = saved({"w": torch.zeros(3), "e": torch.zeros(0)})
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "b.pt", "w") as new:
+        new.mkdir("a") if hasattr(new, "mkdir") else None
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    assert not found("unused-bytes", tmp_path / "b.pt")
+
+
+def test_a_storage_named_by_what_is_no_text_is_no_crash(written):
+    """A persistent id may be anything."""
+    odd = b"(" + text("storage") + text("x") + b"]" + b"tQ"
+    data = build(records(pickled(b"}(" + text("w") + tensor() + text("x") + odd + b"u")))
+    (target,) = audit(Request((str(written(data)),), select=("unused-bytes",))).targets
+    assert not [finding for finding in target.findings if finding.rule == "internal-error"]
+
+
+# --- misaligned ------------------------------------------------------------------------------------------------------
+
+
+def safetensors(path, entries, padding=0):
+    """A file with these (name, dtype, bytes), its header padded with so many spaces and no more."""
+    header, start = {}, 0
+    for name, dtype, size in entries:
+        header[name] = {"dtype": dtype, "shape": [size // {"F32": 4, "U8": 1, "C64": 8}[dtype]]}
+        header[name]["data_offsets"] = [start, start + size]
+        start += size
+    raw = json.dumps(header).encode()
+    raw += b" " * (-(8 + len(raw)) % 8 + padding)
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(start))
+    return path
+
+
+def test_misaligned_finds_tensors_behind_an_unpadded_header(found, tmp_path):
+    """One finding a file, with where the first begins."""
+    path = safetensors(tmp_path / "a.safetensors", [("a", "F32", 8), ("b", "F32", 8)], padding=1)
+    (finding,) = found("misaligned", path)
+    assert finding.message.startswith("a: float32 begins at byte ")
+    assert finding.message.endswith(", no multiple of 4, and so does 1 more")
+    assert finding.place.offset % 4
+
+
+def test_misaligned_finds_a_tensor_behind_one_of_odd_size(found, tmp_path):
+    """The format does not say in what order tensors lie."""
+    path = safetensors(tmp_path / "a.safetensors", [("a", "U8", 3), ("b", "F32", 8)])
+    (finding,) = found("misaligned", path)
+    assert finding.fqn == "b"
+
+
+def test_misaligned_spares_what_needs_no_more(found, tmp_path):
+    """Bytes begin anywhere, a complex number where its parts may."""
+    path = safetensors(tmp_path / "a.safetensors", [("c", "C64", 8), ("a", "U8", 3), ("b", "U8", 8)], padding=4)
+    assert not found("misaligned", path)
+
+
+def test_misaligned_spares_what_safetensors_and_torch_write(found, saved, tmp_path):
+    """Whatever the types and sizes."""
+    state = {str(n): torch.zeros(n, dtype=dtype) for n, dtype in enumerate([torch.uint8, torch.float64, torch.half])}
+    save_file(state, tmp_path / "a.safetensors")
+    assert not found("misaligned", tmp_path / "a.safetensors")
+    assert not found("misaligned", saved(state))
+
+
+def test_the_old_stream_is_not_held_to_alignment(saved):
+    """It is never mapped."""
+    path = saved({"w": torch.zeros(2)}, _use_new_zipfile_serialization=False)
+    (target,) = audit(Request((str(path),), select=("misaligned",))).targets
+    assert (target.ran, "legacy-format" in target.skipped[0].reason) == ((), True)
+
+
+# --- checksum-mismatch -----------------------------------------------------------------------------------------------
+
+
+def flipped(path, needle):
+    """One bit of the first place where these bytes are."""
+    data = bytearray(path.read_bytes())
+    data[data.index(needle) + 1] ^= 1
+    path.write_bytes(data)
+
+
+def test_checksum_mismatch_finds_a_flipped_bit_of_a_storage(found, saved):
+    """All tensors in the record are named, others are not; torch loads the file without a word."""
+    big = torch.arange(50.0)
+    path = saved({"a": big[:20], "b": big[20:], "c": torch.ones(50)})
+    flipped(path, big.numpy().tobytes())
+    torch.load(path)
+    (finding,) = found("checksum-mismatch", path, values=True)
+    assert finding.message.startswith("a: its bytes are not those that were saved: checksum recorded 0x")
+    assert finding.message.endswith("; it is of b too")
+    assert at(finding.place)[4:] == big.numpy().tobytes()[4:]
+
+
+def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(saved, statecli):
+    """Whether or not values are read: the target failed, and says by which rule."""
+    path = saved({"weight": torch.ones(5)})
+    flipped(path, b"weight")
+    (target,) = audit(Request((str(path),))).targets
+    assert target.status is Status.FAILED
+    assert [finding.rule for finding in target.findings] == ["checksum-mismatch"]
+    assert target.findings[0].message == target.reason
+    result = statecli("audit", path, "-f", "json")
+    assert (result.code, [one["rule"] for one in result.json["findings"]]) == (2, ["checksum-mismatch"])
+    assert result.err == f"statecli: {target.reason}\n"
+
+
+def test_checksum_mismatch_spares_whole_bytes_and_what_records_none(found, saved, written):
+    """0 stands for no checksum; a file without any is not said to be whole."""
+    assert not found("checksum-mismatch", saved({"a": torch.ones(3), "e": torch.ones(0)}), values=True)
+    path = written(build(changed("data/0", crc=0)))
+    (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=True)).targets
+    assert (target.ran, target.skipped[0].reason) == ((), "no checksum of a tensor is recorded in it")
+
+
+def test_checksums_of_tensors_are_not_said_to_be_right_unread(saved):
+    """Without --values the rule is skipped, and says so."""
+    path = saved({"a": torch.arange(50.0)})
+    flipped(path, torch.arange(50.0).numpy().tobytes())
+    (target,) = audit(Request((str(path),), select=("checksum-mismatch",))).targets
+    assert (target.ran, "--values" in target.skipped[0].reason) == ((), True)
+
+
+# --- shards ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """A folder of two shards whose index is what the test makes of it."""
+
+    def write(change=lambda index: None, metadata=None):
+        shards = {"m-1.safetensors": {"a": torch.zeros(2)}, "m-2.safetensors": {"b": torch.zeros(3)}}
+        index = {"metadata": metadata or {"total_size": 20}, "weight_map": {}}
+        for file, state in shards.items():
+            save_file(state, tmp_path / file)
+            index["weight_map"] |= dict.fromkeys(state, file)
+        change(index["weight_map"])
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        return tmp_path
+
+    return write
+
+
+def failed(path, rule):
+    """The reason, of a target that failed by that rule."""
+    target, *shards = audit(Request((str(path),))).targets
+    assert (target.target, target.status) == (str(path), Status.FAILED)
+    assert all(shard.status is Status.AUDITED for shard in shards)
+    assert [finding.rule for finding in target.findings] == [rule]
+    assert target.findings[0].severity.value == "error"
+    assert target.findings[0].message == target.reason
+    return target.reason
+
+
+def test_missing_shard_finds_a_file_that_the_index_names(sharded):
+    """The target failed: its tensors are not all there to be audited."""
+    path = sharded()
+    (path / "m-2.safetensors").unlink()
+    assert "shard m-2.safetensors is missing: 1 of 2 are here" in failed(path, "missing-shard")
+
+
+def test_missing_shard_finds_a_gap_in_a_numbered_series(tmp_path):
+    """Without an index the numbers say how many there are."""
+    save_file({"a": torch.zeros(2)}, tmp_path / "m-00001-of-00002.safetensors")
+    assert "m-00002-of-00002.safetensors is missing" in failed(tmp_path, "missing-shard")
+
+
+def test_missing_shard_spares_a_checkpoint_that_is_whole(found, sharded):
+    """Both are there."""
+    assert not found("missing-shard", sharded())
+
+
+def test_index_mismatch_finds_a_tensor_in_another_shard(sharded):
+    """The loader would open the one that the index names."""
+    path = sharded(lambda index: index.update(a="m-2.safetensors", b="m-1.safetensors"))
+    assert "a: the index says m-2.safetensors, it is in m-1.safetensors" in failed(path, "index-mismatch")
+
+
+def test_index_mismatch_finds_a_tensor_in_no_shard(sharded):
+    """It is named and nowhere."""
+    path = sharded(lambda index: index.update(c="m-2.safetensors"))
+    assert "c: the index says it is in m-2.safetensors, it is in no shard" in failed(path, "index-mismatch")
+
+
+def test_index_mismatch_finds_a_tensor_that_the_index_leaves_out(found, tmp_path):
+    """It would never be loaded."""
+    save_file({"a": torch.zeros(2), "b": torch.zeros(3)}, tmp_path / "m.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "m.safetensors"}}')
+    (finding,) = found("index-mismatch", tmp_path)
+    assert (finding.fqn, finding.severity.value) == ("b", "error")
+
+
+def test_index_mismatch_finds_a_wrong_total(found, sharded):
+    """A warning: the tensors are all where it says."""
+    (finding,) = found("index-mismatch", sharded(metadata={"total_size": 24}))
+    assert finding.message == "the index says 24 bytes in all, 4 more than the tensors take (20)"
+    assert finding.severity.value == "warning"
+
+
+def test_index_mismatch_spares_an_index_that_is_right(found, sharded):
+    """Names, files and total."""
+    assert not found("index-mismatch", sharded())
+    assert not found("index-mismatch", sharded(metadata={"format": "pt"}))
+
+
+def test_a_rule_that_was_not_asked_for_has_no_finding_of_a_failed_target(sharded):
+    """It failed all the same."""
+    path = sharded()
+    (path / "m-2.safetensors").unlink()
+    for request in (Request((str(path),), select=("nan",)), Request((str(path),), ignore=("missing-shard",))):
+        target, _ = audit(request).targets
+        assert (target.status, target.findings) == (Status.FAILED, ())
+
+
+# --- legacy-format ---------------------------------------------------------------------------------------------------
+
+
+def test_legacy_format_finds_the_stream_of_before_torch_1_6(found, saved):
+    """A note: it is read."""
+    (finding,) = found("legacy-format", saved({"w": torch.zeros(2)}, _use_new_zipfile_serialization=False))
+    assert finding.severity.value == "note"
+
+
+def test_legacy_format_spares_an_archive(found, saved):
+    """Whatever the protocol of its pickle."""
+    assert not found("legacy-format", saved({"w": torch.zeros(2)}, pickle_protocol=4))
+
+
+def test_every_error_names_a_rule_that_there_is():
+    """One that names none is a target that failed, and no more."""
+    from statecli import errors
+
+    named = {kind.rule for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert named - {None} <= {rule.name for rule in rules.RULES}
+    assert len(named) > 1
