@@ -96,7 +96,7 @@ class _ModuleWalk:
             saved=None if outside else persistent is not False,
             requires_grad=tensor.requires_grad,
             note=note,
-            within=path.rstrip(".") if outside else None,
+            within=fqn.rpartition(".")[0] if outside else None,
         )
         self.rows.append(row)
         if tensor.storage is not None:
