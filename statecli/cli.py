@@ -136,7 +136,8 @@ def audit(options: AuditOptions) -> int:
         accepted = baseline.made(found, request.baseline, options.reason or "", whole=request.whole)
         console.write(baseline.written(accepted), options.write_baseline)
         found = baseline.accepting(found, accepted, whole=request.whole)
-    report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose))
+    view = View(unfold=options.all, verbose=options.verbose, quiet=options.quiet)
+    report = reporting.of_audit(found, view)
     code = console.publish(report, written, options.color.value, options.quiet)
     for target in found.targets:
         if target.status is Status.FAILED:
@@ -213,6 +214,37 @@ def _refuse_overwriting(written: Sequence[Written], *states: ModelState) -> None
         for one, path in itertools.product(there, read):
             if os.path.exists(path) and os.path.samefile(path, str(one.path)):
                 raise UsageError(f"{one.option}: {state.target} is read from it; write elsewhere")
+
+
+def git_setup(everywhere: bool) -> int:
+    """`statecli git setup`; the exit code."""
+    from statecli import git
+
+    console.out(None).text("".join(f"{line}\n" for line in git.setup(everywhere=everywhere)))
+    return 0
+
+
+def git_textconv(path: str) -> int:
+    """`statecli git textconv`; always 0, for git dies of anything else: what is wrong stands in the text."""
+    from statecli import git
+
+    sink = console.out(None)
+    try:
+        for line in git.textconv(path):
+            sink.text(f"{line}\n")
+    except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
+        sink.text(f"internal error: {type(error).__name__}: {error}\n")
+    return 0
+
+
+def git_difftool(before: str, after: str) -> int:
+    """`statecli git difftool`; always 0."""
+    from statecli import git
+
+    said = git.difftool(before, after, lambda one, other: diff(DiffOptions(before=one, after=other)))
+    if said is not None:
+        console.out(None).text(f"{said}\n")
+    return 0
 
 
 def schema(command: str) -> int:

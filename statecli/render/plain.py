@@ -35,8 +35,9 @@ def write(report: Report, sink: Sink, look: Look) -> None:
         for fix in page.fixes:
             for line in fix.text.splitlines():
                 sink.text(f"fix: {visible(fix.place)}: {visible(line)}\n")
-    for finding in first(report.findings if look.quiet else report.beside(), report.lines):
-        sink.text(painted(finding_line(finding), "bold red", look.color) + "\n")
+    for finding in first(report.reasons() if look.quiet else report.beside(), report.lines):
+        target = f"{name(finding.target)}: " if report.several else ""
+        sink.text(painted(target + finding_line(finding), "bold red", look.color) + "\n")
 
 
 #: What stands for a name that is empty, by column.

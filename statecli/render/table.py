@@ -188,7 +188,7 @@ class _Page:
         for number, group in enumerate(self.page.groups):
             self.put(("", ""))
             self.wrapped_heading(name(group.heading), sentence(group.summary))
-            for line in self.layout.laid(heads) if number == 0 else ():
+            for line in self.layout.laid(heads) if number == 0 and len(heads) > 1 else ():
                 self.put((line, "dim"))
             for row in group.lines:
                 self.line(row)

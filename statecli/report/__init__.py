@@ -174,6 +174,8 @@ class Report(msgspec.Struct, frozen=True):
     whole: bool = False
     #: At most so many findings are told people, and how many more there are (`-n`); None: each.
     lines: int | None = None
+    #: Of several targets: a line that tells a finding by itself begins with its target.
+    several: bool = False
     #: What the rules of the findings are, and those of which there is none although they were tried.
     rules: Callable[[], tuple[RuleText, ...]] = tuple
     #: All that was tried.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -23,11 +24,14 @@ from statecli.report import (
     cases,
     documents,
     fold,
+    place,
     rules,
 )
-from statecli.report.text import plural, size_text
+from statecli.report.text import names, plural, size_text
 
 _MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: "dim"}
+#: Lines of one group that are shown, unless each is asked for.
+MANY = 50
 #: Worst first.
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
@@ -45,6 +49,7 @@ def of_audit(found: Audit, view: View) -> Report:
         in_rows=frozenset(finding.rule for finding in found.findings),
         failing=found.failing,
         whole=view.unfold,
+        several=len(found.targets) > 1,
         rules=lambda: rules.of_audit(found.ran, _everything(found)),
         cases=lambda: tuple(_cases(found)),
         accepted=tuple((one.finding, one.reason) for target in found.targets for one in target.accepted),
@@ -93,10 +98,19 @@ def _case(target: str, rule: str, found: Sequence[Finding], accepted: Sequence[s
 
 
 def _flat(found: Audit) -> Table:
-    names = ("target", "severity", "rule", "fqn", "message", "help")
-    columns = tuple(report.Column(name, detail=name in ("fqn", "help")) for name in names)
+    names = ("target", "severity", "rule", "section", "fqn", "message", "help", "place")
+    columns = tuple(report.Column(name, detail=name in ("section", "fqn", "help", "place")) for name in names)
     rows = tuple(
-        (one.target, one.severity.value, one.rule, one.fqn, one.message, one.help)
+        (
+            one.target,
+            one.severity.value,
+            one.rule,
+            one.section or None,
+            one.fqn,
+            one.message,
+            one.help,
+            place.shown(one),
+        )
         for target in found.targets
         for one in _sorted(target.findings)
     )
@@ -104,17 +118,23 @@ def _flat(found: Audit) -> Table:
 
 
 def _sorted(findings: Sequence[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda one: -one.severity.rank)
+    """Worst first, those of one rule together, else as they were found."""
+    first = {finding.rule: n for n, finding in reversed(list(enumerate(findings)))}
+    return sorted(findings, key=lambda one: (-one.severity.rank, first[one.rule]))
 
 
 def _page(found: Audit, view: View) -> Page:
     verdict = _verdict(found)
+    beside = [*_unread(found), *_accepted(found, view), *(_unheard(found) if view.verbose else ())]
+    groups = _by_rule(found.targets[0], view) if len(found.targets) == 1 else _by_target(found.targets, view)
     return Page(
         subtitle=_subtitle(found),
-        columns=(report.Column("finding"), report.Column("rule"), report.Column("severity")),
-        groups=tuple(_group(target, view) for target in found.targets if target.findings),
-        totals=(*_untold(found), verdict),
+        columns=(report.Column("finding"),),
+        groups=tuple(groups),
+        totals=(*(f"{line.cells[0]}: {line.remark}" for line in beside), verdict),
+        findings=fold.findings(_named(found)) if view.quiet else (),
         verdict=verdict,
+        done=Group("beside the findings", plural(len(beside), "line"), tuple(beside)) if beside else None,
     )
 
 
@@ -125,13 +145,58 @@ def _subtitle(found: Audit) -> str:
     return f"{formats or 'nothing audited'}, {plural(tensors, 'tensor')}, {size_text(size)}"
 
 
-def _group(target: Target, view: View) -> Group:
-    findings = _sorted(target.findings)
-    told = findings if view.unfold else fold.findings(findings)
-    lines = tuple(
-        Line((one.message, one.rule, one.severity.value), one.help or "", _MOODS[one.severity]) for one in told
-    )
-    return Group(target.target, counted(target.findings), lines)
+def _named(found: Audit) -> tuple[Finding, ...]:
+    """What makes it fail, behind the name of its target where there are several."""
+    if len(found.targets) == 1:
+        return found.failing
+    return tuple(replace(one, message=f"{one.target}: {one.message}") for one in found.failing)
+
+
+# For people: a group a rule of the only target, else a group a target.
+
+
+def _by_rule(target: Target, view: View) -> Iterator[Group]:
+    for (severity, rule), several in itertools.groupby(_sorted(target.findings), lambda one: (one.severity, one.rule)):
+        found = list(several)
+        helps = {one.help for one in found}
+        shared = helps.pop() if len(helps) == 1 and len(found) > 1 else None
+        summary = plural(len(found), "finding") + (f": {shared}" if shared else "")
+        lines = [Line((one.message,), "" if shared else one.help or "", _MOODS[severity]) for one in found]
+        yield Group(f"{severity.value}[{rule}]", summary, _shown(lines, view))
+
+
+def _by_target(targets: Sequence[Target], view: View) -> Iterator[Group]:
+    """Targets of which the same is said are one group, in the place of the first."""
+    alike: dict[tuple[object, ...], list[Target]] = {}
+    for n, target in enumerate(targets):
+        said = tuple((one.rule, one.severity, one.message, one.help) for one in _sorted(target.findings))
+        if said:
+            alike.setdefault((said, n) if view.unfold else (said,), []).append(target)
+    for same in alike.values():
+        found = _sorted(same[0].findings)
+        heading, each = same[0].target, counted(found)
+        if len(same) > 1:
+            heading, each = f"{heading} and {len(same) - 1:,} more like it", f"each {each}"
+        yield Group(heading, each, _shown([_line(one) for one in found], view))
+
+
+def _line(one: Finding) -> Line:
+    return Line((f"{one.severity.value}[{one.rule}]: {one.message}",), one.help or "", _MOODS[one.severity])
+
+
+def _shown(lines: Sequence[Line], view: View) -> tuple[Line, ...]:
+    """Repeated layers folded and no more than are read; what to do is said once of lines that follow one another."""
+    if view.unfold:
+        return tuple(lines)
+    folded = fold.lines(lines) if len(lines) > fold.FEW_FINDINGS else list(lines)
+    rest = len(folded) - MANY
+    kept = folded if rest <= 0 else folded[:MANY]
+    more = [Line((f"… and {plural(rest, 'line')} more (--all)",), mood="dim")] if rest > 0 else []
+    after = [line.remark for line in kept[1:]] + [""]
+    once = [
+        replace(line, remark="" if line.remark == then else line.remark) for line, then in zip(kept, after, strict=True)
+    ]
+    return (*once, *more)
 
 
 def counted(findings: Sequence[Finding]) -> str:
@@ -140,14 +205,50 @@ def counted(findings: Sequence[Finding]) -> str:
     return ", ".join(plural(counts[one], one.value) for one in _ORDER if counts[one]) or "clean"
 
 
-def _untold(found: Audit) -> list[str]:
-    return [f"{one.status.value}: {one.target}: {one.reason}" for one in found.targets if one.status is Status.SKIPPED]
+# What is said beside the findings: nothing is left out without a word.
+
+
+def _unread(found: Audit) -> Iterator[Line]:
+    """Each target that failed; those that were skipped by their reasons."""
+    skipped: dict[str, list[str]] = {}
+    for one in found.targets:
+        reason = (one.reason or "").removeprefix(f"{one.target}: ")
+        if one.status is Status.FAILED:
+            yield Line((f"failed: {one.target}",), reason, "bad")
+        elif one.status is Status.SKIPPED:
+            skipped.setdefault(reason, []).append(one.target)
+    for reason, targets in skipped.items():
+        yield Line((f"skipped: {names(tuple(targets))}",), reason, "dim")
+
+
+def _accepted(found: Audit, view: View) -> Iterator[Line]:
+    """What is accepted, by rule and reason; each with -v."""
+    alike: dict[tuple[str, str], list[Finding]] = {}
+    for target in found.targets:
+        for one in target.accepted:
+            alike.setdefault((one.finding.rule, one.reason), []).append(one.finding)
+    for (rule, reason), findings in alike.items():
+        for finding in findings if view.verbose else ():
+            yield Line((f"accepted: {finding.target}: {rule}: {finding.message}",), reason, "dim")
+        if not view.verbose:
+            yield Line((f"accepted: {plural(len(findings), 'finding')} of {rule}",), reason, "dim")
+
+
+def _unheard(found: Audit) -> Iterator[Line]:
+    """The rules that did not run, by their reasons."""
+    alike: dict[str, dict[str, None]] = {}
+    for one in found.skipped:
+        alike.setdefault(one.reason, {})[one.rule] = None
+    for reason, unheard in alike.items():
+        yield Line((f"not run: {', '.join(unheard)}",), reason, "dim")
 
 
 def _verdict(found: Audit) -> str:
     """`3 audited: 1 error in 1 of them; 1 failed; 2 skipped; 31 rules ran, 12 skipped`."""
     bad = sum(bool(target.findings) for target in found.targets)
     parts = [f"{found.count(Status.AUDITED):,} audited: {counted(found.findings)}"]
+    if not found.count(Status.AUDITED):
+        parts = ["nothing audited"]
     if bad and len(found.targets) > 1:
         parts[0] += f" in {bad:,} of them"
     parts += [f"{count:,} {status.value}" for status in list(Status)[1:] if (count := found.count(status))]

@@ -32,6 +32,15 @@ def of(finding: Finding) -> Located:
     return Located(file_of(finding.target))
 
 
+def shown(finding: Finding) -> str | None:
+    """`net.py:9`, `net.pt: bytes 64+128`; None where only the target is known."""
+    if finding.origin is not UNSET:
+        return f"{finding.origin.file}:{finding.origin.line}"
+    if finding.place is not UNSET:
+        return f"{finding.place.path}: bytes {finding.place.offset}+{finding.place.length}"
+    return None
+
+
 def file_of(text: str) -> str:
     """The file that a target's text names: `net.py` of `net.py:Net(4)`, `pkg/mod.py` of `pkg.mod:Net`."""
     head = text.partition("(")[0]
@@ -42,7 +51,7 @@ def file_of(text: str) -> str:
 
 
 def located(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
-    """The same findings, those of a tensor at the line that assigned it or at its bytes, unless they say their own place.
+    """The same findings, those of a tensor at the line that assigned it or at its bytes, unless they say it.
 
     A finding that names no section is of any tensor of its name.
     """
