@@ -125,8 +125,8 @@ def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool) -> Bas
     return Baseline(SCHEMA, tuple(sorted(entries, key=_order)))
 
 
-def _order(entry: Entry) -> tuple[str, ...]:
-    return tuple(part or "" for part in _key_of(entry))
+def _order(entry: Entry) -> list[tuple[bool, str]]:
+    return [(part is not None, part or "") for part in _key_of(entry)]
 
 
 def written(baseline: Baseline) -> Iterator[bytes]:

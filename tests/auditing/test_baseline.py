@@ -1,0 +1,193 @@
+"""What was accepted once, with its reason, fails no more; what is new does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statecli.auditing import baseline
+from statecli.auditing.baseline import Baseline, Entry
+from statecli.auditing.result import Audit, Status, Target
+from statecli.finding import Finding, Severity
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch, statecli):
+    """A checkpoint with two names that differ in case; `audit(…)` runs the one rule about it."""
+    monkeypatch.chdir(tmp_path)
+    save("a.pt", "w", "W", "v", "V")
+
+    def audit(*words, rule="case-collision", target="a.pt"):
+        return statecli("audit", target, "--select", rule, *words)
+
+    return audit
+
+
+def save(path, *names):
+    torch.save({name: torch.full((1,), float(n)) for n, name in enumerate(names)}, path)
+
+
+def entries(path="b.json"):
+    with open(path, encoding="utf-8") as file:
+        return {one["fqn"]: one for one in json.load(file)["findings"]}
+
+
+def test_what_is_accepted_does_not_fail_and_is_counted(repository):
+    """In this run already, and in each that is given the file; JSON has the reason."""
+    assert repository().code == 1
+    written = repository("--write-baseline", "b.json", "--reason", "older than the rule")
+    assert written.code == 0
+    assert "2 accepted" in written.out
+    later = repository("--baseline", "b.json", "-f", "json")
+    assert (later.code, later.json["findings"], later.json["summary"]["accepted"]) == (0, [], 2)
+    assert {one["reason"] for one in later.json["accepted"]} == {"older than the rule"}
+
+
+def test_what_is_new_fails(repository):
+    """And it alone is told."""
+    repository("--write-baseline", "b.json", "--reason", "old")
+    save("a.pt", "w", "W", "v", "V", "new", "New")
+    result = repository("--baseline", "b.json", "-f", "json")
+    assert result.code == 1
+    assert [one["fqn"] for one in result.json["findings"]] == ["New"]
+
+
+def test_what_is_fixed_is_told_and_drops_out(repository):
+    """An entry that nothing needs would hide the same mistake made again."""
+    repository("--write-baseline", "b.json", "--reason", "old")
+    save("a.pt", "w", "W", "v")
+    result = repository("--baseline", "b.json")
+    assert result.code == 0
+    assert "V: it is fixed, drop it" in result.err
+    assert "W: it is fixed" not in result.err
+    repository("--write-baseline", "b.json", "--reason", "new")
+    assert entries().keys() == {"W"}
+    assert repository("--baseline", "b.json").err == ""
+
+
+def test_older_reasons_are_kept(repository):
+    """What is accepted today has today's, whatever else is in the file."""
+    repository("--write-baseline", "b.json", "--reason", "old")
+    save("a.pt", "w", "W", "new", "New")
+    repository("--write-baseline", "b.json", "--reason", "today")
+    assert {name: one["reason"] for name, one in entries().items()} == {"W": "old", "New": "today"}
+
+
+def test_a_new_file_keeps_the_reasons_of_the_one_that_is_given(repository):
+    """`--baseline OLD --write-baseline NEW`."""
+    repository("--write-baseline", "b.json", "--reason", "old")
+    repository("--baseline", "b.json", "--write-baseline", "c.json", "--reason", "today")
+    assert {one["reason"] for one in entries("c.json").values()} == {"old"}
+
+
+@pytest.mark.parametrize("words", [("-x", "*"), ("-i", "w"), ("--kind", "buffer")])
+def test_what_was_not_looked_for_is_not_fixed(repository, words):
+    """Filters hide a finding, they do not mend it."""
+    repository("--write-baseline", "b.json", "--reason", "old")
+    repository("--write-baseline", "b.json", "--reason", "today", *words)
+    assert entries().keys() == {"V", "W"}
+
+
+def test_another_target_and_another_rule_leave_an_entry_alone(repository):
+    """A run says nothing of what it did not run on."""
+    repository("--write-baseline", "b.json", "--reason", "old")
+    save("other.pt", "w")
+    assert repository("--write-baseline", "b.json", "--reason", "today", target="other.pt").err == ""
+    assert repository("--write-baseline", "b.json", "--reason", "today", rule="oversized-storage").err == ""
+    assert entries().keys() == {"V", "W"}
+
+
+def test_a_target_is_the_same_however_it_is_typed(repository, tmp_path):
+    """`./a.pt` and its absolute path are `a.pt`, and no absolute path is written."""
+    repository("--write-baseline", "b.json", "--reason", "old", target=str(tmp_path / "a.pt"))
+    assert str(tmp_path) not in (tmp_path / "b.json").read_text()
+    assert repository("--baseline", "b.json", target="./a.pt").code == 0
+
+
+def test_the_file_is_sorted_with_an_entry_a_line(repository, tmp_path):
+    """So that git merges it and a review reads it."""
+    repository("--write-baseline", "b.json", "--reason", "old")
+    first = (tmp_path / "b.json").read_bytes()
+    save("a.pt", "V", "v", "W", "w")
+    lines = first.decode().splitlines()
+    assert [json.loads(line.rstrip(","))["fqn"] for line in lines[1:-1]] == ["V", "W"]
+
+
+def test_both_options_go_together(repository, tmp_path):
+    """Neither a baseline without a reason nor a reason for nothing."""
+    for words in (("--write-baseline", "b.json"), ("--write-baseline", "b.json", "--reason", " "), ("--reason", "x")):
+        result = repository(*words)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert "--reason" in result.err
+    assert not (tmp_path / "b.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no valid JSON"),
+        ('{"schema": "statecli.lock/1"}', "statecli.lock/1"),
+        ('{"schema": "statecli.baseline/1"}', "findings"),
+        ('{"schema": "statecli.baseline/1", "findings": [{"rule": "x"}]}', "target"),
+        ("<<<<<<< ours\n", "conflict markers"),
+    ],
+)
+def test_what_is_no_baseline_is_told_in_a_line_and_left_alone(repository, tmp_path, text, says):
+    """Also where it is to be written: it may be a file of the user's."""
+    (tmp_path / "b.json").write_text(text)
+    for words in (("--baseline", "b.json"), ("--write-baseline", "b.json", "--reason", "x")):
+        result = repository(*words)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert "b.json" in result.err
+        assert says in result.err
+    assert (tmp_path / "b.json").read_text() == text
+
+
+def test_a_baseline_that_is_not_there_is_told_in_a_line(repository):
+    """It is not taken for an empty one."""
+    result = repository("--baseline", "none.json")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+
+
+def audited(*findings, ran=("r",)):
+    return Audit((Target("a.pt", Status.AUDITED, findings=findings, ran=ran),))
+
+
+def finding(rule="r", message="m", fqn=None, section=None):
+    return Finding(rule, Severity.ERROR, message, "a.pt", fqn, section=section)
+
+
+def test_a_finding_of_no_tensor_is_known_by_its_message():
+    """One dangerous global that was accepted does not let the next one in."""
+    accepted = baseline.made(audited(finding(message="calls os.getcwd")), None, "why", whole=True)
+    later = audited(finding(message="calls os.getcwd"), finding(message="calls os.system"))
+    found = baseline.accepting(later, accepted, whole=True)
+    assert [one.message for one in found.findings] == ["calls os.system"]
+
+
+def test_a_bug_of_ours_is_never_accepted():
+    """A rule that did not work has found nothing that one could live with."""
+    bug = audited(finding("internal-error"))
+    assert not baseline.made(bug, None, "why", whole=True).findings
+    entry = Entry("a.pt", "internal-error", None, None, "why", "m")
+    assert baseline.accepting(bug, Baseline(baseline.SCHEMA, (entry,)), whole=True).findings
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("rs"), st.text(max_size=2), st.none() | st.text(max_size=2))),
+    st.text(min_size=1),
+)
+def test_what_is_written_accepts_exactly_what_was_found(tmp_path_factory, found, reason):
+    """Whatever names and messages hold; read again it is the same, and written again too."""
+    audit = audited(*(finding(rule, message, fqn, "model") for rule, message, fqn in found), ran=("r", "s"))
+    made = baseline.made(audit, None, reason, whole=True)
+    path = tmp_path_factory.mktemp("b") / "b.json"
+    path.write_bytes(b"".join(baseline.written(made)))
+    assert baseline.read(str(path)) == made
+    done = baseline.accepting(audit, made, whole=True)
+    assert (done.findings, len(done.targets[0].accepted), done.targets[0].notes) == ((), len(found), ())
+    assert baseline.made(done, made, "another", whole=True) == made

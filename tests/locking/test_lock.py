@@ -1,0 +1,293 @@
+"""One set of weights has one lock, byte for byte, however it is stored."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import hypothesis.strategies as st
+import jsonschema
+import pytest
+import torch
+from blake3 import blake3
+from hypothesis import given, settings
+from safetensors.torch import save_file, save_model
+from torch import nn
+
+from statecli.locking import file, making
+from statecli.locking.file import Algorithm
+
+
+def locked(*targets, **options):
+    request = making.Request(tuple(map(str, targets)), **options)
+    return b"".join(file.written(making.lock(making.read(request), request)))
+
+
+def lines(raw):
+    """The tensors of a lock of one target, by name."""
+    (target,) = json.loads(raw)["targets"]
+    return {line["fqn"]: line for line in target["tensors"]}
+
+
+def sharded(state, folder, count=3):
+    """The state in so many files and an index, as transformers writes it."""
+    folder.mkdir()
+    files = {name: f"model-{n % count + 1:05}-of-{count:05}.safetensors" for n, name in enumerate(state)}
+    for shard in set(files.values()):
+        save_file({name: state[name].contiguous() for name, of in files.items() if of == shard}, folder / shard)
+    size = sum(one.numel() * one.element_size() for one in state.values())
+    index = {"metadata": {"total_size": size}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@st.composite
+def states(draw):
+    """Names, dtypes, shapes and strides; nothing shared."""
+    names = draw(st.lists(st.from_regex(r"[a-z]{1,3}(\.[a-z0-9é]{1,3}){0,2}", fullmatch=True), min_size=3, unique=True))
+    made = {}
+    for n, name in enumerate(names):
+        dtype = draw(
+            st.sampled_from((torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool))
+        )
+        shape = draw(st.lists(st.integers(0, 4), max_size=3))
+        one = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(n)).to(dtype)
+        made[name] = one.permute(draw(st.permutations(range(one.ndim))))
+    return made
+
+
+@settings(max_examples=25)
+@given(states())
+def test_every_container_has_the_same_lock(tmp_path_factory, state):
+    """A zip, the older pickles, safetensors, and three shards with their index; in any order of names."""
+    path = tmp_path_factory.mktemp("a")
+    torch.save(state, path / "zip.pt")
+    torch.save(dict(reversed(state.items())), path / "legacy.pt", _use_new_zipfile_serialization=False)
+    save_file({name: one.contiguous() for name, one in state.items()}, path / "one.safetensors")
+    found = {locked(path / name) for name in ("zip.pt", "legacy.pt", "one.safetensors")}
+    found.add(locked(sharded(state, path / "shards")))
+    assert len(found) == 1
+
+
+def test_a_line_is_what_is_known_of_a_tensor(tmp_path):
+    """In the order of names, the digest that of its bytes; what nobody recorded is null."""
+    state = {"b": torch.tensor([1.0, 2.0]), "a": torch.zeros(1, 2, dtype=torch.int16)}
+    torch.save(state, tmp_path / "a.pt")
+    raw = locked(tmp_path / "a.pt")
+    assert list(lines(raw)) == ["a", "b"]
+    assert lines(raw)["b"] == {
+        "fqn": "b",
+        "section": "model",
+        "kind": None,
+        "dtype": "float32",
+        "shape": [2],
+        "requires_grad": None,
+        "digest": blake3(state["b"].numpy().tobytes()).hexdigest(),
+    }
+    assert [line for line in raw.splitlines() if b'"fqn"' in line] == raw.splitlines()[2:4]
+
+
+def test_nothing_of_the_place_or_the_time_is_in_it(tmp_path, monkeypatch):
+    """The same file elsewhere, written later, has the same lock; an absolute path becomes the way from here."""
+    state = {"w": torch.ones(2)}
+    (tmp_path / "here").mkdir()
+    torch.save(state, tmp_path / "a.pt")
+    torch.save(state, tmp_path / "here" / "b.pt")
+    os.utime(tmp_path / "a.pt", (0, 0))
+    monkeypatch.chdir(tmp_path / "here")
+    assert locked(tmp_path / "a.pt") == locked("b.pt")
+    both = json.loads(locked(tmp_path / "a.pt", "./b.pt"))
+    assert [one["target"] for one in both["targets"]] == ["../a.pt", "b.pt"]
+    assert str(tmp_path).encode() not in locked(tmp_path / "a.pt", "b.pt")
+
+
+def test_targets_are_sorted_and_each_is_there_once(tmp_path, monkeypatch):
+    """Whatever the order in which they were typed."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.pt", "a.pt"):
+        torch.save({"w": torch.ones(2)}, name)
+    assert locked("b.pt", "a.pt", "./a.pt") == locked("a.pt", "b.pt") == locked("*.pt")
+
+
+def test_a_folder_of_several_names_each(tmp_path, monkeypatch):
+    """Also where it holds one today: it may hold two tomorrow."""
+    monkeypatch.chdir(tmp_path)
+    Path("all").mkdir()
+    torch.save({"w": torch.ones(2)}, "all/a.pt")
+    assert [one["target"] for one in json.loads(locked("all"))["targets"]] == ["all/a.pt"]
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(4, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.head = nn.Linear(2, 4, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def test_ties_that_a_format_notes_are_in_both_locks(tmp_path):
+    """safetensors keeps one of two tied names; its own `save_model` notes the other."""
+    torch.manual_seed(0)
+    model = Tied()
+    torch.save(model.state_dict(), tmp_path / "a.pt")
+    save_model(model, str(tmp_path / "a.safetensors"))
+    raw = locked(tmp_path / "a.pt")
+    assert raw == locked(tmp_path / "a.safetensors")
+    assert {name: line.get("tied") for name, line in lines(raw).items() if "tied" in line} == {
+        "embed.weight": "embed.weight",
+        "head.weight": "embed.weight",
+    }
+
+
+def test_parts_of_one_storage_are_no_tie(tmp_path):
+    """A format that keeps each by itself loses nothing of them."""
+    whole = torch.arange(6.0)
+    torch.save({"a": whole[:3], "b": whole[3:]}, tmp_path / "a.pt")
+    save_file({"a": whole[:3].clone(), "b": whole[3:].clone()}, tmp_path / "a.safetensors")
+    assert locked(tmp_path / "a.pt") == locked(tmp_path / "a.safetensors")
+
+
+def test_what_is_known_is_written(tmp_path):
+    """A pickled Parameter is one, with its requires_grad; an optimizer's state is of its kind."""
+    model = nn.Linear(2, 2)
+    frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    torch.save({"frozen": frozen, "plain": torch.ones(1)}, tmp_path / "p.pt")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
+    found = lines(locked(tmp_path / "p.pt"))
+    assert (found["frozen"]["kind"], found["frozen"]["requires_grad"]) == ("parameter", False)
+    assert (found["plain"]["kind"], found["plain"]["requires_grad"]) == (None, None)
+    kinds = {(line["section"], line["kind"]) for line in lines(locked(tmp_path / "t.pt")).values()}
+    assert kinds == {("model", "parameter"), ("optimizer", "optimizer")}
+
+
+def test_a_class_has_no_values(statecli):
+    """Its constructor's are random: names, kinds, dtypes and shapes are locked, and a note says so."""
+    result = statecli("lock", "sample_models/net.py:Net")
+    assert result.code == 0
+    found = lines(result.out)
+    assert found
+    assert all(line["digest"] is None and line["kind"] for line in found.values())
+    assert "values of" in result.err
+    assert "not locked" in result.err
+    assert statecli("lock", "sample_models/net.py:Net", "-q").err == ""
+
+
+def test_filters_leave_out(tmp_path, statecli):
+    """By name and by kind, as everywhere."""
+    torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "a.pt")
+    assert list(lines(statecli("lock", tmp_path / "a.pt", "-x", "a").out)) == ["b"]
+    refused = statecli("lock", tmp_path / "a.pt", "--kind", "optimizer")
+    assert (refused.code, refused.out) == (2, "")
+
+
+def test_the_algorithm_is_named_in_the_file(tmp_path, statecli):
+    """sha256 where it was asked for."""
+    torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
+    done = statecli("lock", tmp_path / "a.pt", "--digest", "sha256", "-o", tmp_path / "lock.json")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert file.read(str(tmp_path / "lock.json")).digest is Algorithm.SHA256
+
+
+def test_the_file_is_as_its_schema_says(tmp_path, statecli):
+    """And reads as what was written."""
+    torch.save({"w": torch.ones(1), "\x1b[31m\u202e": torch.ones(1)}, tmp_path / "a.pt")
+    raw = statecli("lock", tmp_path / "a.pt").out
+    jsonschema.validate(json.loads(raw), json.loads(statecli("schema", "lock").out))
+    assert "\x1b" not in raw
+    (tmp_path / "lock.json").write_text(raw, "utf-8")
+    assert b"".join(file.written(file.read(str(tmp_path / "lock.json")))).decode() == raw
+
+
+def test_nothing_is_written_where_one_cannot_be_locked(tmp_path, statecli):
+    """A lock that leaves a target or a tensor out would be a promise of less than it looks."""
+    torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
+    (tmp_path / "b.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:300])
+    result = statecli("lock", tmp_path / "a.pt", tmp_path / "b.pt", "-o", tmp_path / "lock.json")
+    assert result.code == 2
+    assert "b.pt" in result.err
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "lock.json").exists()
+
+
+def test_a_damaged_file_is_not_locked(tmp_path, statecli):
+    """The zip has checksums of what was saved: to lock other bytes would bless the damage."""
+    torch.save({"w": torch.full((100,), 7.0)}, tmp_path / "a.pt")
+    raw = (tmp_path / "a.pt").read_bytes()
+    at = raw.index(torch.full((100,), 7.0).numpy().tobytes())
+    (tmp_path / "a.pt").write_bytes(raw[:at] + b"\1" + raw[at + 1 :])
+    result = statecli("lock", tmp_path / "a.pt")
+    assert (result.code, result.out) == (2, "")
+    assert "checksum" in result.err
+
+
+def test_a_lock_never_replaces_what_it_locks(tmp_path, statecli):
+    """`-o` naming the checkpoint is a mistake; an older lock beside it is not."""
+    torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
+    before = (tmp_path / "a.pt").read_bytes()
+    assert statecli("lock", tmp_path / "a.pt", "-o", tmp_path / "a.pt").code == 2
+    assert (tmp_path / "a.pt").read_bytes() == before
+    for _ in range(2):
+        assert statecli("lock", tmp_path / "a.pt", "-o", tmp_path / "lock.json").code == 0
+
+
+def test_a_file_that_changes_meanwhile_is_not_locked(tmp_path):
+    """Half of the old values and half of the new are neither."""
+    torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
+    request = making.Request((str(tmp_path / "a.pt"),))
+    found = making.read(request)
+    os.utime(tmp_path / "a.pt", (1, 1))
+    with pytest.raises(making.UnreadableError, match=r"a\.pt: changed while it was read"):
+        making.lock(found, request)
+
+
+LINE = (
+    '{"fqn": "w", "section": "model", "kind": null, "dtype": "float32", "shape": [1], '
+    '"requires_grad": null, "digest": %s}'
+)
+HEAD = '{"schema": "statecli.lock/1", "digest": "%s", "targets": [{"target": null, "tensors": ['
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no valid JSON"),
+        ("[]", "no JSON object"),
+        ('{"schema": "statecli.lock/2"}', "statecli.lock/2"),
+        ('{"schema": "statecli.inspect/1"}', "statecli.inspect/1"),
+        ("{}", "schema is None"),
+        (HEAD % "md5" + "]}]}", "md5"),
+        (HEAD % "blake3" + LINE % "null" + "," + LINE % "null" + "]}]}", "model.w twice"),
+        (HEAD % "blake3" + LINE % '"abc"' + "]}]}", "no digest"),
+        (HEAD % "blake3" + (LINE % "null").replace("[1]", "[-1]") + "]}]}", r"has shape \[-1\]"),
+        (HEAD % "blake3" + (LINE % "null").replace('"w"', '"w", "fqn": "v"') + "]}]}", "twice"),
+        (HEAD % "blake3" + (LINE % "null").replace("null", '"x"', 1) + "]}]}", "'x'"),
+        (HEAD % "blake3" + (LINE % "null").replace('"w"', "1") + "]}]}", "fqn"),
+        ('{"schema": "statecli.lock/1", "digest": "blake3", "targets": []}', "0 targets"),
+        (HEAD % "blake3" + ']}, {"target": "a", "tensors": []}]}', "2 targets"),
+        ("<<<<<<< ours\n{}\n", "conflict markers"),
+        ("{\n<<<<<<< ours\n{}\n", "conflict markers"),
+        ('{"schema": "\\ud800"}', "surrogate"),
+        ("\0" * 100, "no valid JSON"),
+    ],
+)
+def test_what_is_no_lock_file_is_told_in_a_line(tmp_path, statecli, text, says):
+    """Before any target is read: exit 2, the file, what is wrong."""
+    (tmp_path / "lock.json").write_text(text)
+    result = statecli("audit", tmp_path / "missing.pt", "--lock", tmp_path / "lock.json")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert "lock.json" in result.err
+    assert re.search(says, result.err), result.err
+
+
+def test_a_lock_file_that_is_not_there_is_told_in_a_line(tmp_path, statecli):
+    """The same for one that is a folder."""
+    for path in (tmp_path / "none.json", tmp_path):
+        result = statecli("audit", "x.pt", "--lock", path)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)

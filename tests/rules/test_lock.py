@@ -1,0 +1,242 @@
+"""A checkpoint that is not as it was locked, and one that is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from statecli.auditing.policy import Policy
+from statecli.auditing.result import Status
+from statecli.auditing.run import Request, audit
+from statecli.locking import file, making
+
+
+def locked(*targets, **options):
+    request = making.Request(tuple(map(str, targets)), **options)
+    return making.lock(making.read(request), request)
+
+
+@pytest.fixture
+def state():
+    torch.manual_seed(0)
+    return {"a.weight": torch.randn(4, 3), "a.bias": torch.randn(4), "b.weight": torch.randn(2, 4).half()}
+
+
+@pytest.fixture
+def held(found, tmp_path, state):
+    """`held({"a.bias": other}, …)`: what the rule says of the locked state with these entries; None takes one out."""
+    torch.save(state, tmp_path / "a.pt")
+    lock = locked(tmp_path / "a.pt")
+
+    def one(changed, **options):
+        new = {name: tensor for name, tensor in {**state, **changed}.items() if tensor is not None}
+        torch.save(new, tmp_path / "b.pt")
+        return found("lock-mismatch", tmp_path / "b.pt", lock=lock, **options)
+
+    return one
+
+
+def test_lock_mismatch_finds_one_nudged_weight_and_names_it_alone(held, state):
+    """One bit of one element."""
+    nudged = state["a.weight"].clone()
+    nudged.view(torch.int32)[3, 2] ^= 1
+    (finding,) = held({"a.weight": nudged})
+    assert (finding.fqn, finding.section) == ("a.weight", "model")
+    assert "its values are not those that were locked" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda one: one.double(), "is float64, locked as float32"),
+        (lambda one: one.t().contiguous(), "has shape [3, 4], locked with [4, 3]"),
+        (lambda one: one.reshape(2, 6).half(), "is float16, locked as float32; has shape [2, 6], locked with [4, 3]"),
+        (lambda one: None, "is missing, locked as float32 [4, 3]"),
+    ],
+)
+def test_lock_mismatch_finds_what_changed_of_a_tensor(held, state, change, says):
+    """In one finding, with both figures."""
+    (finding,) = held({"a.weight": change(state["a.weight"])})
+    assert finding.message == f"a.weight: {says}"
+
+
+def test_lock_mismatch_finds_a_tensor_that_nobody_locked(held):
+    """What came in may be what does the harm."""
+    (finding,) = held({"adapter.weight": torch.ones(1)})
+    assert finding.message == "adapter.weight: is not in the lock"
+
+
+def test_lock_mismatch_spares_the_same_weights_in_another_container(found, tmp_path, state):
+    """Kinds and requires_grad that one of the two does not know are no mismatch either."""
+    pickled = {name: nn.Parameter(one, requires_grad=False) for name, one in state.items()}
+    torch.save(pickled, tmp_path / "a.pt")
+    save_file(state, tmp_path / "a.safetensors")
+    for one, other in (("a.pt", "a.safetensors"), ("a.safetensors", "a.pt")):
+        assert not found("lock-mismatch", tmp_path / other, lock=locked(tmp_path / one))
+
+
+def test_lock_mismatch_finds_kind_and_requires_grad_where_both_sides_know(found, tmp_path):
+    """Two classes register the same name as one thing and as another."""
+    path = tmp_path / "nets.py"
+    path.write_text(
+        "from torch import nn, ones\n"
+        "class One(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.w = nn.Parameter(ones(2))\n        self.v = nn.Parameter(ones(2))\n"
+        "class Two(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.register_buffer('w', ones(2))\n        self.v = nn.Parameter(ones(2), requires_grad=False)\n"
+    )
+    findings = found("lock-mismatch", f"{path}:Two", lock=locked(f"{path}:One"))
+    assert {finding.message for finding in findings} == {
+        "w: is of kind buffer, locked as parameter; is frozen, locked as requiring grad",
+        "v: is frozen, locked as requiring grad",
+    }
+    assert not found("lock-mismatch", f"{path}:One", lock=locked(f"{path}:One"))
+
+
+def test_lock_mismatch_spares_a_section_by_another_name(found, tmp_path, state):
+    """A state_dict and the same one inside a training checkpoint: sections are paired as diff pairs them."""
+    torch.save(state, tmp_path / "a.pt")
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "b.pt")
+    assert not found("lock-mismatch", tmp_path / "b.pt", lock=locked(tmp_path / "a.pt"))
+
+
+def tied(extra=0.0):
+    shared = torch.arange(6.0).reshape(3, 2)
+    return {"embed.weight": shared, "head.weight": shared, "n": torch.full((1,), extra)}
+
+
+def test_lock_mismatch_spares_a_tied_name_that_safetensors_dropped(found, tmp_path):
+    """transformers keeps one name and notes nothing; the lock knows that the two are one tensor."""
+    torch.save(tied(), tmp_path / "a.pt")
+    save_file({name: one for name, one in tied().items() if name != "head.weight"}, tmp_path / "a.safetensors")
+    assert not found("lock-mismatch", tmp_path / "a.safetensors", lock=locked(tmp_path / "a.pt"))
+    assert not found("lock-mismatch", tmp_path / "a.pt", lock=locked(tmp_path / "a.safetensors"))
+
+
+def test_lock_mismatch_finds_a_missing_name_that_was_only_equal(found, tmp_path):
+    """Two biases of zeros are no tie: the one that is gone is gone."""
+    state = {"a.bias": torch.zeros(3), "b.bias": torch.zeros(3)}
+    torch.save(state, tmp_path / "a.pt")
+    save_file({"a.bias": torch.zeros(3)}, tmp_path / "a.safetensors")
+    (finding,) = found("lock-mismatch", tmp_path / "a.safetensors", lock=locked(tmp_path / "a.pt"))
+    assert finding.fqn == "b.bias"
+
+
+def test_lock_mismatch_finds_the_kept_name_of_a_tie_that_moved(found, tmp_path):
+    """The tensor is one: it is named once."""
+    torch.save(tied(), tmp_path / "a.pt")
+    save_file({"embed.weight": torch.ones(3, 2), "n": torch.zeros(1)}, tmp_path / "a.safetensors")
+    (finding,) = found("lock-mismatch", tmp_path / "a.safetensors", lock=locked(tmp_path / "a.pt"))
+    assert finding.fqn == "embed.weight"
+
+
+def test_lock_mismatch_spares_what_no_state_dict_holds(found, tmp_path):
+    """The class is locked with its plain attributes, the checkpoint cannot have them; nor may its values be random."""
+    path = tmp_path / "net.py"
+    path.write_text(
+        "from torch import nn, ones\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.w = nn.Parameter(ones(2))\n        self.mask = ones(2)\n"
+        "        self.register_buffer('cache', ones(2), persistent=False)\n"
+    )
+    save_file({"w": torch.zeros(2)}, tmp_path / "a.safetensors")
+    lock = locked(f"{path}:Net")
+    assert {line.fqn for line in lock.targets[0].tensors} == {"w", "mask", "cache"}
+    assert not found("lock-mismatch", tmp_path / "a.safetensors", lock=lock)
+    assert not found("lock-mismatch", f"{path}:Net", lock=locked(tmp_path / "a.safetensors"))
+
+
+def test_lock_mismatch_spares_what_the_filters_leave_out(held, state):
+    """Of both: what is gone and what came too. The kind of a name that is gone is not known, and it is told."""
+    changed = {"a.weight": state["a.weight"] + 1, "a.bias": None, "new": torch.ones(1)}
+    assert not held(changed, include=("b.*",))
+    assert [one.fqn for one in held(changed, exclude=("a.weight",))] == ["a.bias", "new"]
+
+
+def test_lock_mismatch_finds_only_what_is_frozen_where_that_is_asked(found, tmp_path):
+    """`--frozen-only`: what the lock knows not to train; what trains, and what is new, may be anything."""
+    kept = {"frozen": nn.Parameter(torch.ones(2), requires_grad=False), "head": nn.Parameter(torch.ones(2))}
+    torch.save(kept, tmp_path / "a.pt")
+    lock = locked(tmp_path / "a.pt")
+    torch.save({"frozen": torch.ones(2), "head": torch.zeros(2), "adapter": torch.ones(1)}, tmp_path / "b.pt")
+    assert not found("lock-mismatch", tmp_path / "b.pt", lock=lock, frozen_only=True)
+    torch.save({"frozen": torch.zeros(2), "head": torch.zeros(2)}, tmp_path / "b.pt")
+    (finding,) = found("lock-mismatch", tmp_path / "b.pt", lock=lock, frozen_only=True)
+    assert finding.fqn == "frozen"
+    findings = found("lock-mismatch", tmp_path / "b.pt", lock=lock, frozen_only=True, policy=Policy(frozen=("he*",)))
+    assert [one.fqn for one in findings] == ["frozen", "head"]
+
+
+def test_frozen_only_with_nothing_frozen_does_not_pass(tmp_path, state):
+    """A state_dict records no requires_grad: to hold to nothing would be to check nothing."""
+    torch.save(state, tmp_path / "a.pt")
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), lock=locked(tmp_path / "a.pt"), frozen_only=True)).targets
+    assert target.status is Status.FAILED
+    assert "frozen" in (target.reason or "")
+
+
+def test_a_target_that_is_not_in_the_lock_does_not_pass(tmp_path, monkeypatch, state):
+    """A lock of several names them; one more is told, with the name that is nearest."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one.pt", "two.pt", "tow.pt"):
+        torch.save(state, name)
+    lock = locked("one.pt", "two.pt")
+    found = audit(Request(("one.pt", "./two.pt", "tow.pt"), lock=lock, select=("lock-mismatch",)))
+    assert [one.status for one in found.targets] == [Status.AUDITED, Status.AUDITED, Status.FAILED]
+    assert "two.pt" in (found.targets[2].reason or "")
+    assert not found.findings
+
+
+def test_values_are_read_only_where_the_rest_agrees(monkeypatch, held, state):
+    """A tensor of another shape is told already; without a lock nothing is read at all."""
+    from statecli.values import digest
+
+    asked = []
+    real = digest.digests
+    monkeypatch.setattr(digest, "digests", lambda tensors, *a, **k: asked.extend(tensors) or real(tensors, *a, **k))
+    held({"a.weight": state["a.weight"].double(), "new": torch.ones(1)})
+    assert sorted(one.fqn for one in asked) == ["a.bias", "b.weight"]
+    asked.clear()
+    audit(Request(("sample_models/net.py:Net",)))
+    assert not asked
+
+
+def test_a_locked_repository_fails_for_a_nudged_weight(tmp_path, monkeypatch, statecli, state):
+    """As a pull request has it: lock, audit, nudge, audit, lock again; the lock's difference is one line."""
+    monkeypatch.chdir(tmp_path)
+    save_file(state, "model.safetensors")
+    assert statecli("lock", "model.safetensors", "-o", "statecli.lock.json").code == 0
+    before = (tmp_path / "statecli.lock.json").read_text().splitlines()
+    line = ("audit", "model.safetensors", "--lock", "statecli.lock.json")
+    assert statecli(*line).code == 0
+    state["a.bias"][1] += 1e-3
+    save_file(state, "model.safetensors")
+    result = statecli(*line, "-f", "json")
+    assert result.code == 1
+    assert [(one["rule"], one["fqn"]) for one in result.json["findings"] if one["severity"] == "error"] == [
+        ("lock-mismatch", "a.bias")
+    ]
+    assert statecli("lock", "model.safetensors", "-o", "statecli.lock.json").code == 0
+    after = (tmp_path / "statecli.lock.json").read_text().splitlines()
+    assert sum(one != two for one, two in zip(before, after, strict=True)) == 1
+    assert statecli(*line).code == 0
+
+
+def test_frozen_only_needs_a_lock(statecli):
+    """It says what part of one counts."""
+    result = statecli("audit", "x.pt", "--frozen-only")
+    assert (result.code, result.out) == (2, "")
+    assert "--lock" in result.err
+
+
+def test_what_a_lock_says_survives_its_file(tmp_path, found, state):
+    """Written, read again, it holds as before."""
+    torch.save(state, tmp_path / "a.pt")
+    (tmp_path / "lock.json").write_bytes(b"".join(file.written(locked(tmp_path / "a.pt"))))
+    assert file.read(str(tmp_path / "lock.json")) == locked(tmp_path / "a.pt")
+    assert not found("lock-mismatch", tmp_path / "a.pt", lock=file.read(str(tmp_path / "lock.json")))

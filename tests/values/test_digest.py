@@ -1,0 +1,170 @@
+"""A tensor's digest is that of its elements, whatever holds them."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import pytest
+import torch
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statecli import formats
+from statecli.errors import MalformedError, MissingDependency, UnreadableError
+from statecli.locking.file import Algorithm
+from statecli.values import digest
+
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64),
+)
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """The oracle: what torch holds of the tensor once it lies in order."""
+    in_order = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.resolve_conj().resolve_neg())
+    return bytes(in_order.untyped_storage().tolist())
+
+
+def of_file(path, algorithm=Algorithm.BLAKE3, jobs=1):
+    tensors = formats.read(str(path)).tensors
+    return dict(zip([one.fqn for one in tensors], digest.digests(tensors, algorithm, jobs=jobs), strict=True))
+
+
+@st.composite
+def tensors(draw):
+    """Any dtype, shape and strides, bits at random."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 5), max_size=4))
+    size = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
+    seed = draw(st.integers(0, 2**32))
+    bits = torch.randint(0, 256, (size,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    found = (bits & 1).bool().reshape(shape) if dtype is torch.bool else bits.view(dtype).reshape(shape)
+    found = found.permute(draw(st.permutations(range(found.ndim))))
+    if found.ndim and draw(st.booleans()):
+        axis = draw(st.integers(0, found.ndim - 1))
+        start = draw(st.integers(0, found.shape[axis]))
+        found = found.narrow(axis, start, found.shape[axis] - start)
+    return found[::2] if found.ndim and draw(st.booleans()) else found
+
+
+@settings(max_examples=60)
+@given(tensors(), st.booleans())
+def test_a_digest_is_that_of_the_elements_in_c_order(tmp_path_factory, tensor, zipped):
+    """Whatever the strides, the offset and the container."""
+    path = tmp_path_factory.mktemp("a") / "a.pt"
+    torch.save({"w": tensor}, path, _use_new_zipfile_serialization=zipped)
+    assert of_file(path) == {"w": blake3(raw(tensor)).hexdigest()}
+    assert of_file(path, Algorithm.SHA256) == {"w": hashlib.sha256(raw(tensor)).hexdigest()}
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_conjugation_that_was_put_off_is_done(tmp_path, dtype):
+    """torch stores the bits of the original and a flag; of its imaginary part, a view with a flag of its own."""
+    kept = torch.view_as_complex(torch.tensor([[1.0, -2.0], [float("nan"), float("nan")], [-0.0, 0.0]])).to(dtype)
+    views = {"c": kept.conj(), "n": kept.clone().conj().imag, "both": torch._neg_view(kept.conj())}
+    torch.save(views, tmp_path / "a.pt")
+    found = of_file(tmp_path / "a.pt")
+    assert found == {name: blake3(raw(view)).hexdigest() for name, view in views.items()}
+    assert found["c"] != blake3(raw(kept)).hexdigest()
+
+
+def test_negated_integers_are_negated_as_integers(tmp_path):
+    """Their sign is no bit by itself."""
+    kept = torch._neg_view(torch.tensor([1, -2, 0, -(2**31)], dtype=torch.int32))
+    torch.save({"n": kept}, tmp_path / "a.pt")
+    assert of_file(tmp_path / "a.pt") == {"n": blake3(raw(kept)).hexdigest()}
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_a_sparse_tensor_has_the_digest_of_its_parts(tmp_path, layout):
+    """One value or one index more is another digest, the container is none."""
+    dense = torch.eye(4)
+    blocks = {"blocksize": (2, 2)} if layout.startswith("bs") else {}
+
+    def sparse(of):
+        return of.to_sparse() if layout == "coo" else of.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **blocks)
+
+    moved, nudged = dense.roll(1, 0), dense * 2
+    torch.save({"a": sparse(dense), "moved": sparse(moved), "nudged": sparse(nudged)}, tmp_path / "a.pt")
+    torch.save({"a": sparse(dense)}, tmp_path / "b.pt", _use_new_zipfile_serialization=False)
+    found = of_file(tmp_path / "a.pt")
+    assert len(set(found.values())) == 3
+    assert of_file(tmp_path / "b.pt")["a"] == found["a"]
+
+
+def test_the_parts_are_a_text_with_a_line_each(tmp_path):
+    """As the documentation of the format has it, computed without statecli."""
+    kept = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True).coalesce()
+    torch.save({"s": kept}, tmp_path / "a.pt")
+    indices, values = (blake3(raw(one)).hexdigest() for one in (kept.indices(), kept.values()))
+    text = f"indices int64 [1, 2] {indices}\nvalues float32 [2] {values}\n"
+    assert of_file(tmp_path / "a.pt") == {"s": blake3(text.encode()).hexdigest()}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_quantized_tensor_is_its_codes_and_its_scale(tmp_path):
+    """The same codes at another scale are other values."""
+    values = torch.tensor([[0.5, -1.0], [2.0, 0.0]])
+    one, two = (torch.quantize_per_tensor(values * scale, 0.1 * scale, 3, torch.qint8) for scale in (1, 2))
+    channels = torch.quantize_per_channel(values, torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), 0, torch.qint8)
+    others = torch.quantize_per_channel(values * 2, torch.tensor([0.2, 0.4]), torch.tensor([0, 1]), 0, torch.qint8)
+    assert one.int_repr().equal(two.int_repr())
+    assert channels.int_repr().equal(others.int_repr())
+    torch.save({"one": one, "two": two, "channels": channels, "others": others}, tmp_path / "a.pt")
+    assert len(set(of_file(tmp_path / "a.pt").values())) == 4
+
+
+def test_what_has_no_values_has_no_digest(tmp_path):
+    """A tensor that was saved on meta is a shape."""
+    torch.save({"m": torch.empty(2, device="meta"), "w": torch.ones(2)}, tmp_path / "a.pt")
+    found = of_file(tmp_path / "a.pt")
+    assert found["m"] is None
+    assert found["w"] is not None
+
+
+def test_every_core_gives_the_same(tmp_path, monkeypatch):
+    """Workers and one process agree, and what is tied is read once."""
+    shared = torch.randn(100)
+    state = {f"w{n}": torch.randn(50, 7) for n in range(20)} | {"a": shared, "b": shared}
+    torch.save(state, tmp_path / "a.pt")
+    monkeypatch.setattr(digest, "ALONE", 0)
+    monkeypatch.setattr(digest, "BATCH", 1 << 18)
+    told = []
+    many = digest.digests(
+        formats.read(str(tmp_path / "a.pt")).tensors,
+        Algorithm.BLAKE3,
+        jobs=3,
+        progress=lambda _, size: told.append(size),
+    )
+    assert many == [blake3(raw(one)).hexdigest() for one in state.values()]
+    assert sum(told) == 20 * 50 * 7 * 4 + 400
+
+
+def test_a_file_that_is_cut_short_meanwhile_is_named(tmp_path):
+    """The digest of what is left would be a wrong answer."""
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.zeros(1000)}, path)
+    tensors = formats.read(str(path)).tensors
+    path.write_bytes(path.read_bytes()[:900])
+    with pytest.raises(MalformedError, match=r"a\.pt: w: .*cut short"):
+        digest.digests(tensors, Algorithm.BLAKE3)
+
+
+def test_windows_without_end_are_refused(tmp_path):
+    """A file of a kilobyte may claim a tensor of terabytes."""
+    torch.save({"w": torch.ones(1).expand(1 << 40)}, tmp_path / "a.pt")
+    with pytest.raises(UnreadableError, match=r"a\.pt: w: .*overlap.*-x"):
+        of_file(tmp_path / "a.pt")
+
+
+def test_without_its_package_it_says_what_to_install(tmp_path, monkeypatch):
+    """And sha256 needs none."""
+    monkeypatch.setitem(sys.modules, "blake3", None)
+    torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
+    with pytest.raises(MissingDependency, match="pip install blake3"):
+        of_file(tmp_path / "a.pt")
+    assert of_file(tmp_path / "a.pt", Algorithm.SHA256)
