@@ -1,0 +1,401 @@
+"""Values that are wrong, or that may be: what is told of them, and what an ordinary checkpoint is spared."""
+
+from __future__ import annotations
+
+import copy
+import math
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.auditing.policy import Policy
+from statecli.auditing.run import Request, audit
+from statecli.finding import Severity
+from statecli.rules import values
+
+
+@pytest.fixture
+def told(found, tmp_path):
+    """What a rule says of a state_dict, saved by torch and its values read."""
+
+    def one(rule, state, **options):
+        torch.save(state, tmp_path / "a.pt")
+        return found(rule, tmp_path / "a.pt", values=True, **options)
+
+    return one
+
+
+@pytest.fixture
+def weight():
+    return torch.randn(20, 20, generator=torch.Generator().manual_seed(0))
+
+
+def trained():
+    """A training checkpoint of one linear layer after a step of Adam."""
+    net = torch.nn.Linear(20, 20)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.randn(3, 20)).sum().backward()
+    optimizer.step()
+    return {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+# --- no values, no verdict -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", values.RULES, ids=lambda rule: rule.name)
+def test_without_values_no_rule_about_them_runs(tmp_path, weight, rule):
+    """It is listed as skipped, with the option that is missing."""
+    torch.save({"w": weight}, tmp_path / "a.pt")
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=(rule.name,))).targets
+    assert not target.ran
+    assert "--values" in target.skipped[0].reason
+
+
+def test_a_class_has_no_values_to_judge(tmp_path, monkeypatch):
+    """Those of its constructor say nothing of a checkpoint: skipped, with that reason."""
+    (tmp_path / "net.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
+    )
+    (target,) = audit(Request((f"{tmp_path / 'net.py'}:Net",), select=("nan",), values=True)).targets
+    assert "constructor" in target.skipped[0].reason
+
+
+# --- NaN and infinities --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64], ids=str)
+def test_nan_finds_a_weight_of_any_type(told, weight, dtype):
+    """One among four hundred, with the figures and the name."""
+    bad = weight.clone()
+    bad[3, 4] = math.nan
+    (finding,) = told("nan", {"good": weight.to(dtype), "bad": bad.to(dtype)})
+    assert (finding.fqn, finding.severity) == ("bad", Severity.ERROR)
+    assert finding.message == "bad: 1 of 400 values are NaN"
+
+
+def test_nan_finds_an_optimizer_that_is_about_to_spread_it(told):
+    """The weights are still good, the next step makes them NaN."""
+    checkpoint = trained()
+    checkpoint["optimizer"]["state"][0]["exp_avg"][0, 0] = math.nan
+    (finding,) = told("nan", checkpoint)
+    assert "exp_avg" in finding.fqn
+    assert finding.severity is Severity.ERROR
+
+
+def test_nan_finds_what_is_tied_once(told, weight):
+    """One storage, one finding."""
+    weight[0, 0] = math.nan
+    assert len(told("nan", {"a": weight, "b": weight})) == 1
+
+
+def test_nan_spares_infinities_and_the_largest_numbers(told):
+    """Their bits are next to those of NaN."""
+    assert not told("nan", {"w": torch.tensor([math.inf, -math.inf, torch.finfo(torch.float32).max])})
+
+
+def test_nan_spares_integers_whose_bits_would_be_nan(told):
+    """The bytes of a float's NaN are an ordinary integer."""
+    assert not told("nan", {"n": torch.tensor([math.nan] * 4).view(torch.int32)})
+
+
+def test_inf_finds_a_weight_that_overflowed(told, weight):
+    """An error, in the weight and in the optimizer."""
+    weight[0, :2] = 70_000.0
+    (finding,) = told("inf", {"w": weight.half()})
+    assert (finding.severity, finding.message) == (Severity.ERROR, "w: 2 of 400 values are infinite")
+    checkpoint = trained()
+    checkpoint["optimizer"]["state"][0]["exp_avg_sq"][0, 0] = math.inf
+    assert [one.severity for one in told("inf", checkpoint)] == [Severity.ERROR]
+
+
+def test_inf_finds_a_buffer_with_one_among_others(told, weight):
+    """A warning: no mask has many values beside -inf, but only its model knows."""
+    stats = torch.tensor([1.0, 2.0, math.inf])
+    bn = torch.nn.BatchNorm1d(3).state_dict()
+    (finding,) = told("inf", bn | {"running_var": stats})
+    assert (finding.fqn, finding.severity) == ("running_var", Severity.WARNING)
+
+
+@pytest.mark.parametrize(
+    "meant",
+    [
+        torch.full((9, 9), -math.inf).triu(1),
+        torch.full((9, 9), -math.inf).triu(1) + torch.ones(9, 9).tril(),
+    ],
+    ids=["zeros", "ones"],
+)
+def test_inf_finds_a_mask_and_lets_it_pass(told, meant):
+    """-inf beside one value alone is a mask: a note, whatever its name and kind."""
+    assert [one.severity for one in told("inf", {"attn_mask": meant, "w": meant.clone()})] == [Severity.NOTE] * 2
+
+
+def test_inf_finds_an_observer_that_has_seen_nothing_and_lets_it_pass(told):
+    """A smallest value so far begins at infinity: torch's own observers save that."""
+    observer = torch.nn.ModuleDict({"obs": torch.ao.quantization.MinMaxObserver()})
+    assert [one.severity for one in told("inf", observer.state_dict())] == [Severity.NOTE] * 2
+
+
+def test_inf_spares_nan_and_the_largest_numbers(told):
+    """The largest number of each type is finite."""
+    types = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2)
+    state = {str(dtype): torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min]).to(dtype) for dtype in types}
+    assert not told("inf", state | {"nan": torch.tensor([math.nan, 1.0])})
+
+
+# --- zeros and constants -------------------------------------------------------------------------------------------
+
+
+def test_all_zero_finds_a_weight_that_was_never_written(told, weight):
+    """A note, for a residual branch may begin so."""
+    (finding,) = told("all-zero", {"a": weight, "b": torch.zeros(4, 5)})
+    assert (finding.fqn, finding.severity, finding.message) == ("b", Severity.NOTE, "b: all of its 20 values are zero")
+
+
+def test_all_zero_finds_a_checkpoint_without_any_value(told):
+    """All weights zero is no initialization: a warning."""
+    state = {"a": torch.zeros(4, 5), "b": torch.zeros(4, 5, dtype=torch.bfloat16)}
+    assert [one.severity for one in told("all-zero", state)] == [Severity.WARNING] * 2
+
+
+def test_all_zero_spares_biases_counters_and_one_value_that_is_not(told, weight):
+    """What is zero in many a good checkpoint, and a weight that is nearly zero."""
+    nearly = torch.zeros(100, 100)
+    nearly[-1, -1] = 1e-30
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.LayerNorm(3)).state_dict()
+    assert not told("all-zero", net | {"0.bias": torch.zeros(3), "nearly": nearly})
+
+
+def test_constant_finds_a_placeholder(told, weight):
+    """Its value is named."""
+    (finding,) = told("constant", {"a": weight, "b": torch.full((4, 5), 0.5)})
+    assert (finding.fqn, finding.message) == ("b", "b: all of its 20 values are 0.5")
+
+
+def test_constant_spares_norms_and_zeros_and_one_value_that_is_not(told):
+    """Ones of a norm are ordinary, zeros have a rule of their own, and the last of many values is looked at."""
+    nearly = torch.ones(300, 300)
+    nearly[-1, -1] = 2
+    state = torch.nn.LayerNorm(3).state_dict()
+    assert not told("constant", state | {"zero": torch.zeros(4, 5), "nearly": nearly, "one": torch.ones(1, 1)})
+
+
+# --- denormals -------------------------------------------------------------------------------------------------------
+
+
+def test_denormal_finds_a_weight_that_decayed(told, weight):
+    """One in a hundred."""
+    weight.view(-1)[:4] = 1e-40
+    (finding,) = told("denormal", {"w": weight})
+    assert finding.message == "w: 4 of 400 values are denormal"
+    assert finding.severity is Severity.WARNING
+
+
+def test_denormal_finds_moments_and_lets_them_pass(told):
+    """Those of rows that no gradient reaches decay: ordinary, a note."""
+    checkpoint = trained()
+    checkpoint["optimizer"]["state"][0]["exp_avg_sq"][:] = 1e-40
+    assert [one.severity for one in told("denormal", checkpoint)] == [Severity.NOTE]
+
+
+def test_denormal_spares_a_few_the_smallest_normal_and_half_precision(told, weight):
+    """Fewer than one in a hundred; the smallest normal number; float16, which is widened before it is computed with."""
+    few = weight.clone()
+    few.view(-1)[:3] = 1e-40
+    least = torch.full((20, 20), torch.finfo(torch.float32).smallest_normal)
+    half = torch.full((20, 20), 1e-7).half()
+    assert not told("denormal", {"few": few, "least": least, "half": half})
+
+
+# --- casts -----------------------------------------------------------------------------------------------------------
+
+
+TARGETS = {name: getattr(torch, name) for name in values.OVERFLOW if hasattr(torch, name)}
+
+
+def steps(number, count=40):
+    """Float32 numbers around one, a bit apart, and then wider."""
+    limit = torch.tensor(min(number, torch.finfo(torch.float32).max))
+    near = [limit]
+    for direction in (math.inf, -math.inf):
+        at = limit
+        for _ in range(count):
+            at = torch.nextafter(at, torch.tensor(direction))
+            near.append(at)
+    every = torch.stack([*near, *(limit * share for share in (0.5, 0.9, 0.99, 1.01, 1.1, 2, 100))])
+    return torch.cat([every, -every])
+
+
+@pytest.mark.parametrize("dtype", [name for name in TARGETS if name != "float32"])
+def test_a_value_overflows_where_torch_says_so(dtype):
+    """A bit below and a bit above the limit of each type, of either sign."""
+    around = steps(values.OVERFLOW[dtype][0])
+    around = around[around.isfinite()]
+    cast = around.to(TARGETS[dtype]).to(torch.float32)
+    lost = ~cast.isfinite()
+    if dtype == "float8_e4m3fn":  # newer versions of torch clamp: then it is further away than half a step
+        lost |= (cast - around).abs() > 16
+    assert [values.overflows(one, dtype) for one in around.tolist()] == lost.tolist()
+
+
+def test_a_float64_overflows_float32_where_torch_says_so():
+    """Half a step above the largest float32, exactly."""
+    limit = torch.tensor(values.OVERFLOW["float32"][0], dtype=torch.float64)
+    for one in (limit, torch.nextafter(limit, limit * 0), torch.nextafter(limit, limit * 2), -limit):
+        assert values.overflows(one.item(), "float32") is not bool(one.to(torch.float32).isfinite())
+
+
+def test_overflows_dtype_finds_what_half_precision_cannot_hold(told, weight):
+    """The value that is furthest out is named, with the dtype."""
+    weight[0, 0], weight[0, 1] = -81_250.0, 70_000.0
+    (finding,) = told("overflows-dtype", {"w": weight}, policy=Policy(dtype=("float16",)))
+    assert finding.message == "w: its value -81250 is beyond float16"
+    assert finding.severity is Severity.ERROR
+
+
+def test_overflows_dtype_spares_what_still_rounds_down(told, weight):
+    """65,519.99 rounds to 65,504, the largest float16; a type that the policy has is not cast; bfloat16 holds it."""
+    near, far = weight.clone(), weight.clone()
+    near[0, 0], far[0, 0] = 65_519.99, 1e30
+    assert torch.isfinite(near.half()).all()
+    assert not told("overflows-dtype", {"near": near}, policy=Policy(dtype=("float16",)))
+    assert not told("overflows-dtype", {"far": far}, policy=Policy(dtype=("float16", "float32")))
+    assert not told("overflows-dtype", {"far": far}, policy=Policy(dtype=("float16", "bfloat16")))
+
+
+def test_overflows_dtype_spares_an_optimizer(told):
+    """A model is cast, its optimizer's state is not."""
+    checkpoint = trained()
+    checkpoint["optimizer"]["state"][0]["exp_avg_sq"][0, 0] = 1e9
+    assert not told("overflows-dtype", checkpoint, policy=Policy(dtype=("float16",)))
+
+
+def test_overflows_dtype_needs_a_dtype(tmp_path, weight):
+    """Without one in the policy it is skipped, and says what to set."""
+    torch.save({"w": weight}, tmp_path / "a.pt")
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("overflows-dtype",), values=True)).targets
+    assert "policy.dtype" in target.skipped[0].reason
+
+
+# --- saved twice -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_duplicate_values_finds_a_clone(told, weight, dtype):
+    """Two names, two storages, one content; the bytes that are saved once too often."""
+    table = (weight * 100).to(dtype).repeat(2, 2)
+    (finding,) = told("duplicate-values", {"a": table, "b": table.clone(), "c": table + 1})
+    assert finding.fqn == "a"
+    assert "the same values as b:" in finding.message
+
+
+def test_duplicate_values_finds_three_in_one_finding(told, weight):
+    """A group is one finding."""
+    (finding,) = told("duplicate-values", {name: weight.clone() for name in "abc"})
+    assert "b, c: 3.2 kB more than once" in finding.message
+
+
+def test_duplicate_values_finds_a_copy_that_lies_in_another_order(told, weight):
+    """Strides are how it lies, not what it is."""
+    assert len(told("duplicate-values", {"a": weight, "b": weight.t().contiguous().t()})) == 1
+
+
+def test_duplicate_values_finds_what_safetensors_cannot_share(found, tmp_path, weight):
+    """Tied tensors that were cloned to be saved."""
+    save_file({"embed.weight": weight, "lm_head.weight": weight.clone()}, tmp_path / "a.safetensors")
+    assert len(found("duplicate-values", tmp_path / "a.safetensors", values=True)) == 1
+
+
+def test_duplicate_values_spares_ties_constants_sections_and_one_bit(told, weight):
+    """Tied is saved once; zeros are equal everywhere; an average of a model begins as a copy; a bit is a difference."""
+    nearly = weight.clone()
+    nearly.view(torch.int32)[-1, -1] ^= 1
+    state = {"a": weight, "tied": weight, "nearly": nearly, "z": torch.zeros(20, 20), "y": torch.zeros(20, 20)}
+    assert not told("duplicate-values", state)
+    assert not told("duplicate-values", {"model": {"a": weight}, "ema": {"a": weight.clone()}})
+    assert not told("duplicate-values", {"a": weight, "b": weight.clone().view(10, 40)})
+
+
+# --- what was not read -----------------------------------------------------------------------------------------------
+
+
+def test_unread_values_finds_a_storage_that_ends_too_soon(found, tmp_path, weight):
+    """An error, with the tensor's name; the other tensor is judged."""
+    torch.save({"good": weight, "cut": weight + 1}, tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as before, zipfile.ZipFile(tmp_path / "b.pt", "w") as after:
+        for name in before.namelist():
+            content = before.read(name)
+            after.writestr(name, content[:100] if name.endswith("data/1") else content)
+    (finding,) = found("unread-values", tmp_path / "b.pt", values=True)
+    assert (finding.fqn, finding.severity) == ("cut", Severity.ERROR)
+
+
+def test_unread_values_finds_types_that_hold_no_numbers(told, weight):
+    """bits8 is a warning, a tensor on meta, which is meant to have none, a note."""
+    state = {
+        "w": weight,
+        "bits": torch.zeros(8, dtype=torch.uint8).view(torch.bits8),
+        "m": torch.empty(3, device="meta"),
+    }
+    findings = told("unread-values", state)
+    assert {one.fqn: one.severity for one in findings} == {"bits": Severity.WARNING, "m": Severity.NOTE}
+
+
+def test_unread_values_spares_every_type_that_torch_computes_with(told, weight):
+    """Sparse, quantized, complex, bool and one-byte floats are all read."""
+    state = {
+        "sparse": weight.to_sparse(),
+        "csr": weight.to_sparse_csr(),
+        "quantized": torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+        "complex": weight.to(torch.complex64),
+        "bool": weight > 0,
+        "float8": weight.to(torch.float8_e5m2),
+        "empty": torch.empty(0, 4),
+    }
+    assert not told("unread-values", state)
+
+
+# --- ordinary checkpoints --------------------------------------------------------------------------------------------
+
+
+def transformer():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64)
+    return torch.nn.TransformerEncoder(layer, 3).state_dict()
+
+
+def zero_convolution():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 3, 1))
+    torch.nn.init.zeros_(net[2].weight)
+    return net.state_dict()
+
+
+def lora():
+    return {"q.lora_A.weight": torch.randn(4, 64), "q.lora_B.weight": torch.zeros(64, 4), "alpha": torch.tensor(8.0)}
+
+
+def average():
+    net = torch.nn.Linear(32, 32)
+    return {"model": net.state_dict(), "ema": copy.deepcopy(net).state_dict(), "epoch": 0}
+
+
+def masked():
+    mask = torch.full((16, 16), -math.inf).triu(1)
+    return {"blocks.0.attn.mask": mask, "blocks.1.attn.mask": mask.clone(), "w": torch.randn(16, 16)}
+
+
+def tables():
+    inv_freq = 1.0 / 10_000 ** (torch.arange(0, 1024, 2) / 1024)
+    return {f"layers.{n}.rotary_emb.inv_freq": inv_freq.clone() for n in range(4)} | {"w": torch.randn(16, 16)}
+
+
+@pytest.mark.parametrize("made", [transformer, zero_convolution, lora, average, masked, tables, trained])
+def test_an_ordinary_checkpoint_is_clean(tmp_path, made):
+    """No rule about values says more than a note."""
+    torch.save(made(), tmp_path / "a.pt")
+    chosen = tuple(rule.name for rule in values.RULES)
+    policy = Policy(dtype=("float32", "bfloat16"))
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=chosen, values=True, policy=policy)).targets
+    assert target.ran == chosen
+    assert [one.message for one in target.findings if one.severity is not Severity.NOTE] == []
