@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _folder, _json, torch_legacy
+from statecli.formats import _folder, _json, sharded, torch_legacy
 from statecli.formats._names import Scanner
 from statecli.formats._pickle import OverBudget, TruncatedPickle, without_gc
 from statecli.formats._source import Source
@@ -63,14 +63,21 @@ def scan(path: str) -> tuple[ScannedPickle, ...]:
 
 
 def _files(path: str) -> list[str]:
-    """The folder's files, an index's shards, or the file itself."""
+    """The files of a folder's model, an index's shards, or the file itself."""
     try:
         if os.path.isdir(path):
-            inside = (os.path.join(path, name) for name in sorted(os.listdir(path)))
-            return [file for file in inside if os.path.isfile(file)]
+            return [os.path.join(path, name) for name in _members(path)]
         return list(_shards(path)) if _folder.INDEX.search(path) else [path]
     except (OSError, UnreadableError):  # whoever lists the tensors meets the same, and says so
         return []
+
+
+def _members(path: str) -> list[str]:
+    """Which files are the folder's model; all of them where that cannot be told."""
+    try:
+        return list(sharded.members(path))
+    except UnreadableError:
+        return sorted(os.listdir(path))
 
 
 def _shards(path: str) -> Iterator[str]:

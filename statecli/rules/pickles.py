@@ -25,6 +25,16 @@ def _is_clean(mention: Mention) -> bool:
     return not mention.patched and _gadgets.is_clean(f"{module}.{name}")
 
 
+def _foreign(pickle: ScannedPickle) -> list[tuple[Mention, str | None]]:
+    """The names that are not clean, each with what it is known for, if it is.
+
+    A `functools.partial` of clean names defers a call of one of them, as whole modules do, and is clean like them.
+    """
+    found = [mention for mention in pickle.names if not _is_clean(mention)]
+    deferring = all(mention.qualified == "functools.partial" for mention in found)
+    return [] if deferring else [(mention, _harm(mention)) for mention in found]
+
+
 def _harm(mention: Mention) -> str | None:
     module, name = _gadgets.renamed(mention.module, mention.name)
     harm = _gadgets.harm(module, name) or _gadgets.harm(mention.module, mention.name)
@@ -56,8 +66,8 @@ def unsafe_global(subject: Subject) -> Iterator[Found]:
     Fix: do not load it, and ask whoever published it. If it is yours, save the state_dict, without what needs the name.
     """
     for pickle in subject.pickles:
-        for mention in pickle.names:
-            if not _is_clean(mention) and (harm := _harm(mention)):
+        for mention, harm in _foreign(pickle):
+            if harm:
                 yield _told(pickle, mention, harm)
 
 
@@ -73,8 +83,8 @@ def unknown_global(subject: Subject) -> Iterator[Found]:
     Fix: save plain dicts, numbers and text beside the tensors; or accept it with a reason.
     """
     for pickle in subject.pickles:
-        for mention in pickle.names:
-            if not _is_clean(mention) and not _harm(mention) and mention.qualified not in pickle.modules:
+        for mention, harm in _foreign(pickle):
+            if not harm and mention.qualified not in pickle.modules:
                 yield _told(pickle, mention, "is neither torch's own nor plain data")
 
 
@@ -109,7 +119,7 @@ def nested_pickle(subject: Subject) -> Iterator[Found]:
     """
     for pickle in subject.pickles:
         if pickle.hidden and (pickle.names or not pickle.unread):
-            clean = all(map(_is_clean, pickle.names))
+            clean = not _foreign(pickle)
             said = "it names nothing but plain data" if clean else "it names more than plain data"
             message = f"a pickle inside: {_shown.name(pickle.where)}; {said}"
             yield Found(message, severity=Severity.NOTE if clean else None, place=pickle.place, about=pickle.where)
@@ -129,7 +139,8 @@ def unscanned_pickle(subject: Subject) -> Iterator[Found]:
     for pickle in subject.pickles:
         if pickle.unread:
             unread = pickle.unread.removeprefix(pickle.where).lstrip(": ")
-            yield Found(f"{_shown.name(pickle.where)}: not read to its end: {unread}", place=pickle.place, about=pickle.where)
+            message = f"{_shown.name(pickle.where)}: not read to its end: {unread}"
+            yield Found(message, place=pickle.place, about=pickle.where)
 
 
 RULES = (unsafe_global, unknown_global, whole_module_pickle, nested_pickle, unscanned_pickle)

@@ -1,0 +1,272 @@
+"""What the real libraries write in training gives no finding of the rules about pickles."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import decimal
+import importlib
+import pathlib
+import random
+import types
+import uuid
+from collections import Counter, OrderedDict, defaultdict, deque
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from statecli.auditing.run import Request, audit
+from statecli.formats._gadgets import is_clean
+
+from .test_pickles import RULES
+
+
+def model():
+    """Weights, buffers, tied parameters."""
+    made = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    made[2].weight = made[0].weight
+    return made
+
+
+def trained(optimizer, **options):
+    """That optimizer after a step."""
+    net = model()
+    made = optimizer(net.parameters(), **options)
+    net(torch.randn(3, 4)).sum().backward()
+    made.step()
+    return made
+
+
+def scheduled(scheduler, *args, **options):
+    """That scheduler's state."""
+    return scheduler(torch.optim.SGD(model().parameters(), 0.1), *args, **options).state_dict()
+
+
+def lightning():
+    """The keys that Lightning's Trainer writes; its callbacks' state under their state_key."""
+    return {
+        "epoch": 3,
+        "global_step": 7,
+        "pytorch-lightning_version": "2.5.0",
+        "state_dict": model().state_dict(),
+        "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 4}}}},
+        "callbacks": {
+            "ModelCheckpoint{'monitor': 'loss', 'mode': 'min'}": {
+                "best_model_score": torch.tensor(0.5),
+                "best_k_models": {"/tmp/a.ckpt": torch.tensor(0.5)},
+            }
+        },
+        "optimizer_states": [trained(torch.optim.Adam, lr=0.1).state_dict()],
+        "lr_schedulers": [scheduled(torch.optim.lr_scheduler.StepLR, 2)],
+        "hparams_name": "kwargs",
+        "hyper_parameters": {"lr": 0.1, "data": pathlib.PurePosixPath("data"), "args": argparse.Namespace(a=1)},
+    }
+
+
+def rng():
+    """rng_state.pth as transformers writes it."""
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}
+
+
+def settings():
+    """What scripts keep beside their weights."""
+    return {
+        "config": argparse.Namespace(lr=np.float32(0.1), steps=np.int64(3), ok=np.bool_(True), out=pathlib.Path("a")),
+        "space": types.SimpleNamespace(a=1),
+        "when": datetime.datetime(2024, 1, 2, tzinfo=datetime.timezone.utc),
+        "day": datetime.date(2024, 1, 2),
+        "took": datetime.timedelta(seconds=3),
+        "exact": [decimal.Decimal("0.1"), Fraction(1, 3), 1 + 2j],
+        "run": uuid.UUID(int=7),
+        "sets": [{1, 2}, frozenset("ab"), slice(1, 2), range(3)],
+        "raw": [b"abc", bytearray(b"abc")],
+        "counts": [Counter("aab"), deque([1, 2], 3), defaultdict(list, a=[1]), defaultdict(int), OrderedDict(a=1)],
+        "kinds": [torch.float32, torch.device("cpu"), torch.Size([1]), torch.strided],
+        "weights": torch.zeros(2),
+    }
+
+
+def arrays():
+    """numpy's own, each kind of them."""
+    return {
+        "array": np.arange(6, dtype=np.float64).reshape(2, 3),
+        "fortran": np.asfortranarray(np.ones((2, 3), np.float32)),
+        "objects": np.array([1, "a", None], dtype=object),
+        "text": np.array(["ab", "c"]),
+        "record": np.zeros(2, dtype=[("a", "i4"), ("b", "f8")]),
+        "dates": np.array(["2024-01-02"], dtype="datetime64[D]"),
+        "scalars": [np.float64(1.5), np.int32(3), np.str_("a"), np.complex64(1j)],
+        "dtype": np.dtype("float32"),
+        "generator": np.random.default_rng(3),
+        "state": np.random.RandomState(3),
+        "weights": torch.zeros(2),
+    }
+
+
+def quantized():
+    """Quantized tensors, by tensor and by channel."""
+    return {
+        "w": torch.quantize_per_tensor(torch.randn(2, 2), 0.1, 3, torch.qint8),
+        "c": torch.quantize_per_channel(torch.randn(2, 2), torch.ones(2), torch.zeros(2), 0, torch.qint8),
+    }
+
+
+def odd_tensors():
+    """Every kind of tensor that torch pickles in its own way."""
+    return {
+        "sparse": torch.eye(3).to_sparse(),
+        "csr": torch.eye(3).to_sparse_csr(),
+        "meta": torch.empty(2, device="meta"),
+        "complex": torch.zeros(2, dtype=torch.complex64).conj(),
+        "bfloat16": torch.zeros(2, dtype=torch.bfloat16),
+        "float8": torch.zeros(2, dtype=torch.float8_e4m3fn),
+        "parameter": nn.Parameter(torch.zeros(2)),
+        "buffer": nn.Buffer(torch.zeros(2)),
+        "nested": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+        "strided": torch.zeros(4, 4)[::2, 1:],
+        "storage": torch.zeros(3).untyped_storage(),
+        "generator": torch.Generator().get_state(),
+    }
+
+
+def averaged():
+    """An exponential moving average, beside what it averages."""
+    net = model()
+    ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    ema.update_parameters(net)
+    return {"model": net.state_dict(), "ema": ema.state_dict()}
+
+
+def parametrized():
+    """Old and new weight_norm."""
+    return {
+        "old": nn.utils.weight_norm(nn.Linear(2, 2)).state_dict(),
+        "new": nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)).state_dict(),
+    }
+
+
+ADAM = {"lr": 0.1}
+ORDINARY = {
+    "state_dict": lambda: model().state_dict(),
+    "dict of Parameters": lambda: dict(model().named_parameters()),
+    "SGD with momentum": lambda: trained(torch.optim.SGD, lr=0.1, momentum=0.9).state_dict(),
+    "AdamW": lambda: trained(torch.optim.AdamW, fused=False, **ADAM).state_dict(),
+    "Adam with amsgrad and a tensor for lr": lambda: trained(
+        torch.optim.Adam, lr=torch.tensor(0.1), amsgrad=True
+    ).state_dict(),
+    "Adagrad": lambda: trained(torch.optim.Adagrad, **ADAM).state_dict(),
+    "RMSprop": lambda: trained(torch.optim.RMSprop, **ADAM).state_dict(),
+    "Adafactor": lambda: trained(torch.optim.Adafactor, **ADAM).state_dict(),
+    "OneCycleLR": lambda: scheduled(torch.optim.lr_scheduler.OneCycleLR, 0.1, 10) | {"t": torch.zeros(1)},
+    "CosineAnnealingLR": lambda: scheduled(torch.optim.lr_scheduler.CosineAnnealingLR, 10) | {"t": torch.zeros(1)},
+    "MultiStepLR": lambda: scheduled(torch.optim.lr_scheduler.MultiStepLR, [1, 2]) | {"t": torch.zeros(1)},
+    "CyclicLR": lambda: scheduled(torch.optim.lr_scheduler.CyclicLR, 0.1, 0.2) | {"t": torch.zeros(1)},
+    "GradScaler": lambda: {"scaler": torch.amp.GradScaler("cpu").state_dict(), "t": torch.zeros(1)},
+    "Lightning": lightning,
+    "rng_state": rng,
+    "settings": settings,
+    "numpy": arrays,
+    "quantized": quantized,
+    "odd tensors": odd_tensors,
+    "an average": averaged,
+    "parametrized": parametrized,
+    "an optimizer pickled whole": lambda: {"o": trained(torch.optim.AdamW, **ADAM), "w": torch.zeros(1)},
+    "a scheduler pickled whole": lambda: {
+        "s": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 3)
+    },
+}
+WRITERS = {
+    "zip": {},
+    "legacy": {"_use_new_zipfile_serialization": False},
+    **{f"protocol {n}": {"pickle_protocol": n} for n in (3, 4, 5)},
+}
+
+
+def said(path):
+    """What the rules about pickles say of it."""
+    return [(one.rule, one.message) for one in audit(Request((str(path),), select=RULES)).findings]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("name", ORDINARY)
+def test_an_ordinary_checkpoint_is_clean(name, writer, tmp_path):
+    """As a zip archive, as a legacy stream, in each protocol that torch.save takes."""
+    try:
+        torch.save(ORDINARY[name](), tmp_path / "a.pt", **WRITERS[writer])
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+        pytest.skip(f"torch does not save it so: {error}")
+    assert said(tmp_path / "a.pt") == []
+
+
+WHOLE = {
+    "Sequential": model,
+    "Transformer": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, activation="gelu"), 1),
+    "LSTM": lambda: nn.LSTM(2, 2),
+    "weight_norm": lambda: nn.utils.weight_norm(nn.Linear(2, 2)),
+    "spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(2, 2)),
+    "quantized": lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2))),
+    "a copy": lambda: copy.deepcopy(model()),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_module_of_torch_is_that_and_nothing_else(name, tmp_path):
+    """Its classes are torch's, and so are its hooks and activations."""
+    torch.save({"net": WHOLE[name]()}, tmp_path / "a.pt")
+    assert [rule for rule, _ in said(tmp_path / "a.pt")] == ["whole-module-pickle"]
+
+
+def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
+    """training_args.bin holds an object: its class sets attributes and runs nothing when it is unpickled."""
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=8, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4
+    )
+    net = transformers.BertForSequenceClassification(config)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=1, save_steps=1, report_to=[], use_cpu=True, save_strategy="steps"
+    )
+    rows = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1], "labels": 1}] * 2
+    transformers.Trainer(net, arguments, train_dataset=rows).train()
+    written = sorted(one for one in (tmp_path / "checkpoint-1").iterdir() if one.suffix in (".pt", ".pth", ".bin"))
+    assert {one.name for one in written} == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
+    assert [said(one) for one in written] == [[]] * 4
+    assert said(tmp_path / "checkpoint-1") == []
+
+
+def test_a_distributed_tensor_is_data(tmp_path):
+    """A DTensor carries its mesh and its placements."""
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    from torch.distributed import destroy_process_group, init_process_group
+
+    init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        torch.save(
+            {"w": distributed.distribute_tensor(torch.randn(4, 2), mesh, [distributed.Shard(0)])}, tmp_path / "a.pt"
+        )
+    finally:
+        destroy_process_group()
+    assert said(tmp_path / "a.pt") == []
+
+
+def test_what_torch_itself_calls_safe_is_clean():
+    """The names that torch's packages add to its restricted unpickler when they are imported."""
+    importlib.import_module("torch.distributed.tensor")
+    names = [f"{one.__module__}.{one.__qualname__}" for one in torch.serialization.get_safe_globals()]
+    assert len(names) > 10
+    assert [name for name in names if not is_clean(name)] == []
+
+
+def test_safetensors_has_no_pickle(tmp_path):
+    """Whatever its bytes begin with."""
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.tensor([0x80, 2, 0x63], dtype=torch.uint8)}, tmp_path / "a.safetensors")
+    assert said(tmp_path / "a.safetensors") == []
