@@ -298,6 +298,38 @@ def lock(
     cli.leave(lambda: cli.lock(options), debug)
 
 
+git_app = typer.Typer(
+    name="git",
+    help="Checkpoints in git diff, git log -p and git difftool.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+app.add_typer(git_app)
+
+
+@git_app.command("setup")
+def git_setup(
+    everywhere: Annotated[bool, typer.Option("--global", help="For all of your repositories.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write the diff driver into this repository: .gitattributes and .git/config."""
+    cli.leave(lambda: cli.git_setup(everywhere), debug)
+
+
+@git_app.command("textconv")
+def git_textconv(path: Annotated[str, typer.Argument(metavar="FILE")]) -> None:
+    """What git compares: a line a tensor. Always ends 0."""
+    cli.leave(lambda: cli.git_textconv(path), debug=False)
+
+
+@git_app.command("difftool")
+def git_difftool(
+    before: Annotated[str, typer.Argument(metavar="LOCAL")], after: Annotated[str, typer.Argument(metavar="REMOTE")]
+) -> None:
+    """What git difftool -t statecli shows. Always ends 0."""
+    cli.leave(lambda: cli.git_difftool(before, after), debug=False)
+
+
 @app.command()
 def schema(
     command: Annotated[

@@ -97,10 +97,11 @@ def test_nothing_unpickles_or_evaluates():
 
 def test_only_main_catches_our_errors():
     """StateError is turned into text in one place; that of one pair of a diff, or of one target of an audit, is what
-    became of this one.
+    became of this one, and git gets it as a line of its own.
     """
     keeps = {
         PACKAGE / "cli.py",
+        PACKAGE / "git.py",
         PACKAGE / "auditing" / "run.py",
         *(PACKAGE / "values" / f"{name}.py" for name in ("compare", "run", "histogram")),
     }

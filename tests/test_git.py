@@ -1,0 +1,133 @@
+"""The diff driver and the difftool, with git itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import git
+from statecli.errors import UsageError
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 123456\n"
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A new repository with a home of its own, in which `statecli` is this interpreter's."""
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    (bin / "statecli").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m statecli "$@"\n')
+    (bin / "statecli").chmod(0o755)
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{bin}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "statecli")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "statecli@localhost")
+    monkeypatch.chdir(folder)
+    call("git", "init", "-q", ".")
+    return folder
+
+
+def call(*words):
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def commit(message="one"):
+    call("git", "add", "-A")
+    call("git", "commit", "-qm", message)
+
+
+def test_git_diff_names_the_tensor_that_changed(repository):
+    """And none of the others."""
+    weights = {"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2)}
+    save_file(weights, "m.safetensors")
+    call("statecli", "git", "setup")
+    commit()
+    save_file(weights | {"fc.bias": torch.ones(2)}, "m.safetensors")
+    changed = [line for line in call("git", "diff").splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    assert [line.split()[0] for line in changed] == ["-fc.bias", "+fc.bias"]
+    assert "float32 [2]" in changed[0]
+
+
+def test_the_log_of_a_pickled_checkpoint_and_its_conversion(repository):
+    """The lines are the same whatever the format: a conversion shows no digest that differs."""
+    torch.save({"w": torch.ones(3)}, "m.pt")
+    save_file({"w": torch.ones(3)}, "m.safetensors")
+    assert list(git.textconv("m.pt")) == list(git.textconv("m.safetensors"))
+    call("statecli", "git", "setup")
+    commit()
+    assert "+w float32 [3]" in call("git", "log", "-p")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 broken", b"\x80\x02cos\nsystem\n."])
+def test_the_driver_ends_0_whatever_a_file_is(repository, content):
+    """git diff dies of a driver that ends otherwise."""
+    torch.save({"w": torch.ones(3)}, "m.pt")
+    call("statecli", "git", "setup")
+    commit()
+    (repository / "m.pt").write_bytes(content)
+    assert "+cannot be read: " in call("git", "diff")
+
+
+def test_pointers_are_named_and_compared_by_their_ids(repository):
+    """Of git-lfs and of DVC, in the driver and in the difftool."""
+    (repository / "m.pt").write_text(POINTER.format("a" * 64))
+    call("statecli", "git", "setup")
+    commit()
+    (repository / "m.pt").write_text(POINTER.format("b" * 64))
+    shown = call("git", "diff")
+    assert f"-git-lfs pointer: sha256:{'a' * 64}, 123,456 bytes" in shown
+    assert f"+git-lfs pointer: sha256:{'b' * 64}" in shown
+    (repository / "n.pt").write_text(POINTER.format("a" * 64))
+    (repository / "o.pt").write_text(f"outs:\n- md5: {'c' * 32}\n  size: 3\n  path: o.pt\n")
+    assert call("statecli", "git", "difftool", "n.pt", "n.pt").startswith("both are one git-lfs pointer")
+    assert f"md5:{'c' * 32}" in call("statecli", "git", "difftool", "n.pt", "o.pt")
+
+
+def test_the_difftool_shows_values(repository):
+    """As `statecli diff` does, and ends 0 though they differ."""
+    save_file({"w": torch.zeros(3)}, "m.safetensors")
+    call("statecli", "git", "setup")
+    commit()
+    save_file({"w": torch.ones(3)}, "m.safetensors")
+    shown = call("git", "difftool", "--no-prompt", "-t", "statecli")
+    assert "changed" in shown
+    assert "w" in shown
+
+
+def test_setting_up_twice_changes_nothing(repository):
+    """What the user had in .gitattributes stays."""
+    (repository / ".gitattributes").write_text("*.png binary")
+    call("statecli", "git", "setup")
+    once = (repository / ".gitattributes").read_text(), (repository / ".git" / "config").read_text()
+    call("statecli", "git", "setup")
+    assert ((repository / ".gitattributes").read_text(), (repository / ".git" / "config").read_text()) == once
+    assert once[0].startswith("*.png binary\n*.safetensors diff=statecli\n")
+
+
+def test_setup_for_all_repositories(repository):
+    """`--global` writes into the user's own files."""
+    call("statecli", "git", "setup", "--global")
+    assert "diff=statecli" in (repository.parent / ".config" / "git" / "attributes").read_text()
+    assert "git textconv" in call("git", "config", "--global", "diff.statecli.textconv")
+
+
+def test_outside_a_repository_it_is_one_line(tmp_path, monkeypatch):
+    """And nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(UsageError, match="not a git repository"):
+        git.setup()
