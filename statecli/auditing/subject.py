@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from statecli.auditing.policy import Policy
+from statecli.auditing.storages import Storage, storages
 from statecli.comparison.result import Diff
 from statecli.errors import StateError
 from statecli.locking.holding import Held
@@ -48,6 +50,11 @@ class Subject:
     def everything(self) -> ModelState:
         """`whole` where it is known: what bytes are used for, no filter may hide."""
         return self.whole or self.state
+
+    @cached_property
+    def storages(self) -> list[Storage]:
+        """Those of everything, found once for all rules."""
+        return storages(self.everything)
 
 
 #: Why rules about values did not run.

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from math import prod
-
-import msgspec
 
 from statecli.auditing.rule import Found, rule
+from statecli.auditing.storages import Storage, View
 from statecli.auditing.subject import Subject
 from statecli.finding import Severity
 from statecli.formats import _shown
-from statecli.formats._dtypes import nbytes
-from statecli.state import ByteRange, Kind, ModelState, Place, TensorData, TensorInfo
+from statecli.state import Kind, Place, TensorInfo
 
 #: Unused bytes of a storage that are worth a line: a page of memory.
 UNUSED_BYTES = 4096
@@ -22,90 +19,6 @@ UNUSED_SHARE = 0.1
 
 #: What a model loads. An optimizer's moments and a generator's state have dtypes of their own.
 MODEL = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
-
-
-class View(msgspec.Struct, frozen=True):
-    """What a tensor has of a storage: bytes `start` to `end`, of which it holds `held`; expanded ones count once.
-
-    `form` is dtype, shape and strides: tensors of equal views are one tensor under two names.
-    """
-
-    start: int
-    end: int
-    held: int
-    form: tuple[object, ...]
-
-
-class Storage(msgspec.Struct):
-    """One storage of `size` bytes with the tensors that lie in it, in order; `where` is None for a live one."""
-
-    size: int
-    where: ByteRange | None
-    users: list[tuple[TensorInfo, View]]
-
-    @property
-    def views(self) -> dict[View, list[TensorInfo]]:
-        """Each view with the tensors that have it."""
-        found: dict[View, list[TensorInfo]] = {}
-        for tensor, view in self.users:
-            found.setdefault(view, []).append(tensor)
-        return found
-
-    @property
-    def place(self) -> Place | None:
-        """Its bytes in the file."""
-        return Place(self.where.path, self.where.offset, self.where.length) if self.where else None
-
-    @property
-    def unused(self) -> int:
-        """Bytes that are certainly no tensor's: outside all extents, or beyond what all tensors together hold."""
-        reach = covered = 0
-        views = sorted(self.views, key=lambda view: view.start)
-        for view in views:
-            covered += max(view.end - max(view.start, reach), 0)
-            reach = max(reach, view.end)
-        return self.size - min(covered, sum(view.held for view in views))
-
-
-def storages(state: ModelState) -> list[Storage]:
-    """All that hold bytes of its tensors, in order of first mention. What a file has on meta has none."""
-    of_tensor = _live if state.format == "module" else _stored
-    found: dict[object, Storage] = {}
-    for tensor in state.tensors:
-        for key, size, where, view in of_tensor(tensor):
-            if size:
-                found.setdefault(key, Storage(size, where, [])).users.append((tensor, view))
-    return list(found.values())
-
-
-#: What identifies a storage, its size, where it is, and what a tensor has of it.
-_Use = tuple[object, int, ByteRange | None, View]
-
-
-def _live(tensor: TensorInfo) -> Iterator[_Use]:
-    """Strides are not recorded of a live tensor: where it ends is not known."""
-    if tensor.storage is not None:
-        size = tensor.storage_bytes or 0
-        form = (tensor.dtype, tensor.shape, tensor.storage_offset)
-        yield tensor.storage, size, None, View(0, size, tensor.nbytes, form)
-
-
-def _stored(tensor: TensorInfo) -> Iterator[_Use]:
-    pieces = [*([tensor.data] if tensor.data else ()), *(piece for _, piece in tensor.parts)]
-    scaled = [piece.quantizer for piece in pieces if piece.quantizer]
-    pieces += [piece for one in scaled for piece in (one.scales, one.zero_points) if piece]
-    for piece in pieces:
-        if piece.inline is None:
-            yield piece.storage, piece.storage.length, piece.storage, _view(piece)
-
-
-def _view(piece: TensorData) -> View:
-    held, last = prod(piece.shape), prod(piece.shape) - 1
-    if held and piece.strides:
-        steps = [(size, stride) for size, stride in zip(piece.shape, piece.strides, strict=True) if stride]
-        held, last = prod(size for size, _ in steps), sum((size - 1) * stride for size, stride in steps)
-    start, end = nbytes(piece.dtype, piece.offset), nbytes(piece.dtype, piece.offset + last + 1)
-    return View(start, end, nbytes(piece.dtype, held), (piece.dtype, piece.shape, piece.strides))
 
 
 def _in_file(subject: Subject) -> str | None:
@@ -121,9 +34,13 @@ def _all_listed(subject: Subject) -> str | None:
 
 
 def _chosen(subject: Subject) -> Iterator[Storage]:
-    """The storages of the tensors that were asked for, with all tensors that lie in them."""
+    """The storages of the tensors that were asked for, with all that lies in them; not those that one tensor fills."""
+    shared = (storage for storage in subject.storages if not storage.plain)
+    if subject.everything.tensors is subject.state.tensors:
+        yield from shared
+        return
     asked = {(tensor.section, tensor.fqn) for tensor in subject.state.tensors}
-    for storage in storages(subject.everything):
+    for storage in shared:
         if any((tensor.section, tensor.fqn) in asked for tensor, _ in storage.users):
             yield storage
 
@@ -284,7 +201,7 @@ def too_large(subject: Subject) -> Iterator[Found]:
     """
     limit = subject.policy.max_bytes or 0
     state = subject.everything
-    total = sum(storage.size for storage in storages(state))
+    total = sum(storage.size for storage in subject.storages)
     total += sum(tensor.nbytes for tensor in state.tensors if tensor.data and tensor.data.inline is not None)
     if total > limit:
         sizes = Counter[str]()

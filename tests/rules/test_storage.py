@@ -14,7 +14,8 @@ from statecli import formats
 from statecli.auditing.policy import Policy
 from statecli.auditing.result import Status
 from statecli.auditing.run import Request, audit
-from statecli.rules.storage import UNUSED_BYTES, storages
+from statecli.auditing.storages import storages
+from statecli.rules.storage import UNUSED_BYTES
 
 
 @pytest.fixture

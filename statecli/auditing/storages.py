@@ -1,0 +1,108 @@
+"""Which tensors lie in which storage, and what each of them has of it: what the rules about storage judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import msgspec
+
+from statecli.formats._dtypes import nbytes
+from statecli.state import ByteRange, ModelState, Place, TensorData, TensorInfo
+
+
+class View(msgspec.Struct, frozen=True):
+    """What a tensor has of a storage: bytes `start` to `end`, of which it holds `held`; expanded ones count once.
+
+    `form` is dtype, shape and strides: tensors of equal views are one tensor under two names.
+    """
+
+    start: int
+    end: int
+    held: int
+    form: tuple[object, ...]
+
+
+class Storage(msgspec.Struct):
+    """One storage of `size` bytes and the tensors that lie in it, in order, each with the piece of it that does.
+
+    `where` and the pieces are None for a live one.
+    """
+
+    size: int
+    where: ByteRange | None
+    users: list[tuple[TensorInfo, TensorData | None]]
+
+    @property
+    def plain(self) -> bool:
+        """Whether one tensor has all of it, from its first byte to its last: so nearly all of them are."""
+        if len(self.users) > 1:
+            return False
+        tensor, piece = self.users[0]
+        return tensor.nbytes == self.size and (piece is None or (piece is tensor.data and piece.strides is None))
+
+    @property
+    def views(self) -> dict[View, list[TensorInfo]]:
+        """Each view with the tensors that have it."""
+        found: dict[View, list[TensorInfo]] = {}
+        for tensor, piece in self.users:
+            view = _of_live(tensor, self.size) if piece is None else _of_piece(piece)
+            found.setdefault(view, []).append(tensor)
+        return found
+
+    @property
+    def place(self) -> Place | None:
+        """Its bytes in the file."""
+        return Place(self.where.path, self.where.offset, self.where.length) if self.where else None
+
+    @property
+    def unused(self) -> int:
+        """Bytes that are certainly no tensor's: outside all extents, or beyond what all tensors together hold."""
+        reach = covered = 0
+        views = sorted(self.views, key=lambda view: view.start)
+        for view in views:
+            covered += max(view.end - max(view.start, reach), 0)
+            reach = max(reach, view.end)
+        return self.size - min(covered, sum(view.held for view in views))
+
+
+def storages(state: ModelState) -> list[Storage]:
+    """All that hold bytes of its tensors, in order of first mention. What a file has on meta has none."""
+    live = state.format == "module"
+    found: dict[object, Storage] = {}
+    for tensor in state.tensors:
+        if live:
+            size = tensor.storage_bytes or 0
+            if size and tensor.storage is not None:
+                found.setdefault(tensor.storage, Storage(size, None, [])).users.append((tensor, None))
+            continue
+        for piece in _pieces(tensor):
+            where = piece.storage
+            if where.length and piece.inline is None:
+                known = found.get(where)
+                if known is None:
+                    found[where] = known = Storage(where.length, where, [])
+                known.users.append((tensor, piece))
+    return list(found.values())
+
+
+def _pieces(tensor: TensorInfo) -> Iterator[TensorData]:
+    for piece in (tensor.data, *(piece for _, piece in tensor.parts)):
+        if piece is not None:
+            yield piece
+            if piece.quantizer is not None:
+                yield from (one for one in (piece.quantizer.scales, piece.quantizer.zero_points) if one)
+
+
+def _of_live(tensor: TensorInfo, size: int) -> View:
+    """Strides are not recorded of a live tensor: where it ends is not known."""
+    return View(0, size, tensor.nbytes, (tensor.dtype, tensor.shape, tensor.storage_offset))
+
+
+def _of_piece(piece: TensorData) -> View:
+    held, last = prod(piece.shape), prod(piece.shape) - 1
+    if held and piece.strides:
+        steps = [(size, stride) for size, stride in zip(piece.shape, piece.strides, strict=True) if stride]
+        held, last = prod(size for size, _ in steps), sum((size - 1) * stride for size, stride in steps)
+    start, end = nbytes(piece.dtype, piece.offset), nbytes(piece.dtype, piece.offset + last + 1)
+    return View(start, end, nbytes(piece.dtype, held), (piece.dtype, piece.shape, piece.strides))

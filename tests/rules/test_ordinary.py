@@ -1,0 +1,78 @@
+"""Ordinary checkpoints of real models: nothing is wrong with how they are laid out, named, stored and placed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_model
+
+from statecli.auditing.result import Status
+from statecli.auditing.run import Request, audit
+from statecli.finding import Severity
+from statecli.rules import RULES, layout, names, placement, storage
+
+from ..zoo import SMALL, make
+
+QUIET = tuple(rule.name for module in (layout, names, placement, storage) for rule in module.RULES)
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+
+def audited(folder: Path) -> list[str]:
+    """What is found worse than a note; every target was audited."""
+    targets = audit(Request((str(folder),), select=QUIET, values=True)).targets
+    read = [target for target in targets if target.status is not Status.SKIPPED]
+    assert read
+    assert all(target.status is Status.AUDITED for target in read), targets
+    return [f"{one.target}: {one.message}" for t in read for one in t.findings if one.severity is not Severity.NOTE]
+
+
+def optimizer_of(module):
+    """Adam with moments, its step counters 0-dim tensors of float32."""
+    optimizer = torch.optim.AdamW(module.named_parameters())
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_a_real_model_in_every_format_is_clean(tmp_path, name):
+    """state_dict, half of it bfloat16, the old stream, safetensors, training, Lightning's, sharded folders."""
+    module = make(name)
+    state, optimizer = module.state_dict(), optimizer_of(module).state_dict()
+    torch.save(state, tmp_path / "state.pt")
+    torch.save(state, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    torch.save({"model": state, "optimizer": optimizer, "rng": torch.get_rng_state()}, tmp_path / "train.pt")
+    lightning = {"epoch": 1, "state_dict": {f"net.{n}": t for n, t in state.items()}, "optimizer_states": [optimizer]}
+    torch.save({**lightning, "loops": {}, "lr_schedulers": [{"last_epoch": 1}]}, tmp_path / "last.ckpt")
+    save_model(module, str(tmp_path / "alone.safetensors"))
+    module.save_pretrained(tmp_path / "folder")
+    module.save_pretrained(tmp_path / "sharded", max_shard_size="5KB")
+    assert not audited(tmp_path)
+
+
+def test_the_sample_models_in_every_format_are_clean(tmp_path, monkeypatch):
+    """What is wrong with some of them is their registration."""
+    monkeypatch.syspath_prepend(str(SAMPLES))
+    made = pytest.importorskip("make_checkpoints")
+    for name in made.MODELS:
+        made.write(name, tmp_path / name)
+        sys.modules.pop(name)
+    sys.modules.pop("make_checkpoints")
+    assert not audited(tmp_path)
+
+
+def test_a_real_folder_is_clean(minilm):
+    """Weights of the Hugging Face hub, as they were uploaded."""
+    assert not audited(minilm)
+
+
+def test_a_rule_that_needs_no_model_says_nothing_of_a_plain_layer(tmp_path):
+    """Not even a note: all of them together, on the least there is."""
+    torch.save(torch.nn.Linear(3, 3).state_dict(), tmp_path / "a.pt")
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=tuple(rule.name for rule in RULES))).targets
+    assert target.status is Status.AUDITED
+    assert target.findings == ()
