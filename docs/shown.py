@@ -95,3 +95,18 @@ def formats() -> None:
     print("| format | what it is |\n| --- | --- |")
     for module in FORMATS:
         print(f"| `{module.NAME}` | {(module.__doc__ or '').splitlines()[0]} |")
+
+
+def rules() -> None:
+    """Print a table of the rules of `audit`, then each with its explanation."""
+    from statecli.report import ruling
+
+    every = ruling.every()
+    print("| rule | severity | what it flags |\n| --- | --- | --- |")
+    for one in every:
+        print(f"| [`{one.name}`](#{one.name}) | {one.severity.value} | {one.summary.replace('|', chr(92) + '|')} |")
+    for about in dict.fromkeys(one.about for one in every):
+        print(f"\n## {about}")
+        for one in every:
+            if one.about == about:
+                print(f"\n### {one.name}\n\n{one.severity.value}: {one.explanation}")

@@ -331,6 +331,18 @@ def git_difftool(
 
 
 @app.command()
+def rules(
+    name: Annotated[str | None, typer.Argument(metavar="RULE", help="Explain this one.")] = None,
+    output_format: Form = Output.TABLE,
+    output: To = None,
+    color: Colors = Color.AUTO,
+    debug: Debug = False,
+) -> None:
+    """List the rules of audit, or explain RULE: what it flags, why, an example, what to do."""
+    cli.leave(lambda: cli.rules(name, output_format, output, color.value), debug)
+
+
+@app.command()
 def schema(
     command: Annotated[
         str, typer.Argument(metavar="COMMAND", help="Whose JSON is described: inspect, diff, verify, audit or lock.")

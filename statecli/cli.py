@@ -247,6 +247,18 @@ def git_difftool(before: str, after: str) -> int:
     return 0
 
 
+def rules(name: str | None, output_format: Output, output: str | None, color: str) -> int:
+    """`statecli rules`; the exit code. For people, one rule is its explanation."""
+    from statecli.report import ruling
+
+    texts = ruling.every() if name is None else (ruling.named(name),)
+    path = None if output == outputs.STDOUT else output
+    if name is not None and output_format in (Output.TABLE, Output.PLAIN):
+        console.show(lambda width: ruling.explained(texts[0], width), path)
+        return 0
+    return console.publish(ruling.of_rules(texts), [Written(output_format, path, f"-o {path}")], color, quiet=False)
+
+
 def schema(command: str) -> int:
     """`statecli schema`; the exit code."""
     console.out(None).utf8(documents.schema(command))

@@ -128,6 +128,14 @@ def write(pieces: Iterable[bytes], path: str | None) -> None:
         sink.raw.close()
 
 
+def show(text: Callable[[int], str], path: str | None) -> None:
+    """Write text that is laid out for its width."""
+    sink = out(path)
+    sink.text(text(_width(sink)))
+    if path is not None:
+        sink.raw.close()
+
+
 def _width(sink: Stream) -> int:
     try:
         return os.get_terminal_size(sink.raw.fileno()).columns or 80

@@ -31,7 +31,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
     table = report.table()
     out = csv.writer(_Lines(sink), lineterminator="\n")
     names = [column.name for column in table.columns]
-    at = names.index("fqn")
+    at = names.index("fqn") if "fqn" in names else 0
     out.writerow([*names, "finding"])
     section = names.index("section") if "section" in names else None
     by_fqn: dict[tuple[Cell, Cell], list[str]] = {}

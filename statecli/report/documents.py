@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,6 +17,7 @@ from statecli.finding import Finding, Severity
 from statecli.inspection import Inspection
 from statecli.locking.file import Lock
 from statecli.proofs.result import Check, Name, Verdict, Verification
+from statecli.report import RuleText
 from statecli.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
 
 
@@ -253,12 +254,31 @@ class AuditDocument(msgspec.Struct, frozen=True):
     accepted: tuple[AcceptedRow, ...] = ()
 
 
+class RuleRow(msgspec.Struct, frozen=True):
+    """One rule. `explanation` has the parts what, why, example and fix, a paragraph each."""
+
+    name: str
+    severity: Severity
+    about: str
+    summary: str
+    explanation: str
+
+
+class RulesDocument(msgspec.Struct, frozen=True):
+    """`statecli rules -f json`. Consumers ignore keys they do not know."""
+
+    schema: str
+    statecli: str
+    rules: tuple[RuleRow, ...]
+
+
 #: Command -> the type of its JSON document; `statecli schema COMMAND` prints it.
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "inspect": InspectDocument,
     "diff": DiffDocument,
     "verify": VerifyDocument,
     "audit": AuditDocument,
+    "rules": RulesDocument,
     "lock": Lock,
 }
 
@@ -270,6 +290,12 @@ def schema(command: str) -> bytes:
     described = msgspec.json.schema(DOCUMENTS[command])
     described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
     return msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n"
+
+
+def of_rules(texts: Sequence[RuleText]) -> RulesDocument:
+    """The document of these rules."""
+    rows = (RuleRow(one.name, one.severity, one.about, one.summary, one.explanation) for one in texts)
+    return RulesDocument("statecli.rules/1", __version__, tuple(rows))
 
 
 def of_inspection(found: Inspection, summary: dict[str, Totals]) -> InspectDocument:

@@ -1,0 +1,72 @@
+"""The report of `statecli rules`: what the rules of an audit are; and one of them, explained."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from statecli.errors import UsageError
+from statecli.finding import Severity
+from statecli.report import Column, Group, Line, Page, Report, RuleText, Table, documents, rules
+from statecli.report.text import plural
+from statecli.rules import RULES
+
+MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: ""}
+#: A line of text that is wider than this is hard to read, however wide the terminal.
+WIDEST = 100
+
+
+def every() -> tuple[RuleText, ...]:
+    """The rules of an audit, in the order in which they run."""
+    return tuple(map(rules.text, RULES))
+
+
+def named(name: str) -> RuleText:
+    """The rule, or what another command calls so. Raises UsageError, with the near names, where there is none."""
+    known = {rule.name: rule for rule in every()}
+    for other, summary in rules.TEXTS.items():
+        known.setdefault(other, RuleText(other, Severity.ERROR, summary))
+    if name not in known:
+        near = get_close_matches(name, known, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "statecli rules lists them"
+        raise UsageError(f"there is no rule {name!r}; {hint}")
+    return known[name]
+
+
+def of_rules(texts: Sequence[RuleText]) -> Report:
+    """The rules as a list, for any output."""
+    columns = (Column("rule"), Column("severity"))
+    return Report(
+        title="the rules of statecli audit",
+        document=lambda: documents.of_rules(texts),
+        table=lambda: Table(
+            (*columns, Column("about"), Column("summary")),
+            tuple((one.name, one.severity.value, one.about, one.summary) for one in texts),
+        ),
+        page=lambda: Page(
+            subtitle=plural(len(texts), "rule"),
+            columns=columns,
+            groups=_groups(texts),
+            totals=(),
+        ),
+        rules=lambda: tuple(texts),
+    )
+
+
+def _groups(texts: Sequence[RuleText]) -> tuple[Group, ...]:
+    about: dict[str, list[Line]] = {}
+    for one in texts:
+        about.setdefault(one.about, []).append(Line((one.name, one.severity.value), one.summary, MOODS[one.severity]))
+    return tuple(Group(name, plural(len(lines), "rule"), tuple(lines)) for name, lines in about.items())
+
+
+def explained(rule: RuleText, width: int) -> str:
+    """The whole explanation, each paragraph filled to the width; `Why`, `Example` and `Fix` stand out."""
+    width = max(20, min(width, WIDEST))
+    first, *rest = (rule.explanation or rule.summary).split("\n\n")
+    parts = [f"{rule.name} ({rule.severity.value})", textwrap.fill(" ".join(first.split()), width)]
+    for part in rest:
+        words = " ".join(part.split())
+        parts.append(textwrap.fill(words, width, subsequent_indent="  ", break_on_hyphens=False))
+    return "\n\n".join(parts) + "\n"
