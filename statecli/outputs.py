@@ -9,13 +9,13 @@ from difflib import get_close_matches
 
 import msgspec
 
+from statecli import places
 from statecli.auditing.targets import NAMED
 from statecli.errors import UsageError
 from statecli.formats import FORMATS
 from statecli.formats._source import Source
 from statecli.options import SharedOptions
 from statecli.render import Output
-from statecli.report import place
 
 #: The options that name what is read.
 READ = ("target", "before", "after", "targets", "model", "inputs", "lock", "against", "baseline", "config")
@@ -77,7 +77,7 @@ def _read(options: SharedOptions) -> Iterator[str]:
         value = getattr(options, name, None)
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str):
-                yield from (text, place.file_of(text))
+                yield from (text, places.file_of(text))
                 yield from () if os.path.lexists(text) else glob.iglob(text, recursive=True)
 
 

@@ -25,6 +25,7 @@ from statecli.finding import Finding, Severity
 from statecli.formats._scan import scan
 from statecli.locking import holding
 from statecli.locking.file import Lock
+from statecli.places import located
 from statecli.rules import RULES
 from statecli.state import Kind, ModelState, ScannedPickle
 
@@ -205,7 +206,7 @@ def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Seve
         state.format,
         len(state.tensors),
         size,
-        tuple(findings),
+        located(findings, state.tensors),
         (),
         tuple(ran),
         tuple(skipped),

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecli.finding import Finding, Severity
+from statecli.places import Located, file_of, of
 from statecli.render._escape import name, sentence, visible
 from statecli.report import Line, Report, Trouble, fold
-from statecli.report.place import Located, file_of, of
 from statecli.report.text import plural
 
 if TYPE_CHECKING:

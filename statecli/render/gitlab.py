@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecli.finding import Finding, Severity
+from statecli.places import Located, file_of, fingerprinted, of
 from statecli.render._escape import sentence, visible
 from statecli.render.json import encoded
 from statecli.report import Report
-from statecli.report.place import Located, file_of, fingerprinted, of
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink

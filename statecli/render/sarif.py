@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 from statecli import __version__
 from statecli.finding import Finding
+from statecli.places import fingerprinted, of
 from statecli.render._escape import name, sentence
 from statecli.render.json import encoded
 from statecli.report import Report, RuleText, Trouble
-from statecli.report.place import fingerprinted, of
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from statecli import report
+from statecli import places, report
 from statecli.auditing.result import Audit, Status, Target
 from statecli.finding import Finding, Severity
 from statecli.report import (
@@ -24,7 +24,6 @@ from statecli.report import (
     cases,
     documents,
     fold,
-    place,
     rules,
 )
 from statecli.report.text import names, plural, size_text
@@ -109,7 +108,7 @@ def _flat(found: Audit) -> Table:
             one.fqn,
             one.message,
             one.help,
-            place.shown(one),
+            places.shown(one),
         )
         for target in found.targets
         for one in _sorted(target.findings)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from statecli.comparison import scalars
 from statecli.comparison.result import Change, Diff, Field, ScalarChange, Status
 from statecli.finding import Finding
+from statecli.places import located
 from statecli.report import (
     Bars,
     Case,
@@ -34,7 +35,6 @@ from statecli.report import (
     rules,
 )
 from statecli.report.changed import LETTERS, NUMBERS, largest_text, odd, relative_text, side, values_text, what
-from statecli.report.place import located
 from statecli.report.text import NOUNS, bar, plural, said, shape_text, shown, size_text
 from statecli.state import Kind, ModelState, TensorInfo
 

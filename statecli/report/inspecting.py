@@ -7,6 +7,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from statecli.inspection import Inspection
+from statecli.places import located
 from statecli.report import (
     Case,
     Column,
@@ -26,7 +27,6 @@ from statecli.report import (
     tree,
 )
 from statecli.report.documents import Totals
-from statecli.report.place import located
 from statecli.report.text import (
     COUNTS,
     MOMENTS,

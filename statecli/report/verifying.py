@@ -9,6 +9,7 @@ import msgspec
 
 from statecli import report
 from statecli.finding import Finding
+from statecli.places import located
 from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.report import (
     Case,
@@ -26,7 +27,6 @@ from statecli.report import (
     fold,
     rules,
 )
-from statecli.report.place import located
 from statecli.report.text import NOUNS, kind_text, place, plural, said, shape_text, size_text
 from statecli.state import Kind, ModelState, TensorInfo
 

@@ -1,4 +1,4 @@
-"""Where a finding is, as other programs have it: a file, and a line or bytes of it."""
+"""Where a finding is, as every output has it: a file, and a line or bytes of it."""
 
 from __future__ import annotations
 
