@@ -6,6 +6,7 @@ Importing this package imports nothing. Its modules need numpy (`place` also tor
     read.py       a `TensorData` -> its values, chunk by chunk, in bounded memory; checksums
     live.py       a live torch tensor -> the same view of its storage
     stats.py      values -> `Stats`
+    facts.py      a checkpoint's tensors -> `Facts` that rules judge; scan.py: of one block, _native.c or numpy
     place.py      a checkpoint's tensors -> a device, and back, compared
     compare.py    pairs of tensors -> how they differ: the plan, and adding it up
     run.py        one task of that plan, in any process; pool.py has the processes

@@ -87,7 +87,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
 def in_block(dtype: str) -> int:
     """Elements in a block of that type: where blocks begin depends on nothing else."""
     kind = element(dtype)
-    return BLOCK // (np.dtype(kind.stored).itemsize * kind.items) if kind else BLOCK
+    return max(BLOCK // (np.dtype(kind.stored).itemsize * kind.items), 1) if kind else BLOCK
 
 
 def stored(items: Array, dtype: str, block: int, decoder: Decoder) -> Facts:
