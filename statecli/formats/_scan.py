@@ -40,6 +40,7 @@ _BEGINS = re.compile(
 )
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
 _ZIP = b"PK\3\4"
+_END, _MAX_COMMENT = 22, 65_535
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _NUMPY = b"\x93NUMPY"
 _NAMED = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
@@ -153,7 +154,10 @@ class _Scan:
         """Everything that was found."""
         head = self.whole.head
         sure = head[:1] == b"\x80" and head[8:9] != b"{"
-        self.pieces.append(_Piece(self.whole, "the file", 0, sure=sure, hidden=False))
+        first = _Piece(self.whole, "the file", 0, sure=sure, hidden=False)
+        if not head.startswith(_ZIP) and _ends_as_zip(self.whole):
+            self._archive(first._replace(hidden=True))
+        self.pieces.append(first)
         while self.pieces:
             if len(self.found) >= MAX_PICKLES or self.bytes > MAX_BYTES:
                 self._unread(self.pieces[-1], f"more than {MAX_PICKLES} pickles, or {MAX_BYTES:,} bytes of them")
@@ -280,6 +284,17 @@ class _Scan:
                 name = str(raw, "utf-8", "backslashreplace")
                 self._member(rest, name, piece.depth, fields[3] != STORED, _NAMED.search(name) is not None, True)
             at += 4
+
+
+def _ends_as_zip(region: _Region) -> bool:
+    """Whether the end record of an archive is where Python's zipfile looks for it, whatever comes before."""
+    tail = region.read(max(0, region.size - _END - _MAX_COMMENT), min(region.size, _END + _MAX_COMMENT))
+    at = tail.rfind(b"PK\5\6")
+    return (
+        at >= 0
+        and len(tail) - at >= _END
+        and len(tail) - at - _END == int.from_bytes(tail[at + 20 : at + 22], "little")
+    )
 
 
 def _next(region: _Region, at: int) -> int:

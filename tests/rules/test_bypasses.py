@@ -1,0 +1,489 @@
+"""Every published way round picklescan, modelscan and fickling is flagged, and nothing of it runs.
+
+Each payload is built from opcodes, after the advisory above it. Those that can be made to would leave the file `PWNED`
+where they run.
+"""
+
+from __future__ import annotations
+
+import marshal
+import struct
+import sys
+
+import pytest
+
+from statecli.auditing.result import Status
+from statecli.auditing.run import Request, audit
+from statecli.finding import Severity
+
+from ..formats.attacks import (
+    Member,
+    build,
+    called,
+    legacy,
+    named,
+    number,
+    pickled,
+    records,
+    short,
+    stacked,
+    state_dict,
+    tensor,
+    text,
+)
+
+TOUCH = "touch PWNED"
+CODE = "open('PWNED', 'w')"
+SYSTEM = called(named("os", "system"), text(TOUCH))
+EVAL = called(named("builtins", "eval"), text(CODE))
+MARSHALLED = marshal.dumps(compile(CODE, "", "exec"))
+
+
+def four(body):
+    """A pickle of protocol 4."""
+    return b"\x80\x04" + body + b"."
+
+
+def method(module, name, *args):
+    """A function of a class, named with dots as protocol 4 can."""
+    return four(called(stacked(module, name), *args))
+
+
+def unseen(body):
+    """fickling's: the result of a call given to a BUILD, and so a variable that is used."""
+    return body + b"}" + text("a") + number(1) + b"sb"
+
+
+# A name that a list of harmful names lacked. Advisory -> the pickle.
+GADGETS = {
+    # CVE-2025-1716, GHSA-655q-fx9r-782v
+    "pip.main": four(called(stacked("pip", "main"), b"](" + short("install") + short("nothing") + b"e")),
+    # GHSA-v7x6-rv5q-mhwc
+    "timeit.timeit": four(called(stacked("timeit", "timeit"), short(""), short(CODE))),
+    # GHSA-9xph-j2h6-g47v
+    "idlelib.calltip.get_entity": four(called(stacked("idlelib.calltip", "get_entity"), short(CODE))),
+    # GHSA-8r4j-24qv-fmq9
+    "Calltip.fetch_tip": method("idlelib.calltip", "Calltip.fetch_tip", b"}", short(CODE)),
+    # GHSA-6w4w-5w54-rjvr
+    "AutoComplete.get_entity": method("idlelib.autocomplete", "AutoComplete.get_entity", b"}", short(CODE)),
+    # GHSA-7cq8-mj8x-j263
+    "AutoComplete.fetch_completions": method(
+        "idlelib.autocomplete", "AutoComplete.fetch_completions", b"}", short(CODE), number(1)
+    ),
+    # GHSA-3vg9-h568-4w9m
+    "ObjectTreeItem.SetText": method("idlelib.debugobj", "ObjectTreeItem.SetText", b"}", short(CODE)),
+    # GHSA-m869-42cg-3xwr
+    "Executive.runcode": method("idlelib.run", "Executive.runcode", b"}", short(CODE)),
+    # GHSA-j343-8v2j-ff7w
+    "ModifiedInterpreter.runcommand": method("idlelib.pyshell", "ModifiedInterpreter.runcommand", b"}", short(CODE)),
+    # GHSA-3gf5-cxq9-w223
+    "ModifiedInterpreter.runcode": method("idlelib.pyshell", "ModifiedInterpreter.runcode", b"}", short(CODE)),
+    # GHSA-f54q-57x4-jg88
+    "Grammar.loads": method("lib2to3.pgen2.grammar", "Grammar.loads", b"}", short(pickled(EVAL))),
+    # GHSA-p9w7-82w4-7q8m
+    "ParserGenerator.make_label": method(
+        "lib2to3.pgen2.pgen", "ParserGenerator.make_label", b"N}", short('""+str(' + CODE + ")")
+    ),
+    # GHSA-5qwp-399c-mjwf
+    "Trace.run": method("trace", "Trace.run", called(stacked("trace", "Trace")), short(CODE)),
+    # GHSA-g344-hcph-8vgg
+    "Trace.runctx": method("trace", "Trace.runctx", called(stacked("trace", "Trace")), short(CODE), b"}}"),
+    # GHSA-x696-vm39-cp64
+    "Profile.run": method("profile", "Profile.run", called(stacked("profile", "Profile")), short(CODE)),
+    # GHSA-6vqj-c2q5-j97w
+    "Profile.runctx": method("profile", "Profile.runctx", called(stacked("profile", "Profile")), short(CODE), b"}}"),
+    # GHSA-49gj-c84q-6qm9, GHSA-p523-jq9w-64x9 (CVE-2026-22607)
+    "cProfile.run": four(called(stacked("cProfile", "run"), short(CODE))),
+    # GHSA-9w88-8rmg-7g2p
+    "cProfile.runctx": four(called(stacked("cProfile", "runctx"), short(CODE), b"}}")),
+    # GHSA-fqq6-7vqf-w3fg
+    "doctest.debug_script": four(called(stacked("doctest", "debug_script"), short(CODE), b"\x88")),
+    # GHSA-cj3c-v495-4xqh
+    "InteractiveInterpreter.runcode": method(
+        "code", "InteractiveInterpreter.runcode", called(stacked("code", "InteractiveInterpreter")), short(CODE)
+    ),
+    # GHSA-xp4f-hrf8-rxw7
+    "ensurepip._run_pip": four(called(stacked("ensurepip", "_run_pip"), b"](" + short("list") + b"e")),
+    # GHSA-m273-6v24-x4m4
+    "distutils.file_util.write_file": four(
+        called(stacked("distutils.file_util", "write_file"), short("PWNED"), b"](" + short("a") + b"e")
+    ),
+    # CVE-2025-10157, GHSA-f7qq-56ww-84cr: a submodule of what was listed
+    "asyncio.unix_events": method(
+        "asyncio.unix_events", "_UnixSubprocessTransport._start", b"}", short(TOUCH), b"\x88NNN", number(0)
+    ),
+    # GHSA-4r9r-ch6f-vxmx
+    "torch.utils.bottleneck run_cprofile": four(
+        called(stacked("torch.utils.bottleneck.__main__", "run_cprofile"), short(CODE), b"}")
+    ),
+    # GHSA-4whj-rm5r-c2v8
+    "torch.utils.bottleneck run_autograd_prof": four(
+        called(stacked("torch.utils.bottleneck.__main__", "run_autograd_prof"), short(CODE), b"}")
+    ),
+    # GHSA-86cj-95qr-2p4f
+    "GuardBuilder.get": method("torch._dynamo.guards", "GuardBuilder.get", b"}", short(CODE)),
+    # GHSA-f4x7-rfwp-v3xw
+    "ShapeEnv.evaluate_guards_expression": method(
+        "torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression", b"}", short(CODE), b"]"
+    ),
+    # GHSA-f745-w6jp-hpxx
+    "torch.utils.collect_env.run": four(called(stacked("torch.utils.collect_env", "run"), short(TOUCH))),
+    # GHSA-jhph-76pp-mggw
+    "torch.utils.collect_env.run_and_read_all": four(
+        called(
+            stacked("torch.utils.collect_env", "run_and_read_all"),
+            stacked("torch.utils.collect_env", "run"),
+            short(TOUCH),
+        )
+    ),
+    # GHSA-h3qp-7fh3-f8h4
+    "decoder.basichandlers": four(
+        called(
+            stacked("torch.utils.data.datapipes.utils.decoder", "basichandlers"), short("pickle"), short(pickled(EVAL))
+        )
+    ),
+    # GHSA-vr7h-p6mm-wpmh
+    "torch.jit execWrapper": four(
+        called(stacked("torch.jit.unsupported_tensor_ops", "execWrapper"), short(CODE), b"}}")
+    ),
+    # GHSA-vv6j-3g6g-2pvj
+    "ConfigModule.load_config": method(
+        "torch.utils._config_module", "ConfigModule.load_config", b"}", short(pickled(EVAL))
+    ),
+    # picklescan's malicious17
+    "torch._inductor.codecache.compile_file": four(
+        called(
+            stacked("torch._inductor.codecache", "compile_file"),
+            short(""),
+            short(""),
+            b"](" + short("sh") + short("-c") + short(TOUCH) + b"e",
+        )
+    ),
+    # picklescan's malicious18
+    "pydoc.pipepager": four(called(stacked("pydoc", "pipepager"), short(""), short(TOUCH))),
+    # picklescan's malicious19
+    "functools.partial of torch.load": four(
+        called(called(stacked("functools", "partial"), stacked("torch.serialization", "load"), short("other.bin")))
+    ),
+    # picklescan's malicious20
+    "venv.create": four(called(stacked("venv", "create"), short("venv"), b"\x89\x89\x88\x89", short(TOUCH))),
+    # picklescan's malicious22
+    "numpy.testing runstring": four(called(stacked("numpy.testing._private.utils", "runstring"), short(CODE), b"}")),
+    # GHSA-955r-x9j8-7rhh, GHSA-46h3-79wf-xr6c: the C twin of a listed module
+    "_operator.attrgetter": four(
+        called(
+            called(stacked("_operator", "attrgetter"), short("system")),
+            called(stacked("builtins", "__import__"), short("os")),
+        )
+    ),
+    # GHSA-4675-36f9-wf6r
+    "_operator.methodcaller": four(called(stacked("_operator", "methodcaller"), short("system"), short(TOUCH))),
+    # GHSA-84r2-jw7c-4r5q
+    "numpy.f2py getlincoef": four(called(stacked("numpy.f2py.crackfortran", "getlincoef"), short(CODE), b"}")),
+    # GHSA-r8g5-cgf2-4m4m
+    "numpy.f2py _eval_length": four(called(stacked("numpy.f2py.crackfortran", "_eval_length"), short(CODE), b"}")),
+    # GHSA-vqmv-47xg-9wpr
+    "pty.spawn": four(called(stacked("pty", "spawn"), short(TOUCH))),
+    # GHSA-vvpj-8cmc-gx39: any name at all, given as text
+    "pkgutil.resolve_name": four(called(called(stacked("pkgutil", "resolve_name"), short("os:system")), short(TOUCH))),
+    # GHSA-7wx9-6375-f5wh
+    "profile.run": four(called(stacked("profile", "run"), short(CODE))),
+    # GHSA-g38g-8gr9-h9xp
+    "uuid._get_command_stdout": four(called(stacked("uuid", "_get_command_stdout"), short("touch"), short("PWNED"))),
+    # GHSA-g38g-8gr9-h9xp
+    "_osx_support._read_output": four(called(stacked("_osx_support", "_read_output"), short(TOUCH))),
+    # GHSA-g38g-8gr9-h9xp
+    "_aix_support._read_cmd_output": four(called(stacked("_aix_support", "_read_cmd_output"), short(TOUCH))),
+    # GHSA-g38g-8gr9-h9xp
+    "_pyrepl.pager.pipe_pager": four(called(stacked("_pyrepl.pager", "pipe_pager"), short(""), short(TOUCH))),
+    # GHSA-g38g-8gr9-h9xp
+    "imaplib.IMAP4_stream": four(called(stacked("imaplib", "IMAP4_stream"), short(TOUCH))),
+    # GHSA-g38g-8gr9-h9xp
+    "test.support.script_helper": four(
+        called(stacked("test.support.script_helper", "assert_python_ok"), short("-c"), short(CODE))
+    ),
+    # GHSA-hgrh-qx5j-jfwx
+    "ssl.get_server_certificate": four(
+        called(stacked("ssl", "get_server_certificate"), b"(" + short("localhost") + number(1) + b"t")
+    ),
+    # picklescan pull request 69
+    "mailcap.findmatch": four(called(stacked("mailcap", "findmatch"), b"}", short(TOUCH))),
+    # picklescan pull request 74
+    "importlib.import_module": four(
+        called(called(stacked("importlib", "import_module"), short("os")), short("system"))
+    ),
+    # picklescan: io.FileIO, logging.FileHandler and urlopen
+    "_io.FileIO": four(called(stacked("_io", "FileIO"), short("PWNED"), short("w"))),
+    "logging.FileHandler": four(called(stacked("logging", "FileHandler"), short("PWNED"))),
+    "urllib.request.urlopen": four(called(stacked("urllib.request", "urlopen"), short("http://localhost:1"))),
+    # GHSA-r7v6-mfhq-g3m2 (CVE-2025-67748)
+    "pty.spawn and BUILD": four(called(stacked("pty", "spawn"), short(TOUCH)) + short("gottem") + b"b"),
+    # fickling pull request 108
+    "pty.spawn by OBJ": b"(cpty\nspawn\nS'" + TOUCH.encode() + b"'\no.",
+    # GHSA-565g-hwwr-4pp3 (CVE-2025-67747)
+    "marshal and FunctionType": four(
+        called(called(stacked("types", "FunctionType"), called(stacked("marshal", "loads"), short(MARSHALLED)), b"}"))
+        + short("gottem")
+        + b"b"
+    ),
+    # GHSA-wfq2-52f7-7qvj (CVE-2026-22606)
+    "runpy.run_path": four(called(stacked("runpy", "run_path"), short("malicious.py"))),
+    # GHSA-q5qq-mvfm-j35x (CVE-2026-22609), GHSA-5hvc-6wx8-mvv4 (CVE-2026-22608)
+    "ctypes by getattr": four(
+        called(
+            called(stacked("builtins", "getattr"), called(stacked("ctypes", "CDLL"), b"N"), short("system")),
+            short(TOUCH.encode()),
+        )
+    ),
+    # GHSA-5hvc-6wx8-mvv4 (CVE-2026-22608)
+    "pydoc.locate": called(named("pydoc", "locate"), b"S'ctypes.CDLL'\n")
+    + b"p0\n0cbuiltins\nException\n)R}S'status'\ng0\nsb.",
+    # GHSA-q5qq-mvfm-j35x (CVE-2026-22609)
+    "code.InteractiveInterpreter": four(
+        called(
+            called(
+                stacked("builtins", "getattr"), called(stacked("code", "InteractiveInterpreter")), short("runsource")
+            ),
+            short(CODE),
+        )
+    ),
+    # GHSA-q5qq-mvfm-j35x (CVE-2026-22609), modelscan issue 338
+    "spawnv_passfds": four(
+        called(
+            stacked("multiprocessing.util", "spawnv_passfds"),
+            short(b"/bin/sh"),
+            b"](" + short(b"/bin/sh") + short(b"-c") + short(TOUCH.encode()) + b"e",
+            b")",
+        )
+    ),
+    # GHSA-h4rm-mm56-xf63 (CVE-2026-22612): a name of builtins, its result kept in an exception
+    "__import__ in an exception": four(
+        stacked("builtins", "Exception")
+        + b")R}"
+        + short("status")
+        + called(
+            called(
+                stacked("builtins", "getattr"), called(stacked("builtins", "__import__"), short("os")), short("system")
+            ),
+            short(TOUCH),
+        )
+        + b"sb"
+    ),
+    # GHSA-mxhj-88fx-4pcv: a call by OBJ whose result is thrown away
+    "OBJ and POP": four(b"(" + stacked("os", "system") + short(TOUCH) + b"o0N"),
+    # GHSA-mhc9-48gj-9gp3: REDUCE and then BUILD, of modules nobody had listed
+    "smtplib and BUILD": four(unseen(called(stacked("smtplib", "SMTP"), short("localhost")))),
+    "socketserver and BUILD": four(
+        unseen(called(stacked("socketserver", "TCPServer"), b"(" + short("") + number(0) + b"tN"))
+    ),
+    "sqlite3 and BUILD": four(unseen(called(stacked("sqlite3", "connect"), short("PWNED")))),
+    "signal and BUILD": four(unseen(called(stacked("signal", "raise_signal"), number(23)))),
+    "BytesIO with a __setstate__": four(
+        called(stacked("io", "BytesIO")) + b"}" + short("__setstate__") + stacked("os", "system") + b"sb"
+    ),
+    # GHSA-5hwf-rc88-82xm
+    "uuid._popen": four(called(stacked("uuid", "_popen"), short("touch"), short("PWNED"))),
+    # GHSA-m6fh-58r7-x697
+    "_posixsubprocess.fork_exec": four(called(stacked("_posixsubprocess", "fork_exec"), b"](" + short("touch") + b"e")),
+    "site.addsitedir": four(called(stacked("site", "addsitedir"), short("."))),
+    "atexit.register": four(called(stacked("atexit", "register"), stacked("os", "abort"))),
+    # GHSA-6ggj-6f2q-f7mx
+    "_interpreters.run_string": four(called(stacked("_interpreters", "run_string"), number(0), short(CODE))),
+    "_xxsubinterpreters.create": four(called(stacked("_xxsubinterpreters", "create"))),
+    # modelscan issue 267
+    "_pickle.loads": four(called(stacked("_pickle", "loads"), short(pickled(EVAL)))),
+    # modelscan issue 331: names spelled out of letters
+    "importlib and join": four(
+        called(
+            stacked("importlib", "import_module"),
+            called(
+                called(stacked("builtins", "getattr"), stacked("builtins", "str"), short("join")),
+                short(""),
+                b"](" + short("o") + short("s") + b"e",
+            ),
+        )
+    ),
+    # modelscan issue 330: a function of a listed package, its __builtins__, and BUILD on it
+    "numpy.__builtins__": four(
+        stacked("numpy", "size")
+        + b"\x940"
+        + stacked("numpy", "__builtins__")
+        + b"\x940h\x00}}"
+        + short("shape")
+        + b"h\x01s\x86b0"
+        + called(called(b"h\x00", b"h\x00", short("eval")), short(CODE))
+    ),
+    # modelscan issue 338
+    "mlflow": four(called(stacked("mlflow.projects.backend.local", "_run_entry_point"), short(TOUCH), short("."))),
+    "pandas.read_csv": four(called(stacked("pandas.io.parsers.readers", "read_csv"), short("http://localhost:1"))),
+    "a longer way to a name": four(called(stacked("torch.library", "torch.utils.collect_env.run"), short(TOUCH))),
+    # sour pickles, Black Hat 2011
+    "compile and apply": called(
+        named("__builtin__", "apply"), named("__builtin__", "eval"), b"(S'" + CODE.replace("'", '"').encode() + b"'\nl"
+    )
+    + b".",
+    # Python 2's module, which pickle finds under its new name
+    "commands.getoutput": called(named("commands", "getoutput"), b"S'" + TOUCH.encode() + b"'\n") + b".",
+    # cloudpickle's functions: code in an ordinary class's place
+    "types.CodeType": four(called(stacked("types", "CodeType"), number(0))),
+    "cloudpickle": four(called(stacked("cloudpickle.cloudpickle", "_make_function"), b"N")),
+    # CVE-2025-32434, CVE-2022-45907 and friends: torch's own loaders
+    "torch.load": four(called(stacked("torch", "load"), short("other.pt"))),
+    "torch.hub.load": four(called(stacked("torch.hub", "load"), short("a/b"), short("c"))),
+    "_load_from_bytes": four(called(stacked("torch.storage", "_load_from_bytes"), short(b"abcdefgh"))),
+    "torch.jit.annotations.parse_type_line": four(
+        called(stacked("torch.jit.annotations", "parse_type_line"), short("# type: " + CODE))
+    ),
+}
+
+# A stream that a scanner's own reading of the opcodes took for another one.
+STREAMS = {
+    # picklescan issue 22: memo entries out of order
+    "memo out of order": b"Vos\np2\n0Vsystem\np3\n0Vtorch\np0\n0VLongStorage\np1\n0g2\ng3\n\x93(V"
+    + TOUCH.encode()
+    + b"\ntR.",
+    # picklescan issue 14: PUT and MEMOIZE mixed
+    "PUT and MEMOIZE": four(
+        short("os")
+        + b"q\x00"
+        + short("system")
+        + b"q\x01"
+        + short("torch._utils")
+        + b"\x94"
+        + short("_rebuild_tensor_v2")
+        + b"\x940000h\x00h\x01\x93("
+        + short(TOUCH)
+        + b"tR"
+    ),
+    # modelscan issue 85: the module's and the function's name kept as attributes of a function
+    "BUILD on a function": b"\x80\x05cnumpy\nprod\nN(Va\nVos\nd\x86bN(Vb\nVsystem\nd\x86b0cnumpy\nprod.a\np0\n"
+    b"cnumpy\nprod.b\np1\n00g0\ng1\n\x93V" + TOUCH.encode() + b"\n\x85R.",
+    # GHSA-9gvj-pp9x-gcfr: names as STRING
+    "names as STRING": b"S'os'\nS'system'\n\x93S'" + TOUCH.encode() + b"'\n\x85R.",
+    # picklescan: a call, and then a memo entry that is not there
+    "KeyError behind the call": four(
+        named("os", "system") + text(TOUCH) + b"\x85R0" + short("os") + b"\x94h\x03h\x00\x93"
+    ),
+    # picklescan: a call, and then a global named by a number
+    "type confusion behind the call": four(
+        named("os", "system") + text(TOUCH) + b"\x85R0" + number(42) + b"\x94" + short("os") + b"\x94h\x00h\x01\x93"
+    ),
+    # nullifAI: it runs, and then breaks off
+    "a broken tail": pickled(SYSTEM)[:-1] + b"\xff\xff",
+    # picklescan's broken_model: a string longer than the file
+    "a string past the end": b"cos\nsystem\n(V" + TOUCH.encode() + b"\ntRX\xff\xff\xff\x00.",
+    # picklescan: bytes behind the STOP that are no opcodes
+    "junk behind the STOP": pickled(SYSTEM) + b"\n\n\t\t",
+    # picklescan's malicious6: the second pickle of the file
+    "a second pickle": pickled(b"](" + text("a") + b"e") + pickled(SYSTEM),
+    # a call by INST
+    "INST": b"(S'" + CODE.replace("'", '"').encode() + b"'\ni__builtin__\neval\n.",
+    "NEWOBJ": four(stacked("os", "system") + short(TOUCH) + b"\x85\x81"),
+    "NEWOBJ_EX": four(stacked("os", "system") + short(TOUCH) + b"\x85}\x92"),
+    # what no honest pickle does, to be left unread, and then the call
+    "odd arguments": four(stacked("builtins", "list") + called(stacked("builtins", "tuple"), b"]") + b"R0" + SYSTEM),
+    "a call of a storage": four(b"NQ)R0" + SYSTEM),
+    "BUILD on a class": four(
+        stacked("collections", "OrderedDict") + b"N}" + short("a") + number(1) + b"s\x86b" + SYSTEM
+    ),
+    "SETITEM on a class": four(stacked("collections", "OrderedDict") + number(1) + number(2) + b"s0" + SYSTEM),
+    "APPEND on a tuple": four(b")" + number(2) + b"a0" + SYSTEM),
+    "hexadecimal": b"\x80\x02I0x10\n0" + SYSTEM + b".",
+    "an extension code": four(b"\x82\x07" + short(TOUCH) + b"\x85R"),
+    "a persistent class": four(b"(" + short("module") + stacked("os", "system") + b"NNtQ" + short(TOUCH) + b"\x85R"),
+    "a call inside a tensor": pickled(
+        b"ctorch._utils\n_rebuild_tensor_v2\n(" + SYSTEM + number(0) + b"))\x89ccollections\nOrderedDict\n)RtR"
+    ),
+}
+
+
+def archive(pickle, **fields):
+    """An ordinary archive with that data.pkl."""
+    members = records(pickle)
+    for name, value in fields.items():
+        setattr(members[0], name, value)
+    return build(members)
+
+
+EVIL = state_dict(w=tensor(), x=SYSTEM)
+
+
+def renamed(data, old, new):
+    """The first of two places that name a record changed: that of its local header."""
+    assert data.count(old) == 2
+    return data.replace(old, new, 1)
+
+
+def misled():
+    """fickling's and modelscan's: a bad record before the pickle, which ended their reading of the archive."""
+    bad = Member("archive/first", b"abc", local_signature=b"XXXX")
+    return build([bad, *records(EVIL)])
+
+
+NUMPY_HEADER = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
+ARRAY = b"\x93NUMPY\1\0" + struct.pack("<H", len(NUMPY_HEADER)) + NUMPY_HEADER + pickled(SYSTEM)
+
+# A file that a scanner did not open, or not to the end.
+FILES = {
+    # CVE-2025-1889: a pickle under a name that is none's
+    "another name": build([*records(), Member("archive/config.json", pickled(SYSTEM))]),
+    # CVE-2025-1889
+    "without a suffix": build([*records(), Member("archive/data/hook", pickled(SYSTEM))]),
+    # CVE-2025-1944, GHSA-7q5r-7gvp-wc82: the local header names another record
+    "another name in the local header": renamed(archive(EVIL), b"archive/data.pkl", b"archive/datap.kl"),
+    # CVE-2025-1945, GHSA-w8jq-xcqf-f792: bits that say it is encrypted
+    "flag 0x1": archive(EVIL, flags=0x0809),
+    "flag 0x20": archive(EVIL, flags=0x0828),
+    "flag 0x40": archive(EVIL, flags=0x0848),
+    # CVE-2025-10156, GHSA-mjqp-26hc-grxg: a checksum that is wrong
+    "a wrong checksum": archive(EVIL, crc=0x12345678),
+    # CVE-2025-10155, GHSA-jgw4-cr84-mqxg: a bare pickle named .bin
+    "a bare pickle": pickled(SYSTEM),
+    # modelscan issue 354
+    "a bad record before it": misled(),
+    # fickling's polyglots
+    "a zip behind a pickle": pickled(SYSTEM) + build(records()),
+    "bytes before the archive": b"#!/bin/sh\n" + archive(EVIL),
+    # GHSA-wccx-j62j-r448, picklescan's object_array.npy
+    "an array of objects": build([*records(), Member("archive/a.npy", ARRAY)]),
+    "an array of objects by itself": ARRAY,
+    "compressed": archive(EVIL, method=8),
+    "an archive in the archive": build([*records(), Member("archive/weights", archive(EVIL))]),
+    "a compressed archive in the archive": build([*records(), Member("archive/weights", archive(EVIL), method=8)]),
+    "TorchScript's constants": build([*records(), Member("archive/constants.pkl", pickled(SYSTEM))]),
+    "bytes in a state_dict": archive(state_dict(w=tensor(), x=b"B" + struct.pack("<I", len(EVIL)) + EVIL)),
+    "text in a state_dict": archive(state_dict(w=tensor(), x=text(EVIL.decode("latin-1")))),
+    "a storage": build(records(storages={"0": EVIL})),
+    "a legacy stream": legacy(EVIL, [("0", 4, bytes(16))]),
+    "the first pickle of a legacy stream": pickled(SYSTEM + b"0" + number(0x1950A86A20F9469CFC6C)) + legacy(EVIL, []),
+    "two records of one name": build([*records(), Member("archive/data.pkl", EVIL)]),
+    "truncated": archive(EVIL)[:-200],
+}
+ALL = {
+    **{f"gadget: {name}": pickle for name, pickle in GADGETS.items()},
+    **{f"in an archive: {name}": build(records(pickle)) for name, pickle in GADGETS.items()},
+    **{f"stream: {name}": pickle for name, pickle in STREAMS.items()},
+    **{f"in an archive: {name}": build(records(pickle)) for name, pickle in STREAMS.items()},
+    **{f"file: {name}": data for name, data in FILES.items()},
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_published_bypass_is_flagged_and_does_not_run(name, tmp_path, monkeypatch):
+    """An error of `unsafe-global`; no file is made, no module imported."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.bin").write_bytes(ALL[name])
+    before = set(sys.modules)
+    (target,) = audit(Request(("model.bin",))).targets
+    assert "unsafe-global" in {one.rule for one in target.findings if one.severity is Severity.ERROR}
+    assert [one.name for one in tmp_path.iterdir()] == ["model.bin"]
+    ours = ("statecli", "_compat_pickle", "encodings.")
+    assert [one for one in set(sys.modules) - before if not one.startswith(ours)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("gadget: ")])
+def test_what_is_no_checkpoint_has_failed_as_well(name, tmp_path):
+    """A bare pickle is not audited for having been scanned."""
+    (tmp_path / "a.pt").write_bytes(ALL[name])
+    (target,) = audit(Request((str(tmp_path / "a.pt"),))).targets
+    assert target.status is Status.FAILED
