@@ -343,6 +343,20 @@ def rules(
 
 
 @app.command()
+def config(
+    path: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="This one, not the nearest pyproject.toml.")
+    ] = None,
+    output_format: Form = Output.TABLE,
+    output: To = None,
+    color: Colors = Color.AUTO,
+    debug: Debug = False,
+) -> None:
+    """Print the configuration that is in force for audit here, and where each key of it comes from."""
+    cli.leave(lambda: cli.config(path, output_format, output, color.value), debug)
+
+
+@app.command()
 def schema(
     command: Annotated[
         str, typer.Argument(metavar="COMMAND", help="Whose JSON is described: inspect, diff, verify, audit or lock.")

@@ -259,6 +259,18 @@ def rules(name: str | None, output_format: Output, output: str | None, color: st
     return console.publish(ruling.of_rules(texts), [Written(output_format, path, f"-o {path}")], color, quiet=False)
 
 
+def config(path: str | None, output_format: Output, output: str | None, color: str) -> int:
+    """`statecli config`; the exit code."""
+    from statecli.auditing import asked
+    from statecli.auditing.config import load
+    from statecli.report import configuring
+
+    found = load(path)
+    report = configuring.of_config(asked.in_force(found), found.path)
+    where = None if output == outputs.STDOUT else output
+    return console.publish(report, [Written(output_format, where, f"-o {where}")], color, quiet=False)
+
+
 def schema(command: str) -> int:
     """`statecli schema`; the exit code."""
     console.out(None).utf8(documents.schema(command))

@@ -272,6 +272,23 @@ class RulesDocument(msgspec.Struct, frozen=True):
     rules: tuple[RuleRow, ...]
 
 
+class SettingRow(msgspec.Struct, frozen=True):
+    """One key of the configuration."""
+
+    key: str
+    value: object
+    source: str
+
+
+class ConfigDocument(msgspec.Struct, frozen=True):
+    """`statecli config -f json`. `file` is null where no configuration was found."""
+
+    schema: str
+    statecli: str
+    file: str | None
+    settings: tuple[SettingRow, ...]
+
+
 #: Command -> the type of its JSON document; `statecli schema COMMAND` prints it.
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "inspect": InspectDocument,
@@ -279,6 +296,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "verify": VerifyDocument,
     "audit": AuditDocument,
     "rules": RulesDocument,
+    "config": ConfigDocument,
     "lock": Lock,
 }
 
@@ -290,6 +308,12 @@ def schema(command: str) -> bytes:
     described = msgspec.json.schema(DOCUMENTS[command])
     described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
     return msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n"
+
+
+def of_config(settings: Sequence[tuple[str, object, str]], path: str | None) -> ConfigDocument:
+    """The document of the configuration: each key, its value, and where that comes from."""
+    rows = tuple(SettingRow(key, msgspec.to_builtins(value), source) for key, value, source in settings)
+    return ConfigDocument("statecli.config/1", __version__, path, rows)
 
 
 def of_rules(texts: Sequence[RuleText]) -> RulesDocument:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from statecli import cli
 from statecli.auditing import config
+from statecli.auditing.config import Config
+from statecli.auditing.policy import Policy
 from statecli.errors import UnreadableError, UsageError
 from statecli.finding import Severity
+from statecli.render import Output
 
 
 @pytest.fixture
@@ -85,3 +91,15 @@ def test_a_subject_stands_for_all_of_its_rules():
     expanded = config.expand(("names",), "--select")
     assert "case-collision" in expanded
     assert all(rule.about == "names" for rule in config.RULES if rule.name in expanded)
+
+
+def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, capsysbinary):
+    """Each key of the configuration and of the policy, once."""
+    (tmp_path / "statecli.toml").write_text('fail-on = "error"\n[policy]\ndtype = "float16"\n')
+    assert cli.config(str(tmp_path / "statecli.toml"), Output.JSON, None, "never") == 0
+    found = {one["key"]: one for one in json.loads(capsysbinary.readouterr().out)["settings"]}
+    assert (found["fail-on"]["value"], found["policy.dtype"]["value"]) == ("error", ["float16"])
+    assert found["policy.dtype"]["source"].endswith("statecli.toml")
+    assert found["select"] == {"key": "select", "value": [], "source": "default"}
+    fields = set(Config.__struct_encode_fields__) - {"policy"}
+    assert set(found) == fields | {f"policy.{name}" for name in Policy.__struct_encode_fields__}
