@@ -23,6 +23,7 @@ SCRIPTS = (
     "diff_many",
     "verify_proofs",
     "audit_values",
+    "lock_file",
 )
 
 

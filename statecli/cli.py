@@ -127,6 +127,8 @@ def audit(options: AuditOptions) -> int:
     from statecli.report import auditing as reporting
 
     written = outputs.asked(options)
+    if options.write_baseline is not None:
+        outputs.refuse_place(options.write_baseline, "--write-baseline")
     console.keep_stdout()
     request = asked.request(options)
     reads = request.values or request.lock is not None
@@ -155,6 +157,8 @@ def lock(options: LockOptions) -> int:
 
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
+    written = Written(Output.JSON, None if options.output == outputs.STDOUT else options.output, f"-o {options.output}")
+    outputs.refuse(written, options)
     console.keep_stdout()
     request = making.Request(
         options.targets,
@@ -166,13 +170,12 @@ def lock(options: LockOptions) -> int:
         options.kind,
     )
     found = making.read(request)
-    path = None if options.output == "-" else options.output
-    _refuse_overwriting((Written(Output.JSON, path, f"-o {path}"),), *(one.state for one in found))
+    _refuse_overwriting((written,), *(one.state for one in found))
     with console.progress(enabled=not options.no_progress, color=options.color.value) as progress:
         made = making.lock(found, request, progress)
     if not options.quiet:
         console.tell(list(making.without_values(found, made)))
-    console.write(file.written(made), path)
+    console.write(file.written(made), written.path)
     return 0
 
 

@@ -14,7 +14,7 @@ from statecli.auditing.targets import NAMED
 from statecli.errors import UsageError
 from statecli.formats import FORMATS
 from statecli.formats._source import Source
-from statecli.options import SharedOptions
+from statecli.options import LockOptions, SharedOptions
 from statecli.render import Output
 
 #: The options that name what is read.
@@ -42,7 +42,7 @@ def asked(options: SharedOptions) -> tuple[Written, ...]:
     everything = (*reports, Written(options.output_format, path, f"-o {options.output}"))
     _refuse_twice(everything)
     for one in everything:
-        _refuse(one, options)
+        refuse(one, options)
     return everything
 
 
@@ -71,7 +71,7 @@ def _refuse_twice(everything: Sequence[Written]) -> None:
             raise UsageError(f"{one.option}: {other.option} is written to the same file; name another")
 
 
-def _read(options: SharedOptions) -> Iterator[str]:
+def _read(options: SharedOptions | LockOptions) -> Iterator[str]:
     """The files and folders that the command line names to be read."""
     for name in READ:
         value = getattr(options, name, None)
@@ -81,16 +81,22 @@ def _read(options: SharedOptions) -> Iterator[str]:
                 yield from () if os.path.lexists(text) else glob.iglob(text, recursive=True)
 
 
-def _refuse(one: Written, options: SharedOptions) -> None:
+def refuse(one: Written, options: SharedOptions | LockOptions) -> None:
+    """Raises UsageError for a file in no folder, and for one that is read."""
     if one.path is None:
         return
-    folder = os.path.dirname(one.path)
-    if os.path.isdir(one.path) or (folder and not os.path.isdir(folder)):
-        why = "is a folder" if os.path.isdir(one.path) else f"there is no folder {folder}"
-        raise UsageError(f"{one.option}: cannot be written: {why}")
+    refuse_place(one.path, one.option)
     for text in _read(options) if os.path.isfile(one.path) else ():
         if os.path.exists(text) and (os.path.samefile(text, one.path) or _is_part(one.path, text)):
             raise UsageError(f"{one.option}: {text} is read from it; write elsewhere")
+
+
+def refuse_place(path: str, option: str) -> None:
+    """Raises UsageError for a folder, and for a file in a folder that is not there."""
+    folder = os.path.dirname(path)
+    if os.path.isdir(path) or (folder and not os.path.isdir(folder)):
+        why = "is a folder" if os.path.isdir(path) else f"there is no folder {folder}"
+        raise UsageError(f"{option}: cannot be written: {why}")
 
 
 def _is_part(path: str, folder: str) -> bool:

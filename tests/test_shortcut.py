@@ -15,7 +15,13 @@ OPTIONS = {
     command: [one for one in GROUP[command].params if one.param_type_name == "option" and one.name != "help"]
     for command in COMMANDS
 }
-TARGETS = {"inspect": ("target",), "diff": ("before", "after"), "verify": ("target",), "audit": ("targets",), "lock": ("targets",)}
+TARGETS = {
+    "inspect": ("target",),
+    "diff": ("before", "after"),
+    "verify": ("target",),
+    "audit": ("targets",),
+    "lock": ("targets",),
+}
 
 
 def by_typer(words):
@@ -65,7 +71,7 @@ def test_targets_come_in_order(command):
     """The first word is before, the second after."""
     quick = shortcut.parse([command, *TARGETS[command]])
     found = [getattr(quick, name) for name in TARGETS[command]]
-    assert found == ([("targets",)] if command == "audit" else list(TARGETS[command]))
+    assert found == ([("targets",)] if command in ("audit", "lock") else list(TARGETS[command]))
 
 
 VALUES = {
@@ -77,6 +83,7 @@ VALUES = {
     "rtol": ["1e-6", ".5"],
     "lines": ["3", "-3", "0x1", "", "1_0", " 4"],
     "jobs": ["2", "2.0", "-1"],
+    "digest": ["sha256", "md5"],
 }
 
 word = st.sampled_from(["net.pt", "", "a b", "x=y", "*.weight", "net.py:Net(a=1)"])

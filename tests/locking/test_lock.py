@@ -236,6 +236,14 @@ def test_a_lock_never_replaces_what_it_locks(tmp_path, statecli):
         assert statecli("lock", tmp_path / "a.pt", "-o", tmp_path / "lock.json").code == 0
 
 
+def test_a_lock_has_a_folder_to_be_in(tmp_path, statecli):
+    """Told before a gigabyte is read."""
+    for path in (tmp_path, tmp_path / "none" / "lock.json"):
+        result = statecli("lock", tmp_path / "missing.pt", "-o", path)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert "cannot be written" in result.err
+
+
 def test_a_file_that_changes_meanwhile_is_not_locked(tmp_path):
     """Half of the old values and half of the new are neither."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
