@@ -74,7 +74,7 @@ def of_verification(found: Verification, view: View, asked: Sequence[Name] = ())
         notes=fold.notes(notes, view.verbose),
         whole=view.unfold,
         rules=lambda: rules.of(found.findings),
-        cases=lambda: tuple(_case(check, found.state) for check in found.checks),
+        cases=lambda: tuple(_case(check, found.state, asked) for check in found.checks),
         troubles=tuple(Trouble(found.state.target, message) for message in untold(found, asked)),
     )
 
@@ -87,13 +87,15 @@ _OUTCOMES = {
 }
 
 
-def _case(check: Check, state: ModelState) -> Case:
+def _case(check: Check, state: ModelState, asked: Sequence[Name]) -> Case:
+    """A proof that was asked for and not tried is an error, as it is to the exit code."""
     target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
     if outcome is Outcome.FAILED and check.findings:
         return cases.failed(target, name, located(check.findings, state.tensors))
     if outcome is Outcome.PASSED:
         return Case(target, name, outcome, text=(check.how,) if check.how else ())
-    return Case(target, name, outcome, _why_not(check))
+    untried = outcome is Outcome.SKIPPED and check.check in asked
+    return Case(target, name, Outcome.ERROR if untried else outcome, _why_not(check))
 
 
 def untold(found: Verification, asked: Sequence[Name]) -> tuple[str, ...]:

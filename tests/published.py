@@ -1,0 +1,96 @@
+"""What others say a document must be: the published schemas, and the grammar of GitHub's workflow commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jsonschema
+
+DATA = Path(__file__).parent / "data"
+XS = "{http://www.w3.org/2001/XMLSchema}"
+
+#: As the runner reads them: properties until the second `::`; `:` and `,` in a value are escaped, `%` in all of it.
+COMMAND = re.compile(r"::(error|warning|notice) ((?:[a-z]+=[^:,\r\n]*)(?:,[a-z]+=[^:,\r\n]*)*)::([^\r\n]*)")
+ESCAPES = {"%25": "%", "%0D": "\r", "%0A": "\n", "%3A": ":", "%2C": ","}
+
+
+@cache
+def _sarif():
+    return jsonschema.Draft4Validator(json.loads((DATA / "sarif-2.1.0.json").read_text("utf-8-sig")))
+
+
+def sarif(text):
+    """The document, which is valid SARIF 2.1.0; its one run."""
+    document = json.loads(text)
+    _sarif().validate(document)
+    (run,) = document["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert len({rule["id"] for rule in rules}) == len(rules)
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+    return run
+
+
+@cache
+def _elements():
+    """(attributes, those required, children) of each element of the schema."""
+    top = ElementTree.parse(DATA / "junit-10.xsd").getroot()  # noqa: S314  # our own file
+    found = {}
+    for element in top.findall(f"{XS}element"):
+        attributes = {one.get("name"): one.get("use") == "required" for one in element.iter(f"{XS}attribute")}
+        children = {one.get("ref") for one in element.iter(f"{XS}element")} - {None}
+        found[element.get("name")] = (set(attributes), {name for name in attributes if attributes[name]}, children)
+    return found
+
+
+def junit(text):
+    """The root, which has the elements and attributes that the schema allows, counted rightly."""
+    root = ElementTree.fromstring(text)  # noqa: S314  # our own output; expat refuses what XML 1.0 forbids
+    assert root.tag == "testsuites"
+    for element in root.iter():
+        allowed, required, children = _elements()[element.tag]
+        assert required <= set(element.attrib) <= allowed
+        assert {child.tag for child in element} <= children
+    for suite in (root, *root.iter("testsuite")):
+        assert int(suite.get("tests")) == len(list(suite.iter("testcase")))
+        assert int(suite.get("failures")) == len(list(suite.iter("failure")))
+        assert int(suite.get("errors")) == len(list(suite.iter("error")))
+    return root
+
+
+def _unescaped(text):
+    assert not re.search(r"%(?!25|0D|0A|3A|2C)", text)
+    return re.sub("%25|%0D|%0A|%3A|%2C", lambda match: ESCAPES[match[0]], text)
+
+
+def github(text):
+    """(level, properties, message) of each annotation; any other line is no command, of the older kind either."""
+    found = []
+    for line in text.splitlines():
+        match = COMMAND.fullmatch(line)
+        assert match or not line.lstrip().startswith("::"), line
+        assert "##[" not in line
+        if match:
+            level, properties, message = match.groups()
+            pairs = (one.split("=", 1) for one in properties.split(","))
+            found.append((level, {key: _unescaped(value) for key, value in pairs}, _unescaped(message)))
+    for level in ("error", "warning", "notice"):
+        assert sum(one[0] == level for one in found) <= 10
+    return found
+
+
+def gitlab(text):
+    """The issues: the keys that GitLab asks for, each fingerprint once."""
+    issues = json.loads(text)
+    for issue in issues:
+        assert issue["description"]
+        assert issue["check_name"]
+        assert issue["severity"] in ("info", "minor", "major", "critical", "blocker")
+        assert issue["location"]["path"]
+        assert issue["location"]["lines"]["begin"] >= 1
+    assert len({issue["fingerprint"] for issue in issues}) == len(issues)
+    return issues

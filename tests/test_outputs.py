@@ -1,0 +1,293 @@
+"""Several outputs in one run: what is refused before anything is read, and every output of every command."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.render import Output
+
+from .published import github, gitlab, junit, sarif
+
+csv.field_size_limit(10_000_000)  # names of a megabyte
+SAMPLES = Path(__file__).parent.parent / "sample_models"
+
+#: Names that some output could take for something of its own.
+HOSTILE = (
+    "two\nlines\r\n::error file=x::injected",
+    "\x1b[31mred\x1b[0m\x9b1m\x00",
+    "]]><x>&amp;\"'</x>\ufffe\uffff\x0b",
+    "::error::x%0A::warning::y ##[error]z ::stop-commands::t",
+    "[click](https://example.org) `code` | <script>alert(1)</script> @here",
+    "lone \ud800 surrogate \u202e\u2028",
+    "=cmd|' /C calc'!A0,\t{0}",
+    "m" * 1_000_000,
+    "",
+)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder of small targets, and in it."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"fc.weight": torch.zeros(2, 3), "fc.bias": torch.ones(2)}, "a.pt")
+    torch.save({"fc.weight": torch.zeros(2, 3), "fc.bias": torch.zeros(2)}, "b.pt")
+    torch.save({"w": torch.zeros(2), "W": torch.ones(2)}, "found.pt")
+    save_file({"w": torch.zeros(2)}, "a.safetensors")
+    (tmp_path / "net.py").write_text((SAMPLES / "net.py").read_text())
+    (tmp_path / "fixed.py").write_text((SAMPLES / "net_fixed.py").read_text())
+    Path("empty.pt").write_bytes(b"")
+    return tmp_path
+
+
+def reports(*outputs):
+    return [word for one in outputs for word in ("--report", f"{one.value}=out.{one.value}")]
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--report", "sarf=x"), "--report sarf=x: 'sarf' is no format; did you mean sarif?"),
+        (("--report", "=x"), "is no format; those that there are: table, plain, json"),
+        (("--report", "sarif"), "--report sarif: names no file; write --report sarif=FILE"),
+        (("--report", "sarif="), "names no file"),
+        (("--report", "sarif=-"), "a report goes to a file; for standard output write -f sarif"),
+        (("--report", "sarif=x", "--report", "json=./x"), "--report json=./x: --report sarif=x is written to the same"),
+        (("--report", "sarif=x", "-o", "x"), "-o x: --report sarif=x is written to the same file; name another"),
+        (("--report", "sarif=no/x"), "--report sarif=no/x: cannot be written: there is no folder no"),
+        (("--report", "sarif=."), "cannot be written: is a folder"),
+        (("--report", "sarif=a.pt"), "--report sarif=a.pt: a.pt is read from it; write elsewhere"),
+    ],
+)
+@pytest.mark.parametrize("command", [("inspect", "a.pt"), ("diff", "a.pt", "b.pt"), ("audit", "a.pt", "b.pt")])
+def test_a_report_that_cannot_be_is_one_line(statecli, here, command, words, said):
+    """Exit 2, nothing on stdout, and nothing is written."""
+    before = sorted(os.listdir())
+    result = statecli(*command, *words)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert said in result.err
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("command", [("inspect", "no.pt"), ("audit", "no.pt"), ("verify", "no.py:Net")])
+def test_a_wrong_report_is_told_before_anything_is_read(statecli, here, command):
+    """What else is wrong with the line is not looked at."""
+    assert "is no format" in statecli(*command, "--report", "x=y").err
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        (("inspect", "a.pt#model"), "a.pt"),
+        (("inspect", "net.py:Net"), "net.py"),
+        (("inspect", "a.pt", "--model", "net.py:Net(2)"), "net.py"),
+        (("diff", "a.pt", "b.pt"), "b.pt"),
+        (("verify", "net.py:Net"), "net.py"),
+        (("audit", "*.pt"), "b.pt"),
+        (("audit", "."), "a.safetensors"),
+        (("audit", "a.pt", "--against", "b.pt"), "b.pt"),
+    ],
+)
+@pytest.mark.parametrize("option", ["-o", "--report"])
+def test_what_is_read_is_never_written_to(statecli, here, words, path, option):
+    """By the target's own name, its section, its class, a glob, a folder or an option that names it."""
+    before = Path(path).read_bytes()
+    result = statecli(*words, *((option, path) if option == "-o" else (option, f"json={path}")))
+    assert result.code == 2
+    assert "is read from it" in result.err
+    assert Path(path).read_bytes() == before
+
+
+def test_a_report_in_an_audited_folder_is_written_again(statecli, here):
+    """The second run finds the first one's report, and takes it for no checkpoint."""
+    for _ in range(2):
+        result = statecli("audit", ".", "--report", "sarif=out.sarif", "--report", "json=out.json", "-x", "nothing")
+        assert "read from" not in result.err
+        assert sarif(Path("out.sarif").read_text())
+
+
+# What is written.
+
+
+def test_each_report_is_what_its_output_alone_is(statecli, here):
+    """Beside what -f writes, and the exit code is the same."""
+    result = statecli("audit", "found.pt", "-f", "json", *reports(*Output))
+    assert result.code == 1
+    assert result.json["findings"]
+    for output in Output:
+        written = Path(f"out.{output.value}").read_bytes().decode()
+        assert written == statecli("audit", "found.pt", "-f", output.value).out
+
+
+def test_quiet_is_of_the_terminal(statecli, here):
+    """-q of a clean target prints nothing, and the reports are whole."""
+    result = statecli("audit", "a.pt", "-q", "--report", "markdown=out.md", "--report", "plain=out.txt")
+    assert (result.code, result.out) == (0, "")
+    assert "1 audited" in Path("out.md").read_text()
+    assert "1 audited" in Path("out.txt").read_text()
+
+
+def test_names_alone_are_not_reported(statecli, here):
+    """--name-only is of stdout; a document beside it is whole."""
+    result = statecli("diff", "a.pt", "b.pt", "--name-only", "--report", "json=out.json")
+    assert result.out == "fc.bias\n"
+    assert json.loads(Path("out.json").read_text())["summary"]["changed"] == 1
+
+
+def test_a_page_has_its_pictures_in_a_report_too(statecli, here):
+    """Histograms are counted where a page asks for them."""
+    statecli("diff", "a.pt", "b.pt", "--report", "html=out.html")
+    statecli("diff", "a.pt", "b.pt", "-f", "html", "-o", "alone.html")
+    assert Path("out.html").read_text() == Path("alone.html").read_text()
+
+
+# Every output of every command.
+
+RUNS = {
+    "inspect clean": ("inspect", "a.pt"),
+    "inspect found": ("inspect", "net.py:Net", "--to", "meta"),
+    "inspect model": ("inspect", "a.pt", "--model", "net.py:Net"),
+    "diff clean": ("diff", "a.pt", "a.pt"),
+    "diff found": ("diff", "a.pt", "b.pt"),
+    "diff expected": ("diff", "a.pt", "b.pt", "--only", "fc.*"),
+    "verify clean": ("verify", "fixed.py:Net", "--check", "move", "--device", "meta"),
+    "verify found": ("verify", "net.py:Net", "--check", "move", "--check", "save", "--device", "meta"),
+    "verify untold": ("verify", "net.py:Net", "--check", "forward"),
+    "audit clean": ("audit", "a.pt"),
+    "audit found": ("audit", "found.pt", "net.py:Net"),
+    "audit failed": ("audit", "a.pt", "empty.pt", "no.pt"),
+}
+#: Exit codes that are not 1 for what was found and 0 for the rest.
+CODES = {"verify untold": 2, "audit failed": 2}
+
+
+def valid(output, text):
+    """Raise unless the text is what the output promises."""
+    checks = {
+        Output.SARIF: sarif,
+        Output.JUNIT: junit,
+        Output.GITHUB: github,
+        Output.GITLAB: gitlab,
+        Output.JSON: json.loads,
+        Output.JSONL: lambda text: [json.loads(line) for line in text.splitlines()],
+        Output.CSV: lambda text: {len(row) for row in csv.reader(io.StringIO(text))},
+    }
+    return checks[output](text) if output in checks else text
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_output_of_every_command(statecli, here, run):
+    """Each is valid, says what was found, and nothing where nothing was."""
+    result = statecli(*RUNS[run], *reports(*Output))
+    found = run.split()[1] in ("found", "model")
+    assert result.code == CODES.get(run, 1 if found else 0), result
+    texts = {output: Path(f"out.{output.value}").read_bytes().decode() for output in Output}
+    parsed = {output: valid(output, text) for output, text in texts.items()}
+    findings = parsed[Output.JSON]["findings"]
+    assert bool(findings) == found
+    assert len(parsed[Output.CSV]) == 1
+    results = parsed[Output.SARIF]["results"]
+    assert [(one["ruleId"], one["level"]) for one in results] == [(one["rule"], one["severity"]) for one in findings]
+    (invocation,) = parsed[Output.SARIF]["invocations"]
+    assert invocation["executionSuccessful"] is (result.code != 2)
+    failed = [one for one in parsed[Output.JUNIT].iter("testcase") if one.find("failure") is not None]
+    assert bool(failed) == (result.code == 1)
+    assert bool(list(parsed[Output.JUNIT].iter("error"))) == (result.code == 2)
+    assert len(parsed[Output.GITLAB]) == len(findings) + len(result.err.splitlines()) * (result.code == 2)
+    assert bool(parsed[Output.GITHUB]) == bool(parsed[Output.GITLAB])
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_no_path_is_absolute_that_was_typed_relative(statecli, here, run):
+    """Nor the name of the machine's folders anywhere in a report."""
+    statecli(*RUNS[run], *reports(Output.SARIF, Output.JUNIT, Output.GITHUB, Output.GITLAB))
+    for path in here.glob("out.*"):
+        assert str(here) not in path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_rule_of_a_finding_is_described(statecli, here, run):
+    """In words, and not by its name alone."""
+    statecli(*RUNS[run], "--report", "sarif=out.sarif")
+    for rule in sarif(Path("out.sarif").read_text())["tool"]["driver"]["rules"]:
+        assert rule["shortDescription"]["text"].endswith(".")
+
+
+# Hostile names.
+
+
+@pytest.fixture
+def hostile(here):
+    """Checkpoints and a class whose names are hostile, of which every command has something to say."""
+    names = HOSTILE[:-1]
+    torch.save({name + end: torch.zeros(1) for name in names for end in ("w", "W")}, "before.pt")
+    torch.save({name + end: torch.ones(1) for name in names for end in ("w", "W")}, "after.pt")
+    body = "".join(f"        setattr(self, {name!r}, torch.ones(1))\n" for name in names)
+    (here / "odd.py").write_text(
+        "import torch\n\n\nclass Odd(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n" + body,
+        "utf-8",
+        "backslashreplace",
+    )
+    return here
+
+
+HOSTILE_RUNS = {
+    "inspect": ("inspect", "odd.py:Odd", "--to", "meta"),
+    "model": ("inspect", "before.pt", "--model", "net.py:Net"),
+    "diff": ("diff", "before.pt", "after.pt"),
+    "verify": ("verify", "odd.py:Odd", "--check", "move", "--device", "meta"),
+    "audit": ("audit", "before.pt", "odd.py:Odd"),
+}
+
+
+@pytest.mark.parametrize("run", HOSTILE_RUNS)
+def test_hostile_names_are_names(statecli, hostile, run):
+    """Whatever a file calls its tensors, every output is valid and no terminal is told anything."""
+    result = statecli(*HOSTILE_RUNS[run], "-q", *reports(*Output))
+    assert result.code == 1, result.err[:500]
+    for output in Output:
+        text = Path(f"out.{output.value}").read_bytes().decode("utf-8")
+        assert valid(output, text)
+        assert not any(char in text for char in "\x1b\x9b\x00\u202e\u2028\ud800")
+        if output is Output.GITHUB:
+            assert all(properties["title"].startswith("statecli ") for _, properties, _ in github(text))
+
+
+@pytest.mark.parametrize("run", ["audit", "diff"])
+def test_a_name_of_a_megabyte_is_elided(statecli, hostile, run):
+    """Where people read, and where a limit holds; JSON has it whole."""
+    statecli(*HOSTILE_RUNS[run], *reports(Output.SARIF, Output.JUNIT, Output.GITHUB, Output.GITLAB, Output.JSON))
+    for output in (Output.SARIF, Output.JUNIT, Output.GITHUB, Output.GITLAB):
+        assert Path(f"out.{output.value}").stat().st_size < 500_000
+    assert "m" * 1_000_000 in Path("out.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "name", ["a b.pt", "100%.pt", "a:b,c.pt", "two\nlines.pt", "q'\"<&>.pt", "ü.pt", "::error::x.pt"]
+)
+def test_hostile_file_names_are_file_names(statecli, here, name):
+    """The file is found again by what an output calls it."""
+    os.rename("found.pt", name)
+    statecli("audit", name, *reports(*Output))
+    for output in Output:
+        assert valid(output, Path(f"out.{output.value}").read_bytes().decode("utf-8"))
+
+
+def test_a_name_that_is_no_utf8(statecli, here):
+    """Its bytes are percent-encoded in SARIF, and escaped elsewhere."""
+    os.rename("found.pt", b"caf\xe9.pt")
+    statecli("audit", os.fsdecode(b"caf\xe9.pt"), *reports(*Output))
+    (one,) = sarif(Path("out.sarif").read_text("utf-8"))["results"]
+    assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "caf%E9.pt"
+    for output in Output:
+        assert valid(output, Path(f"out.{output.value}").read_bytes().decode("utf-8"))
