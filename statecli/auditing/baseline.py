@@ -1,7 +1,8 @@
 """The baseline: findings that were accepted on a day, each with its reason, so that an audit fails for new ones alone.
 
-A finding is known by its rule, target, section and tensor; one that names no tensor by its message as well, or another
-dangerous global would pass for the one that was accepted. The file has one of them a line, sorted, and no times.
+A finding is known by its rule, target, section and tensor, and by what else it is about (`os.system`); one that names
+nothing by its message, or any other of its rule would pass for the one that was accepted. The file has one of them a
+line, sorted, and no times.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ FIXED = "baseline-fixed"
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finding that is accepted. `message` is there where no tensor is named."""
+    """One finding that is accepted. `message` is there where neither a tensor nor anything else is named."""
 
     target: str
     rule: str
     section: str | None
     fqn: str | None
     reason: str
+    about: str | None = None
     message: str | None = None
 
 
@@ -44,16 +46,17 @@ class Baseline(msgspec.Struct, frozen=True):
     findings: tuple[Entry, ...]
 
 
-_Key = tuple[str, str, str | None, str | None, str | None]
+_Key = tuple[str, str, str | None, str | None, str | None, str | None]
 
 
 def _key(finding: Finding) -> _Key:
-    message = finding.message if finding.fqn is None else None
-    return named(finding.target), finding.rule, finding.section, finding.fqn, message
+    about = finding.about if isinstance(finding.about, str) else None
+    message = finding.message if finding.fqn is None and about is None else None
+    return named(finding.target), finding.rule, finding.section, finding.fqn, about, message
 
 
 def _key_of(entry: Entry) -> _Key:
-    return entry.target, entry.rule, entry.section, entry.fqn, entry.message
+    return entry.target, entry.rule, entry.section, entry.fqn, entry.about, entry.message
 
 
 def read(path: str) -> Baseline:
@@ -109,8 +112,10 @@ def _was_looked_for(key: _Key, target: Target, whole: bool) -> bool:
 
 
 def _note(key: _Key) -> Oddity:
-    _, rule, _, fqn, message = key
-    return Oddity(FIXED, f"the baseline accepts {rule} of {fqn or message}: it is fixed, drop it from there", fqn)
+    _, rule, _, fqn, about, message = key
+    return Oddity(
+        FIXED, f"the baseline accepts {rule} of {fqn or about or message}: it is fixed, drop it from there", fqn
+    )
 
 
 def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool) -> Baseline:
@@ -118,7 +123,7 @@ def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool) -> Bas
     known = {_key_of(entry): entry for entry in old.findings} if old else {}
     now = {_key(one) for target in found.targets for one in target.findings if one.rule != BUG}
     now |= {_key(one.finding) for target in found.targets for one in target.accepted if _is_in(one.finding, known)}
-    entries = [known.get(key) or Entry(*key[:4], reason, key[4]) for key in now]
+    entries = [known.get(key) or Entry(*key[:4], reason, *key[4:]) for key in now]
     for key, entry in known.items():
         if key not in now and not any(_was_looked_for(key, target, whole) for target in found.targets):
             entries.append(entry)

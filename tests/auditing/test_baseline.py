@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from statecli.auditing import baseline
 from statecli.auditing.baseline import Baseline, Entry
@@ -157,8 +158,8 @@ def audited(*findings, ran=("r",)):
     return Audit((Target("a.pt", Status.AUDITED, findings=findings, ran=ran),))
 
 
-def finding(rule="r", message="m", fqn=None, section=None):
-    return Finding(rule, Severity.ERROR, message, "a.pt", fqn, section=section)
+def finding(rule="r", message="m", fqn=None, section=None, about=UNSET):
+    return Finding(rule, Severity.ERROR, message, "a.pt", fqn, section=section, about=about)
 
 
 def test_a_finding_of_no_tensor_is_known_by_its_message():
@@ -167,6 +168,14 @@ def test_a_finding_of_no_tensor_is_known_by_its_message():
     later = audited(finding(message="calls os.getcwd"), finding(message="calls os.system"))
     found = baseline.accepting(later, accepted, whole=True)
     assert [one.message for one in found.findings] == ["calls os.system"]
+
+
+def test_a_finding_of_something_named_is_known_by_that():
+    """Where in the pickle it stands may change, what is called may not."""
+    accepted = baseline.made(audited(finding(message="byte 7: calls", about="os.getcwd")), None, "why", whole=True)
+    later = [finding(message="byte 9: calls", about=one) for one in ("os.getcwd", "os.system")]
+    found = baseline.accepting(audited(*later), accepted, whole=True)
+    assert [one.about for one in found.findings] == ["os.system"]
 
 
 def test_a_bug_of_ours_is_never_accepted():
