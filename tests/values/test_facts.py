@@ -394,3 +394,22 @@ def test_one_digest_in_common_is_looked_at_again(store, monkeypatch):
     a, b, c = store(torch.arange(9)), store(torch.arange(9) + 1), store(torch.arange(9))
     one, two, three = facts.read_all([a, b, c])
     assert one.digest == three.digest != two.digest
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_format_gives_the_same_facts(tmp_path):
+    """torch's zip, its older format and safetensors are three ways to store one tensor."""
+    from safetensors.torch import save_file
+
+    from statecli import formats
+
+    tensor = any_bits(torch.bfloat16, 1000).reshape(10, 100)
+    torch.save({"w": tensor}, tmp_path / "zip.pt")
+    torch.save({"w": tensor}, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
+    save_file({"w": tensor}, tmp_path / "a.safetensors")
+    rows = [formats.read(str(tmp_path / name)).tensors[0] for name in ("zip.pt", "legacy.pt", "a.safetensors")]
+    one, two, three = (of(row) for row in rows)
+    assert one == two == three
+    assert told(one) == expected(tensor)
