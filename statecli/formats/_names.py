@@ -146,6 +146,15 @@ def _build(m: Any, pos: int) -> int:
     return pos
 
 
+def _inst(m: Machine, pos: int) -> int:
+    """The name is imported before its arguments are looked for."""
+    module, end = m.line(pos)
+    name, end = m.line(end)
+    function = m.name(module, name, pos)
+    m.stack.append(m.call(function, tuple(m.pop_mark()), pos, "inst"))
+    return end
+
+
 def _extension(m: Machine, pos: int) -> int:
     """A code stands for a name that the loading program has registered."""
     width = 1 << (m.data[pos - 1] - 0x82)
@@ -188,6 +197,7 @@ _OTHERS: dict[int, Handler] = {
     0x53: _seen(0x53),
     0x56: _seen(0x56),
     0x62: _build,
+    0x69: _inst,
     0x82: _extension,
     0x83: _extension,
     0x84: _extension,

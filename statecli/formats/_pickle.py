@@ -221,6 +221,8 @@ class Machine:
         self.end = 0
         self.protocol = 0
         self.objects = 0
+        #: How many were read, to the whole 50,000.
+        self.opcodes = 0
         self.numbers = _Numbers()
         self.shapes = _Shapes(self.numbers)
 
@@ -230,6 +232,7 @@ class Machine:
         try:
             for _ in repeat(None, MAX_OPCODES // _BURST):
                 pos = self._burst(pos)
+                self.opcodes += _BURST
                 self._check_budgets(pos)
         except _Stopped:
             return

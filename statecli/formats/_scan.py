@@ -12,6 +12,7 @@ import os
 import re
 import struct
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,8 +28,11 @@ from statecli.state import Place, ScannedPickle
 MAX_PICKLE = 256 * 2**20
 MAX_INFLATED = 64 * 2**20
 MAX_BYTES = 512 * 2**20
-#: Pickles of one file, those inside strings included.
+#: Opcodes of all pickles of one file, at 2 or 3 million a second; a single one has a budget of its own.
+MAX_OPCODES = 30_000_000
+#: Pickles of one file, those inside strings included, and what was looked at because it begins like one.
 MAX_PICKLES = 10_000
+MAX_PIECES = 200_000
 #: Archives in archives in archives, and pickles in strings of pickles.
 MAX_DEPTH = 4
 _FIRST_WINDOW = 64 * 1024
@@ -147,8 +151,8 @@ class _Scan:
     def __init__(self, source: Source) -> None:
         self.whole = _Region(source, 0, source.size)
         self.found: list[ScannedPickle] = []
-        self.pieces: list[_Piece] = []
-        self.bytes = 0
+        self.pieces: deque[_Piece] = deque()
+        self.bytes = self.opcodes = self.looked = 0
 
     def run(self) -> list[ScannedPickle]:
         """Everything that was found."""
@@ -159,11 +163,16 @@ class _Scan:
             self._archive(first._replace(hidden=True))
         self.pieces.append(first)
         while self.pieces:
-            if len(self.found) >= MAX_PICKLES or self.bytes > MAX_BYTES:
-                self._unread(self.pieces[-1], f"more than {MAX_PICKLES} pickles, or {MAX_BYTES:,} bytes of them")
+            if self._is_over():
+                self._unread(first, "more pickles in it, or longer ones, than are read of one file")
                 break
-            self._look(self.pieces.pop())
+            self._look(self.pieces.popleft())
         return self.found
+
+    def _is_over(self) -> bool:
+        self.looked += 1
+        many = len(self.found) >= MAX_PICKLES or self.looked > MAX_PIECES
+        return many or self.bytes > MAX_BYTES or self.opcodes > MAX_OPCODES
 
     def _unread(self, piece: _Piece, why: str) -> None:
         self.found.append(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why))
@@ -194,20 +203,11 @@ class _Scan:
         """Read the pickle at byte `at`; its length, 0 where it has no end."""
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
         scanner, unread = self._scanned(piece.region, at, where)
-        if not (piece.sure or at) and _is_chance(scanner, unread):
-            return 0
         region = piece.region.part(at, scanner.end or len(scanner.data))
-        self.found.append(
-            ScannedPickle(
-                where,
-                region.span,
-                tuple(scanner.mentions()),
-                tuple(dict.fromkeys(scanner.modules)),
-                piece.hidden,
-                region.base is not None,
-                str(unread) if unread else None,
-            )
-        )
+        if piece.sure or not _is_harmless(scanner, unread):
+            mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
+            why, exact = str(unread) if unread else None, region.base is not None
+            self.found.append(ScannedPickle(where, region.span, mentions, modules, piece.hidden, exact, why))
         for start, data in scanner.inner:
             self.pieces.append(_Piece(region.made(data), f"{where}, the string at byte {start}", piece.depth + 1))
         return scanner.end
@@ -216,20 +216,22 @@ class _Scan:
         """The pickle's length is not recorded: windows grow until it fits."""
         window, left = _FIRST_WINDOW, region.size - at
         while True:
-            scanner = Scanner(region.read(at, min(window, left, MAX_PICKLE)), where)
-            self.bytes += len(scanner.data)
-            try:
-                scanner.run(0)
-            except TruncatedPickle as error:
-                if len(scanner.data) == left:
-                    return scanner, error
-                if len(scanner.data) == MAX_PICKLE:
-                    return scanner, OverBudget(f"{where} is a pickle of more than {MAX_PICKLE:,} bytes")
-            except MalformedError as error:
+            scanner, error = self._run(region.read(at, min(window, left, MAX_PICKLE)), where)
+            if not isinstance(error, TruncatedPickle) or len(scanner.data) == left:
                 return scanner, error
-            else:
-                return scanner, None
+            if len(scanner.data) == MAX_PICKLE:
+                return scanner, OverBudget(f"{where} is a pickle of more than {MAX_PICKLE:,} bytes")
             window *= _GROWTH
+
+    def _run(self, data: bytes, where: str) -> tuple[Scanner, MalformedError | None]:
+        scanner, failed = Scanner(data, where), None
+        try:
+            scanner.run(0)
+        except MalformedError as error:
+            failed = error
+        self.bytes += len(data)
+        self.opcodes += scanner.opcodes
+        return scanner, failed
 
     def _array(self, piece: _Piece) -> None:
         """A numpy array: of objects it is a pickle behind the header."""
@@ -328,11 +330,8 @@ def _inflated(region: _Region) -> tuple[_Region, str | None]:
     return region.made(b"".join(parts)), why
 
 
-def _is_chance(scanner: Scanner, unread: MalformedError | None) -> bool:
-    """Whether what only begins like a pickle is none: it breaks off before it has named or built anything."""
-    if isinstance(unread, OverBudget):
-        return False
+def _is_harmless(scanner: Scanner, unread: MalformedError | None) -> bool:
+    """Whether what begins like a pickle imports nothing, or breaks off and only looks as if it did: text, or floats."""
     plain = all(_PLAIN.match(one.module) and _PLAIN.match(one.name) for one in scanner.globals.values())
-    if unread is None:
-        return not (scanner.data[:1] == b"\x80" or (scanner.globals and plain))
-    return not (scanner.globals and plain and (scanner.data[:1] == b"\x80" or scanner.calls))
+    meant = unread is None or scanner.data[:1] == b"\x80" or scanner.calls
+    return not isinstance(unread, OverBudget) and not (scanner.globals and plain and meant)

@@ -1,0 +1,417 @@
+"""The scan of a file's pickles: every name that unpickling would import, wherever the pickle is, and an end to it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import pickle
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter, OrderedDict, defaultdict, deque
+from datetime import date, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePosixPath
+from uuid import UUID
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statecli.formats import _pickle, _scan
+from statecli.formats._scan import scan
+
+from .attacks import (
+    Member,
+    build,
+    called,
+    legacy,
+    named,
+    number,
+    pickled,
+    records,
+    short,
+    state_dict,
+    tensor,
+    text,
+)
+from .test_pickle import BOMBS
+
+SYSTEM = called(named("os", "system"), text("touch PWNED"))
+
+
+@pytest.fixture
+def scanned(tmp_path):
+    """The pickles of a file of these bytes."""
+
+    def one(data):
+        (tmp_path / "file").write_bytes(data)
+        return scan(str(tmp_path / "file"))
+
+    return one
+
+
+def names(pickles):
+    """All names, of all pickles."""
+    return {one.qualified for pickle in pickles for one in pickle.names}
+
+
+class Recording:
+    """What an unpickler would import. Nothing is: each name stands for a class that puts up with everything."""
+
+    def __init__(self, *args, **kwargs):
+        self.seen = set()
+        super().__init__(*args, **kwargs)
+
+    def find_class(self, module, name):
+        self.seen.add(f"{module}.{name}")
+        return type("Inert", (_Inert,), {})
+
+    def persistent_load(self, pid):
+        return _Inert()
+
+
+class _Inert:
+    def __new__(cls, *args, **kwargs):
+        return super().__new__(cls)
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __call__(self, *args, **kwargs):
+        return _Inert()
+
+    append = extend = add = __setitem__ = __setstate__ = __call__
+
+
+class FromC(Recording, pickle.Unpickler):
+    """The unpickler that everybody uses."""
+
+
+class FromPython(Recording, pickle._Unpickler):
+    """The one that it was made after."""
+
+
+def imported(data, unpickler):
+    """What this unpickler asks for, until it ends or gives up."""
+    reader = unpickler(io.BytesIO(data))
+    # Hostile streams fail in every way; what was asked for before is the fact.
+    with contextlib.suppress(Exception):
+        reader.load()
+    return reader.seen
+
+
+plain = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9) | st.binary(max_size=9)
+)
+objects = (
+    st.builds(Fraction, st.integers())
+    | st.builds(Decimal, st.integers())
+    | st.builds(UUID, int=st.integers(0, 2**128 - 1))
+    | st.builds(timedelta, st.integers(-9, 9))
+    | st.dates()
+    | st.builds(PurePosixPath, st.sampled_from(["a", "b/c"]))
+    | st.sampled_from([OrderedDict, Counter, defaultdict, np.float32, PurePosixPath, date, print, len])
+    | st.builds(np.float64, st.floats(allow_nan=False))
+    | st.builds(deque, st.lists(st.integers(), max_size=2))
+    | st.builds(complex, st.floats(allow_nan=False))
+)
+values = st.recursive(
+    plain | objects,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=4).map(OrderedDict)
+        | st.tuples(inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(values, st.sampled_from(range(6)))
+@settings(max_examples=300)
+def test_the_names_of_an_honest_pickle_are_those_that_the_unpickler_asks_for(tmp_path_factory, value, protocol):
+    """No more, no fewer, in every protocol."""
+    data = pickle.dumps(value, protocol)
+    path = tmp_path_factory.getbasetemp() / "honest"
+    path.write_bytes(b"\x80\x02" + data if protocol < 2 else data)
+    (found, *rest) = scan(str(path))
+    assert not rest
+    assert found.unread is None
+    assert names([found]) == imported(data, FromC)
+
+
+PIECES = [
+    b"(",
+    b"t",
+    b"l",
+    b"d",
+    b"R",
+    b"b",
+    b"o",
+    b"0",
+    b"1",
+    b"2",
+    b"s",
+    b"u",
+    b"a",
+    b"e",
+    b"Q",
+    b"\x81",
+    b"\x85",
+    b"\x86",
+    b"\x87",
+    b"\x90",
+    b"\x91",
+    b"\x92",
+    b"\x93",
+    b"\x94",
+    b"\x8f",
+    b"]",
+    b"}",
+    b")",
+    b"N",
+    b"\x88",
+    b"K\x01",
+    b"q\x00",
+    b"q\x07",
+    b"h\x00",
+    b"h\x01",
+    b"h\x07",
+    b"p1\n",
+    b"g1\n",
+    b"p 2\n",
+    b"g2\n",
+    b"I0x10\n",
+    b"I01\n",
+    b"L5L\n",
+    b"F1.5\n",
+    b"Vmm\n",
+    b"S'nn'\n",
+    b"U\x02oo",
+    b"\x8a\x01\x05",
+    b"C\x01a",
+    b"\x95" + struct.pack("<Q", 0),
+    b"Pid\n",
+    b"iold\nClass\n",
+    named("first", "One"),
+    named("second", "a.b.Two"),
+    short("module") + short("Name") + b"\x93",
+    text("third") + text("Three") + b"\x93",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=40))
+@settings(max_examples=2000)
+def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_factory, pieces):
+    """Whatever opcodes in whatever order: what either unpickler asks for is known, or the rest is said to be unread."""
+    data = b"\x80\x04" + named("zeroth", "Zero") + b"".join(pieces) + b"."
+    path = tmp_path_factory.getbasetemp() / "hostile"
+    path.write_bytes(data)
+    found = scan(str(path))
+    asked = imported(data, FromC) | imported(data, FromPython)
+    assert asked <= names(found)
+
+
+def test_that_property_can_fail():
+    """A name behind what the machine refuses is asked for by both unpicklers, and missed by one that stops there."""
+    data = (
+        b"\x80\x04" + named("zeroth", "Zero") + b"N}" + text("a") + number(1) + b"s\x86b" + named("first", "One") + b"."
+    )
+    assert imported(data, FromC) == imported(data, FromPython) == {"zeroth.Zero", "first.One"}
+    with pytest.raises(_pickle.MalformedError):
+        _pickle.load(data)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=500)
+def test_any_bytes_are_scanned(tmp_path_factory, data):
+    """As a file, as a record, as what follows a protocol: there is always an answer."""
+    path = tmp_path_factory.getbasetemp() / "bytes"
+    for whole in (data, b"\x80\x04" + data, b"PK\3\4" + data, build([*records(), Member("archive/x.pkl", data)])):
+        path.write_bytes(whole)
+        scan(str(path))
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_a_damaged_archive_still_gives_its_pickle(tmp_path_factory, data):
+    """Whatever byte is changed outside of the pickle and its local header, its name is found."""
+    whole = build(records(state_dict(w=tensor(), x=SYSTEM)))
+    at = data.draw(st.integers(whole.index(b"archive/.format"), len(whole) - 1))
+    broken = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes(broken)
+    assert "os.system" in names(scan(str(path)))
+
+
+def test_a_name_is_told_with_its_byte(scanned):
+    """Of the pickle, and by the place of the pickle that of the file."""
+    data = build(records(state_dict(w=tensor(), x=SYSTEM)))
+    (found,) = scanned(data)
+    mention = next(one for one in found.names if one.module == "os")
+    assert found.exact
+    assert data[found.place.offset + mention.position :].startswith(b"cos\nsystem\n")
+    assert mention.called
+
+
+def test_a_compressed_pickle_is_told_by_its_record(scanned):
+    """Its bytes are not those of the file."""
+    members = records(state_dict(w=tensor(), x=SYSTEM))
+    members[0].method = 8
+    data = build(members)
+    (found,) = scanned(data)
+    assert not found.exact
+    content = data[found.place.offset : found.place.offset + found.place.length]
+    assert content == members[0].content
+
+
+def test_every_pickle_of_a_legacy_file_is_read(scanned):
+    """Five, each with where it begins."""
+    found = scanned(legacy(state_dict(w=tensor(), x=SYSTEM), [("0", 4, bytes(16))]))
+    assert len(found) == 5
+    assert "os.system" in names(found[3:4])
+    assert found[3].where == f"the file, the pickle at byte {found[3].place.offset}"
+
+
+def test_a_pickle_longer_than_a_window_is_read_whole(scanned):
+    """Of a legacy file no length is known."""
+    big = {f"layer.{n}.weight": n for n in range(20_000)}
+    data = pickle.dumps(big, 2)[:-1] + b"0" + SYSTEM + b"."
+    (found,) = scanned(data)
+    assert found.unread is None
+    assert names([found]) == {"os.system"}
+    assert found.place.length == len(data) > 100_000
+
+
+def test_getattr_of_a_name_is_the_longer_name(scanned):
+    """As pickle spells a class in a class before protocol 4; then getattr itself is no name of its own."""
+    getattr_ = named("__builtin__", "getattr")
+    assert names(scanned(pickled(called(getattr_, named("m", "Outer"), text("Inner"))))) == {"m.Outer", "m.Outer.Inner"}
+    opaque = pickled(called(getattr_, called(named("m", "f")), text("Inner")))
+    assert "__builtin__.getattr" in names(scanned(opaque))
+    both = pickled(called(getattr_, named("m", "Outer"), text("Inner")) + b"0" + opaque[2:-1])
+    assert "__builtin__.getattr" in names(scanned(both))
+
+
+def test_getattr_with_a_default_is_not_taken_for_a_name(scanned):
+    """What it gives depends on what is there."""
+    data = pickled(called(named("builtins", "getattr"), named("m", "Outer"), text("Inner"), b"N"))
+    assert names(scanned(data)) == {"builtins.getattr", "m.Outer"}
+
+
+def test_the_shards_of_an_index_are_scanned(tmp_path):
+    """The folder's too; what else lies in it is no part of it."""
+    for name, body in (("model-00001-of-00001.bin", b"N"), ("optimizer.pt", SYSTEM)):
+        (tmp_path / name).write_bytes(build(records(state_dict(w=tensor(), x=body))))
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text('{"metadata": {}, "weight_map": {"w": "model-00001-of-00001.bin"}}')
+    for target in (tmp_path, index):
+        assert [one.place.path for one in scan(str(target))] == [str(tmp_path / "model-00001-of-00001.bin")]
+
+
+def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
+    """A path in it is not followed."""
+    (tmp_path / "a.pkl").write_bytes(pickled(SYSTEM))
+    (tmp_path / "in").mkdir()
+    index = tmp_path / "in" / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"w": "../a.pkl"}}')
+    assert scan(str(index)) == ()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"cats\nand dogs\n", b"can\nyou\n(see)\n.", b"{}", bytes(1000), b"\x89PNG\r\n"]
+)
+def test_what_is_no_pickle_has_none(content, scanned):
+    """Text may begin with the letter of an opcode."""
+    assert scanned(content) == ()
+
+
+def test_text_in_a_checkpoint_is_no_pickle(scanned):
+    """A prompt or a note that begins like an opcode."""
+    notes = ["cats\nand\ndogs", "(a) first\n(b) second\n", "c\nd\ne.", "I am\nhere.", "]\n}"]
+    (found,) = scanned(build(records(state_dict(w=tensor(), **{f"n{n}": text(one) for n, one in enumerate(notes)}))))
+    assert names([found]) <= {"torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "collections.OrderedDict"}
+
+
+def test_a_file_that_is_missing_has_no_pickle(tmp_path):
+    """Whoever lists its tensors says so."""
+    assert scan(str(tmp_path / "missing")) == ()
+
+
+def test_an_inflation_bomb_is_said_and_not_inflated(scanned):
+    """200 MB of nothing in 200 KB."""
+    members = records(b"]" * 200_000_000)
+    members[0].method = 8
+    found = scanned(build(members))
+    assert any("inflates to more than" in (one.unread or "") for one in found)
+
+
+def test_pickles_in_pickles_have_an_end(scanned):
+    """A string in a string in a string: said, where reading ends."""
+    data = pickled(SYSTEM)
+    for _ in range(8):
+        data = pickled(b"B" + struct.pack("<I", len(data)) + data)
+    found = scanned(data)
+    assert "nests more than 4" in found[-1].unread
+    assert len(found) == 2
+
+
+def test_many_pickles_have_an_end(scanned, monkeypatch):
+    """A file of more than there is time for is said to be read in part."""
+    monkeypatch.setattr(_scan, "MAX_PIECES", 10)
+    strings = b"".join(b"B" + struct.pack("<I", 8) + pickled(b"]0NNN") + b"0" for _ in range(20))
+    found = scanned(pickled(strings + b"N"))
+    assert "than are read of one file" in found[-1].unread
+
+
+def test_opcodes_have_an_end(scanned, monkeypatch):
+    """Of all pickles together."""
+    monkeypatch.setattr(_scan, "MAX_OPCODES", 100_000)
+    found = scanned(build([Member(f"a/{n}.pkl", pickled(b"N0" * 60_000 + b"N")) for n in range(5)]))
+    assert len(found) == 2
+    assert "than are read of one file" in found[-1].unread
+
+
+@pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
+def test_bombs_are_scanned_like_ordinary_pickles(data, scanned):
+    """What hangs or crashes an unpickler takes a moment."""
+    begun = time.process_time()
+    scanned(data)
+    gc.collect()
+    assert time.process_time() - begun < 10
+
+
+def test_a_scan_imports_neither_pickle_nor_torch(tmp_path):
+    """Nor anything that the file names."""
+    (tmp_path / "a.pt").write_bytes(build(records(state_dict(w=tensor(), x=called(named("wave", "open"))))))
+    code = f"""
+        import sys
+        from statecli.formats._scan import scan
+        assert len(scan({str(tmp_path / "a.pt")!r})) == 1
+        assert not set(sys.modules) & {{"pickle", "_pickle", "torch", "numpy", "wave"}}
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_the_payloads_of_these_tests_would_run(tmp_path):
+    """Unpickled in a process of its own, one leaves its file: the tests that find none could have found it."""
+    (tmp_path / "a.pkl").write_bytes(pickled(SYSTEM))
+    code = "import pickle; pickle.load(open('a.pkl', 'rb'))"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert (tmp_path / "PWNED").exists()
+
+
+def test_a_real_checkpoint_has_one_pickle(tmp_path):
+    """The records of its storages are looked at, and are none, whatever they begin with."""
+    begins = torch.tensor([0x80, 2, 0x5D, 0x2E] + [0] * 60, dtype=torch.uint8)
+    torch.save({"w": begins, "v": torch.randn(100)}, tmp_path / "a.pt")
+    found = scan(str(tmp_path / "a.pt"))
+    assert [one.where for one in found][:1] == ["a/data.pkl"]
+    assert all(not one.names for one in found[1:])
