@@ -108,7 +108,7 @@ def _cases(diff: Diff, report: Report) -> tuple[Case, ...]:
         of.setdefault((finding.section, finding.fqn), []).append(finding)
     for change in differing(diff):
         name = side(change.fqn, change.section, sectioned)
-        found = of.pop((change.section, change.fqn), [])
+        found = of.pop((change.section, change.fqn), []) + of.pop((None, change.fqn), [])
         expected = Case(report.title, name, Outcome.PASSED, text=(_told(change),))
         tried.append(cases.failed(report.title, name, found) if found else expected)
     for scalar in diff.scalars:

@@ -1,0 +1,120 @@
+"""Annotations of a GitHub workflow: escaped as its runner reads them, and no more than it shows."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from statecli.state import Origin
+
+from ..audits import ERROR, NOTE, WARNING, failed, finding, skipped, target, written
+from ..published import github
+
+
+def notes(*targets, **options):
+    return github(written("github", *targets, **options))
+
+
+@pytest.mark.parametrize("line", ["::error::x", "::error file=a:b::x", "  ::debug::x", "a ##[error]b"])
+def test_the_grammar_refuses_what_is_none(line):
+    """The reader of these tests can fail."""
+    with pytest.raises(AssertionError):
+        github(line + "\n")
+
+
+def test_an_annotation_has_its_file_line_and_rule():
+    """A class is annotated at the line that assigned the tensor; the message says what to do too."""
+    found = finding("unregistered-tensor", WARNING, origin=Origin("net.py", 9), message="t: stays", help="register it")
+    assert notes(target("net.py:Net", found)) == [
+        (
+            "warning",
+            {"file": "net.py", "line": "9", "title": "statecli unregistered-tensor"},
+            "t: stays\nregister it",
+        )
+    ]
+
+
+@pytest.mark.parametrize(("severity", "level"), [(ERROR, "error"), (WARNING, "warning"), (NOTE, "notice")])
+def test_levels(severity, level):
+    """A note is a notice."""
+    assert [one[0] for one in notes(target("a.pt", finding(severity=severity)))] == [level]
+
+
+def test_repeated_layers_are_one_annotation():
+    """And it says of how many."""
+    found = [finding(fqn=f"layers.{n}.weight") for n in range(48)]
+    assert notes(target("a.pt", *found)) == [
+        ("error", {"file": "a.pt", "title": "statecli nan (48)"}, "layers.{0..47}.weight: is nan")
+    ]
+
+
+def test_more_than_ten_of_a_rule_are_one_annotation():
+    """The first ten in it, and how many more."""
+    found = [finding(fqn=f"name{'x' * n}") for n in range(25)]
+    ((_, properties, message),) = notes(target("a.pt", *found))
+    assert properties == {"file": "a.pt", "title": "statecli nan (25)"}
+    assert message.splitlines()[9:] == ["namexxxxxxxxx: is nan", "… and 15 more"]
+
+
+def test_ten_are_told_one_by_one():
+    """As many as GitHub shows."""
+    found = [finding(fqn=f"name{'x' * n}") for n in range(10)]
+    assert len(notes(target("a.pt", *found))) == 10
+
+
+def test_more_than_ten_rules_end_with_how_many_more():
+    """Nine, and one that names the rest: GitHub would drop them without a word."""
+    found = [finding(f"rule{'x' * n}") for n in range(14)]
+    annotations = notes(target("a.pt", *found))
+    assert len(annotations) == 10
+    assert annotations[-1][2] == "and 5 findings of 5 rules more: " + ", ".join(f"rule{'x' * n}" for n in range(9, 14))
+
+
+def test_each_level_has_ten_of_its_own():
+    """Errors do not crowd out warnings."""
+    found = [finding(f"r{'x' * n}", level) for level in (ERROR, WARNING, NOTE) for n in range(20)]
+    levels = [one[0] for one in notes(target("a.pt", *found))]
+    assert {level: levels.count(level) for level in levels} == {"error": 10, "warning": 10, "notice": 10}
+
+
+def test_findings_of_several_targets_are_of_no_one_file():
+    """Where one annotation tells of many, it names no file of them."""
+    targets = [target(f"{'x' * n}.pt", finding(target=f"{'x' * n}.pt")) for n in range(1, 13)]
+    ((_, properties, _),) = notes(*targets)
+    assert properties == {"title": "statecli nan (12)"}
+
+
+def test_a_target_that_failed_is_an_error():
+    """And one that was skipped a notice: a step that shows neither looks clean."""
+    assert notes(failed("no.pt"), skipped("README.md")) == [
+        ("error", {"file": "no.pt", "title": "statecli cannot-read"}, "no.pt: is empty"),
+        ("notice", {"file": "README.md", "title": "statecli skipped"}, "is a text file"),
+    ]
+
+
+def test_the_last_line_is_the_verdict():
+    """For who reads the log; it is no command."""
+    assert written("github", target()).splitlines() == ["statecli: 1 audited: clean; 2 rules ran"]
+
+
+def test_quiet_leaves_what_fails():
+    """-q: no notice, no verdict."""
+    text = written("github", target("a.pt", finding(severity=NOTE), finding("inf", WARNING)), quiet=True)
+    assert [one[1]["title"] for one in github(text)] == ["statecli inf"]
+    assert text.count("\n") == 1
+    assert written("github", target(), quiet=True) == ""
+
+
+@given(st.text(st.characters(), max_size=60), st.text(st.characters(), min_size=1, max_size=30))
+def test_no_name_is_a_command(fqn, name):
+    """One line an annotation, whatever is in it, and what is read back is what was meant."""
+    text = written("github", target(name, finding(fqn=fqn, message=f"{fqn}: x", target=name), ran=()))
+    assert text.count("\n") == 2
+    assert len(github(text)) == 1
+
+
+def test_percent_is_escaped_once():
+    """`%0A` of a name is no line break, and is read as it was."""
+    ((_, _, message),) = notes(target("a.pt", finding(message="a%0A::error::b%25: x")))
+    assert message == "a%0A::error::b%25: x"

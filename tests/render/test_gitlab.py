@@ -1,0 +1,78 @@
+"""GitLab's Code Quality report: the keys that it asks for, a fingerprint each, a line even where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecli.state import Origin, Place
+
+from ..audits import ERROR, NOTE, WARNING, accepted, failed, finding, skipped, target, written
+from ..published import gitlab
+
+
+def issues(*targets, **options):
+    return gitlab(written("gitlab", *targets, **options))
+
+
+def test_the_reader_refuses_what_is_none():
+    """The reader of these tests can fail."""
+    with pytest.raises(KeyError):
+        gitlab('[{"description": "x"}]')
+
+
+def test_an_issue_has_what_gitlab_asks_for():
+    """The finding's own fingerprint, its file, and line 1: without one it is not shown."""
+    one = finding(help="go back one epoch")
+    assert issues(target("a.pt", one)) == [
+        {
+            "description": "fc.weight: is nan (go back one epoch)",
+            "check_name": "nan",
+            "fingerprint": one.fingerprint,
+            "severity": "major",
+            "location": {"path": "a.pt", "lines": {"begin": 1}},
+        }
+    ]
+
+
+@pytest.mark.parametrize(("severity", "word"), [(ERROR, "major"), (WARNING, "minor"), (NOTE, "info")])
+def test_severities(severity, word):
+    """Three of GitLab's five; what could not be read at all is a blocker."""
+    assert [one["severity"] for one in issues(target("a.pt", finding(severity=severity)))] == [word]
+    assert [one["severity"] for one in issues(failed("no.pt"))] == ["blocker"]
+
+
+def test_a_source_line_is_the_line():
+    """Of the file that assigned the tensor; bytes are those of line 1 of theirs."""
+    found = (finding(origin=Origin("pkg/net.py", 9)), finding("inf", place=Place("m/s-1.safetensors", 8, 4)))
+    assert [one["location"] for one in issues(target("m", *found))] == [
+        {"path": "pkg/net.py", "lines": {"begin": 9}},
+        {"path": "m/s-1.safetensors", "lines": {"begin": 1}},
+    ]
+
+
+def test_a_path_does_not_begin_with_a_dot():
+    """GitLab compares it with that of the repository."""
+    assert issues(target("./a.pt", finding(target="./a.pt")))[0]["location"]["path"] == "a.pt"
+
+
+def test_fingerprints_are_unique_and_stay():
+    """Two findings of one tensor and rule are two issues, the same in the next run."""
+    several = [finding(message=f"fc.weight: {n}") for n in range(3)]
+    first = [one["fingerprint"] for one in issues(target("a.pt", *several))]
+    assert len(set(first)) == 3
+    assert first == [one["fingerprint"] for one in issues(target("a.pt", *several))]
+
+
+def test_what_is_accepted_or_skipped_is_no_issue():
+    """The report has what there is to mend."""
+    assert issues(target("a.pt", accepted=accepted("known", finding())), skipped("README.md")) == []
+
+
+def test_a_clean_run_is_an_empty_list():
+    """By which GitLab sees what was mended."""
+    assert written("gitlab", target()) == "[]\n"
+
+
+def test_quiet_is_whole():
+    """Programs read it."""
+    assert issues(target("a.pt", finding(severity=NOTE)), quiet=True)

@@ -1,0 +1,109 @@
+"""JUnit's XML: a suite a target, a case a rule, and nothing in it that XML forbids."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from statecli.comparison.result import ScalarChange, Status
+from statecli.finding import Severity
+
+from .. import changes
+from ..audits import NOTE, WARNING, accepted, failed, finding, skipped, target, unheard, written
+from ..published import junit
+
+
+def cases(*targets, **options):
+    """(suite, case) -> what it holds: nothing, or (tag, message, text)."""
+    root = junit(written("junit", *targets, **options))
+    return {
+        (suite.get("name"), case.get("name")): [(one.tag, one.get("message"), one.text) for one in case]
+        for suite in root
+        for case in suite
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<testsuites tests='1' failures='0' errors='0'/>",
+        "<testsuites><testsuite name='a' tests='0' failures='0' errors='0'><x/></testsuite></testsuites>",
+        "<testsuites tests='0' failures='0' errors='0' color='red'/>",
+    ],
+)
+def test_the_schema_refuses_what_is_none(text):
+    """The validator of these tests can fail: on a count, an element, an attribute."""
+    with pytest.raises((AssertionError, KeyError, TypeError)):
+        junit(text)
+
+
+def test_each_rule_is_a_case_of_its_target():
+    """Those that found nothing passed; those that could not judge were skipped, with the reason."""
+    found = cases(target("a.pt", finding(), ran=("nan", "inf"), skipped=(unheard("broken-tie", "give --against"),)))
+    assert found["a.pt", "inf"] == []
+    assert found["a.pt", "nan"] == [("failure", "fc.weight: is nan", "error[nan]: fc.weight: is nan")]
+    assert found["a.pt", "broken-tie"] == [("skipped", "give --against", None)]
+
+
+def test_several_findings_of_a_rule_are_one_failure():
+    """Jenkins keeps one of a case: how many there are, and a line each."""
+    one, other = finding(fqn="a", help="mend it"), finding(fqn="b")
+    ((tag, message, text),) = cases(target("a.pt", one, other))["a.pt", "nan"]
+    assert (tag, message) == ("failure", "2 findings, the first: a: is nan")
+    assert text.splitlines() == ["error[nan]: a: is nan (mend it)", "error[nan]: b: is nan"]
+
+
+def test_what_does_not_fail_the_run_fails_no_case():
+    """A note below --fail-on is told in the case that passed."""
+    found = cases(target("a.pt", finding(severity=NOTE)))
+    assert found["a.pt", "nan"] == [("system-out", None, "note[nan]: fc.weight: is nan")]
+    warned = target("a.pt", finding(severity=WARNING))
+    assert cases(warned, fail_on=Severity.ERROR)["a.pt", "nan"][0][0] == "system-out"
+
+
+def test_what_is_accepted_passes_and_says_why():
+    """The reason stands in the case."""
+    found = cases(target("a.pt", accepted=accepted("known", finding())))
+    assert found["a.pt", "nan"] == [("system-out", None, "accepted: error[nan]: fc.weight: is nan: known")]
+
+
+def test_a_target_that_was_not_audited_is_a_case():
+    """An error where it failed, skipped where it was: never a suite without a word."""
+    found = cases(failed("no.pt", "is empty"), skipped("README.md", "is a text file"))
+    assert found["no.pt", "audit"] == [("error", "no.pt: is empty", None)]
+    assert found["README.md", "audit"] == [("skipped", "is a text file", None)]
+
+
+def test_each_change_of_a_diff_is_a_case():
+    """A tensor, a setting; one that was expected passed."""
+    scalar = ScalarChange("epoch", Status.CHANGED, 1, 2)
+    found = changes.diff(changes.nudged("w"), changes.renamed("old", "new"), scalars=(scalar,))
+    root = junit(changes.written(found, "junit"))
+    assert [(one.get("name"), one[0].tag) for one in root.iter("testcase")] == [
+        ("w", "failure"),
+        ("new", "failure"),
+        ("epoch", "failure"),
+    ]
+    expected = changes.diff(changes.nudged("w"), findings=(), expected=True)
+    (case,) = junit(changes.written(expected, "junit")).iter("testcase")
+    assert [one.tag for one in case] == ["system-out"]
+
+
+def test_equal_states_are_one_case_that_passed():
+    """A report without a case is an error to most that read it."""
+    (case,) = junit(changes.written(changes.diff(changes.same("w")), "junit")).iter("testcase")
+    assert (case.get("name"), list(case)) == ("identical", [])
+
+
+@given(st.text(st.characters(), max_size=40), st.text(st.characters(), max_size=40))
+def test_any_name_is_xml(fqn, name):
+    """Whatever is in it, lone surrogates and U+FFFF too, a parser reads it."""
+    found = finding(fqn=fqn, message=f"{fqn}: x", target=name)
+    junit(written("junit", target(name, found), failed(f"{name}."), target("b", accepted=accepted(fqn or "-", found))))
+
+
+def test_what_xml_has_no_place_for_is_an_escape():
+    """It can be read, and no character of it reaches the parser."""
+    ((_, message, _),) = cases(target("a.pt", finding(message="a\x00\x1b\uffff\ud800]]>: x")))["a.pt", "nan"]
+    assert message == r"a\x00\x1b\uffff\ud800]]>: x"

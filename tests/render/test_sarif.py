@@ -1,0 +1,197 @@
+"""SARIF 2.1.0: valid by the published schema, and each finding where it is."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import unquote, unquote_to_bytes
+
+import hypothesis.strategies as st
+import jsonschema
+import pytest
+from hypothesis import example, given
+
+from statecli.render.sarif import uri
+from statecli.rules import RULES
+from statecli.state import Origin, Place
+
+from ..audits import ERROR, NOTE, WARNING, accepted, failed, finding, skipped, target, written
+from ..published import sarif
+
+
+def run(*targets):
+    return sarif(written("sarif", *targets))
+
+
+def location(one):
+    """Where the only result of this finding is."""
+    (result,) = run(target("a.pt", one))["results"]
+    (where,) = result["locations"]
+    return where
+
+
+def test_the_schema_refuses_what_is_none():
+    """The validator of these tests can fail."""
+    with pytest.raises(jsonschema.ValidationError):
+        sarif('{"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "x", "rules": []}}, "results": [{}]}]}')
+
+
+def test_a_rule_has_its_explanation():
+    """Name, one line, why, all of it as text and as Markdown, and the level that it has by itself."""
+    (rule,) = (one for one in run(target())["tool"]["driver"]["rules"] if one["id"] == "nan")
+    (known,) = (one for one in RULES if one.name == "nan")
+    assert rule["shortDescription"]["text"] == known.summary
+    assert rule["help"] == {"text": known.explanation, "markdown": known.explanation}
+    assert rule["defaultConfiguration"] == {"level": "error"}
+    assert rule["properties"] == {"tags": [known.about]}
+    assert "\n" not in rule["fullDescription"]["text"]
+    assert rule["fullDescription"]["text"].startswith(f"{known.summary} Why: ")
+
+
+def test_rules_that_ran_and_found_nothing_are_listed():
+    """What was looked for is known from the report."""
+    assert {rule["id"] for rule in run(target(ran=("nan", "inf")))["tool"]["driver"]["rules"]} == {"nan", "inf"}
+
+
+@pytest.mark.parametrize(("severity", "level"), [(ERROR, "error"), (WARNING, "warning"), (NOTE, "note")])
+def test_the_level_is_the_findings(severity, level):
+    """Whatever the rule's own is."""
+    (result,) = run(target("a.pt", finding(severity=severity)))["results"]
+    assert (result["ruleId"], result["level"]) == ("nan", level)
+
+
+def test_a_message_says_what_to_do_as_well():
+    """In its second line."""
+    (result,) = run(target("a.pt", finding(help="go back one epoch")))["results"]
+    assert result["message"]["text"] == "fc.weight: is nan\ngo back one epoch"
+
+
+def test_a_name_makes_no_link():
+    """`[text](target)` is one in a plain message too, unless its bracket is escaped (SARIF 2.1.0, 3.11.6)."""
+    (result,) = run(target("a.pt", finding(message="[click](http://x.y)[1](2): is nan")))["results"]
+    assert result["message"]["text"] == r"[click\](http://x.y)[1\](2): is nan"
+
+
+def test_a_source_line_is_a_region():
+    """A class is pointed at where it assigned the tensor."""
+    where = location(finding(origin=Origin("pkg/net.py", 9)))
+    assert where["physicalLocation"] == {"artifactLocation": {"uri": "pkg/net.py"}, "region": {"startLine": 9}}
+
+
+def test_bytes_are_a_region():
+    """A tensor of a file, at its bytes: those of its shard."""
+    where = location(finding(place=Place("m/model-1.safetensors", 64, 128)))
+    file = {"uri": "m/model-1.safetensors"}
+    assert where["physicalLocation"] == {"artifactLocation": file, "region": {"byteOffset": 64, "byteLength": 128}}
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("a.pt", "a.pt"),
+        ("./a.pt", "a.pt"),
+        ("../a.pt", "../a.pt"),
+        ("train.ckpt#optimizer", "train.ckpt"),
+        ("net.py:Net(4, 'a#b:c')", "net.py"),
+        ("pkg.mod:Net", "pkg/mod.py"),
+        ("/tmp/a.pt", "file:///tmp/a.pt"),
+        ("hf://org/re po@main/m", "hf://org/re%20po@main/m"),
+        ("a:b.pt", "a%3Ab.pt"),
+    ],
+)
+def test_a_target_is_a_file(text, path):
+    """The checkpoint without its section, the class's file; absolute only where it was typed so."""
+    (result,) = run(target(text, finding(target=text)))["results"]
+    assert result["locations"][0]["physicalLocation"] == {"artifactLocation": {"uri": path}}
+
+
+def test_a_tensor_is_a_logical_location():
+    """By its name, and behind its section where it is of another than the model."""
+    assert location(finding(section="model"))["logicalLocations"] == [
+        {"name": "fc.weight", "fullyQualifiedName": "fc.weight", "kind": "member"}
+    ]
+    named = location(finding(fqn="state[0]['step']", section="optimizer"))["logicalLocations"][0]
+    assert named["fullyQualifiedName"] == "optimizer.state[0]['step']"
+
+
+def test_what_is_of_no_tensor_is_of_the_file_alone():
+    """No logical location is made up."""
+    assert "logicalLocations" not in location(finding(fqn=None, message="is a legacy file"))
+
+
+def test_a_fingerprint_stays_and_tells_apart():
+    """It is the finding's own; what GitHub goes by tells two of one tensor and rule apart."""
+    one, other = finding(message="fc.weight: 1 NaN"), finding(message="fc.weight: 2 NaN")
+    results = run(target("a.pt", one, other))["results"]
+    assert [result["partialFingerprints"]["statecli/v1"] for result in results] == [one.fingerprint] * 2
+    githubs = [result["partialFingerprints"]["primaryLocationLineHash"] for result in results]
+    assert githubs == [f"{one.fingerprint}:1", f"{one.fingerprint}:2"]
+
+
+def test_what_is_accepted_is_suppressed():
+    """With its reason; and what is not, says so."""
+    kept = accepted("known since v1", finding("inf"))
+    results = run(target("a.pt", finding(), accepted=kept))["results"]
+    assert [(one["ruleId"], one["suppressions"]) for one in results] == [
+        ("nan", []),
+        ("inf", [{"kind": "external", "justification": "known since v1"}]),
+    ]
+
+
+def test_without_anything_accepted_nothing_is_said_of_it():
+    """Suppression is then not looked at."""
+    (result,) = run(target("a.pt", finding()))["results"]
+    assert "suppressions" not in result
+
+
+def test_a_target_that_failed_is_a_notification():
+    """The run was not successful, and says of which file and why."""
+    (invocation,) = run(target(), failed("no.pt", "is empty"))["invocations"]
+    assert invocation["executionSuccessful"] is False
+    (told,) = invocation["toolExecutionNotifications"]
+    assert (told["level"], told["message"]["text"]) == ("error", "no.pt: is empty")
+    assert told["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "no.pt"
+
+
+def test_a_target_that_was_skipped_is_a_note():
+    """It makes no run fail."""
+    (invocation,) = run(target(), skipped("README.md"))["invocations"]
+    assert invocation["executionSuccessful"] is True
+    assert [one["level"] for one in invocation["toolExecutionNotifications"]] == ["note"]
+
+
+def test_a_clean_run_has_no_result():
+    """An empty list: the rules were run."""
+    assert run(target())["results"] == []
+
+
+def test_quiet_is_whole():
+    """Programs read it."""
+    assert written("sarif", target("a.pt", finding(severity=NOTE)), quiet=True) == written(
+        "sarif", target("a.pt", finding(severity=NOTE))
+    )
+
+
+def test_one_result_is_one_line():
+    """So that it can be read, grepped and diffed as well as parsed."""
+    text = written("sarif", target("a.pt", finding(), finding("inf")))
+    assert [line[:11] for line in text.splitlines()].count('{"ruleId":"') == 2
+
+
+@given(st.text(min_size=1).filter(lambda path: "://" not in path and "\0" not in path))
+@example("a%20b.pt")
+@example("a//b?c#d.pt")
+@example("C:a.pt")
+def test_a_uri_is_its_path_again(path):
+    """Unquoted it is the path, and nothing in it is a scheme, a query or a fragment."""
+    if any("\ud800" <= char <= "\udfff" for char in path):
+        return
+    text = uri(path)
+    assert text.isascii()
+    assert not set(text.removeprefix("file://")) & set(':?#[]\\ "<>')
+    assert unquote(text.removeprefix("file://")) == path.removeprefix("./")
+
+
+@given(st.binary(min_size=1).filter(lambda raw: b"\0" not in raw and b"://" not in raw))
+def test_a_uri_has_the_bytes_of_the_file_name(raw):
+    """Also where they are no UTF-8."""
+    assert unquote_to_bytes(uri(os.fsdecode(raw)).removeprefix("file://")) == raw.removeprefix(b"./")
