@@ -69,6 +69,21 @@ def torch_file(path: Path, tensors: int, elements: int) -> Path:
     return path
 
 
+MANY = """
+import os, sys, torch
+folder, count = sys.argv[1], int(sys.argv[2])
+os.makedirs(folder)
+for i in range(count):
+    torch.save({f"layers.{j}.weight": torch.randn(8) for j in range(10)}, os.path.join(folder, f"step-{i}.pt"))
+"""
+
+
+def many_small(folder: Path, count: int) -> Path:
+    """So many state_dicts of ten small tensors each, written by torch.save."""
+    run(python(MANY, str(folder), str(count)))
+    return folder
+
+
 def safetensors_values(path: Path, dtype: str, size: int) -> Path:
     """Twenty tensors of normally distributed weights, `size` bytes in all."""
     run(python(SAFETENSORS, str(path), dtype, str(size)))

@@ -22,6 +22,7 @@ SCRIPTS = (
     "diff_values",
     "diff_many",
     "verify_proofs",
+    "audit_peers",
     "audit_values",
     "lock_file",
 )
