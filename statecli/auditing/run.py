@@ -199,10 +199,11 @@ def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Seve
         findings.extend(_found(rule, subject, severity.get(rule.name)))
     state = subject.state
     size = sum(tensor.nbytes for tensor in state.tensors)
+    damaged = [tensor.damage for tensor in state.tensors if tensor.damage]
     return Target(
         subject.target,
-        Status.AUDITED,
-        None,
+        Status.FAILED if damaged else Status.AUDITED,
+        _told(damaged),
         state.format,
         len(state.tensors),
         size,
@@ -212,6 +213,12 @@ def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Seve
         tuple(skipped),
         state.oddities,
     )
+
+
+def _told(damaged: Sequence[str]) -> str | None:
+    """Why a target with these tensors failed: what contradicts its file was audited by no rule."""
+    more = f"; {len(damaged) - 1} more of its tensors cannot be read either" if len(damaged) > 1 else ""
+    return damaged[0] + more if damaged else None
 
 
 def _found(rule: Rule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:
@@ -229,4 +236,6 @@ def _found(rule: Rule, subject: Subject, severity: Severity | None) -> Iterator[
 def _finding(rule: Rule, one: Found, target: str, severity: Severity | None) -> Finding:
     origin, place = one.origin or UNSET, one.place or UNSET
     severity = severity or one.severity or rule.severity
-    return Finding(rule.name, severity, one.message, target, one.fqn, one.help, one.section, origin, place, one.about or UNSET)
+    return Finding(
+        rule.name, severity, one.message, target, one.fqn, one.help, one.section, origin, place, one.about or UNSET
+    )

@@ -387,3 +387,17 @@ def test_every_error_names_a_rule_that_there_is():
     named = {kind.rule for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
     assert named - {None} <= {rule.name for rule in rules.RULES}
     assert len(named) > 1
+
+
+def test_a_tensor_that_contradicts_its_file_fails_the_target(written, statecli):
+    """The rules speak of the others; nothing says that it passed, not even where it is the only thing that is wrong."""
+    bad = tensor(size=(5,))
+    path = written(build(records(state_dict(w=tensor(), a=bad, b=bad))))
+    (target,) = audit(Request((str(path),))).targets
+    assert target.status is Status.FAILED
+    assert target.reason.startswith(f"{path}: a: shape [5] at offset 0 reaches element 4, storage 0 holds 4")
+    assert target.reason.endswith("; 1 more of its tensors cannot be read either")
+    assert "unused-bytes" in target.ran
+    result = statecli("audit", path)
+    assert (result.code, result.err) == (2, f"statecli: {target.reason}\n")
+    assert statecli("audit", path, "-i", "w").code == 0
