@@ -110,6 +110,11 @@ def test_inf_finds_a_weight_that_overflowed(told, weight):
     assert [one.severity for one in told("inf", checkpoint)] == [Severity.ERROR]
 
 
+def test_inf_finds_a_weight_whose_other_values_are_one(told):
+    """A mask hides with -inf; +inf beside zeros is none."""
+    assert [one.severity for one in told("inf", {"w": torch.tensor([[math.inf, 0.0], [0.0, 0.0]])})] == [Severity.ERROR]
+
+
 def test_inf_finds_a_buffer_with_one_among_others(told, weight):
     """A warning: no mask has many values beside -inf, but only its model knows."""
     stats = torch.tensor([1.0, 2.0, math.inf])

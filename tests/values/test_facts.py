@@ -159,6 +159,16 @@ def test_quantized_values_are_scaled(store, way):
         assert told(of(store(tensor))) == expected(tensor.dequantize())
 
 
+def test_each_channel_has_its_own_scale_in_every_block(store, way, small):
+    """The last element of a channel and the first of the next, blocks apart from the first: none slips by one."""
+    for at, highest in ((39, 127.0), (40, 254.0), (279, 127.0 * 64), (280, 127.0 * 128)):
+        codes = torch.zeros(8, 40, dtype=torch.int8)
+        codes.view(-1)[at] = 127
+        scales = 2.0 ** torch.arange(8)
+        tensor = torch._make_per_channel_quantized_tensor(codes, scales, torch.zeros(8, dtype=torch.long), 0)
+        assert of(store(tensor)).high == highest
+
+
 def test_a_scale_that_is_not_a_number_makes_values_nan(store, way):
     """NaN in the scale is NaN in every value, which no code shows."""
     info = store(torch.quantize_per_tensor(torch.randn(10), 0.1, 0, torch.qint8))
