@@ -325,15 +325,17 @@ def test_duplicate_values_spares_ties_constants_sections_and_one_bit(told, weigh
 # --- what was not read -----------------------------------------------------------------------------------------------
 
 
-def test_unread_values_finds_a_storage_that_ends_too_soon(found, tmp_path, weight):
+def test_unread_values_finds_a_storage_that_ends_too_soon(tmp_path, weight):
     """An error, with the tensor's name; the other tensor is judged."""
-    torch.save({"good": weight, "cut": weight + 1}, tmp_path / "a.pt")
+    weight[0, 0] = math.nan
+    torch.save({"bad": weight, "cut": weight + 1}, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as before, zipfile.ZipFile(tmp_path / "b.pt", "w") as after:
         for name in before.namelist():
             content = before.read(name)
             after.writestr(name, content[:100] if name.endswith("data/1") else content)
-    (finding,) = found("unread-values", tmp_path / "b.pt", values=True)
-    assert (finding.fqn, finding.severity) == ("cut", Severity.ERROR)
+    (target,) = audit(Request((str(tmp_path / "b.pt"),), select=("nan", "unread-values"), values=True)).targets
+    assert {(one.rule, one.fqn) for one in target.findings} == {("nan", "bad"), ("unread-values", "cut")}
+    assert {one.severity for one in target.findings} == {Severity.ERROR}
 
 
 def test_unread_values_finds_types_that_hold_no_numbers(told, weight):
