@@ -39,13 +39,11 @@ def unheard(rule, reason):
 
 class Sink:
     def __init__(self):
-        self.written = ""
-
-    def text(self, text):
-        self.written += text
+        self.parts = []
+        self.text = self.parts.append
 
     def utf8(self, raw):
-        self.written += raw.decode("utf-8")
+        self.parts.append(raw.decode("utf-8"))
 
 
 def written(output, *targets, fail_on=WARNING, view=None, **look):
@@ -53,4 +51,4 @@ def written(output, *targets, fail_on=WARNING, view=None, **look):
     sink = Sink()
     report = of_audit(Audit(targets, fail_on), view or View(quiet=look.get("quiet", False)))
     render.write(report, Output(output), sink, Look(**look))
-    return sink.written
+    return "".join(sink.parts)

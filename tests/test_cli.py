@@ -209,7 +209,9 @@ def test_output_goes_to_the_file(statecli, small, tmp_path):
 
 def test_output_that_cannot_be_written_is_one_line(refused, small, tmp_path):
     """A missing folder is named."""
-    assert refused(small, "-o", tmp_path / "no" / "out.json").endswith(f"cannot be written: there is no folder {tmp_path / 'no'}")
+    assert refused(small, "-o", tmp_path / "no" / "out.json").endswith(
+        f"cannot be written: there is no folder {tmp_path / 'no'}"
+    )
 
 
 def test_globs_keep_and_drop(statecli, small):

@@ -119,16 +119,16 @@ class _Layout:
             row = (start + self._row(self.columns, cells)).rstrip()
             return [*lines, row] if row or not lines else lines
         below = [(" " * INDENT * 2 + self._row(row, cells)).rstrip() for row in self.rows]
-        return [*lines, *(part for line in below if line for part in self._broken(line, self.width))]
+        return [*lines, *(part for line in below if line for part in self.broken(line, self.width))]
 
     def _both(self, text: str, room: int) -> list[str]:
         """A name; two that are too long for one line each have their own, `R before` and `→ after`."""
         before, arrow, after = text.rpartition(" → ")
         if not arrow or self.cell_len(text) <= room:
-            return self._broken(text, room)
-        return [*self._broken(before, room), *self._broken("→ " + after, room)]
+            return self.broken(text, room)
+        return [*self.broken(before, room), *self.broken("→ " + after, room)]
 
-    def _broken(self, text: str, room: int) -> list[str]:
+    def broken(self, text: str, room: int) -> list[str]:
         """What is wider than the terminal, in pieces: of words, else of the parts of a name, else of any."""
         pieces = []
         while len(text) > room:
@@ -178,7 +178,8 @@ class _Page:
             self.put((line, style))
 
     def head(self) -> None:
-        self.put((name(self.report.title), "bold"))
+        for part in self.layout.broken(name(self.report.title), self.width):
+            self.put((part, "bold"))
         self.wrapped(", ".join([self.page.subtitle, *reversed(self.layout.said)]), "dim", "")
         for said in self.layout.said_by_group():
             self.wrapped(said, "dim", " " * INDENT, "")
@@ -209,7 +210,8 @@ class _Page:
         if self.layout.cell_len(heading) + GAP + self.layout.cell_len(summary) <= self.width:
             self.put((heading, "bold"), (" " * GAP + summary, ""))
             return
-        self.put((heading, "bold"))
+        for part in self.layout.broken(heading, self.width):
+            self.put((part, "bold"))
         self.wrapped(summary, "", " " * INDENT)
 
     def line(self, line: Line) -> None:

@@ -175,7 +175,7 @@ def _by_target(targets: Sequence[Target], view: View) -> Iterator[Group]:
         found = _sorted(same[0].findings)
         heading, each = same[0].target, counted(found)
         if len(same) > 1:
-            heading, each = f"{heading} and {len(same) - 1:,} more like it", f"each {each}"
+            each = f"and {len(same) - 1:,} more like it, each {each}"
         yield Group(heading, each, _shown([_line(one) for one in found], view))
 
 

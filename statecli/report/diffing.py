@@ -109,16 +109,20 @@ def _cases(diff: Diff, report: Report) -> tuple[Case, ...]:
     for change in differing(diff):
         name = side(change.fqn, change.section, sectioned)
         found = of.pop((change.section, change.fqn), []) + of.pop((None, change.fqn), [])
-        expected = Case(report.title, name, Outcome.PASSED, text=(_told(change),))
-        tried.append(cases.failed(report.title, name, found) if found else expected)
+        tried.append(_tried(report.title, name, _told(change), found))
     for scalar in diff.scalars:
-        found = of.pop((None, scalar.key), [])
-        expected = Case(report.title, scalar.key, Outcome.PASSED, text=(scalars.told(scalar, MAX_SCALAR),))
-        tried.append(cases.failed(report.title, scalar.key, found) if found else expected)
+        told = scalars.told(scalar, MAX_SCALAR)
+        tried.append(_tried(report.title, scalar.key, told, of.pop((None, scalar.key), [])))
     rest = [finding for several in of.values() for finding in several]
     if tried and not rest:
         return tuple(tried)
     return (*tried, *cases.of_findings(report.title, rest, "identical"))
+
+
+def _tried(suite: str, name: str, told: str, found: Sequence[Finding]) -> Case:
+    """One difference, which passed where it was expected."""
+    case = cases.failed(suite, name, found) if found else Case(suite, name, Outcome.PASSED)
+    return replace(case, text=(told, *case.text))
 
 
 def _told(change: Change) -> str:

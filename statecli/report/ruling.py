@@ -65,8 +65,10 @@ def explained(rule: RuleText, width: int) -> str:
     """The whole explanation, each paragraph filled to the width; `Why`, `Example` and `Fix` stand out."""
     width = max(20, min(width, WIDEST))
     first, *rest = (rule.explanation or rule.summary).split("\n\n")
-    parts = [f"{rule.name} ({rule.severity.value})", textwrap.fill(" ".join(first.split()), width)]
-    for part in rest:
-        words = " ".join(part.split())
-        parts.append(textwrap.fill(words, width, subsequent_indent="  ", break_on_hyphens=False))
-    return "\n\n".join(parts) + "\n"
+    parts = [f"{rule.name} ({rule.severity.value})", _filled(first, width, "")]
+    return "\n\n".join((*parts, *(_filled(part, width, "  ") for part in rest))) + "\n"
+
+
+def _filled(text: str, width: int, indent: str) -> str:
+    words = " ".join(text.split())
+    return textwrap.fill(words, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)

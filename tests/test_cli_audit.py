@@ -1,0 +1,300 @@
+"""The command line of audit: codes, streams, what people are shown on any width, and of any number of targets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+
+from statecli.render import Output
+from statecli.report import View
+from statecli.report.auditing import MANY
+from statecli.rules import RULES
+
+from .audits import NOTE, WARNING, accepted, failed, finding, skipped, target, unheard, written
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """A folder with a clean checkpoint, one with a warning, and one that cannot be read."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(2)}, "clean.pt")
+    torch.save({"w": torch.ones(2), "W": torch.ones(2)}, "found.pt")
+    Path("empty.pt").write_bytes(b"")
+
+
+# Exit codes and streams.
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("clean.pt",), 0),
+        (("clean.pt", "found.pt"), 1),
+        (("found.pt", "--fail-on", "error"), 0),
+        (("found.pt", "--ignore", "case-collision"), 0),
+        (("clean.pt", "empty.pt"), 2),
+        (("found.pt", "empty.pt"), 2),
+        (("no.pt",), 2),
+    ],
+)
+def test_exit_codes(statecli, words, code):
+    """0 clean, 1 findings, 2 what could not be audited, whatever else was found."""
+    assert statecli("audit", *words).code == code
+
+
+def test_a_target_that_fails_ends_no_run(statecli):
+    """The others are audited; the one is a line on stderr and in the result."""
+    result = statecli("audit", "empty.pt", "found.pt", "-f", "json")
+    assert result.err.count("\n") == 1
+    assert [(one["target"], one["status"]) for one in result.json["targets"]] == [
+        ("empty.pt", "failed"),
+        ("found.pt", "audited"),
+    ]
+    assert result.json["findings"]
+
+
+def test_json_fits_its_schema(statecli):
+    """`statecli schema audit` describes what `-f json` writes."""
+    described = statecli("schema", "audit").json
+    jsonschema.validate(statecli("audit", "found.pt", "clean.pt", "empty.pt", "-f", "json").json, described)
+
+
+@pytest.mark.parametrize("output", [Output.TABLE, Output.PLAIN, Output.MARKDOWN, Output.GITHUB])
+def test_quiet_says_why_or_nothing(statecli, output):
+    """-q: nothing of clean targets, else what makes it exit 1 and of which target."""
+    assert statecli("audit", "clean.pt", "-q", "-f", output.value).out == ""
+    text = statecli("audit", "found.pt", "clean.pt", "-q", "-f", output.value).out
+    assert "case-collision" in text
+    assert "found.pt" in text
+    assert "clean.pt" not in text
+
+
+def test_quiet_leaves_out_what_does_not_fail(statecli):
+    """A finding below --fail-on is no reason."""
+    assert statecli("audit", "found.pt", "-q", "--fail-on", "error").out == ""
+
+
+def test_a_closed_pipe_ends_quietly():
+    """`| head`: 141, and not a word."""
+    command = [sys.executable, "-m", "statecli", "audit", "found.pt", "-f", "sarif"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    run.stdout.close()
+    assert (run.wait(), run.stderr.read()) == (141, b"")
+
+
+# What people are shown.
+
+
+def shown(*targets, width=80, **options):
+    return written("table", *targets, terminal=True, width=width, **options)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_table_keeps_to_its_width(width, count):
+    """Whatever there is to say, of one target or of many."""
+    long = finding(
+        "unregistered-tensor", message=f"model.{'block.' * 30}w: {'is not registered ' * 9}", help="fix it " * 30
+    )
+    targets = [target(f"runs/{'x' * 60}/step-{n}.pt", long, finding()) for n in range(count)]
+    text = shown(*targets, failed("no.pt", "is " + "very " * 40 + "empty"), skipped("R.md"), width=width)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_one_target_is_grouped_by_rule():
+    """Worst first; what to do is said once where it is the same."""
+    found = [finding("inf", WARNING, fqn="a"), *(finding(fqn=name, help="go back") for name in "bc")]
+    assert shown(target("a.pt", *found)).splitlines() == [
+        "a.pt",
+        "torch-zip, 2 tensors, 64 B",
+        "",
+        "error[nan]  2 findings: go back",
+        "  b: is nan",
+        "  c: is nan",
+        "",
+        "warning[inf]  1 finding",
+        "  a: is inf",
+        "",
+        "1 audited: 2 errors, 1 warning; 2 rules ran",
+    ]
+
+
+def test_several_targets_are_a_group_each():
+    """With their findings' rules; a clean one is only counted."""
+    text = shown(target("a.pt", finding()), target("b.pt"), target("c.pt", finding("inf", NOTE, target="c.pt")))
+    assert [line for line in text.splitlines() if "." in line] == [
+        "a.pt  1 error",
+        "  error[nan]: fc.weight: is nan",
+        "c.pt  1 note",
+        "  note[inf]: fc.weight: is inf",
+    ]
+    assert text.splitlines()[-1] == "3 audited: 1 error, 1 note in 2 of them; 2 rules ran"
+
+
+def test_targets_of_which_the_same_is_said_are_one_group():
+    """The checkpoints of one run; --all has each."""
+    targets = [target(f"step-{n}.pt", finding(target=f"step-{n}.pt")) for n in range(300)]
+    text = shown(*targets)
+    assert "step-0.pt  and 299 more like it, each 1 error" in text
+    assert text.count("is nan") == 1
+    assert shown(*targets, view=View(unfold=True)).count("is nan") == 300
+
+
+def test_ten_thousand_findings_are_a_page_that_is_read():
+    """As many lines of a group as are read, and how many more there are; --all has each."""
+    found = [
+        finding(fqn=f"w{'x' * (n % 7)}.{n}.{n * 7919 % 1000}", message=f"w: {n * 7919} NaN") for n in range(10_000)
+    ]
+    text = shown(target("a.pt", *found))
+    assert len(text.splitlines()) < MANY + 10
+    assert "… and 9,950 lines more (--all)" in text
+    assert shown(target("a.pt", *found), view=View(unfold=True)).count("NaN") == 10_000
+
+
+def test_repeated_layers_are_folded():
+    """On a terminal; piped, each is a line."""
+    found = [finding(fqn=f"layers.{n}.w") for n in range(48)]
+    assert "layers.{0..47}.w: is nan" in shown(target("a.pt", *found))
+    assert written("plain", target("a.pt", *found)).count("is nan") == 48
+
+
+def test_a_piped_table_is_not_cut():
+    """A row a finding with its target, however long."""
+    long = finding(message="w: " + "x" * 900)
+    header, row, *rest = written("table", target("a.pt", long)).splitlines()
+    assert header.split() == ["target", "severity", "rule", "message"]
+    assert row.split() == ["a.pt", "error", "nan", "w:", "x" * 900]
+    assert rest == ["", "1 audited: 1 error; 2 rules ran"]
+
+
+def test_csv_has_every_fact_in_a_column():
+    """Section, name, what to do, and the place."""
+    (row,) = csv.DictReader(io.StringIO(written("csv", target("a.pt", finding(section="ema", help="go back")))))
+    assert row == {
+        "target": "a.pt",
+        "severity": "error",
+        "rule": "nan",
+        "section": "ema",
+        "fqn": "fc.weight",
+        "message": "fc.weight: is nan",
+        "help": "go back",
+        "place": "",
+        "finding": "",
+    }
+
+
+PEOPLE = ("table", "plain", "markdown", "html")
+
+
+@pytest.mark.parametrize("output", PEOPLE)
+def test_what_was_not_audited_is_said(output):
+    """Each target that failed; those that were skipped by their reasons, and how many."""
+    texts = [skipped(f"{name}.md") for name in "abcd"]
+    text = written(output, target(), failed("no.pt", "is empty"), *texts, terminal=True)
+    assert "failed: no.pt" in text
+    assert "is empty" in text
+    assert "skipped: a.md, b.md and 2 more" in text
+    assert "1 audited: clean; 1 failed; 4 skipped" in text
+
+
+@pytest.mark.parametrize("output", PEOPLE)
+def test_what_is_accepted_is_said_with_its_reason(output):
+    """Counted by rule and reason; with -v each."""
+    kept = accepted("known since v1", finding(fqn="a"), finding(fqn="b"))
+    text = written(output, target("a.pt", accepted=kept), terminal=True)
+    assert "accepted: 2 findings of nan" in text
+    assert "known since v1" in text
+    assert "a: is nan" not in text
+    assert "a: is nan" in written(output, target("a.pt", accepted=kept), terminal=True, view=View(verbose=True))
+
+
+@pytest.mark.parametrize("output", PEOPLE)
+def test_verbose_says_which_rules_did_not_run(output):
+    """By the reason; without -v they are counted."""
+    one = target("a.pt", skipped=(unheard("broken-tie", "give --against"), unheard("dtype-mismatch", "give --against")))
+    assert "2 rules ran, 2 skipped" in written(output, one, terminal=True)
+    verbose = written(output, one, terminal=True, view=View(verbose=True))
+    assert "not run: broken-tie, dtype-mismatch" in verbose
+    assert "give --against" in verbose
+
+
+@pytest.mark.parametrize("output", PEOPLE)
+def test_nothing_audited_is_never_clean(output):
+    """Neither failed nor skipped targets are said to be clean."""
+    text = written(output, failed("no.pt"), skipped("a.md"), terminal=True)
+    assert "nothing audited; 1 failed; 1 skipped" in text
+    assert "clean" not in text.replace("clean up", "")
+
+
+# The rules.
+
+
+def test_rules_are_listed(statecli):
+    """Name, severity and the first line of each."""
+    result = statecli("rules")
+    assert result.code == 0
+    assert [line.split()[0] for line in result.out.splitlines()[1 : len(RULES) + 1]] == [rule.name for rule in RULES]
+
+
+@pytest.mark.parametrize("output", list(Output))
+def test_rules_in_every_output(statecli, output):
+    """No output fails on a list without a tensor."""
+    result = statecli("rules", "-f", output.value)
+    assert (result.code, result.err) == (0, "")
+    if output not in (Output.JUNIT, Output.GITHUB, Output.GITLAB):
+        assert "case-collision" in result.out
+
+
+def test_rules_as_json_fit_their_schema(statecli):
+    """With the whole explanation."""
+    document = statecli("rules", "-f", "json").json
+    jsonschema.validate(document, statecli("schema", "rules").json)
+    assert [(one["name"], one["explanation"]) for one in document["rules"]] == [
+        (rule.name, rule.explanation) for rule in RULES
+    ]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_is_explained(statecli, rule):
+    """All of its words, filled to 80 columns off a terminal."""
+    result = statecli("rules", rule.name)
+    assert result.code == 0
+    assert result.out.split()[:2] == [rule.name, f"({rule.severity.value})"]
+    assert result.out.split()[2:] == rule.explanation.split()
+    assert max(map(len, result.out.splitlines())) <= max(80, *map(len, rule.explanation.split()))
+
+
+def test_what_other_commands_find_is_explained_too(statecli):
+    """In its one line."""
+    assert "A tensor stays where it is when its model moves." in statecli("rules", "left-behind").out
+
+
+def test_an_unknown_rule_is_told_with_the_near_names(statecli):
+    """Exit 2, one line."""
+    result = statecli("rules", "case-colision")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "statecli: there is no rule 'case-colision'; did you mean case-collision?\n"
+
+
+def test_a_rule_goes_into_a_file(statecli):
+    """-o."""
+    statecli("rules", "case-collision", "-o", "rule.txt")
+    statecli("rules", "-f", "json", "-o", "rules.json")
+    assert Path("rule.txt").read_text().startswith("case-collision (warning)")
+    assert json.loads(Path("rules.json").read_text())["schema"] == "statecli.rules/1"
+    assert os.path.getsize("rule.txt") < os.path.getsize("rules.json")
+
+
+def test_the_page_of_the_rules_has_each():
+    """docs/rules.md is made of the code."""
+    page = (Path(__file__).parent.parent / "docs" / "rules.md").read_text("utf-8")
+    assert [line[4:] for line in page.splitlines() if line.startswith("### ")] == [rule.name for rule in RULES]
