@@ -151,7 +151,8 @@ def _inst(m: Machine, pos: int) -> int:
     module, end = m.line(pos)
     name, end = m.line(end)
     function = m.name(module, name, pos)
-    m.stack.append(m.call(function, tuple(m.pop_mark()), pos, "inst"))
+    args = tuple(m.pop_mark())
+    m.stack.append(m.call(function, args, pos, "inst"))
     return end
 
 

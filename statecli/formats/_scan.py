@@ -202,7 +202,8 @@ class _Scan:
     def _pickle(self, piece: _Piece, at: int) -> int:
         """Read the pickle at byte `at`; its length, 0 where it has no end."""
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
-        scanner, unread = self._scanned(piece.region, at, where)
+        known = piece.sure and piece.region is not self.whole
+        scanner, unread = self._scanned(piece.region, at, where, piece.region.size if known else _FIRST_WINDOW)
         region = piece.region.part(at, scanner.end or len(scanner.data))
         if piece.sure or not _is_harmless(scanner, unread):
             mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
@@ -212,9 +213,9 @@ class _Scan:
             self.pieces.append(_Piece(region.made(data), f"{where}, the string at byte {start}", piece.depth + 1))
         return scanner.end
 
-    def _scanned(self, region: _Region, at: int, where: str) -> tuple[Scanner, MalformedError | None]:
-        """The pickle's length is not recorded: windows grow until it fits."""
-        window, left = _FIRST_WINDOW, region.size - at
+    def _scanned(self, region: _Region, at: int, where: str, window: int) -> tuple[Scanner, MalformedError | None]:
+        """Read a pickle of which only a record's length is known: windows grow until it fits."""
+        left = region.size - at
         while True:
             scanner, error = self._run(region.read(at, min(window, left, MAX_PICKLE)), where)
             if not isinstance(error, TruncatedPickle) or len(scanner.data) == left:

@@ -207,16 +207,26 @@ PIECES = [
 ]
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=40))
-@settings(max_examples=2000)
-def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_factory, pieces):
+#: More of what leaves something to work on, and of names to be missed.
+WEIGHTED = PIECES + 3 * [piece for piece in PIECES if len(piece) > 6] + 4 * [b"N", b")", b"}", b"("]
+
+
+@given(st.sampled_from([b"", b"(NNN", b"NNNNN(N", b"](", b"}("]), st.lists(st.sampled_from(WEIGHTED), max_size=30))
+@settings(max_examples=3000)
+def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_factory, begin, pieces):
     """Whatever opcodes in whatever order: what either unpickler asks for is known, or the rest is said to be unread."""
-    data = b"\x80\x04" + named("zeroth", "Zero") + b"".join(pieces) + b"."
+    data = b"\x80\x04" + named("zeroth", "Zero") + begin + b"".join(pieces) + b"."
     path = tmp_path_factory.getbasetemp() / "hostile"
     path.write_bytes(data)
     found = scan(str(path))
     asked = imported(data, FromC) | imported(data, FromPython)
     assert asked <= names(found)
+
+
+def test_what_stands_behind_an_old_instance_is_read(scanned):
+    """INST takes its arguments from behind the mark, and what it makes is before it again."""
+    data = pickled(b"N(N" + b"iold\nClass\n" + b"\x86" + named("first", "One"))
+    assert names(scanned(data)) == {"old.Class", "first.One"} == imported(data, FromC)
 
 
 def test_that_property_can_fail():
