@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from enum import Enum
 
 import msgspec
@@ -44,7 +43,9 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """What stays the same of it from run to run: its rule, its target, its section and tensor, what else it is about."""
+        """What stays the same of it from run to run: its rule, its target, its section and tensor, what it is about."""
+        import hashlib  # loads OpenSSL, which no other use of a finding has to wait for
+
         parts = [self.rule, self.target, self.section or "", self.fqn or ""]
         parts += [self.about] if isinstance(self.about, str) else []
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]

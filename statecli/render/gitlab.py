@@ -6,7 +6,6 @@ clean. What is accepted is left out. `-q` leaves nothing out: it is read by prog
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -60,6 +59,8 @@ def _issue(finding: Finding, fingerprint: str, severity: str, where: Located) ->
 
 def _unique(fingerprint: str, which: int) -> str:
     """GitLab shows one issue a fingerprint."""
+    import hashlib  # loads OpenSSL, 6 ms
+
     if which == 1:
         return fingerprint
     return hashlib.sha256(f"{fingerprint}:{which}".encode()).hexdigest()[: len(fingerprint)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from statecli.auditing.rule import Rule
 from statecli.finding import Finding
 from statecli.report import RuleText
-from statecli.rules import RULES
+
+if TYPE_CHECKING:
+    from statecli.auditing.rule import Rule
 
 #: What `inspect`, `diff` and `verify` say against a target, and an audit of a target that it could not judge.
 TEXTS = {
@@ -59,6 +61,9 @@ TEXTS = {
 
 def of(findings: Iterable[Finding]) -> tuple[RuleText, ...]:
     """What the rules of these findings are, each once."""
+    # An inspection does without the rules of an audit, and starts the sooner.
+    from statecli.rules import RULES
+
     own = {rule.name: rule for rule in RULES}
     texts: dict[str, RuleText] = {}
     for finding in findings:
@@ -77,6 +82,8 @@ def text(rule: Rule) -> RuleText:
 
 def of_audit(tried: Iterable[str], findings: Iterable[Finding]) -> tuple[RuleText, ...]:
     """The rules of an audit: those that were tried, and what else there are findings of."""
+    from statecli.rules import RULES
+
     wanted = set(tried) | {finding.rule for finding in findings}
     known = tuple(text(rule) for rule in RULES if rule.name in wanted)
     names = {rule.name for rule in known}
