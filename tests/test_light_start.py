@@ -44,7 +44,7 @@ def files(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "legacy.pt", "whole.pt"])
-@pytest.mark.parametrize("output", ["json", "plain", "csv", "markdown", "jsonl"])
+@pytest.mark.parametrize("output", ["json", "plain", "csv", "markdown", "jsonl", "sarif", "junit", "github", "gitlab"])
 def test_listing_a_checkpoint_imports_nothing_heavy(files, name, output):
     """No torch, no numpy, no rich, and none of the libraries whose formats are read."""
     assert imported("inspect", files / name, "-f", output) == (0, [])

@@ -1,0 +1,117 @@
+"""Where a finding is: the file of its target, the line of its tensor, or its bytes, those that torch wrote."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from msgspec import UNSET
+from safetensors.torch import save_file
+
+from statecli import places, target
+from statecli.finding import Finding, Severity
+from statecli.state import Origin, Place, TensorInfo
+
+
+def finding(fqn="w", section=None, **facts):
+    return Finding("x", Severity.ERROR, "w: x", "a.pt", fqn, section=section, **facts)
+
+
+def tensor(fqn="w", **facts):
+    return TensorInfo(fqn, "float32", (2,), 2, 8, **facts)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("a.pt", "a.pt"),
+        ("a.ckpt#model.ema", "a.ckpt"),
+        ("net.py:Net", "net.py"),
+        ("./d/net.py:Net(path='x:y#z')", "./d/net.py"),
+        ("pkg.mod:Outer.Net(4)", "pkg/mod.py"),
+        ("mod:build", "mod.py"),
+        ("C:a.pt", "C:a.pt"),
+        ("folder/", "folder/"),
+        ("s3://bucket/a.pt", "s3://bucket/a.pt"),
+    ],
+)
+def test_the_file_of_a_target(text, path):
+    """A section, a class and its arguments are none of a path."""
+    assert places.file_of(text) == path
+
+
+@given(st.text())
+def test_any_text_has_a_file(text):
+    """What the user typed is never refused here: it was, or will be, where it is read."""
+    assert isinstance(places.file_of(text), str)
+
+
+def _is_there(path, tensor, state):
+    (row,) = (one for one in state.tensors if one.fqn == tensor[0])
+    place = places.bytes_of(row)
+    assert place is not None
+    with open(place.path, "rb") as file:
+        file.seek(place.offset)
+        raw = file.read(place.length)
+    assert raw == tensor[1].contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
+def test_a_tensors_bytes_are_those_in_the_file(tmp_path, form):
+    """Read from there they are the tensor; of a view that is one piece, its own alone."""
+    base = torch.arange(24, dtype=torch.float32)
+    state = {"a": torch.randn(3, 4), "b": torch.arange(5, dtype=torch.int16)}
+    if form == "safetensors":
+        save_file(state, tmp_path / "m")
+    else:
+        state["view"] = base[6:12].view(2, 3)
+        torch.save({**state, "base": base}, tmp_path / "m", _use_new_zipfile_serialization=form == "zip")
+    read = target.checkpoint(str(tmp_path / "m"))
+    for one in state.items():
+        _is_there(tmp_path / "m", one, read)
+
+
+def test_a_view_that_is_no_piece_is_its_storage(tmp_path):
+    """A column of a matrix has no bytes of its own in a row."""
+    base = torch.arange(12, dtype=torch.float32).view(3, 4)
+    torch.save({"column": base[:, 1]}, tmp_path / "m.pt")
+    (row,) = target.checkpoint(str(tmp_path / "m.pt")).tensors
+    assert places.bytes_of(row).length == 48
+
+
+def test_a_tensor_in_no_file_has_no_bytes():
+    """On meta, of a class, or sparse."""
+    assert places.bytes_of(tensor()) is None
+
+
+def test_a_finding_is_at_its_tensors_line():
+    """Where a class assigned it."""
+    (found,) = places.located([finding()], [tensor(origin=Origin("net.py", 9))])
+    assert found.origin == Origin("net.py", 9)
+    assert found.place is UNSET
+
+
+def test_a_finding_that_says_where_it_is_stays_there():
+    """The rule knows better."""
+    own = finding(place=Place("a.pt", 1, 2))
+    assert places.located([own], [tensor(origin=Origin("net.py", 9))]) == (own,)
+
+
+def test_a_finding_is_of_the_tensor_in_its_section():
+    """Two sections may have tensors of one name; a finding without a section is of the first."""
+    rows = [tensor(section="model", origin=Origin("a.py", 1)), tensor(section="ema", origin=Origin("b.py", 2))]
+    found = places.located([finding(section="ema"), finding(section="model"), finding()], rows)
+    assert [one.origin.file for one in found] == ["b.py", "a.py", "a.py"]
+
+
+def test_a_finding_of_no_tensor_is_of_the_whole_file():
+    """Also where a tensor's name is empty."""
+    (found,) = places.located([finding(fqn=None)], [tensor(fqn="", origin=Origin("net.py", 9))])
+    assert (found.origin, found.place) == (UNSET, UNSET)
+
+
+def test_fingerprints_are_counted():
+    """Which of several alike a finding is."""
+    counted = places.fingerprinted([finding(), finding("v"), finding()])
+    assert [(one.fqn, which) for one, _, which in counted] == [("w", 1), ("v", 1), ("w", 2)]
