@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -291,3 +292,10 @@ def test_a_name_that_is_no_utf8(statecli, here):
     assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "caf%E9.pt"
     for output in Output:
         assert valid(output, Path(f"out.{output.value}").read_bytes().decode("utf-8"))
+
+
+def test_the_page_of_the_outputs_has_each():
+    """docs/outputs.md names every output there is, and none else."""
+    page = (SAMPLES.parent / "docs" / "outputs.md").read_text("utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", "".join(rows))) == sorted(output.value for output in Output)
