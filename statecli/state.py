@@ -251,7 +251,7 @@ class ModelState(msgspec.Struct, frozen=True):
 class Mention(msgspec.Struct, frozen=True, gc=False):
     """A Python name in a pickle: `position` is the byte of the pickle where it first stands.
 
-    `called`: the pickle calls it, or what it makes of it; `patched`: it overwrites attributes of it.
+    `called`: the pickle calls it; `patched`: it sets attributes or items of it, for the whole process.
     """
 
     module: str

@@ -142,10 +142,12 @@ _DATA = frozenset(
     ]
 )
 #: Classes that only keep what they are given, many of a kind: what they are called is a pattern, and no attribute of
-#: them. Modules pickled whole are `whole-module-pickle`'s.
+#: them. Modules pickled whole are `whole-module-pickle`'s. No torch.fx: its graphs become code when they are loaded.
 _CLASSES = re.compile(
-    r"torch\.nn\.(?:modules|utils|qat|quantized|intrinsic)\.[\w.]*?[a-z_]\w*\._?[A-Z]\w*"
-    r"|torch\.ao\.(?:nn|quantization)\.[\w.]*?[a-z_]\w*\._?[A-Z]\w*"
+    r"torch\.nn\.modules\.[a-z_]+\._?[A-Z]\w*"
+    r"|torch\.nn\.utils\.(?:parametrize|parametrizations|weight_norm|spectral_norm|prune|rnn)\._?[A-Z]\w*"
+    r"|torch\.(?:ao\.)?nn\.(?:quantized|qat|intrinsic|quantizable)\.(?:\w+\.)*modules\.[a-z_]+\._?[A-Z]\w*"
+    r"|torch\.(?:ao\.)?quantization\.(?:observer|fake_quantize|stubs|qconfig)\._?[A-Z]\w*"
     r"|torch\.optim\.[a-z]\w*\._?[A-Z]\w*"
     r"|torch\.(?:amp|cuda\.amp)\.grad_scaler\.(?:GradScaler|OptState)"
     r"|numpy\.dtypes\.[A-Z]\w*|numpy\.dtype\[\w+\]"
@@ -298,6 +300,8 @@ _HARMFUL = frozenset(
         ),
     ]
 )
+#: Classes of torch.fx, wherever they are imported to: what they hold becomes code when they are loaded.
+_GRAPHS = frozenset(["GraphModule", "Graph", "CodeGen"])
 #: Python's own modules: those of the Python that runs, and those of older and newer ones.
 _LIBRARY = frozenset(
     [
@@ -313,11 +317,13 @@ _LIBRARY = frozenset(
 )
 
 
-def is_clean(name: str) -> bool:
+def is_clean(module: str, name: str) -> bool:
     """Whether `module.name` only builds data that ordinary checkpoints hold."""
-    if name in _DATA or name in _globals.allowed() or _CLASSES.fullmatch(name):
+    whole = f"{module}.{name}"
+    # A class's module has all that it imports itself: behind another dot is every function there is.
+    if whole in _DATA or whole in _globals.allowed() or ("." not in name and _CLASSES.fullmatch(whole)):
         return True
-    owner, _, member = name.rpartition(".")
+    owner, _, member = whole.rpartition(".")
     return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in _DATA
 
 
@@ -332,6 +338,8 @@ def harm(module: str, name: str) -> str | None:
         return known or "is a part of Python that no checkpoint needs"
     if parts[0] in _HARMFUL or ".".join(parts[:2]) in _HARMFUL:
         return known or "runs code or programs"
+    if parts[0] == "torch" and parts[-1] in _GRAPHS:
+        return _KNOWN["torch.fx"]
     if parts[0] in ("torch", "numpy") and not parts[-1].lstrip("_")[:1].isupper():
         return known
     return known if parts[0] in ("torch", "numpy") and "." in name else None

@@ -28,7 +28,7 @@ _SHORTEST = 6
 class Scanner(Machine):
     """A machine that reads on. `inner` are strings that begin like a pickle, `modules` the classes of whole modules.
 
-    `patched` are the names whose attributes the pickle would overwrite (BUILD on a class or a module).
+    `patched` are the names that the pickle would change for the whole process: attributes of a class (BUILD), items.
     """
 
     def __init__(self, data: bytes, what: str) -> None:
@@ -88,11 +88,18 @@ class Scanner(Machine):
         """Keys and values are set on anything."""
         if type(target) in (dict, Obj) and not len(flat) % 2:
             super().set_items(target, flat, pos)
+        self.changed(target)
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:  # noqa: ARG002
         """Elements are appended to anything."""
         if type(target) in (list, Obj):
             super().add_elements(target, elements, pos, "APPEND")
+        self.changed(target)
+
+    def changed(self, target: Value) -> None:
+        """Note what is changed if it is no object of the pickle's own."""
+        if type(target) is Global:
+            self.patched.append(target)
 
     def decimal(self, line: bytes, pos: int) -> int:
         """Integers as Python reads them: with spaces and underscores, hexadecimal."""
@@ -141,8 +148,7 @@ def _build(m: Any, pos: int) -> int:
         target.state = state
         if is_module(target) and type(target.cls) is Global:
             m.modules.append(target.cls.qualified)
-    elif type(target) is Global:
-        m.patched.append(target)
+    m.changed(target)
     return pos
 
 

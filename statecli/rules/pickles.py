@@ -22,7 +22,7 @@ def _at(pickle: ScannedPickle, mention: Mention) -> Place:
 
 def _is_clean(mention: Mention) -> bool:
     module, name = _gadgets.renamed(mention.module, mention.name)
-    return not mention.patched and _gadgets.is_clean(f"{module}.{name}")
+    return not mention.patched and _gadgets.is_clean(module, name)
 
 
 def _foreign(pickle: ScannedPickle) -> list[tuple[Mention, str | None]]:
@@ -38,7 +38,7 @@ def _foreign(pickle: ScannedPickle) -> list[tuple[Mention, str | None]]:
 def _harm(mention: Mention) -> str | None:
     module, name = _gadgets.renamed(mention.module, mention.name)
     harm = _gadgets.harm(module, name) or _gadgets.harm(mention.module, mention.name)
-    return harm or ("is overwritten: its attributes are set to what the pickle says" if mention.patched else None)
+    return harm or ("is changed by it for the whole process" if mention.patched else None)
 
 
 def _does(mention: Mention) -> str:

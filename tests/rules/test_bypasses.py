@@ -325,6 +325,14 @@ GADGETS = {
     # Python 2's module, which pickle finds under its new name
     "commands.getoutput": called(named("commands", "getoutput"), b"S'" + TOUCH.encode() + b"'\n") + b".",
     # cloudpickle's functions: code in an ordinary class's place
+    # cloudpickle: code in an ordinary place
+    # behind a class's module is everything that it imports
+    "through a clean module": four(
+        called(stacked("torch.nn.modules.linear", "torch.utils.cpp_extension.subprocess.Popen"), short(TOUCH))
+    ),
+    # a class of torch.fx: its graph becomes code
+    "GraphModule": four(called(stacked("torch.ao.quantization.fx.convert", "GraphModule"), b"N", short(CODE))),
+    "reduce_graph_module": four(called(stacked("torch.fx.graph_module", "reduce_graph_module"), b"}", short(CODE))),
     "types.CodeType": four(called(stacked("types", "CodeType"), number(0))),
     "cloudpickle": four(called(stacked("cloudpickle.cloudpickle", "_make_function"), b"N")),
     # CVE-2025-32434, CVE-2022-45907 and friends: torch's own loaders

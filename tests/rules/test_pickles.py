@@ -8,7 +8,7 @@ from statecli.auditing.result import Status
 from statecli.auditing.run import Request, audit
 from statecli.finding import Severity
 
-from ..formats.attacks import Member, build, pickled, records, state_dict, tensor, text
+from ..formats.attacks import Member, build, called, named, pickled, records, state_dict, tensor, text
 
 RULES = ("unsafe-global", "unknown-global", "whole-module-pickle", "nested-pickle", "unscanned-pickle")
 
@@ -25,14 +25,9 @@ def judged(target, *rules):
     return result
 
 
-def calling(name, *args):
-    """The opcodes that call `module name` with these."""
-    return b"c" + name.replace(" ", "\n").encode() + b"\n(" + b"".join(args) + b"tR"
-
-
 def test_unsafe_global_finds_a_call_beside_the_tensors(found, tmp_path):
     """The name, what it is known for, the byte of the pickle and that of the file."""
-    pickle = state_dict(w=tensor(), x=calling("os system", text("true")))
+    pickle = state_dict(w=tensor(), x=called(named("os", "system"), text("true")))
     path = write(tmp_path / "a.pt", pickle)
     (finding,) = found("unsafe-global", path)
     at = pickle.index(b"cos\n")
@@ -43,13 +38,29 @@ def test_unsafe_global_finds_a_call_beside_the_tensors(found, tmp_path):
 
 def test_unsafe_global_spares_what_builds_data(found, tmp_path):
     """A name that only looks like one: text in a dict is no name."""
-    pickle = state_dict(w=tensor(), x=calling("collections OrderedDict"), y=text("os.system"))
+    pickle = state_dict(w=tensor(), x=called(named("collections", "OrderedDict")), y=text("os.system"))
     assert not found("unsafe-global", write(tmp_path / "a.pt", pickle))
+
+
+def test_unsafe_global_finds_a_clean_class_that_is_changed(tmp_path):
+    """Attributes set on a class are set for everyone who uses it, and so are items of a dict that a module has."""
+    for change in (b"N}" + text("update") + named("_codecs", "encode") + b"s\x86b", text("a") + text("b") + b"s"):
+        pickle = state_dict(w=tensor(), x=named("collections", "OrderedDict") + change)
+        (finding,) = judged(write(tmp_path / "a.pt", pickle), "unsafe-global").findings
+        assert "collections.OrderedDict, which is changed by it for the whole process" in finding.message
+
+
+def test_unsafe_global_spares_a_partial_of_clean_names(found, tmp_path):
+    """Whole modules defer calls so; a partial of anything else is as bad as that."""
+    clean = called(named("functools", "partial"), named("torch.nn.functional", "gelu"))
+    assert not found("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=clean)))
+    bad = called(named("functools", "partial"), named("os", "system"))
+    assert len(found("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=bad)))) == 2
 
 
 def test_unknown_global_finds_a_class_of_somebody(found, tmp_path):
     """Called or only named."""
-    pickle = state_dict(w=tensor(), x=calling("my.config Config"), y=b"cmy.config\nOther\n")
+    pickle = state_dict(w=tensor(), x=called(named("my.config", "Config")), y=b"cmy.config\nOther\n")
     first, second = found("unknown-global", write(tmp_path / "a.pt", pickle))
     assert first.message.startswith("loading it calls my.config.Config, which is neither torch's own nor plain data")
     assert second.message.startswith("loading it imports my.config.Other")
@@ -81,7 +92,7 @@ def test_whole_module_pickle_spares_its_state_dict(found, tmp_path):
 
 def test_nested_pickle_finds_one_in_a_record_and_one_in_a_string(found, tmp_path):
     """Both are read; what they name is judged as the rest is."""
-    inner = pickled(calling("os system", text("true")))
+    inner = pickled(called(named("os", "system"), text("true")))
     pickle = state_dict(w=tensor(), x=b"B" + len(inner).to_bytes(4, "little") + inner)
     path = write(tmp_path / "a.pt", pickle, Member("archive/extra/hook", inner))
     assert len(found("nested-pickle", path)) == 2
@@ -98,7 +109,7 @@ def test_nested_pickle_spares_bytes_that_begin_like_one_by_chance(found, tmp_pat
 
 def test_unscanned_pickle_finds_one_that_breaks_off(tmp_path):
     """It has run until there: what it called is a finding, the target failed, the rest is said not to be known."""
-    (tmp_path / "a.pkl").write_bytes(pickled(calling("os system", text("true")))[:-1] + b"\xff")
+    (tmp_path / "a.pkl").write_bytes(pickled(called(named("os", "system"), text("true")))[:-1] + b"\xff")
     result = judged(tmp_path / "a.pkl")
     assert result.status is Status.FAILED
     assert [one.rule for one in result.findings] == ["unsafe-global", "unscanned-pickle"]
