@@ -138,8 +138,7 @@ def audit(options: AuditOptions) -> int:
         accepted = baseline.made(found, request.baseline, options.reason or "", whole=request.whole)
         console.write(baseline.written(accepted), options.write_baseline)
         found = baseline.accepting(found, accepted, whole=request.whole)
-    view = View(unfold=options.all, verbose=options.verbose, quiet=options.quiet)
-    report = reporting.of_audit(found, view)
+    report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose))
     code = console.publish(report, written, options.color.value, options.quiet)
     for target in found.targets:
         if target.status is Status.FAILED:

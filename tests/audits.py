@@ -49,6 +49,6 @@ class Sink:
 def written(output, *targets, fail_on=WARNING, view=None, **look):
     """What the output has of an audit of these targets."""
     sink = Sink()
-    report = of_audit(Audit(targets, fail_on), view or View(quiet=look.get("quiet", False)))
+    report = of_audit(Audit(targets, fail_on), view or View())
     render.write(report, Output(output), sink, Look(**look))
     return "".join(sink.parts)

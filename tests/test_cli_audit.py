@@ -298,3 +298,23 @@ def test_the_page_of_the_rules_has_each():
     """docs/rules.md is made of the code."""
     page = (Path(__file__).parent.parent / "docs" / "rules.md").read_text("utf-8")
     assert [line[4:] for line in page.splitlines() if line.startswith("### ")] == [rule.name for rule in RULES]
+
+
+def test_a_comment_has_room_for_everything_that_failed():
+    """As much as fits, and how many lines do not; the verdict counts all."""
+    targets = [failed(f"{'x' * 200}-{n}.pt", "is " + "very " * 100 + "empty") for n in range(500)]
+    text = written("markdown", target("a.pt", finding()), *targets)
+    assert len(text) <= 65_536
+    assert "500 failed" in text
+    assert "error[nan]: fc.weight: is nan" in text
+    assert "more, beyond the 65,536 characters of a comment" in text
+
+
+def test_a_report_beside_a_quiet_run_says_nothing_twice(statecli):
+    """-q is of stdout."""
+    statecli("audit", "found.pt", "-q", "--report", "markdown=quiet.md")
+    statecli("audit", "found.pt", "--report", "markdown=loud.md")
+    assert Path("quiet.md").read_text() == Path("loud.md").read_text()
+    statecli("diff", "clean.pt", "found.pt", "-q", "--report", "markdown=quiet.md")
+    statecli("diff", "clean.pt", "found.pt", "--report", "markdown=loud.md")
+    assert Path("quiet.md").read_text() == Path("loud.md").read_text()

@@ -57,10 +57,14 @@ def write(report: Report, sink: Sink, look: Look) -> None:
     page = report.page()
     limit = math.inf if report.whole else LIMIT - RESERVED
     head = "".join(_head(report, page))
+    done = _Room((limit - len(head)) / 3)
+    head += _done(page, done)
     beside = 0 if look.quiet else sum(len(group.lines) for group in page.groups)
     # What makes it fail is never crowded out by rows, nor the other way round.
     below = _Room((limit - len(head)) / (2 if beside else 1))
-    last = _findings(page, below) + ("" if look.quiet else _fixes(page, below) + _notes(report, below))
+    last = _findings(page, below, quiet=look.quiet) + (
+        "" if look.quiet else _fixes(page, below) + _notes(report, below)
+    )
     above = _Room(limit - len(head) - len(last))
     sink.text(head)
     # What can be read from its first line alone may have the rest out of the way.
@@ -68,7 +72,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:
     for group in page.groups if beside else ():
         sink.text(_group(group, page.columns, above, folded))
     sink.text(last)
-    more = above.more + below.more
+    more = done.more + above.more + below.more
     if more:
         why = f"beyond the {LIMIT:,} characters of a comment"
         sink.text(f"\n… and {more:,} more, {why}; all with `-f json` or `--all`\n")
@@ -79,13 +83,18 @@ def _head(report: Report, page: Page) -> Iterable[str]:
     if page.verdict:
         yield f"**{_text(page.verdict)}**\n\n"
     yield f"{_text(page.subtitle)}\n"
-    if page.done is not None:
-        yield f"\n**{_text(page.done.heading)}**: {_text(page.done.summary)}\n\n"
-        yield from (f"- {_cell(line.cells[0])}: {_text(line.remark)}\n" for line in page.done.lines)
 
 
-def _findings(page: Page, room: _Room) -> str:
-    return _listed("Findings", [f"- {_code(finding_line(one))}\n" for one in page.findings], room)
+def _done(page: Page, room: _Room) -> str:
+    if page.done is None:
+        return ""
+    lines = (f"- {_cell(line.cells[0])}: {_text(line.remark)}\n" for line in page.done.lines)
+    return f"\n**{_text(page.done.heading)}**: {_text(page.done.summary)}\n\n" + room.kept(lines)
+
+
+def _findings(page: Page, room: _Room, *, quiet: bool) -> str:
+    told = page.told(quiet=quiet)
+    return _listed("Findings", [f"- {_code(finding_line(one))}\n" for one in told], room)
 
 
 def _notes(report: Report, room: _Room) -> str:

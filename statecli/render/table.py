@@ -257,8 +257,9 @@ class _Page:
             self.wrapped(self.page.verdict, "bold", "")
 
     def findings(self) -> None:
-        if self.page.findings and not self.look.quiet:
+        findings = self.page.told(quiet=self.look.quiet)
+        if findings and not self.look.quiet:
             self.put(("", ""))
-        for finding in self.page.findings:
+        for finding in findings:
             style = "bold red" if finding.severity.value == "error" else "yellow"
             self.wrapped(f"{finding.severity.value}[{finding.rule}]: {finding.message}", style, "    ", "")

@@ -81,8 +81,14 @@ class Page(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     #: The one line that says it all. It ends a table, and begins what is read from the top.
     verdict: str = ""
+    #: All that makes it end 1, folded alike, for who wants nothing else (`-q`); None: `findings` are that.
+    reasons: Callable[[], tuple[Finding, ...]] | None = None
     #: What was done, a line each: names and remarks alone. Outputs that show `totals` find it there.
     done: Group | None = None
+
+    def told(self, *, quiet: bool) -> tuple[Finding, ...]:
+        """The findings to tell beside the rows, or, where there are none, instead of them."""
+        return self.reasons() if quiet and self.reasons is not None else self.findings
 
 
 class Bars(msgspec.Struct, frozen=True):

@@ -131,7 +131,7 @@ def _page(found: Audit, view: View) -> Page:
         columns=(report.Column("finding"),),
         groups=tuple(groups),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in beside), verdict),
-        findings=fold.findings(_named(found)) if view.quiet else (),
+        reasons=lambda: fold.findings(_named(found)),
         verdict=verdict,
         done=Group("beside the findings", plural(len(beside), "line"), tuple(beside)) if beside else None,
     )

@@ -156,8 +156,9 @@ def _is_load(diff: Diff) -> bool:
 
 
 def _page(diff: Diff, view: DiffView, report: Report) -> Page:
-    told = report.findings if view.quiet else report.beside()
-    told = told if view.unfold else fold.findings(told)
+    def told(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        return first(findings if view.unfold else fold.findings(findings), view.lines)
+
     verdict = _verdict(diff, view)
     columns = changed.COLUMNS if view.tree else _columns(diff)
     groups = changed.groups(diff, view.unfold) if view.tree else _groups(diff, view, columns)
@@ -170,7 +171,8 @@ def _page(diff: Diff, view: DiffView, report: Report) -> Page:
         columns=columns,
         groups=tuple(_shortened(group, view) for group in groups),
         totals=(verdict, *_shortening(diff, view)),
-        findings=first(told, view.lines),
+        findings=told(report.beside()),
+        reasons=lambda: told(report.findings),
         verdict=verdict,
     )
 
