@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from statecli import formats  # noqa: E402
 from statecli.comparison.result import Delta, How  # noqa: E402
-from statecli.errors import MalformedError  # noqa: E402
+from statecli.errors import ChecksumMismatch, MalformedError  # noqa: E402
 from statecli.values import compare, sparse  # noqa: E402
 from statecli.values.compare import NotCompared, Pair, compare_all  # noqa: E402
 
@@ -219,7 +219,7 @@ def test_damage_is_told_with_its_file_and_tensor(read, case):
     dense = [read(torch.zeros(3)), read(torch.ones(3))]
     for pair in (Pair(bad, other), Pair(other, bad)):
         error, delta = compare_all([pair, Pair(*dense)], How())
-        assert type(error) is MalformedError
+        assert type(error) is ChecksumMismatch
         assert str(error).startswith(f"{bad.parts[-1][1].storage.path}: w: ")
         assert "\n" not in str(error)
         assert delta.changed == 3
