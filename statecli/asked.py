@@ -110,7 +110,6 @@ def view(options: DiffOptions) -> DiffView:
         unfold=options.all,
         tree=options.tree,
         verbose=options.verbose,
-        quiet=options.quiet,
         lines=options.lines,
         names=Names.ONLY if options.name_only else Names.STATUS if options.name_status else None,
         within=f" with {' '.join(overlooked)}" if overlooked else "",

@@ -89,6 +89,6 @@ class Written:
 def written(found, output, *, width=80, terminal=True, **view):
     """What an output makes of a diff."""
     sink = Written()
-    look = Look(terminal, width, False, view.get("quiet", False))
+    look = Look(terminal, width, False, view.pop("quiet", False))
     render.write(of_diff(found, DiffView(**view)), Output(output), sink, look)
     return sink.all

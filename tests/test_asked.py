@@ -62,7 +62,6 @@ def test_each_option_reaches_the_comparison(given, wanted):
         ({"all": True}, {"unfold": True}),
         ({"tree": True}, {"tree": True}),
         ({"verbose": True}, {"verbose": True}),
-        ({"quiet": True}, {"quiet": True}),
         ({"lines": 0}, {"lines": 0}),
         ({"name_only": True}, {"names": Names.ONLY}),
         ({"name_status": True}, {"names": Names.STATUS}),

@@ -209,7 +209,6 @@ class View(msgspec.Struct, frozen=True):
     unfold: bool = False
     tree: bool = False
     verbose: bool = False
-    quiet: bool = False
 
 
 def first(findings: Sequence[Finding], lines: int | None) -> tuple[Finding, ...]:
