@@ -36,8 +36,11 @@ def _foreign(pickle: ScannedPickle) -> list[tuple[Mention, str | None]]:
 
 
 def _harm(mention: Mention) -> str | None:
+    """What a name that is not clean is known for."""
     module, name = _gadgets.renamed(mention.module, mention.name)
-    harm = _gadgets.harm(module, name) or _gadgets.harm(mention.module, mention.name)
+    harm = None
+    if not _gadgets.is_clean(module, name):
+        harm = _gadgets.harm(module, name) or _gadgets.harm(mention.module, mention.name)
     return harm or ("is changed by it for the whole process" if mention.patched else None)
 
 
