@@ -133,7 +133,9 @@ def _page(found: Audit, view: View) -> Page:
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in beside), verdict),
         reasons=lambda: fold.findings(_named(found)),
         verdict=verdict,
-        done=Group("beside the findings", plural(len(beside), "line"), tuple(beside)) if beside else None,
+        done=Group("beside the findings", ", ".join(_others(found)) or "rules that did not run", tuple(beside))
+        if beside
+        else None,
     )
 
 
@@ -242,6 +244,13 @@ def _unheard(found: Audit) -> Iterator[Line]:
         yield Line((f"not run: {', '.join(unheard)}",), reason, "dim")
 
 
+def _others(found: Audit) -> list[str]:
+    """`1 failed`, `2 skipped`, `3 accepted`."""
+    parts = [f"{count:,} {status.value}" for status in list(Status)[1:] if (count := found.count(status))]
+    accepted = sum(len(target.accepted) for target in found.targets)
+    return [*parts, f"{accepted:,} accepted"] if accepted else parts
+
+
 def _verdict(found: Audit) -> str:
     """`3 audited: 1 error in 1 of them; 1 failed; 2 skipped; 31 rules ran, 12 skipped`."""
     bad = sum(bool(target.findings) for target in found.targets)
@@ -250,9 +259,7 @@ def _verdict(found: Audit) -> str:
         parts = ["nothing audited"]
     if bad and len(found.targets) > 1:
         parts[0] += f" in {bad:,} of them"
-    parts += [f"{count:,} {status.value}" for status in list(Status)[1:] if (count := found.count(status))]
-    accepted = sum(len(target.accepted) for target in found.targets)
-    parts += [f"{accepted:,} accepted"] if accepted else []
+    parts += _others(found)
     unheard = len({one.rule for one in found.skipped} - set(found.ran))
     parts.append(f"{plural(len(found.ran), 'rule')} ran" + (f", {unheard:,} skipped" if unheard else ""))
     return "; ".join(parts)
