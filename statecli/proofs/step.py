@@ -23,6 +23,7 @@ from statecli.state import Kind, TensorInfo
 _DIGITS = re.compile(r"\d+")
 #: Says so in a message; in the column of gradients it goes without saying.
 _NONE = "gets no gradient: "
+_OTHER_INPUTS = "give inputs that the model is made for"
 
 
 def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
@@ -141,8 +142,7 @@ def _gradient(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
 def _not_finite(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     what = "NaN" if any(peak is not None and math.isnan(peak) for peak in seen.peaks) else "infinite"
     if not verdicts.run.finite:
-        reason = f"its gradient is {what}, and so is something in the output: give inputs that the model is made for"
-        return judging.unclear(reason)
+        return judging.unclear(f"its gradient is {what}, and so is something in the output: {_OTHER_INPUTS}")
     why = f"gets a gradient with {what} elements in round {seen.broken}, though every output is finite"
     help = (
         "look for sqrt, norm or a division at zero, and for torch.where around them; torch.autograd.set_detect_anomaly"
@@ -151,6 +151,9 @@ def _not_finite(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
 
 
 def _zero(verdicts: _Verdicts, name: str) -> Cell:
+    if not verdicts.run.finite:
+        what = "something in the output is NaN or infinite, which counts for nothing in the loss"
+        return judging.unclear(f"its gradient is zero, and {what}: {_OTHER_INPUTS}")
     rounds = verdicts.run.rounds
     why = f"gets a gradient that is zero everywhere, in each of {rounds} rounds"
     help = "look for a factor of zero behind it, for what cancels out, and for a hook that changes its gradient"
