@@ -266,7 +266,7 @@ def _broken_ties(sheet: _Sheet, trial: measure.Trial) -> None:
 
 def _stale_views(sheet: _Sheet, trial: measure.Trial) -> None:
     for name, (row, held) in sheet.aliases.items():
-        if not trial.followed(row.fqn) or trial.followed(name) is not False or _recomputed(held):
+        if not trial.followed(row.fqn) or trial.followed(name) is not False or _set_anew(held):
             continue
         message = f"{name} is another name of {row.fqn}, and after a move it still points at the old storage"
         sheet.oddities.append(Oddity("stale-view", message, name))
@@ -275,14 +275,31 @@ def _stale_views(sheet: _Sheet, trial: measure.Trial) -> None:
 def _note_recomputed(sheet: _Sheet, trial: measure.Trial) -> None:
     aliases = [(name, held) for name, (_, held) in sheet.aliases.items()]
     for name, held in [(row.fqn, row.held) for row in sheet.rows if row.held is not None] + aliases:
-        if trial.followed(name) is False and _recomputed(held):
-            message = f"{name} stays behind on a move; torch recomputes it from what is registered before each forward"
-            sheet.oddities.append(Oddity("recomputed", message, name))
+        how = _set_anew(held) if trial.followed(name) is False else None
+        if how:
+            sheet.oddities.append(Oddity("recomputed", f"{name} stays behind on a move; {how}", name))
 
 
-def _recomputed(held: Held) -> bool:
-    """Whether torch itself sets this attribute anew before each forward (old weight_norm, spectral_norm, pruning)."""
+def _set_anew(held: Held) -> str | None:
+    """How torch itself sets this attribute anew before it reads it, if so."""
     name = held.steps[0].label.rpartition(".")[2]
+    if name in _OF_DDP and _is_ddp(type(held.owner)):
+        return "DistributedDataParallel lists the buffers anew before it synchronizes them"
+    return "torch recomputes it from what is registered before each forward" if _recomputed(held, name) else None
+
+
+#: What `_assign_modules_buffers` sets, which torch calls each time before it reads them.
+_OF_DDP = ("modules_buffers", "named_module_buffers")
+
+
+def _is_ddp(kind: type) -> bool:
+    torchs = nn.parallel.DistributedDataParallel
+    own = "_assign_modules_buffers"
+    return issubclass(kind, torchs) and getattr(kind, own, None) is getattr(torchs, own, None)
+
+
+def _recomputed(held: Held, name: str) -> bool:
+    """Whether it is what old weight_norm, spectral_norm or pruning computes in a hook."""
     hooks = held.owner._forward_pre_hooks.values()
     ours = [hook for hook in hooks if type(hook).__module__.startswith("torch.nn.utils.")]
     return any(name in (vars(hook).get("name"), vars(hook).get("_tensor_name")) for hook in ours)

@@ -155,7 +155,8 @@ def _page(found: Verification, view: View) -> Page:
         report.Column("name"),
         *(report.Column(one.name, shared=f"{one.name}: all {{}}", calm=CALM) for one in shown),
     )
-    proofs = tuple(map(_proof_line, found.checks))
+    known = frozenset(row.fqn for row in found.state.tensors)
+    proofs = tuple(_proof_line(check, known) for check in found.checks)
     verdict = _verdict(found)
     return Page(
         subtitle=_subtitle(found),
@@ -252,11 +253,11 @@ def _measured(fqn: str, shown: Sequence[Shown]) -> list[str]:
     ]
 
 
-def _proof_line(check: Check) -> Line:
+def _proof_line(check: Check, known: frozenset[str]) -> Line:
     """`✗ move`, and behind it what was done and what came of it."""
     parts = [check.how]
     if check.verdict is Verdict.FAILED:
-        parts.append(check.reason or _how_many(check))
+        parts.append(check.reason or _how_many(check, known))
     elif check.verdict is not Verdict.PASSED:
         parts.append(_why_not(check))
     elif check.reason:
@@ -266,11 +267,14 @@ def _proof_line(check: Check) -> Line:
     return Line((f"{SIGNS[check.verdict]} {check.check.value}",), remark, mood)
 
 
-def _how_many(check: Check) -> str:
+def _how_many(check: Check, known: frozenset[str]) -> str:
+    """Of the tensors that are rows; further names of theirs, and what is no tensor, are counted apart."""
     failed = {finding.fqn for finding in check.findings} | set(_with(check.columns, (Verdict.FAILED,)))
     tried = set(_with(check.columns, (Verdict.FAILED, Verdict.PASSED, Verdict.INCONCLUSIVE)))
-    count = len(failed - {None})
-    return f"failed for {count:,} of {plural(max(len(tried), count), 'tensor')}" if count else "failed"
+    count, names = len(failed & known), len(failed - known - {None})
+    parts = [f"{count:,} of {plural(max(len(tried & known), count), 'tensor')}"] if count else []
+    parts += [plural(names, "other attribute")] if names else []
+    return f"failed for {' and '.join(parts)}" if parts else "failed"
 
 
 def _with(columns: Iterable[Column], verdicts: Sequence[Verdict]) -> Iterable[str]:

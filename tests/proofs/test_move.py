@@ -105,6 +105,40 @@ def test_what_torch_recomputes_is_not_judged(old):
     assert verdicts(check, "moves").get("weight", "skipped") == "skipped"
 
 
+@pytest.fixture
+def _one_process():
+    """A process group of this process alone, as DDP needs one."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def distributed(*also):
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    for name in also:
+        setattr(model, name, list(model.modules_buffers))
+    return model
+
+
+@pytest.mark.usefixtures("_one_process")
+def test_what_ddp_sets_anew_is_not_judged():
+    """Its lists of buffers stay behind until it next synchronizes them. The oracle: its own `_sync_buffers`."""
+    check = of_live(move.prove, distributed, "meta")
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    model = distributed()
+    model.module.double()
+    assert model.modules_buffers[0].dtype is torch.float32
+    model._sync_buffers()
+    assert model.modules_buffers[0].dtype is torch.float64
+
+
+@pytest.mark.usefixtures("_one_process")
+def test_another_list_of_buffers_on_ddp_is_stale():
+    """Only the two attributes that DDP sets are its own."""
+    found = rules(of_live(move.prove, lambda: distributed("own"), "meta"))
+    assert found == {f"own[{i}]": "stale-view" for i in range(3)}
+
+
 def test_a_move_that_raises_is_told_and_the_next_way_tried():
     """The model's own words and line, and what the stand-in finds to stay behind; without that it is no pass."""
     body = "self.w = nn.Parameter(torch.ones(3)); {}\n---\n"

@@ -202,6 +202,17 @@ def test_every_proof_has_a_line():
     ]
 
 
+def test_what_is_no_row_is_counted_apart():
+    """A further name of a row fails beside it; the table has as many tensors as it has rows."""
+    cells = {"a": Cell(FAILED), "b": passed(), "old": Cell(FAILED), "older": Cell(FAILED)}
+    assert done(run(moved(**cells), rows=map(tensor, "ab"))) == [
+        ("✗ move", '.to("meta"): failed for 1 of 2 tensors and 2 other attributes')
+    ]
+    assert done(run(moved(a=passed(), old=Cell(FAILED)), rows=[tensor("a")])) == [
+        ("✗ move", '.to("meta"): failed for 1 other attribute')
+    ]
+
+
 def test_a_proof_that_is_unsure_of_some_tensors_names_the_first():
     """There is no reason of the whole, so that of a tensor stands for the others."""
     found = run(moved(UNSURE, a=Cell(UNSURE, reason="sparse"), b=Cell(UNSURE), c=passed()), rows=map(tensor, "abc"))
