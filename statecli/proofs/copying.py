@@ -51,30 +51,43 @@ class _Proof:
 
     def check(self) -> Check:
         try:
-            module = self._subject.used()
+            module = self._instance()
         except ModelError as error:
             return judging.check(Name.COPY, "", {}, (), [judging.reason_of(self._subject, error)])
         self._found = judging.tensors(module)
         self._shared = _shared_by_all(module)
         self._recomputed |= _refreshed(module)
-        # Parameters are left undrawn, and zeros are no proof of anything. Their ends will do: memory that nobody has
-        # written to costs nothing until it is copied.
-        bits.perturb((one for one in self._found.values() if type(one) is nn.Parameter), ends_alone=True)
+        if module is not self._subject.original:
+            # Parameters are left undrawn, and zeros are no proof of anything. Their ends will do: memory that nobody
+            # has written to costs nothing until it is copied.
+            bits.perturb((one for one in self._found.values() if type(one) is nn.Parameter), ends_alone=True)
         self._copy(module)
         self._pickle(module)
         how = "copy.deepcopy, torch.save and torch.load of the module"
         return judging.check(Name.COPY, how, self._columns, self._findings.values(), self._reasons)
 
+    def _instance(self) -> nn.Module:
+        """An instance, or where the way to one is a copy and there is none the model itself, which is only read."""
+        try:
+            return self._subject.used()
+        except ModelError:
+            if self._subject.original is None:
+                raise
+            return self._subject.original
+
     def _copy(self, module: nn.Module) -> None:
         copied, raised = judging.attempt(self._subject, "copying it", lambda: copy.deepcopy(module))
         if raised is None:
             self._columns["copied"] = self._compare(copied, "a deep copy")
-        elif self._uncopied() or self._obstacles(module):
             return
-        elif any(map(judging.lazy, self._found.values())):
-            self._reasons.append(raised)  # a buffer without a shape yet has no deep copy
-        else:
-            self._fail("not-copyable", None, f"copy.deepcopy of the model does not work: {raised}")
+        if not (self._uncopied() or self._obstacles(module)):
+            if any(map(judging.lazy, self._found.values())):
+                self._reasons.append(raised)  # a buffer without a shape yet has no deep copy
+            else:
+                self._fail("not-copyable", None, f"copy.deepcopy of the model does not work: {raised}")
+        why = next((finding.message for finding in self._findings.values()), raised)
+        for row in self._rows():
+            self._columns["copied"].setdefault(row.fqn, judging.unclear(why))
 
     def _uncopied(self) -> bool:
         """Names the tensors that cannot be copied even alone; whether there are any."""
@@ -105,6 +118,7 @@ class _Proof:
         elif why := _is_not_pickled(module, raised):
             self._columns["pickled"] = {row.fqn: judging.skipped(why) for row in self._rows()}
         else:
+            self._columns["pickled"] = {row.fqn: judging.unclear(raised) for row in self._rows()}
             self._reasons.append(raised)
 
     def _rows(self) -> tuple[TensorInfo, ...]:

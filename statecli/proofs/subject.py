@@ -43,7 +43,8 @@ class Subject:
     `inputs` are what forward is called with; where there are none, `no_inputs` says why. `appeared` are the names of
     tensors that are there only after a first forward. `cut` are those that were computed from others before the model
     was copied: a copy's have no graph back to them. `origins` are the lines of the constructor's assignments.
-    `renames` says so where two instances register different names, and cannot be compared.
+    `renames` says so where two instances register different names, and cannot be compared. `original` is the live model
+    that `fresh` copies: nothing may be written to it.
     """
 
     target: str
@@ -57,6 +58,7 @@ class Subject:
     cut: tuple[str, ...] = ()
     origins: Origins = field(default_factory=Origins)
     renames: str | None = None
+    original: nn.Module | None = None
 
     def rows(self) -> dict[str, TensorInfo]:
         """The tensors by FQN."""
@@ -138,7 +140,9 @@ def _of_copies(module: nn.Module, target: str, known: Built) -> Subject:
     # What torch recomputes before each forward finds its parameters again.
     again = {oddity.fqn for oddity in state.oddities if oddity.name == "recomputed"}
     cut = tuple(name for name in copies.non_leaves(found) if name not in again)
-    return Subject(target, state, fresh, known.user_code, rebuilds=False, cut=cut, origins=known.origins)
+    return Subject(
+        target, state, fresh, known.user_code, rebuilds=False, cut=cut, origins=known.origins, original=module
+    )
 
 
 def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subject:

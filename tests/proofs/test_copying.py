@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import statecli
+from statecli.modules.build import load
+from statecli.modules.spec import parse
 from statecli.proofs import copying
 from statecli.proofs.result import Name, Verdict
 
@@ -189,6 +191,28 @@ def test_models_of_transformers_are_copied(name):
     """Fourteen real classes copy both ways."""
     check = of_live(copying.prove, lambda: make(name))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+LOCKED = "import threading\nself.l = nn.Linear(2, 2); self.lock = threading.Lock()"
+
+
+def test_a_live_model_that_cannot_be_copied_is_told_like_its_class():
+    """deepcopy of it was tried as well: the same verdict, finding, cells and reason, and the model is as it was."""
+    check = copied(LOCKED)
+    model = load(parse("net.py:Net"))()
+    before = model.l.weight.detach().clone()
+    (live,) = statecli.verify(model, checks=["copy"]).checks
+    assert rules(live) == rules(check) == {"lock": "not-copyable"}
+    assert (live.verdict, live.reason, live.columns) == (check.verdict, check.reason, check.columns)
+    assert torch.equal(model.l.weight, before)
+
+
+def test_each_tensor_says_why_it_is_in_no_copy():
+    """Where the model cannot be copied, what is sound itself is not a pass; so it is with pickling."""
+    check = copied(LOCKED)
+    assert set(verdicts(check, "copied").values()) == set(verdicts(check, "pickled").values()) == {"inconclusive"}
+    assert cell(check, "copied", "l.weight").reason.startswith("lock: cannot pickle '_thread.lock' object")
+    assert cell(check, "pickled", "l.weight").reason.startswith("pickling it raised TypeError")
 
 
 def test_an_attribute_that_cannot_be_copied_is_named():
