@@ -319,3 +319,22 @@ class Net(nn.Linear):
     done = run(tmp_path, source, "--check", "move", "-f", "json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["checks"][0]["passed"] is True
+
+
+@pytest.mark.parametrize(
+    "begun",
+    ["atexit.register(threading.Event().wait)", "multiprocessing.Process(target=threading.Event().wait).start()"],
+    ids=["exit handler", "process"],
+)
+def test_what_else_a_model_begins_does_not_keep_the_process(tmp_path, begun):
+    """Nor does it keep whoever reads the output: a child holds that open too."""
+    source = f"""
+import atexit, multiprocessing
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        {begun}
+"""
+    done = run(tmp_path, source, "--check", "move", "-f", "json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["checks"][0]["passed"] is True
