@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from statecli.modules import measure
+from statecli.modules import measure, settings
 from statecli.modules.spec import Spec
 from statecli.modules.walk import walk
 from statecli.proofs import bits, copies, inputs, subject
@@ -93,30 +93,19 @@ def untouched(module: nn.Module | None = None, *, cuda: bool = False) -> Iterato
     """Afterwards the process and a live model are as they were, whatever the model's own code did.
 
     Of the process: the random generators (torch's on the CPU and, where CUDA is in use or `cuda` says that it will be,
-    on each GPU; Python's; numpy's), the grad mode, the default dtype and device. Of the model: each module's mode and
-    what is registered in it, each tensor's device, dtype, `requires_grad` and `.grad`, and the values of all that is no
-    parameter. Only copies are worked on; but a
-    copy's code may know the original, by a global name for instance.
+    on each GPU; Python's; numpy's), the grad mode, the default dtype and device, whether algorithms are deterministic,
+    the number of threads. Of the model: each module's mode and what is registered in it, each tensor's device, dtype,
+    `requires_grad` and `.grad`, and the values of all that is no parameter. Only copies are worked on; but a copy's
+    code may know the original, by a global name for instance.
     """
     with ExitStack() as stack:
-        stack.callback(_defaults())
+        stack.enter_context(settings.kept())
         stack.enter_context(_generators(cuda))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if module is not None:
             stack.enter_context(_kept(module))
         yield
-
-
-def _defaults() -> Callable[[], None]:
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
-
-    def restore() -> None:
-        torch.set_default_dtype(dtype)
-        if torch.get_default_device() != device:
-            torch.set_default_device(device)
-
-    return restore
 
 
 @contextmanager
@@ -156,7 +145,7 @@ def _kept(module: nn.Module) -> Iterator[None]:
 
 
 def _modes(module: nn.Module) -> Callable[[], None]:
-    modes = [(one, one.training) for one in module.modules()]
+    modes = [(one, one.training) for one in module.modules() if hasattr(one, "training")]  # a frozen script has none
 
     def restore() -> None:
         for one, training in modes:

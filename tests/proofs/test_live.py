@@ -84,6 +84,8 @@ def test_it_is_undone_when_something_is_raised():
         (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
         (lambda: torch.set_default_device("meta"), torch.get_default_device),
         (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+        (lambda: torch.use_deterministic_algorithms(True), torch.are_deterministic_algorithms_enabled),
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), torch.get_num_threads),
     ],
 )
 def test_what_belongs_to_the_process_is_put_back(change, read):
