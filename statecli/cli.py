@@ -23,9 +23,10 @@ TOLD = 20
 
 def run(options: InspectOptions | DiffOptions | VerifyOptions) -> int:
     """Whichever command these are the options of; the exit code."""
-    if isinstance(options, VerifyOptions):
-        return verify(options)
-    return diff(options) if isinstance(options, DiffOptions) else inspect(options)
+    with console.warnings_once():
+        if isinstance(options, VerifyOptions):
+            return verify(options)
+        return diff(options) if isinstance(options, DiffOptions) else inspect(options)
 
 
 def inspect(options: InspectOptions) -> int:

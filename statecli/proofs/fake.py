@@ -68,15 +68,14 @@ def move(subject: Subject) -> Check:
 
 
 def _tried(subject: Subject, stage: Stage, *, values: bool) -> Moved:
-    from statecli.modules import measure
     from statecli.proofs import judging, move
 
-    moved = move.Moved(one_way=True)
+    moved = move.Moved(one_way=True, call='.to("cuda") on a pretended GPU')
     try:
         module = subject.used(values=values)
         moved.before = {name: str(tensor.device) for name, tensor in judging.tensors(module).items()}
         with stage(Watch(DEVICE)) as kept, subject.user_code(f"moving it to {SHOWN}"):
-            module = measure.moved(module, module.to(DEVICE))
+            module = moved.gave(subject, module, module.to(DEVICE))
         moved.after = {name: _after(tensor, kept) for name, tensor in judging.tensors(module).items()}
     except ModelError as error:
         moved.reasons.append(why(judging.reason_of(subject, error), error.__cause__))

@@ -12,7 +12,6 @@ A forward that passes does not clear a tensor that stayed behind: it may have co
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import traceback
@@ -26,10 +25,9 @@ from torch.utils._pytree import tree_map
 
 from statecli.errors import ModelError
 from statecli.finding import Finding
-from statecli.modules import measure, origin
+from statecli.modules import measure
 from statecli.modules.build import text_of
-from statecli.modules.spec import parse
-from statecli.proofs import fake, judging, move, pretend
+from statecli.proofs import fake, judging, move, pretend, sources
 from statecli.proofs.devices import Watch, Watching
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.sources import Fault, How, Mismatch, Place, Refused, Source, is_theirs
@@ -345,7 +343,7 @@ def _what(subject: Subject, source: Source, device: str) -> tuple[str, str | Non
     if source.of_file is not None:
         name, filename = source.of_file
         help = f"make it a buffer of the model, or read {name}.to(x.device)"
-        return f"{name} of {_shown(subject, filename)}: {is_on}", help
+        return f"{name} of {sources.shown(filename, subject.target)}: {is_on}", help
     at, help = _at(subject, source.place), _ADVICE[source.how]
     if source.place is None:
         return f"a tensor, of which it is not known where it was made, is on {device}", _ADVICE[How.COMPUTED]
@@ -357,11 +355,4 @@ def _what(subject: Subject, source: Source, device: str) -> tuple[str, str | Non
 
 
 def _at(subject: Subject, place: Place | None) -> str:
-    return "" if place is None else f" at {_shown(subject, place[0])}:{place[1]}"
-
-
-def _shown(subject: Subject, filename: str) -> str:
-    """A file as the user typed it."""
-    spec = parse(subject.target)
-    typed = {os.path.abspath(spec.module): spec.module} if spec is not None and spec.is_file else {}
-    return origin.display(filename, typed)
+    return "" if place is None else f" at {sources.shown(place[0], subject.target)}:{place[1]}"

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from statecli.modules import origin
 from statecli.modules.origin import _passed_over
+from statecli.modules.spec import parse
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -152,3 +154,10 @@ def _members(scope: dict[str, Any]) -> Iterator[tuple[str, object]]:
 
 #: Entries. A larger table of a file is not looked through.
 _MANY = 1_000
+
+
+def shown(filename: str, target: str) -> str:
+    """A file as the user typed it in `target`, or as short as it can be found again."""
+    spec = parse(target)
+    typed = {os.path.abspath(spec.module): spec.module} if spec is not None and spec.is_file else {}
+    return origin.display(filename, typed)
