@@ -306,11 +306,12 @@ def test_a_non_leaf_attribute_fails_copy_by_name():
     assert "DivBackward0" in message
 
 
-def test_a_model_that_cannot_be_copied_is_inconclusive_and_listed():
-    """Its tensors are there, and every proof says which attribute is in the way."""
+def test_a_model_that_cannot_be_copied_fails_that_proof_and_is_listed():
+    """Its tensors are there, and every other proof says which attribute is in the way."""
     found = statecli.verify(nn.Sequential(Locked()), inputs="2x4")
-    assert set(verdicts(found).values()) == {"inconclusive"}
-    assert all("0.lock (a lock)" in check.reason for check in found.checks)
+    assert verdicts(found) == {name.value: "inconclusive" for name in Name} | {"copy": "failed"}
+    assert rules(found) == {("not-copyable", "0.lock")}
+    assert all("0.lock (a lock)" in check.reason for check in found.checks if check.check is not Name.COPY)
     assert [row.fqn for row in found.state.tensors] == ["0.fc.weight", "0.fc.bias"]
     with pytest.raises(ModelError, match=r"for lock \(a lock\)"):
         statecli.inspect(Locked())
