@@ -13,7 +13,7 @@ from statecli.errors import UsageError
 from statecli.modules import fix, measure, origin
 from statecli.modules.build import Built
 from statecli.modules.tensors import Facts, derived_by, facts, is_lazy, kind_of, leaves_of
-from statecli.modules.walk import Held, Registered, Walk, is_scripted, walk
+from statecli.modules.walk import Held, Registered, Walk, in_code, walk
 from statecli.state import After, Evidence, Kind, ModelState, Oddity, Origin, Stats, TensorInfo
 
 
@@ -152,10 +152,13 @@ def _odd_places(sheet: _Sheet) -> None:
     if measure.overrides_cuda_alone(sheet.built.module):
         message = f"{type(sheet.built.module).__name__}.cuda is its own and is not tried: what moves is what .to moves"
         sheet.oddities.append(Oddity("own-cuda", message))
-    scripted = [prefix.rstrip(".") for prefix, module in sheet.found.modules if is_scripted(module)]
-    if scripted:
-        message = f"{scripted[0] or 'the model'} is a ScriptModule: its plain attributes live in C++ and are not listed"
-        sheet.oddities.append(Oddity("script-module", message, scripted[0] or None))
+    for prefix, module in sheet.found.modules:
+        count = in_code(module)
+        if count:
+            name = prefix.rstrip(".")
+            what = f"the TorchScript code of {name or 'the model'} holds tensors as constants ({count})"
+            message = f"{what}: no move and no state_dict reaches them, and they are not listed"
+            sheet.oddities.append(Oddity("script-module", message, name or None))
     for name in sheet.found.packed:
         message = f"{name} holds weights in C++ that cannot be seen; they are not listed"
         sheet.oddities.append(Oddity("packed-params", message, name))

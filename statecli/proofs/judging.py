@@ -186,6 +186,11 @@ def nothing(subject: Subject, name: Name) -> Check | None:
     return Check(name, Verdict.SKIPPED, reason=f"the model holds no tensor{why}")
 
 
+def out_of_reach(subject: Subject) -> list[str]:
+    """What keeps a proof of every tensor from being one: tensors in the compiled code of a ScriptModule."""
+    return [oddity.message for oddity in subject.state.oddities if oddity.name == "script-module"]
+
+
 def lazy(tensor: torch.Tensor) -> bool:
     """Whether there is nothing yet to compare; see `statecli.modules.tensors.is_lazy`."""
     return is_lazy(tensor)

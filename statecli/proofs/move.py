@@ -126,7 +126,10 @@ class _Proof:
         how = self._moved.call + ("" if self._moved.one_way else " and back")
         if set(self._moved.before.values()) == {self._wanted}:
             how = f"everything is on {self._wanted} already: memory given anew by _apply, and {how}"
-        return judging.check(Name.MOVE, how, {"moves": cells}, self._findings, self._moved.reasons)
+        return judging.check(Name.MOVE, how, {"moves": cells}, self._findings, self._reasons())
+
+    def _reasons(self) -> list[str]:
+        return [*self._moved.reasons, *judging.out_of_reach(self._subject)]
 
     # --- one tensor ----------------------------------------------------------------------------------------------
 

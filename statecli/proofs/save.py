@@ -47,7 +47,7 @@ def prove(subject: Subject) -> Check:
 class _Proof:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._reasons: list[str] = []
+        self._reasons: list[str] = judging.out_of_reach(subject)
         self._findings: list[Finding] = []
         self._saved: dict[str, Cell] = {}
         self._restored: dict[str, Cell] = {}
