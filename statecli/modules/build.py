@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from statecli.errors import MissingDependency, ModelError, StateError, UsageError
+from statecli.modules import script
 from statecli.modules.spec import Spec
 
 if TYPE_CHECKING:
@@ -432,8 +433,10 @@ def _describe(spec: Spec, doing: str, found: Any, error: BaseException) -> str:
     if needed:
         return needed
     hint = "; try --init-device cpu" if doing.endswith("on meta") else ""
-    what = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
-    return f"{spec.text}: {doing} raised {what}{_place(spec, error)}{hint}"
+    scripted = script.raised(error, _installed)
+    what = _cut(scripted.text) if scripted else f"{type(error).__name__}: {_text(error)}".rstrip(": ")
+    place = scripted.place if scripted else _raised_at(error)
+    return f"{spec.text}: {doing} raised {what}{_shown(spec, place)}{hint}"
 
 
 def _text(error: BaseException) -> str:
@@ -466,11 +469,13 @@ def _shortened(text: str) -> str:
     return text
 
 
-def _place(spec: Spec, error: BaseException) -> str:
+def _raised_at(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, SyntaxError) and error.filename:
-        place: tuple[str, int] | None = (error.filename, error.lineno or 1)
-    else:
-        place = _deepest(error)
+        return error.filename, error.lineno or 1
+    return _deepest(error)
+
+
+def _shown(spec: Spec, place: tuple[str, int] | None) -> str:
     if place is None or place[0].startswith("<"):
         return ""
     from statecli.modules.origin import display
