@@ -77,7 +77,8 @@ class Subject:
 
         assert self.inputs is not None  # noqa: S101 - callers have looked
         args, kwargs = self.inputs.make(seed=seed)
-        modes = [(one, one.training) for one in module.modules()]
+        # A frozen ScriptModule has no mode.
+        modes = [(one, one.training) for one in module.modules() if hasattr(one, "training")]
         with self.user_code("calling it"), torch.no_grad():
             try:
                 return (module if training else module.eval())(*args, **kwargs)
