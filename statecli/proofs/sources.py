@@ -123,33 +123,35 @@ def of_file(tensor: torch.Tensor) -> tuple[str, str] | None:
     """The variable of a file whose code is running, or of one that it imports, that holds `tensor`; and that file."""
     looked_in: set[int] = set()
     for frame in _theirs(sys._getframe(1)):
-        scope = frame.f_globals
-        if id(scope) in looked_in:
-            continue
-        looked_in.add(id(scope))
-        imported = [
-            vars(value) for value in scope.values() if isinstance(value, ModuleType) and _is_file_of_theirs(value)
-        ]
-        for names in (scope, *imported):
-            found = next((name for name, value in _members(names) if value is tensor), None)
-            if found is not None:
-                return found, names.get("__file__") or frame.f_code.co_filename
+        for scope in (frame.f_globals, *_imported(frame.f_globals)):
+            name = None if id(scope) in looked_in else _variable(scope, tensor)
+            if name is not None:
+                return name, str(scope.get("__file__", frame.f_code.co_filename))
+            looked_in.add(id(scope))
     return None
 
 
-def _is_file_of_theirs(module: ModuleType) -> bool:
-    filename = getattr(module, "__file__", None)
-    return filename is not None and is_theirs(filename) and "-packages" not in filename
+def _imported(scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the modules define that a file imports, where they are files of the user's."""
+    for value in list(scope.values()):
+        names = vars(value) if issubclass(type(value), ModuleType) else {}
+        filename = names.get("__file__")
+        if type(filename) is str and is_theirs(filename) and "-packages" not in filename:
+            yield names
 
 
-def _members(scope: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    """Variables by name, and what lies in lists and dicts that are one."""
+def _variable(scope: dict[str, Any], tensor: torch.Tensor) -> str | None:
+    """The variable that holds `tensor`, or the list or dict that does, with its key."""
     for name, value in list(scope.items()):
-        yield name, value
-        if type(value) in (list, tuple) and len(value) <= _MANY:
-            yield from ((f"{name}[{at}]", one) for at, one in enumerate(value))
-        elif type(value) is dict and len(value) <= _MANY and not name.startswith("__"):
-            yield from ((f"{name}[{key!r}]", one) for key, one in value.items())
+        if value is tensor:
+            return name
+        kind = type(value)
+        if kind not in (list, tuple, dict) or len(value) > _MANY:
+            continue
+        for key, one in list(value.items()) if kind is dict else enumerate(value):
+            if one is tensor:
+                return f"{name}[{key!r}]"
+    return None
 
 
 #: Entries. A larger table of a file is not looked through.

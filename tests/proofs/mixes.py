@@ -19,6 +19,8 @@ from statecli.modules.spec import Spec, parse
 from statecli.proofs import subject as subjects
 from statecli.proofs.inputs import Inputs
 
+#: What no model holds.
+TABLE = torch.ones(3)
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
 

@@ -15,6 +15,7 @@ from statecli.proofs import forward  # noqa: E402
 from statecli.proofs.result import Verdict  # noqa: E402
 from statecli.proofs.sources import How  # noqa: E402
 
+from . import mixes  # noqa: E402
 from .mixes import ILLEGAL, LEGAL, READS, WANT_CPU, Once, live, sample  # noqa: E402
 
 FAKE = "fake-cuda"
@@ -219,7 +220,7 @@ def test_why_a_tensor_that_stayed_does_no_harm(use, words):
 
 
 BESIDE = torch.ones(3)
-LISTED = {"beside": [torch.ones(3)], "table": torch.ones(3)}
+LISTED = {"others": 3, "table": torch.ones(3)}
 
 
 @pytest.mark.parametrize(
@@ -237,6 +238,13 @@ def test_a_variable_of_the_file_is_named(use, name):
     assert finding.message.partition(" of ")[0] == name
     assert "test_forward.py: on cpu while " in finding.message
     assert finding.help == f"make it a buffer of the model, or read {name}.to(x.device)"
+
+
+def test_a_variable_of_an_imported_file_is_named():
+    """By the file that it is in, not by the one that reads it."""
+    (finding,) = forward.prove(live(lambda: Plain(lambda table, x, weight: x + mixes.TABLE), (3,)), FAKE).findings
+    assert finding.message.partition(": ")[0].endswith("mixes.py")
+    assert finding.message.startswith("TABLE of ")
 
 
 OUT_OF_SIGHT = deque([torch.ones(3)])
