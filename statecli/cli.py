@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -11,7 +10,7 @@ from statecli import console, interrupts
 from statecli.errors import StateError, UsageError
 from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
-from statecli.options import CUDA, DiffOptions, InspectOptions, VerifyOptions
+from statecli.options import DiffOptions, InspectOptions, VerifyOptions
 from statecli.render import Output
 from statecli.report import View, documents, fold, inspecting
 from statecli.report.text import plural
@@ -31,7 +30,8 @@ def run(options: InspectOptions | DiffOptions | VerifyOptions) -> int:
 
 def inspect(options: InspectOptions) -> int:
     """`statecli inspect`; the exit code."""
-    _not_both(options)
+    if options.input and options.inputs:
+        raise UsageError("--input and --inputs contradict each other; leave one of them out")
     console.keep_stdout()
     request = Request(
         target=options.target,
@@ -79,17 +79,16 @@ def diff(options: DiffOptions) -> int:
 def verify(options: VerifyOptions) -> int:
     """`statecli verify`; the exit code. What could be proved is shown, whatever could not be told."""
     from statecli import proofs
+    from statecli.proofs import asked
     from statecli.proofs.result import Name
     from statecli.report import verifying
 
-    _check(options)
-    console.keep_stdout()
     request = proofs.Request(
         target=options.target,
         checks=tuple(name for name in Name if name in options.check),
         device=options.device,
         dtype=options.dtype,
-        optimizer=options.optimizer or "sgd",
+        optimizer=options.optimizer,
         input=options.input,
         inputs=options.inputs,
         init_device=options.init_device,
@@ -97,6 +96,8 @@ def verify(options: VerifyOptions) -> int:
         exclude=options.exclude,
         kind=options.kind,
     )
+    asked.check(request)
+    console.keep_stdout()
     with console.steps(len(request.checks or Name), enabled=not options.no_progress, color=options.color.value) as step:
         found = proofs.run(request, lambda _: step())
     _refuse_overwriting(options.output, found.state)
@@ -106,26 +107,6 @@ def verify(options: VerifyOptions) -> int:
     for message in untold:
         console.complain(message, debug=False)
     return 2 if untold and code == 0 else code
-
-
-_DEVICE = re.compile(rf"meta|cpu|fake-cuda|{CUDA}")
-
-
-def _check(options: VerifyOptions) -> None:
-    """Raise UsageError for what makes no sense, before the model is built."""
-    if options.device is not None and not _DEVICE.fullmatch(options.device):
-        raise UsageError(f"--device {options.device}: no such device; write meta, cpu, cuda, cuda:N or fake-cuda")
-    _not_both(options)
-    asked = {name.value for name in options.check}
-    for option, of in (("device", {"move", "forward"}), ("dtype", {"cast"}), ("optimizer", {"step"})):
-        value = getattr(options, option)
-        if asked and value is not None and not asked & of:
-            raise UsageError(f"--{option} {value}: --check leaves out {' and '.join(sorted(of))}; leave it out too")
-
-
-def _not_both(options: InspectOptions | VerifyOptions) -> None:
-    if options.input and options.inputs:
-        raise UsageError("--input and --inputs contradict each other; leave one of them out")
 
 
 def _complained(broken: Sequence[tuple[str, str]], done: str, code: int) -> int:

@@ -244,6 +244,13 @@ def test_json_holds_to_the_printed_schema(statecli, proofs):
     assert document["target"] == NET
 
 
+def test_an_empty_optimizer_is_no_optimizer(statecli):
+    """A script's variable that is not set is not SGD."""
+    result = statecli("verify", NET, "--check", "step", "--input", "4x3", "--optimizer", "")
+    assert result.code == 2
+    assert "--optimizer : torch.optim has no such class" in result.err
+
+
 def test_the_models_file_is_not_overwritten(statecli, proofs, tmp_path):
     """-o naming the source of the class would destroy it."""
     source = tmp_path / "net.py"

@@ -35,14 +35,15 @@ FAKE = "fake-cuda"
 class Request(msgspec.Struct, frozen=True):
     """What the user asked of `verify`. `checks` () is all of them; `device` None is a GPU, or FAKE without one.
 
-    `input` are texts such as `int64:2x16<30522`, `inputs` names a function that makes them. Globs are unions.
+    `optimizer` is a name in torch.optim, or a class; None is "sgd". `input` are texts such as `int64:2x16<30522`,
+    `inputs` names a function that makes them. Globs are unions.
     """
 
     target: str
     checks: tuple[Name, ...] = ()
     device: str | None = None
     dtype: str | None = None
-    optimizer: str = "sgd"
+    optimizer: str | type | None = None
     input: tuple[str, ...] = ()
     inputs: str | None = None
     init_device: str = "cpu"
@@ -82,7 +83,7 @@ def _copy(subject: Subject, _: Request) -> Check:
 def _step(subject: Subject, request: Request) -> Check:
     from statecli.proofs import step
 
-    return step.prove(subject, request.optimizer)
+    return step.prove(subject, "sgd" if request.optimizer is None else request.optimizer)
 
 
 def _forward(subject: Subject, request: Request) -> Check:

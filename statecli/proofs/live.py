@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from statecli.errors import UsageError
 from statecli.modules import measure, settings
 from statecli.modules.spec import Spec
 from statecli.modules.walk import walk
@@ -31,14 +32,19 @@ def inputs_of(given: Any, built: Built) -> tuple[Inputs | None, str]:
     """What forward is called with, or None and why.
 
     `given` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that gives one of
-    these, or texts such as "int64:2x16<30522"; None for what the model carries (`dummy_inputs`). What is not given as
-    tensors is put where the model is. Raises UsageError for a text that is no input, ModelError for what a function
-    raises, or gives that has no tensor in it.
+    these, or texts such as "int64:2x16<30522", one, several or by keyword; None for what the model carries
+    (`dummy_inputs`). What is not given as tensors is put where the model is. Raises UsageError for a text that is no
+    input, or that stands beside what is none, ModelError for what a function raises, or gives that has no tensor in it.
     """
     texts = _texts(given)
     if given is None or texts:
         found, why_not = inputs.find(texts, None, built)
         return (found and _beside(built.module, found)), why_not
+    args, kwargs = inputs._split(given)
+    odd = next(filter(inputs.is_one, (*args, *kwargs.values())), None)
+    if odd is not None:
+        how = "'2x3', ('2x3', '4x3') or {'x': '2x3'}"
+        raise UsageError(f"inputs: {odd!r} becomes a tensor only where all are such texts: {how}; give a tensor")
     guard = replace(built, spec=Spec("inputs", "", False, "inputs"))
 
     def make(seed: int = 0) -> Call:
@@ -53,6 +59,8 @@ def inputs_of(given: Any, built: Built) -> tuple[Inputs | None, str]:
 def _texts(given: Any) -> tuple[str, ...]:
     if isinstance(given, str):
         return (given,)
+    if isinstance(given, dict) and all(isinstance(one, str) for one in given.values()):
+        return tuple(f"{name}={text}" for name, text in given.items())
     many = isinstance(given, (tuple, list)) and given and all(isinstance(one, str) for one in given)
     return tuple(given) if many else ()
 
@@ -145,7 +153,7 @@ def _kept(module: nn.Module) -> Iterator[None]:
 
 
 def _modes(module: nn.Module) -> Callable[[], None]:
-    modes = [(one, one.training) for one in module.modules() if hasattr(one, "training")]  # a frozen script has none
+    modes = [(one, one.training) for one in module.modules() if hasattr(one, "training")]
 
     def restore() -> None:
         for one, training in modes:

@@ -26,8 +26,10 @@ _NONE = "gets no gradient: "
 _OTHER_INPUTS = "give inputs that the model is made for"
 
 
-def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
-    """The class of torch.optim by its name in whatever case. Raises UsageError where there is none."""
+def optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
+    """The class of torch.optim by its name in whatever case, or itself. Raises UsageError where there is none."""
+    if isinstance(name, type):
+        return name
     known = {
         key.lower(): value
         for key, value in vars(torch.optim).items()
@@ -57,12 +59,12 @@ class _Verdicts:
         return Cell(Verdict.FAILED, reason=why.removeprefix(_NONE))
 
 
-def prove(subject: Subject, optimizer: str = "sgd") -> Check:
+def prove(subject: Subject, optimizer: str | type = "sgd") -> Check:
     """Train a fresh instance for up to three rounds in train mode, and look at each tensor before and after.
 
-    `optimizer` is a class of torch.optim by its name in lower case. Columns: `gradient` and `updated` of what requires
-    grad, `forward updates` of what forward changes. Raises UsageError for an unknown optimizer, ModelError where the
-    model's own code raises.
+    `optimizer` is a class, or the name of one of torch.optim in lower case. Columns: `gradient` and `updated` of what
+    requires grad, `forward updates` of what forward changes. Raises UsageError for an unknown optimizer, ModelError
+    where the model's own code raises.
     """
     made_by = optimizer_class(optimizer)
     if subject.inputs is None:

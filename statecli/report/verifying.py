@@ -52,7 +52,7 @@ def of_verification(found: Verification, view: View) -> Report:
     return Report(
         title=found.state.target,
         document=lambda: documents.of_verification(found),
-        table=lambda: _flat(found),
+        table=lambda: _flat(found, view.verbose),
         page=lambda: _page(found, view),
         findings=found.findings,
         notes=fold.notes(notes, view.verbose),
@@ -109,18 +109,23 @@ def _columns(found: Verification) -> tuple[Shown, ...]:
 # The flat table: every fact in a column of its own.
 
 
-def _flat(found: Verification) -> Table:
+def _flat(found: Verification, verbose: bool) -> Table:
+    """Where `verbose`, people see what was measured and the lines too."""
     shown = _columns(found)
     measured = [(column, when) for column in shown for when in ("before", "after")]
+    told = [verbose and any(getattr(cell, when) for cell in column.cells.values()) for column, when in measured]
     columns = (
         report.Column("kind"),
         report.Column("fqn"),
         report.Column("dtype", detail=True),
         report.Column("shape", detail=True),
         report.Column("requires_grad", detail=True),
-        report.Column("origin", detail=True),
+        report.Column("origin", detail=not (verbose and any(row.origin for row in found.state.tensors))),
         *(report.Column(column.name) for column in shown),
-        *(report.Column(f"{column.name}_{when}", detail=True) for column, when in measured),
+        *(
+            report.Column(f"{column.name}_{when}", detail=not one)
+            for (column, when), one in zip(measured, told, strict=True)
+        ),
         report.Column("reason"),
     )
     rows = tuple(

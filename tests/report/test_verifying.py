@@ -467,3 +467,14 @@ def test_every_output_takes_any_run(found, output):
     """No combination of verdicts breaks one, and each failure is in each."""
     text = written(found, output)
     assert found.findings == () or "left-behind" in text
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_verbose_shows_what_was_measured_off_a_terminal_too(verbose):
+    """The devices before and after and the line, in columns of their own."""
+    row = tensor("table", origin=Origin("net.py", 9))
+    found = run(moved(table=passed(before="cpu", after="meta")), rows=[row])
+    head, first = written(found, "plain", verbose=verbose).splitlines()[:2]
+    extra = {"origin": "net.py:9", "moves_before": "cpu", "moves_after": "meta"}
+    assert set(extra) & set(head.split()) == (set(extra) if verbose else set())
+    assert set(extra.values()) & set(first.split()) == (set(extra.values()) if verbose else set())
