@@ -12,7 +12,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statecli.errors import StateError
+from statecli.errors import (
+    MalformedError,
+    MissingDependency,
+    ModelError,
+    NothingMatched,
+    StateError,
+    UnreadableError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     import os
@@ -21,14 +29,65 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from statecli.comparison.result import Diff, Field
+    from statecli.comparison.result import Change, Delta, Diff, Field
+    from statecli.finding import Finding, Severity
     from statecli.inspection import Inspection
-    from statecli.proofs.result import Name, Verification
-    from statecli.state import Kind
+    from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
+    from statecli.state import Kind, ModelState, Stats, TensorInfo
 
-__all__ = ["StateError", "__version__", "diff", "inspect", "verify"]
+#: Where the types of results are; each is imported when it is asked for.
+_TYPES = {
+    "statecli.comparison.result": ("Change", "Delta", "Diff", "Field"),
+    "statecli.finding": ("Finding", "Severity"),
+    "statecli.inspection": ("Inspection",),
+    "statecli.proofs.result": ("Cell", "Check", "Column", "Name", "Verdict", "Verification"),
+    "statecli.state": ("Kind", "ModelState", "Stats", "TensorInfo"),
+}
+
+__all__ = [
+    "Cell",
+    "Change",
+    "Check",
+    "Column",
+    "Delta",
+    "Diff",
+    "Field",
+    "Finding",
+    "Inspection",
+    "Kind",
+    "MalformedError",
+    "MissingDependency",
+    "ModelError",
+    "ModelState",
+    "Name",
+    "NothingMatched",
+    "Severity",
+    "StateError",
+    "Stats",
+    "TensorInfo",
+    "UnreadableError",
+    "UsageError",
+    "Verdict",
+    "Verification",
+    "__version__",
+    "diff",
+    "inspect",
+    "verify",
+]
+
+__tracebackhide__ = True  # pytest shows the caller's line
 
 __version__ = "0.1.0"
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        import importlib
+
+        home = next((module for module, names in _TYPES.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module 'statecli' has no attribute {name!r}")
+        return getattr(importlib.import_module(home), name)
 
 
 def inspect(
@@ -38,9 +97,9 @@ def inspect(
     model: str | None = None,
     stats: bool = False,
     inputs: Any = None,
-    include: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    kind: Iterable[Kind | str] = (),
+    include: Iterable[str] | None = (),
+    exclude: Iterable[str] | None = (),
+    kind: Iterable[Kind | str] | None = (),
     init_device: str = "cpu",
 ) -> Inspection:
     """Every tensor of a checkpoint, of a model class or of a live model, as `statecli inspect` lists it.
@@ -61,38 +120,29 @@ def inspect(
     UnreadableError (the file), ModelError (the class, its forward, or a live model that cannot be copied),
     MissingDependency.
     """
-    from statecli import api, inspection
+    given = dict(locals())
+    from statecli import api, retold
 
-    request = inspection.Request(
-        target=api.name_of(target),
-        to=api.text(to),
-        model=None if model is None else api.text(model),
-        stats=stats,
-        include=api.many(include),
-        exclude=api.many(exclude),
-        kind=api.kinds(kind),
-        init_device=str(init_device),
-    )
-    return api.inspect(target, request, inputs)
+    return retold.told(given, lambda: api.inspect(**given))
 
 
 def diff(
     before: str | os.PathLike[str],
     after: str | os.PathLike[str],
     *,
-    map: Iterable[str] = (),
-    ignore: Iterable[Field | str] = (),
+    map: Iterable[str] | None = (),
+    ignore: Iterable[Field | str] | None = (),
     bitwise: bool = False,
     atol: float = 0.0,
     rtol: float = 0.0,
     metadata_only: bool = False,
     no_renames: bool = False,
-    only: Iterable[str] = (),
-    frozen: Iterable[str] = (),
-    changed: Iterable[str] = (),
-    include: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    kind: Iterable[Kind | str] = (),
+    only: Iterable[str] | None = (),
+    frozen: Iterable[str] | None = (),
+    changed: Iterable[str] | None = (),
+    include: Iterable[str] | None = (),
+    exclude: Iterable[str] | None = (),
+    kind: Iterable[Kind | str] | None = (),
     device: str = "cpu",
     jobs: int = 0,
     init_device: str = "cpu",
@@ -114,36 +164,37 @@ def diff(
     ModelError (a class).
     """
     given = dict(locals())
-    from statecli import api
+    from statecli import api, retold
 
-    return api.diff(api.diff_options(**given))
+    return retold.told(given, lambda: api.diff(**given))
 
 
 def verify(
     model: str | nn.Module,
     *,
-    checks: Iterable[Name | str] = (),
+    checks: Iterable[Name | str] | None = (),
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
-    optimizer: str = "sgd",
+    optimizer: str | type[torch.optim.Optimizer] | None = None,
     inputs: Any = None,
-    include: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    kind: Iterable[Kind | str] = (),
+    include: Iterable[str] | None = (),
+    exclude: Iterable[str] | None = (),
+    kind: Iterable[Kind | str] | None = (),
 ) -> Verification:
     """Prove what becomes of each tensor when a model is moved, cast, saved, copied, trained and called.
 
     `model`: an nn.Module, or a spec such as "file.py:Class". A live module is left as it was (device, dtype, mode,
     gradients, values), and so are the random generators: all is done to copies. A move to "meta" copies no values.
 
-    `checks`: some of "move", "cast", "save", "copy", "step", "forward"; () for all. `device`: where it is moved:
-    "fake-cuda" (no GPU is needed; the default where there is none), "meta", "cpu", "cuda:0". `dtype`: to which it is
-    cast. `optimizer`: that of the step: "sgd", "adamw". `include`, `exclude`: globs on names; `kind`: as in `inspect`.
+    `checks`: some of "move", "cast", "save", "copy", "step", "forward"; () or None for all. `device`: where it is
+    moved: "fake-cuda" (no GPU is needed; the default where there is none), "meta", "cpu", "cuda:0". `dtype`: to which
+    it is cast. `optimizer`: that of the step: "sgd" (None), "adamw", or a class such as torch.optim.Adam. These three
+    are refused where `checks` leaves their proofs out. `include`, `exclude`: globs on names; `kind`: as in `inspect`.
 
     `inputs`: what forward is called with: a tensor; a tuple or list (positional), a dict (by keyword) or
-    (args, kwargs); a function that gives one of these; or texts, "2x3" or "ids=int64:2x16<30522" (DTYPE:SHAPE<BOUND,
-    the shape in elements). None: what the model carries (`dummy_inputs`, `example_input_array`); where there is
-    nothing, step and forward are skipped.
+    (args, kwargs); a function that gives one of these; or texts alone: "2x3", ("2x3", "ids=int64:2x16<30522"),
+    {"x": "2x3"} (DTYPE:SHAPE<BOUND, the shape in elements). None: what the model carries (`dummy_inputs`,
+    `example_input_array`); where there is nothing, step and forward are skipped.
 
     In the result each of `checks` has a verdict (passed, failed, skipped, inconclusive: tried and not told), its reason
     and a cell a tensor; `findings` has all that was proved false. A forward that raises makes its proofs inconclusive.
@@ -151,16 +202,7 @@ def verify(
     Raises StateError, with one line: UsageError (an option, an input's text, or NothingMatched: the filters left no
     tensor), ModelError (a spec whose class cannot be built, a function of inputs that raises).
     """
-    from statecli import api, proofs
+    given = dict(locals())
+    from statecli import api, retold
 
-    request = proofs.Request(
-        target=api.name_of(model),
-        checks=api.checks(checks),
-        device=api.text(device),
-        dtype=api.text(dtype),
-        optimizer=optimizer,
-        include=api.many(include),
-        exclude=api.many(exclude),
-        kind=api.kinds(kind),
-    )
-    return api.verify(model, request, inputs)
+    return retold.told(given, lambda: api.verify(**given))

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import sys
+import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from threading import Thread
+#: Seconds that what a model has begun (threads, processes, exit handlers) has to end. Python would wait for ever.
+PATIENCE = 2.0
+
+
+def command() -> None:
+    """`main`, and the end of the process with its exit code, whatever goes on in it."""
+    try:
+        main()
+    except SystemExit as done:
+        if isinstance(done.code, int):
+            _thread.start_new_thread(_end_late, (done.code,))
+        raise
 
 
 def main() -> None:
-    """Everyday lines need no Typer; all others go to it."""
-    before = _threads()
+    """Everyday lines need no Typer; all others go to it. Raises SystemExit; an interrupt ends the process."""
     try:
         # Imported here, so that Ctrl-C during the imports ends as it does anywhere else.
         from statecli import interrupts
@@ -32,37 +42,29 @@ def main() -> None:
     except SystemExit as done:
         if done.code == 130:
             _end(130)
-        if isinstance(done.code, int) and _outlived_by(_threads() - before):
-            _end(done.code)
         raise
 
 
-#: Seconds that the threads which a model has begun have to end. Python itself would wait for ever.
-PATIENCE = 2.0
-
-
-def _threads() -> set[Thread]:
-    """Those that Python waits for at its end, but for the main one. Whoever begins any has imported `threading`."""
-    threading = sys.modules.get("threading")
-    if threading is None:
-        return set()
-    return {one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()}
-
-
-def _outlived_by(threads: set[Thread]) -> bool:
-    """Whether one of `threads` goes on, after each had its time to end."""
-    for one in threads:
-        one.join(PATIENCE / len(threads))
-    return any(one.is_alive() for one in threads)
+def _end_late(code: int) -> None:
+    time.sleep(PATIENCE)
+    _end(code)
 
 
 def _end(code: int) -> None:
-    """Without waiting for threads; after an interrupt without a word more on stdout."""
+    """Without waiting for anybody; after an interrupt without a word more on stdout."""
     for stream in (sys.stdout, sys.stderr) if code != 130 else (sys.stderr,):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
+    _end_children()
     os._exit(code)
 
 
+def _end_children() -> None:
+    """Those that Python would wait for. They hold our streams open, and whoever reads those would wait for them too."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    for child in multiprocessing.active_children() if multiprocessing else ():
+        child.kill()
+
+
 if __name__ == "__main__":
-    main()
+    command()

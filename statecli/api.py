@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _Word = TypeVar("_Word", bound=Enum)
 
+__tracebackhide__ = True  # pytest shows the caller's line
 
 # --- what was handed over ---------------------------------------------------------------------------------------------
 
@@ -53,12 +55,34 @@ def text(value: object) -> str | None:
     return None if value is None else str(value).removeprefix("torch.")
 
 
-def many(words: Iterable[str]) -> tuple[str, ...]:
-    """Words, of which one may stand alone."""
-    return (words,) if isinstance(words, str) else tuple(words)
+def many(option: str, words: Iterable[str] | None) -> tuple[str, ...]:
+    """Words, of which one may stand alone; None is none. Raises UsageError for anything else."""
+    given = _several(option, words)
+    odd = next((word for word in given if not isinstance(word, str)), None)
+    if odd is not None:
+        raise UsageError(f"{option}: {odd!r} is no text")
+    return given
 
 
-def checks(words: Iterable[Name | str]) -> tuple[Name, ...]:
+def _several(option: str, given: Any) -> tuple[Any, ...]:
+    if given is None or isinstance(given, str):
+        return () if given is None else (given,)
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{option}: {given!r} is no text, nor a list of some")
+    return tuple(given)
+
+
+def optimizer(given: object) -> str | type | None:
+    """A name, or a class of optimizers. Raises UsageError for anything else."""
+    if given is None or isinstance(given, str):
+        return given
+    torch = sys.modules.get("torch")
+    if isinstance(given, type) and torch is not None and issubclass(given, torch.optim.Optimizer):
+        return given
+    raise UsageError(f"optimizer: give a name such as 'adamw' or a class of torch.optim, not {given!r}")
+
+
+def checks(words: Iterable[Name | str] | None) -> tuple[Name, ...]:
     """Proofs, each once, in the order in which they are run. Raises UsageError for a name that is none."""
     from statecli.proofs.result import Name
 
@@ -66,24 +90,24 @@ def checks(words: Iterable[Name | str]) -> tuple[Name, ...]:
     return tuple(name for name in Name if name in asked)
 
 
-def kinds(words: Iterable[Kind | str]) -> tuple[Kind, ...]:
+def kinds(words: Iterable[Kind | str] | None) -> tuple[Kind, ...]:
     """Kinds of tensors. Raises UsageError for a word that is none."""
     from statecli.state import Kind
 
     return _words("kind", words, Kind)
 
 
-def fields(words: Iterable[Field | str]) -> tuple[Field, ...]:
+def fields(words: Iterable[Field | str] | None) -> tuple[Field, ...]:
     """What a diff ignores. Raises UsageError for a word that is none."""
     from statecli.comparison.result import Field
 
     return _words("ignore", words, Field)
 
 
-def _words(option: str, given: Iterable[Any], of: type[_Word]) -> tuple[_Word, ...]:
+def _words(option: str, given: Iterable[Any] | None, of: type[_Word]) -> tuple[_Word, ...]:
     known = {one.value: one for one in of}
-    asked = (given,) if isinstance(given, str) else tuple(given)
-    unknown = next((word for word in asked if word not in known), None)
+    asked = _several(option, given)
+    unknown = next((word for word in asked if word not in list(known)), None)
     if unknown is not None:
         raise UsageError(f"{option}: {str(unknown)!r} is none of {', '.join(known)}")
     return tuple(known[word] for word in asked)
@@ -99,7 +123,7 @@ def diff_options(before: object, after: object, **given: Any) -> DiffOptions:
         "kind": kinds,
         "device": str,
         "init_device": str,
-        **dict.fromkeys(globs, many),
+        **{name: functools.partial(many, name) for name in globs},
     }
     options = {name: read[name](value) if name in read else value for name, value in given.items()}
     return DiffOptions(before=path_of(before), after=path_of(after), **options)
@@ -108,11 +132,12 @@ def diff_options(before: object, after: object, **given: Any) -> DiffOptions:
 # --- doing it ---------------------------------------------------------------------------------------------------------
 
 
-def inspect(target: Any, request: InspectRequest, inputs: Any) -> Inspection:
+def inspect(target: Any, inputs: Any, **given: Any) -> Inspection:
     """See `statecli.inspect`."""
     from statecli import inspection
     from statecli.target import spec_of
 
+    request = _inspect_request(target, **given)
     if not is_live(target):
         with _as_it_was(request.to or "") if spec_of(request.target) or request.model else nullcontext():
             return inspection.inspect(request, handed=inputs)
@@ -124,26 +149,71 @@ def inspect(target: Any, request: InspectRequest, inputs: Any) -> Inspection:
         return inspection.of_built(live.copied(target, values=request.stats), request, inputs)
 
 
-def diff(options: DiffOptions) -> Diff:
+def _inspect_request(target: Any, **given: Any) -> InspectRequest:
+    from statecli import inspection
+
+    options = {
+        **given,
+        "to": text(given["to"]),
+        "model": text(given["model"]),
+        "init_device": str(given["init_device"]),
+    }
+    return inspection.Request(target=name_of(target), **{**options, **_filters(given)})
+
+
+def _filters(given: Mapping[str, Any]) -> dict[str, Any]:
+    globs = {option: many(option, given[option]) for option in ("include", "exclude")}
+    return {**globs, "kind": kinds(given["kind"])}
+
+
+def diff(before: Any, after: Any, **given: Any) -> Diff:
     """See `statecli.diff`."""
     from statecli import asked
     from statecli.comparison.run import compare
     from statecli.target import spec_of
 
+    options = diff_options(before, after, **given)
     asked.check(options)
     any_class = spec_of(options.before) or spec_of(options.after)
     with _as_it_was(options.device) if any_class else nullcontext():
         return compare(asked.request(options))
 
 
-def verify(model: Any, request: VerifyRequest, inputs: Any) -> Verification:
+def verify(model: Any, inputs: Any, **given: Any) -> Verification:
     """See `statecli.verify`."""
     from statecli import proofs
+    from statecli.proofs import asked
 
+    request = _verify_request(model, **given)
+    asked.check(request)
     if is_live(model):
-        return proofs.of_live(model, request, inputs)
+        return _worded(proofs.of_live(model, request, inputs))
     with _as_it_was(request.device or ""):
-        return proofs.run(request, given=inputs)
+        return _worded(proofs.run(request, given=inputs))
+
+
+def _verify_request(model: Any, **given: Any) -> VerifyRequest:
+    from statecli import proofs
+
+    return proofs.Request(
+        target=name_of(model),
+        checks=checks(given["checks"]),
+        device=text(given["device"]),
+        dtype=text(given["dtype"]),
+        optimizer=optimizer(given["optimizer"]),
+        **_filters(given),
+    )
+
+
+def _worded(found: Verification) -> Verification:
+    """What to give where nothing was given to call forward with, as Python gives it."""
+    from msgspec.structs import replace
+
+    from statecli.proofs.inputs import NONE_GIVEN
+
+    here = "no input given: inputs='2x3', tensors, or a function that makes them"
+    checks = (replace(one, reason=one.reason and one.reason.replace(NONE_GIVEN, here)) for one in found.checks)
+    return replace(found, checks=tuple(checks))
 
 
 def _as_it_was(device: str) -> AbstractContextManager[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -14,7 +13,7 @@ from statecli import console, interrupts, outputs
 from statecli.errors import StateError, UsageError
 from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
-from statecli.options import CUDA, AuditOptions, DiffOptions, InspectOptions, LockOptions, VerifyOptions
+from statecli.options import AuditOptions, DiffOptions, InspectOptions, LockOptions, VerifyOptions
 from statecli.outputs import Written
 from statecli.render import Output
 from statecli.report import View, documents, fold, inspecting
@@ -27,18 +26,20 @@ TOLD = 20
 
 def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions | LockOptions) -> int:
     """Whichever command these are the options of; the exit code."""
-    if isinstance(options, LockOptions):
-        return lock(options)
-    if isinstance(options, AuditOptions):
-        return audit(options)
-    if isinstance(options, VerifyOptions):
-        return verify(options)
-    return diff(options) if isinstance(options, DiffOptions) else inspect(options)
+    with console.warnings_once():
+        if isinstance(options, LockOptions):
+            return lock(options)
+        if isinstance(options, AuditOptions):
+            return audit(options)
+        if isinstance(options, VerifyOptions):
+            return verify(options)
+        return diff(options) if isinstance(options, DiffOptions) else inspect(options)
 
 
 def inspect(options: InspectOptions) -> int:
     """`statecli inspect`; the exit code."""
-    _not_both(options)
+    if options.input and options.inputs:
+        raise UsageError("--input and --inputs contradict each other; leave one of them out")
     written = outputs.asked(options)
     console.keep_stdout()
     request = Request(
@@ -89,18 +90,17 @@ def diff(options: DiffOptions) -> int:
 def verify(options: VerifyOptions) -> int:
     """`statecli verify`; the exit code. What could be proved is shown, whatever could not be told."""
     from statecli import proofs
+    from statecli.proofs import asked
     from statecli.proofs.result import Name
     from statecli.report import verifying
 
-    _check(options)
     written = outputs.asked(options)
-    console.keep_stdout()
     request = proofs.Request(
         target=options.target,
         checks=tuple(name for name in Name if name in options.check),
         device=options.device,
         dtype=options.dtype,
-        optimizer=options.optimizer or "sgd",
+        optimizer=options.optimizer,
         input=options.input,
         inputs=options.inputs,
         init_device=options.init_device,
@@ -108,6 +108,8 @@ def verify(options: VerifyOptions) -> int:
         exclude=options.exclude,
         kind=options.kind,
     )
+    asked.check(request)
+    console.keep_stdout()
     with console.steps(len(request.checks or Name), enabled=not options.no_progress, color=options.color.value) as step:
         found = proofs.run(request, lambda _: step())
     _refuse_overwriting(written, found.state)
@@ -176,26 +178,6 @@ def lock(options: LockOptions) -> int:
         console.tell(list(making.without_values(found, made)))
     console.write(file.written(made), written.path)
     return 0
-
-
-_DEVICE = re.compile(rf"meta|cpu|fake-cuda|{CUDA}")
-
-
-def _check(options: VerifyOptions) -> None:
-    """Raise UsageError for what makes no sense, before the model is built."""
-    if options.device is not None and not _DEVICE.fullmatch(options.device):
-        raise UsageError(f"--device {options.device}: no such device; write meta, cpu, cuda, cuda:N or fake-cuda")
-    _not_both(options)
-    asked = {name.value for name in options.check}
-    for option, of in (("device", {"move", "forward"}), ("dtype", {"cast"}), ("optimizer", {"step"})):
-        value = getattr(options, option)
-        if asked and value is not None and not asked & of:
-            raise UsageError(f"--{option} {value}: --check leaves out {' and '.join(sorted(of))}; leave it out too")
-
-
-def _not_both(options: InspectOptions | VerifyOptions) -> None:
-    if options.input and options.inputs:
-        raise UsageError("--input and --inputs contradict each other; leave one of them out")
 
 
 def _complained(broken: Sequence[tuple[str, str]], done: str, code: int) -> int:

@@ -6,9 +6,10 @@ import codecs
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from statecli import interrupts, render
 from statecli.errors import UnreadableError
@@ -169,6 +170,27 @@ def _say(text: str) -> None:
     with suppress(OSError, ValueError):
         if sys.stderr is not None:
             print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def warnings_once() -> Iterator[None]:
+    """Python's warnings on stderr, each once and in one line.
+
+    A proof calls the same code many times, and Python forgets what it has shown whenever a filter changes.
+    """
+    before, shown = warnings.showwarning, set[str]()
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+        text = f"{filename}:{lineno}: {category.__name__}: {message}"
+        if text not in shown:
+            shown.add(text)
+            _say(visible(elided(" ".join(text.split()), MAX_LINE)))
+
+    warnings.showwarning = show  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def finish() -> None:

@@ -11,7 +11,7 @@
     ├── ModelError             the user's model class could not be found, imported or built
     └── MissingDependency      an optional package (torch, numpy) is needed and not installed
 
-`cli.main` is the only place that catches `StateError`; nothing else turns one into text.
+`cli.leave` is the only place that turns one into text, and `retold` puts it into the words of Python's arguments.
 """
 
 from __future__ import annotations

@@ -27,14 +27,14 @@ __all__ = ["assert_state_follows"]
 def assert_state_follows(
     model: str | nn.Module,
     *,
-    checks: Iterable[Name | str] = (),
+    checks: Iterable[Name | str] | None = (),
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
-    optimizer: str = "sgd",
+    optimizer: str | type[torch.optim.Optimizer] | None = None,
     inputs: Any = None,
-    include: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    kind: Iterable[Kind | str] = (),
+    include: Iterable[str] | None = (),
+    exclude: Iterable[str] | None = (),
+    kind: Iterable[Kind | str] | None = (),
 ) -> Verification:
     """Verify `model` and give the result; the parameters are those of `statecli.verify`.
 

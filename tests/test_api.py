@@ -306,11 +306,12 @@ def test_a_non_leaf_attribute_fails_copy_by_name():
     assert "DivBackward0" in message
 
 
-def test_a_model_that_cannot_be_copied_is_inconclusive_and_listed():
-    """Its tensors are there, and every proof says which attribute is in the way."""
+def test_a_model_that_cannot_be_copied_fails_that_proof_and_is_listed():
+    """Its tensors are there, and every other proof says which attribute is in the way."""
     found = statecli.verify(nn.Sequential(Locked()), inputs="2x4")
-    assert set(verdicts(found).values()) == {"inconclusive"}
-    assert all("0.lock (a lock)" in check.reason for check in found.checks)
+    assert verdicts(found) == {name.value: "inconclusive" for name in Name} | {"copy": "failed"}
+    assert rules(found) == {("not-copyable", "0.lock")}
+    assert all("0.lock (a lock)" in check.reason for check in found.checks if check.check is not Name.COPY)
     assert [row.fqn for row in found.state.tensors] == ["0.fc.weight", "0.fc.bias"]
     with pytest.raises(ModelError, match=r"for lock \(a lock\)"):
         statecli.inspect(Locked())
@@ -383,6 +384,7 @@ X, S = torch.ones(2, 4), torch.ones(4)
         lambda: {"x": X, "scale": S},
         ("2x4", "scale=4"),
         ["2x4", "scale=float32:4"],
+        {"x": "2x4", "scale": "4"},
     ],
 )
 def test_inputs_in_every_form(given):
@@ -491,9 +493,34 @@ def test_verify_of_a_spec_is_the_commands_own():
         (lambda: statecli.diff("a.pt", "b.pt", atol=-1), UsageError, "tolerance"),
         (lambda: statecli.verify("a.pt"), UsageError, "names no model class"),
         (lambda: statecli.verify(nn.Linear(2, 2), checks=["moves"]), UsageError, "'moves' is none of move"),
-        (lambda: statecli.verify(nn.Linear(2, 2), device="gpu"), UsageError, "gpu"),
-        (lambda: statecli.verify(nn.Linear(2, 2), dtype="f12"), UsageError, "f12"),
-        (lambda: statecli.verify(nn.Linear(2, 2), inputs="2xx"), UsageError, "no shape"),
+        (lambda: statecli.verify(nn.Linear(2, 2), checks=5), UsageError, "checks: 5 is no text"),
+        (lambda: statecli.verify(nn.Linear(2, 2), include=[nn]), UsageError, "include: <module"),
+        (lambda: statecli.verify(nn.Linear(2, 2), device="gpu"), UsageError, "device='gpu': no such device"),
+        (lambda: statecli.verify(nn.Linear(2, 2), checks="cast", device="gpu"), UsageError, "device='gpu': no such"),
+        (lambda: statecli.verify(nn.Linear(2, 2), dtype="f12"), UsageError, "dtype='f12': torch knows no such dtype"),
+        (lambda: statecli.verify(nn.Linear(2, 2), dtype=torch.int8), UsageError, "dtype='int8': torch casts no model"),
+        (
+            lambda: statecli.verify(nn.Linear(2, 2), checks=["move"], dtype="f12"),
+            UsageError,
+            "dtype='f12': checks leaves out cast; leave it out too",
+        ),
+        (lambda: statecli.verify(nn.Linear(2, 2), optimizer="a"), UsageError, "optimizer='a': torch.optim has no such"),
+        (
+            lambda: statecli.verify(nn.Linear(2, 2), optimizer=nn.Linear),
+            UsageError,
+            "a class of torch.optim, not <class",
+        ),
+        (
+            lambda: statecli.verify(nn.Linear(2, 2), checks="move", optimizer=torch.optim.Adam),
+            UsageError,
+            "optimizer='Adam': checks leaves out step",
+        ),
+        (lambda: statecli.verify(nn.Linear(2, 2), inputs="2xx"), UsageError, "inputs='2xx': '2xx' is no shape"),
+        (
+            lambda: statecli.verify(nn.Linear(2, 2), inputs=("2x2", torch.ones(2))),
+            UsageError,
+            "inputs: '2x2' becomes a tensor only where all are such texts",
+        ),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: 1 / 0), ModelError, "ZeroDivisionError"),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: None), ModelError, "gave nothing"),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs=3), ModelError, "no tensor"),
@@ -507,6 +534,47 @@ def test_what_cannot_be_done_is_one_line(call, kind, said):
     assert issubclass(kind, statecli.StateError)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_none_is_every_check_and_every_tensor():
+    """As an argument that is not given."""
+    nothing = dict.fromkeys(("checks", "device", "dtype", "optimizer", "inputs", "include", "exclude", "kind"))
+    found = statecli.verify(nn.Linear(2, 2), **nothing)
+    assert [check.check for check in found.checks] == list(Name)
+    assert len(found.state.tensors) == 2
+
+
+def test_an_optimizer_may_be_a_class():
+    """torch's own, or one of the user's, which torch.optim does not have."""
+
+    class Halved(torch.optim.SGD):
+        pass
+
+    for optimizer in (torch.optim.Adam, Halved):
+        (check,) = statecli.verify(nn.Linear(2, 2), checks="step", optimizer=optimizer, inputs="3x2").checks
+        assert check.verdict is Verdict.PASSED
+        assert f"backward and {optimizer.__name__} in train mode" in check.how
+
+
+def test_without_inputs_it_is_said_how_python_gives_them():
+    """Not in options of the command line."""
+    checks = statecli.verify(nn.Linear(2, 2)).checks
+    assert {check.reason for check in checks if check.verdict is Verdict.SKIPPED} == {
+        "no input given: inputs='2x3', tensors, or a function that makes them"
+    }
+
+
+@pytest.mark.parametrize("given", [{"optimizer": "nope"}, {"inputs": lambda: 1 / 0}], ids=["ours", "theirs"])
+def test_an_error_comes_from_the_call(given):
+    """Pytest shows no frame of ours between it and the caller, and of its cause the user's own."""
+    with pytest.raises(statecli.StateError) as raised:
+        statecli.verify(nn.Linear(2, 2), **given)
+    shown = [entry for entry in raised.traceback if not entry.ishidden(raised)]
+    assert [Path(entry.path) for entry in shown] == [Path(__file__)]
+    cause = raised.value.__cause__
+    if cause is not None:
+        assert isinstance(cause, ZeroDivisionError)
+        assert cause.__traceback__.tb_frame.f_code.co_filename == __file__
 
 
 def test_a_forward_that_raises_spoils_its_own_proofs_alone():
@@ -527,6 +595,17 @@ def test_importing_statecli_imports_nothing_heavy():
     """Not even what the functions themselves need."""
     found = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.strip() == "[]"
+
+
+def test_every_type_of_a_result_is_to_be_had_from_the_package():
+    """Each name is listed once, is what its module has, and nothing else is there."""
+    listed = [name for names in statecli._TYPES.values() for name in names]
+    assert set(listed) <= set(statecli.__all__)
+    assert len(set(statecli.__all__)) == len(statecli.__all__)
+    assert all(getattr(statecli, name).__name__ == name for name in listed)
+    assert (statecli.Verification, statecli.Verdict) == (Verification, Verdict)
+    with pytest.raises(AttributeError, match="has no attribute 'Verfication'"):
+        statecli.Verfication  # noqa: B018
 
 
 def test_a_checkpoint_is_inspected_without_torch(tmp_path):

@@ -244,6 +244,13 @@ def test_json_holds_to_the_printed_schema(statecli, proofs):
     assert document["target"] == NET
 
 
+def test_an_empty_optimizer_is_no_optimizer(statecli):
+    """A script's variable that is not set is not SGD."""
+    result = statecli("verify", NET, "--check", "step", "--input", "4x3", "--optimizer", "")
+    assert result.code == 2
+    assert "--optimizer : torch.optim has no such class" in result.err
+
+
 def test_the_models_file_is_not_overwritten(statecli, proofs, tmp_path):
     """-o naming the source of the class would destroy it."""
     source = tmp_path / "net.py"
@@ -308,6 +315,34 @@ class Net(nn.Linear):
     assert f"raised SystemExit: {code} (net.py:7)" in done.stderr
 
 
+def test_an_error_that_cannot_be_shown_is_told_by_its_name_and_line(tmp_path):
+    """An exception whose own `__str__` raises makes its proofs inconclusive; the others are shown."""
+    source = """
+class Odd(Exception):
+    def __str__(self): raise RuntimeError("no str")
+class Net(nn.Linear):
+    def __init__(self): super().__init__(3, 3)
+    def forward(self, x): raise Odd
+"""
+    done = run(tmp_path, source, "--input", "2x3", "-f", "json")
+    assert done.returncode == 2
+    verdicts = {check["check"]: check["verdict"] for check in json.loads(done.stdout)["checks"]}
+    assert (verdicts["move"], verdicts["step"], verdicts["forward"]) == ("passed", "inconclusive", "inconclusive")
+    assert "forward: calling it raised Odd: (its message cannot be shown) (net.py:9)" in done.stderr
+
+
+def test_what_a_constructor_sets_of_torch_does_not_reach_the_next_instance(tmp_path):
+    """Each proof has an instance as the table lists it: float32, though the constructor ends with another default."""
+    source = """
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        torch.set_default_dtype(torch.float64)
+"""
+    done = run(tmp_path, source, "--input", "2x3")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_thread_of_the_model_does_not_keep_the_process(tmp_path):
     """The result is whole and the process ends, with its code, though a thread waits for what never comes."""
     source = """
@@ -319,3 +354,42 @@ class Net(nn.Linear):
     done = run(tmp_path, source, "--check", "move", "-f", "json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["checks"][0]["passed"] is True
+
+
+@pytest.mark.parametrize(
+    "begun",
+    ["atexit.register(threading.Event().wait)", "multiprocessing.Process(target=threading.Event().wait).start()"],
+    ids=["exit handler", "process"],
+)
+def test_what_else_a_model_begins_does_not_keep_the_process(tmp_path, begun):
+    """Nor does it keep whoever reads the output: a child holds that open too."""
+    source = f"""
+import atexit, multiprocessing
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        {begun}
+"""
+    done = run(tmp_path, source, "--check", "move", "-f", "json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["checks"][0]["passed"] is True
+
+
+def test_a_warning_is_told_once_and_in_one_line(tmp_path):
+    """Every instance and every call warns; by the same line and the same words that is one warning."""
+    code = """import warnings, torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 2)
+        warnings.warn("old\\nways", FutureWarning)
+    def forward(self, x):
+        warnings.warn("slow")
+        return self.fc(x)
+"""
+    (tmp_path / "net.py").write_text(code)
+    line = [sys.executable, "-m", "statecli", "verify", "net.py:Net", "--input", "3x2"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = sorted(one.rpartition("net.py:")[2] for one in done.stderr.splitlines())
+    assert said == ["6: FutureWarning: old ways", "8: UserWarning: slow"]

@@ -71,3 +71,46 @@ def test_the_interrupt_signal_is_left_alone_by_an_import():
     before = signal.getsignal(signal.SIGINT)
     __import__("statecli.interrupts")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+OPERATOR = """
+import _thread, os, signal, sys
+import torch
+from statecli import interrupts
+matrix = torch.randn(7000, 7000)
+interrupts.listen()
+_thread.start_new_thread(lambda: os.kill(os.getpid(), signal.SIGINT), ())
+while True:
+    try:
+        torch.linalg.svd(matrix)
+    except KeyboardInterrupt:  # it came before the operator was begun
+        pass
+"""
+
+
+def test_an_interrupt_inside_one_long_operator_ends_the_process():
+    """The main thread is in C for minutes, and runs no handler of Python's."""
+    done = ran(OPERATOR)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+CHILD = """
+import os, signal, time
+from statecli import interrupts
+interrupts.PATIENCE = 0
+interrupts.listen()
+child = os.fork()
+if child == 0:
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        os._exit(0)
+os.waitpid(child, 0)
+time.sleep(0.5)
+print("still here")
+"""
+
+
+def test_an_interrupt_of_a_child_alone_is_not_ours():
+    """A model may end a process of its own in this way; the pipe, which both have, is told nothing."""
+    assert ran(CHILD).stdout == "still here\n"

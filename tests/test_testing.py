@@ -56,6 +56,13 @@ def test_a_failure_has_the_table_of_the_command(statecli):
     assert "error[left-behind]: table: stays on cpu when the model moves to meta" in table
 
 
+def test_a_proof_that_says_nothing_of_what_is_left_is_no_pass():
+    """A tensor that needs no gradient has no part in a step: asked for, it was not proved."""
+    with pytest.raises(AssertionError, match="step: the filters leave no tensor that it says anything of"):
+        checked(Left(), include="table", checks=["step"], inputs="2x4")
+    assert checked(Left(), include="fc.*", checks=["step"], inputs="2x4").checks[0].verdict is Verdict.PASSED
+
+
 def test_a_live_model_fails_too():
     """With its class's name and the tensor's."""
     with pytest.raises(AssertionError, match=r"error\[left-behind\]: table: stays on cpu"):

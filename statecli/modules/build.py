@@ -20,18 +20,21 @@ import re
 import sys
 import traceback
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from statecli.errors import MissingDependency, ModelError, StateError, UsageError
+from statecli.modules import script
 from statecli.modules.spec import Spec
 
 if TYPE_CHECKING:
     from torch import nn
 
     from statecli.modules.origin import Origins
+    from statecli.modules.settings import Settings
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _numbers = itertools.count()
@@ -43,7 +46,8 @@ _siblings: dict[str, set[str]] = {}
 class Built:
     """A model that is ours alone: `read` and `move` overwrite its values.
 
-    `origins` knows the line of each assignment; `values` says whether large random initial values were drawn.
+    `origins` knows the line of each assignment; `values` says whether large random initial values were drawn. `left` is
+    what the constructor made of torch's settings (see `settings`); None where no constructor was run.
     """
 
     spec: Spec
@@ -52,13 +56,17 @@ class Built:
     init_device: str
     values: bool
     _make: Callable[[bool, int], nn.Module]
+    left: Settings | None = field(default=None, kw_only=True)
 
     def again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
         """A second instance, built afresh, as the first was or with other values of the random generator.
 
         Raises ModelError where the spec names an object that exists only once.
         """
-        other = self._make(self.values if values is None else values, seed)
+        from statecli.modules import settings
+
+        with settings.building():
+            other = self._make(self.values if values is None else values, seed)
         if other is self.module:
             raise ModelError(f"{self.spec.text}: it is always the same object, so there is no second one to try on")
         return other
@@ -67,11 +75,19 @@ class Built:
     def user_code(self, doing: str) -> Iterator[None]:
         """Run code of the model's: prints to stderr, sys.path as at import, exceptions as one ModelError line.
 
-        Its `__torch_function__` counts again, where the caller has shut it off to look at tensors.
+        torch's settings are as the constructor left them. Its `__torch_function__` counts again, where the caller has
+        shut it off to look at tensors.
         """
         import torch
 
-        with _guarded(self.spec), _one_line(self.spec, doing), torch._C._EnableTorchFunction():
+        from statecli.modules import settings
+
+        with (
+            settings.kept(self.left),
+            _guarded(self.spec),
+            _one_line(self.spec, doing),
+            torch._C._EnableTorchFunction(),
+        ):
             yield
 
 
@@ -82,14 +98,17 @@ def build(spec: Spec, *, init_device: str = "cpu", values: bool = False) -> Buil
     torch, UsageError for a device torch does not know, ModelError for whatever the user's code did.
     """
     torch = _torch()
+    from statecli.modules import settings
     from statecli.modules.origin import Origins
 
     _check_device(torch, init_device)
     origins = Origins(_typed(spec))
     found = load(spec)
     make = functools.partial(_make, spec, found, init_device, None)
-    module = _make(spec, found, init_device, origins, values)
-    return Built(spec, module, origins, init_device, values, make)
+    with settings.building():
+        module = _make(spec, found, init_device, origins, values)
+        left = settings.now()
+    return Built(spec, module, origins, init_device, values, make, left=left)
 
 
 def load(spec: Spec) -> Any:
@@ -280,18 +299,21 @@ def _near_attributes(found: Any, name: str) -> str:
 
 def _make(spec: Spec, found: Any, init_device: str, origins: Origins | None, values: bool, seed: int = 0) -> nn.Module:
     """One instance. Where not drawing the initial values made the constructor fail, it is run again with them."""
+    from statecli.modules import settings
     from statecli.modules.drawing import Skipped, skipping
 
     skipped = Skipped()
     doing = "building it on meta" if init_device == "meta" else "building it"
     with _guarded(spec), _one_line(spec, doing, found=found):
         if not values:
+            start = settings.now()
             try:
                 with skipping(skipped):
                     return _instance(spec, found, init_device, origins, seed)
             except Exception:  # whatever it was, it may be for want of the values
                 if not skipped.count:
                     raise
+                settings.put(start)
         return _instance(spec, found, init_device, origins, seed)
 
 
@@ -411,19 +433,27 @@ def _describe(spec: Spec, doing: str, found: Any, error: BaseException) -> str:
     if needed:
         return needed
     hint = "; try --init-device cpu" if doing.endswith("on meta") else ""
-    what = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
-    return f"{spec.text}: {doing} raised {what}{_place(spec, error)}{hint}"
+    scripted = script.raised(error, _installed)
+    what = _cut(scripted.text) if scripted else f"{type(error).__name__}: {_text(error)}".rstrip(": ")
+    place = scripted.place if scripted else _raised_at(error)
+    return f"{spec.text}: {doing} raised {what}{_shown(spec, place)}{hint}"
 
 
 def _text(error: BaseException) -> str:
-    if isinstance(error, SyntaxError):
-        return str(error.msg)
+    return str(error.msg) if isinstance(error, SyntaxError) else _cut(" ".join(text_of(error).split()))
+
+
+def text_of(error: BaseException | None) -> str:
+    """What an exception of anybody's says; a `__str__` of its own may do anything, exit included."""
     try:
-        text = " ".join(str(error).split())
+        return str(error)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # noqa: BLE001 a user's own __str__ may do anything, exit included
+    except BaseException:  # noqa: BLE001 see above
         return "(its message cannot be shown)"
+
+
+def _cut(text: str) -> str:
     text = _shortened(text)
     return text if len(text) <= 400 else text[:397] + "…"
 
@@ -439,11 +469,13 @@ def _shortened(text: str) -> str:
     return text
 
 
-def _place(spec: Spec, error: BaseException) -> str:
+def _raised_at(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, SyntaxError) and error.filename:
-        place: tuple[str, int] | None = (error.filename, error.lineno or 1)
-    else:
-        place = _deepest(error)
+        return error.filename, error.lineno or 1
+    return _deepest(error)
+
+
+def _shown(spec: Spec, place: tuple[str, int] | None) -> str:
     if place is None or place[0].startswith("<"):
         return ""
     from statecli.modules.origin import display
@@ -452,7 +484,10 @@ def _place(spec: Spec, error: BaseException) -> str:
 
 
 def _deepest(error: BaseException) -> tuple[str, int] | None:
-    """The deepest line that is the user's own; where none is, the deepest that is neither ours nor torch's."""
+    """The deepest line that is the user's own; where none is, the deepest that is neither ours nor torch's.
+
+    Of an endless recursion it is the line that recurses.
+    """
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -461,6 +496,8 @@ def _deepest(error: BaseException) -> tuple[str, int] | None:
     own = [place for place in frames if not _installed(place[0])]
     others = [place for place in frames if f"{os.sep}torch{os.sep}" not in place[0]]
     found = own or others
+    if found and isinstance(error, RecursionError):
+        return Counter(found).most_common(1)[0][0]  # where it ran out is anywhere
     return found[-1] if found else None
 
 

@@ -13,7 +13,7 @@ from statecli.errors import UsageError
 from statecli.modules import fix, measure, origin
 from statecli.modules.build import Built
 from statecli.modules.tensors import Facts, derived_by, facts, is_lazy, kind_of, leaves_of
-from statecli.modules.walk import Held, Registered, Walk, is_scripted, walk
+from statecli.modules.walk import Held, Registered, Walk, in_code, walk
 from statecli.state import After, Evidence, Kind, ModelState, Oddity, Origin, Stats, TensorInfo
 
 
@@ -152,10 +152,13 @@ def _odd_places(sheet: _Sheet) -> None:
     if measure.overrides_cuda_alone(sheet.built.module):
         message = f"{type(sheet.built.module).__name__}.cuda is its own and is not tried: what moves is what .to moves"
         sheet.oddities.append(Oddity("own-cuda", message))
-    scripted = [prefix.rstrip(".") for prefix, module in sheet.found.modules if is_scripted(module)]
-    if scripted:
-        message = f"{scripted[0] or 'the model'} is a ScriptModule: its plain attributes live in C++ and are not listed"
-        sheet.oddities.append(Oddity("script-module", message, scripted[0] or None))
+    for prefix, module in sheet.found.modules:
+        count = in_code(module)
+        if count:
+            name = prefix.rstrip(".")
+            what = f"the TorchScript code of {name or 'the model'} holds tensors as constants ({count})"
+            message = f"{what}: no move and no state_dict reaches them, and they are not listed"
+            sheet.oddities.append(Oddity("script-module", message, name or None))
     for name in sheet.found.packed:
         message = f"{name} holds weights in C++ that cannot be seen; they are not listed"
         sheet.oddities.append(Oddity("packed-params", message, name))
@@ -266,7 +269,7 @@ def _broken_ties(sheet: _Sheet, trial: measure.Trial) -> None:
 
 def _stale_views(sheet: _Sheet, trial: measure.Trial) -> None:
     for name, (row, held) in sheet.aliases.items():
-        if not trial.followed(row.fqn) or trial.followed(name) is not False or _recomputed(held):
+        if not trial.followed(row.fqn) or trial.followed(name) is not False or _set_anew(held):
             continue
         message = f"{name} is another name of {row.fqn}, and after a move it still points at the old storage"
         sheet.oddities.append(Oddity("stale-view", message, name))
@@ -275,14 +278,31 @@ def _stale_views(sheet: _Sheet, trial: measure.Trial) -> None:
 def _note_recomputed(sheet: _Sheet, trial: measure.Trial) -> None:
     aliases = [(name, held) for name, (_, held) in sheet.aliases.items()]
     for name, held in [(row.fqn, row.held) for row in sheet.rows if row.held is not None] + aliases:
-        if trial.followed(name) is False and _recomputed(held):
-            message = f"{name} stays behind on a move; torch recomputes it from what is registered before each forward"
-            sheet.oddities.append(Oddity("recomputed", message, name))
+        how = _set_anew(held) if trial.followed(name) is False else None
+        if how:
+            sheet.oddities.append(Oddity("recomputed", f"{name} stays behind on a move; {how}", name))
 
 
-def _recomputed(held: Held) -> bool:
-    """Whether torch itself sets this attribute anew before each forward (old weight_norm, spectral_norm, pruning)."""
+def _set_anew(held: Held) -> str | None:
+    """How torch itself sets this attribute anew before it reads it, if so."""
     name = held.steps[0].label.rpartition(".")[2]
+    if name in _OF_DDP and _is_ddp(type(held.owner)):
+        return "DistributedDataParallel lists the buffers anew before it synchronizes them"
+    return "torch recomputes it from what is registered before each forward" if _recomputed(held, name) else None
+
+
+#: What `_assign_modules_buffers` sets, which torch calls each time before it reads them.
+_OF_DDP = ("modules_buffers", "named_module_buffers")
+
+
+def _is_ddp(kind: type) -> bool:
+    torchs = nn.parallel.DistributedDataParallel
+    own = "_assign_modules_buffers"
+    return issubclass(kind, torchs) and getattr(kind, own, None) is getattr(torchs, own, None)
+
+
+def _recomputed(held: Held, name: str) -> bool:
+    """Whether it is what old weight_norm, spectral_norm or pruning computes in a hook."""
     hooks = held.owner._forward_pre_hooks.values()
     ours = [hook for hook in hooks if type(hook).__module__.startswith("torch.nn.utils.")]
     return any(name in (vars(hook).get("name"), vars(hook).get("_tensor_name")) for hook in ours)

@@ -467,8 +467,40 @@ def _of_module(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
     for name, held in list(own_dict(module).items()):
         if name in registered:
             yield f".__dict__[{name!r}]", held, "hidden"
-        elif name not in _REGISTRIES:
+        elif name not in _REGISTRIES and not (name == _INNER and is_scripted(module)):
             yield f".{name}", held, "attribute"
+    if is_scripted(module):
+        yield from ((f".{name}", held, "attribute") for name, held in _in_script(module) if name not in registered)
+
+
+#: Where traced modules and old subclasses of ScriptModule keep the module whose attributes they show as their own.
+_INNER = "_actual_script_module"
+
+
+def _in_cpp(module: nn.Module) -> Any:
+    """What a ScriptModule is in C++; None where it is not there yet."""
+    own = own_dict(module)
+    return own_dict(own.get(_INNER, module)).get("_c")
+
+
+def _in_script(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The attributes that TorchScript keeps in C++, by name: it keeps them in no order. Reading one runs no code."""
+    script = _in_cpp(module)
+    if script is not None:
+        known: Any = torch._C.ConcreteModuleType.from_jit_type(script._type())
+        yield from ((name, script.getattr(name)) for name in sorted(known.get_attributes()))
+
+
+def in_code(module: nn.Module) -> int:
+    """How many tensors the compiled code of a ScriptModule holds as constants: those of a trace, or frozen into it.
+
+    Numbers are not counted: a trace makes a 0-dim tensor of each.
+    """
+    script = _in_cpp(module) if is_scripted(module) else None
+    graphs = [script._get_method(name).graph for name in script._method_names()] if script is not None else []
+    constants = [node for graph in graphs for node in graph.findAllNodes("prim::Constant")]
+    tensors = [node.t("value") for node in constants if node.hasAttribute("value") and node.kindOf("value") == "t"]
+    return sum(tensor.dim() > 0 for tensor in tensors)
 
 
 def _of_dict(mapping: dict[Any, Any], numbered: bool) -> Iterator[tuple[str, Any, str]]:

@@ -35,14 +35,15 @@ FAKE = "fake-cuda"
 class Request(msgspec.Struct, frozen=True):
     """What the user asked of `verify`. `checks` () is all of them; `device` None is a GPU, or FAKE without one.
 
-    `input` are texts such as `int64:2x16<30522`, `inputs` names a function that makes them. Globs are unions.
+    `optimizer` is a name in torch.optim, or a class; None is "sgd". `input` are texts such as `int64:2x16<30522`,
+    `inputs` names a function that makes them. Globs are unions.
     """
 
     target: str
     checks: tuple[Name, ...] = ()
     device: str | None = None
     dtype: str | None = None
-    optimizer: str = "sgd"
+    optimizer: str | type | None = None
     input: tuple[str, ...] = ()
     inputs: str | None = None
     init_device: str = "cpu"
@@ -82,7 +83,7 @@ def _copy(subject: Subject, _: Request) -> Check:
 def _step(subject: Subject, request: Request) -> Check:
     from statecli.proofs import step
 
-    return step.prove(subject, request.optimizer)
+    return step.prove(subject, "sgd" if request.optimizer is None else request.optimizer)
 
 
 def _forward(subject: Subject, request: Request) -> Check:
@@ -190,23 +191,31 @@ def _only(check: Check, state: ModelState, whole: ModelState) -> Check:
 def _judged_anew(check: Check, columns: tuple[Column, ...], findings: tuple[Finding, ...]) -> Check:
     """The proof with these cells and findings alone: the worst of them, or what kept it from being told as a whole."""
     left = replace(check, columns=columns, findings=findings)
-    if check.verdict not in (Verdict.FAILED, Verdict.INCONCLUSIVE) or findings:
+    if check.verdict is Verdict.SKIPPED or findings:
         return left
-    if check.reason and check.reason not in (_summed_up(check.columns), *_unsure(check.columns)):
-        return replace(left, verdict=Verdict.INCONCLUSIVE)
-    if not check.columns:
+    unsure = Verdict.INCONCLUSIVE
+    of_cells = (None, _summed_up(check.columns, unsure), *_said(check.columns, unsure))
+    if check.verdict is not Verdict.PASSED and check.reason not in of_cells:
+        return replace(left, verdict=unsure)
+    if not any(column.cells for column in check.columns):
         return left
-    return replace(left, verdict=_worst(columns), reason=_summed_up(columns))
+    worst = _worst(columns)
+    if worst is Verdict.PASSED:
+        return replace(left, verdict=worst, reason=check.reason if check.verdict is worst else None)
+    return replace(left, verdict=worst, reason=_summed_up(columns, worst) or _NOTHING_LEFT)
 
 
-def _unsure(columns: Iterable[Column]) -> list[str]:
+_NOTHING_LEFT = "the filters leave no tensor that it says anything of"
+
+
+def _said(columns: Iterable[Column], verdict: Verdict) -> list[str]:
     cells = ((fqn, cell) for column in columns for fqn, cell in column.cells.items())
-    return [f"{fqn}: {cell.reason}" for fqn, cell in cells if cell.verdict is Verdict.INCONCLUSIVE]
+    return [f"{fqn}: {cell.reason}" for fqn, cell in cells if cell.verdict is verdict and cell.reason]
 
 
-def _summed_up(columns: Iterable[Column]) -> str | None:
-    """What the cells that cannot tell give a proof as its reason; None where there are none."""
-    said = _unsure(columns)
+def _summed_up(columns: Iterable[Column], verdict: Verdict) -> str | None:
+    """What the cells of this verdict give a proof as its reason; None where there are none."""
+    said = _said(columns, verdict)
     return f"{said[0]}, and {len(said) - 1} more" if len(said) > 1 else next(iter(said), None)
 
 

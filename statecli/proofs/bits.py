@@ -67,10 +67,10 @@ def _as_integers(flat: torch.Tensor) -> torch.Tensor:
 def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool = False) -> set[int | str]:
     """Overwrite every element of every tensor; gives the storages that were. No two phases give the same values.
 
-    Floating-point and complex ones get numbers strictly between 0 and 1 that 8 bits hold exactly; what is counted or
-    true is changed in its lowest bit, so that an index stays near where it was. It is done by storage: a tie, a view
-    and an expanded tensor are written once. What has no memory (lazy, meta, opaque) is left out. With `ends_alone` only
-    the first and last elements of a long one are written.
+    Floating-point and complex ones get numbers strictly between 0 and 1 that no format with fewer bits holds, so that
+    rounding changes each of them; what is counted or true is changed in its lowest bit, so that an index stays near
+    where it was. It is done by storage: a tie, a view and an expanded tensor are written once. What has no memory
+    (lazy, meta, opaque) is left out. With `ends_alone` only the first and last elements of a long one are written.
     """
     written: set[int | str] = set()
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
@@ -121,7 +121,15 @@ def _overwrite(flat: torch.Tensor, shift: int) -> None:
     if flat.dtype not in _FLOATS:
         _as_integers(flat).bitwise_xor_(1)
         return
-    row = ((torch.arange(PERIOD, device=flat.device) + shift) % PERIOD + 1).to(flat.dtype) / (PERIOD + 5)
+    row = _row(flat.dtype, flat.device, shift)
     whole = flat.numel() // PERIOD * PERIOD
     flat[:whole].view(-1, PERIOD).copy_(row.expand(whole // PERIOD, PERIOD))
     flat[whole:].copy_(row[: flat.numel() - whole])
+
+
+def _row(dtype: torch.dtype, device: torch.device, shift: int) -> torch.Tensor:
+    """`PERIOD` different numbers k / 255: in binary the eight bits of k again and again, and the last bit set."""
+    row = ((torch.arange(PERIOD, device=device) + shift) % PERIOD + 1).to(dtype) / (PERIOD + 4)
+    if dtype is not torch.bfloat16:  # its eight bits are those of k
+        _as_integers(row).bitwise_or_(1)
+    return row

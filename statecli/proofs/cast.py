@@ -20,6 +20,7 @@ from torch import nn
 from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding, Severity
 from statecli.modules import measure
+from statecli.modules.walk import is_scripted
 from statecli.proofs import bits, judging, move
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.subject import Subject
@@ -77,7 +78,7 @@ class _Proof:
     def __init__(self, subject: Subject, ways: tuple[_Way, ...]) -> None:
         self._subject, self._ways = subject, ways
         self._steps: dict[str, _Steps] = {}
-        self._reasons: list[str] = []
+        self._reasons: list[str] = judging.out_of_reach(subject)
         self._done: list[str] = []
         self._findings: list[Finding] = []
         self._known_remade: frozenset[str] | None = None
@@ -101,6 +102,8 @@ class _Proof:
         except ModelError as error:
             self._reasons.append(judging.reason_of(self._subject, error))
             return None
+        if is_scripted(start) and called == ".bfloat16()":  # a ScriptModule has none of its own
+            called, dtype, cast = _way("bfloat16")
         for name, tensor in judging.tensors(start).items():
             self._steps.setdefault(name, _Steps(tensor.dtype, _integers(tensor)))
         with warnings.catch_warnings():

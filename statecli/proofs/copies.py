@@ -16,6 +16,7 @@ from torch import nn
 
 from statecli.errors import ModelError
 from statecli.modules import measure
+from statecli.modules.build import text_of
 from statecli.modules.tensors import derived_by, is_lazy, leaves_of, storage
 from statecli.modules.walk import walk
 
@@ -127,7 +128,7 @@ def _copied(module: nn.Module, memo: dict[Any, Any]) -> nn.Module:
         where = _uncopied(module, memo)
         if where is None:
             raise
-        raise ModelError(f"it cannot be copied, for {where}: {type(error).__name__}: {error}") from error
+        raise ModelError(f"it cannot be copied, for {where}: {type(error).__name__}: {text_of(error)}") from error
     if not isinstance(copied, nn.Module) or copied is module:
         raise ModelError("it cannot be copied: its __deepcopy__ gives no other module")
     return copied

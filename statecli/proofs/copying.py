@@ -3,6 +3,7 @@
 Each tensor has to be there again with the same bits, in memory of its own, and what was tied has to be tied. A tensor
 that was computed from others (a non-leaf) breaks `copy.deepcopy`, and with it EMA, swapped weights and every library
 that copies models; it is found by copying it alone, and so is any other attribute that cannot be copied (a lock).
+Where forward leaves tensors behind, the model is called before, with gradients as a user calls it.
 
 A class attribute is one tensor for all instances, and no copy is made of it. What the class itself leaves out of its
 pickles is not judged, nor is a class that cannot be pickled for a reason that is no tensor (a local class, a lambda).
@@ -36,8 +37,11 @@ _RECOMPUTED_HELP = (
     "use torch.nn.utils.parametrizations, or make it plain (remove_weight_norm, prune.remove) before copying"
 )
 _OBSTACLE_HELP = "leave it out in a __getstate__ of the class's own, and make it anew in __setstate__"
-#: What torch says of modules that it leaves out of pickles on purpose.
-_BY_DESIGN = ("Serialization of parametrized modules is only supported", "Tried to serialize object __torch__")
+#: What torch.save raises of modules that it leaves out of pickles on purpose, and what that means.
+_BY_DESIGN = {
+    "Serialization of parametrized modules is only": "torch.save takes no parametrized module, only its state_dict()",
+    "Tried to serialize object __torch__": "torch.save takes no ScriptModule in another module, only its state_dict()",
+}
 
 
 class _Proof:
@@ -47,34 +51,63 @@ class _Proof:
         self._findings: dict[tuple[str, str | None], Finding] = {}
         self._columns: dict[str, dict[str, Cell]] = {"copied": {}, "pickled": {}}
         self._found: dict[str, torch.Tensor] = {}
+        self._left_behind: frozenset[str] = frozenset()
         self._recomputed = judging.recomputed(subject.state)
+        self._how = "copy.deepcopy, torch.save and torch.load of the module"
 
     def check(self) -> Check:
         try:
-            module = self._subject.used()
+            module = self._instance()
         except ModelError as error:
             return judging.check(Name.COPY, "", {}, (), [judging.reason_of(self._subject, error)])
         self._found = judging.tensors(module)
         self._shared = _shared_by_all(module)
         self._recomputed |= _refreshed(module)
-        # Parameters are left undrawn, and zeros are no proof of anything. Their ends will do: memory that nobody has
-        # written to costs nothing until it is copied.
-        bits.perturb((one for one in self._found.values() if type(one) is nn.Parameter), ends_alone=True)
+        if module is not self._subject.original:
+            # Parameters are left undrawn, and zeros are no proof of anything. Their ends will do: memory that nobody
+            # has written to costs nothing until it is copied.
+            bits.perturb((one for one in self._found.values() if type(one) is nn.Parameter), ends_alone=True)
         self._copy(module)
         self._pickle(module)
-        how = "copy.deepcopy, torch.save and torch.load of the module"
-        return judging.check(Name.COPY, how, self._columns, self._findings.values(), self._reasons)
+        return judging.check(Name.COPY, self._how, self._columns, self._findings.values(), self._reasons)
+
+    def _instance(self) -> nn.Module:
+        """An instance, or where the way to one is a copy and there is none the model itself, which is only read."""
+        try:
+            return self._called() or self._subject.used()
+        except ModelError:
+            if self._subject.original is None:
+                raise
+            return self._subject.original
+
+    def _called(self) -> nn.Module | None:
+        """One that was called as a user calls it, with a graph, where forward leaves tensors behind; None elsewhere.
+
+        Also where forward works without gradients only: nobody then copies what it leaves behind with a graph.
+        """
+        if not (self._subject.appeared or self._subject.assigned):
+            return None
+        module = self._subject.fresh()
+        before = _computed(module)
+        _, raised = judging.attempt(self._subject, "calling it", lambda: self._subject.call(module, grad=True))
+        if raised:
+            return None
+        self._left_behind = _computed(module) - before
+        return module
 
     def _copy(self, module: nn.Module) -> None:
         copied, raised = judging.attempt(self._subject, "copying it", lambda: copy.deepcopy(module))
         if raised is None:
             self._columns["copied"] = self._compare(copied, "a deep copy")
-        elif self._uncopied() or self._obstacles(module):
             return
-        elif any(map(judging.lazy, self._found.values())):
-            self._reasons.append(raised)  # a buffer without a shape yet has no deep copy
-        else:
-            self._fail("not-copyable", None, f"copy.deepcopy of the model does not work: {raised}")
+        if not (self._uncopied() or self._obstacles(module)):
+            if any(map(judging.lazy, self._found.values())):
+                self._reasons.append(raised)  # a buffer without a shape yet has no deep copy
+            else:
+                self._fail("not-copyable", None, f"copy.deepcopy of the model does not work: {raised}")
+        why = next((finding.message for finding in self._findings.values()), raised)
+        for row in self._rows():
+            self._columns["copied"].setdefault(row.fqn, judging.unclear(why))
 
     def _uncopied(self) -> bool:
         """Names the tensors that cannot be copied even alone; whether there are any."""
@@ -83,7 +116,8 @@ class _Proof:
         for name, tensor in broken.items():
             operation = derived_by(tensor)
             is_what = f"computed by {operation} and no leaf of the graph" if operation else _form(tensor)
-            what = f"{is_what}, so copy.deepcopy of the model raises"
+            when = "after a forward " if name in self._left_behind else ""
+            what = f"{is_what}, so {when}copy.deepcopy of the model raises"
             if name in rows:
                 self._columns["copied"][name] = Cell(Verdict.FAILED, reason=what)
             help = _RECOMPUTED_HELP if name in self._recomputed else _NON_LEAF_HELP
@@ -103,8 +137,10 @@ class _Proof:
         if raised is None:
             self._columns["pickled"] = self._compare(pickled, "a pickled copy")
         elif why := _is_not_pickled(module, raised):
+            self._how = f"copy.deepcopy of the module; it is not pickled: {why}"
             self._columns["pickled"] = {row.fqn: judging.skipped(why) for row in self._rows()}
         else:
+            self._columns["pickled"] = {row.fqn: judging.unclear(raised) for row in self._rows()}
             self._reasons.append(raised)
 
     def _rows(self) -> tuple[TensorInfo, ...]:
@@ -169,6 +205,10 @@ class _Proof:
                 self._fail(rule, name, f"{name}: {message} in {what}")
 
 
+def _computed(module: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, one in judging.tensors(module).items() if not one.is_leaf)
+
+
 def _copies(tensor: torch.Tensor) -> bool:
     with torch._C._EnableTorchFunction():
         try:
@@ -205,8 +245,9 @@ def _why_not_copied(subject: Subject, value: object, memo: dict[int, Any]) -> st
 
 def _is_not_pickled(module: nn.Module, raised: str) -> str | None:
     """Why nobody would expect the model to be pickled, if so: that says nothing of its state."""
-    if any(words in raised for words in _BY_DESIGN):
-        return "torch pickles no such module, and says so"
+    meant = next((meaning for words, meaning in _BY_DESIGN.items() if words in raised), None)
+    if meant:
+        return meant
     if any("<locals>" in type(one).__qualname__ for one in module.modules()):
         return "a class of the model is local to a function: Python pickles none such"
     return None

@@ -8,20 +8,16 @@ anywhere to anywhere. All other operators want every tensor there.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from types import FrameType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from statecli.modules.origin import _passed_over
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+from statecli.proofs import sources
+from statecli.proofs.sources import Fault, How, Mismatch, Place, Refused, Source
 
 
 def _words(text: str) -> frozenset[str]:
@@ -70,47 +66,17 @@ NUMBERS = {
 #: Arguments of the `_foreach_` operators that are a number for each tensor of a list, on the CPU.
 _SCALARS = "scalars"
 
-Place = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a tensor comes from: `fqn` names one of the model's, else forward made it at `place`.
-
-    `derived`: it was computed from that tensor. `brought`: it was on the device, and forward copied it off.
-    """
-
-    fqn: str | None = None
-    place: Place | None = None
-    derived: bool = False
-    brought: bool = False
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """One operator that got `source` on a device other than that of `other`, which is a name or "".
-
-    `generator`: it is no tensor but a generator of random numbers that is on the wrong device.
-    """
-
-    source: Source
-    device: str
-    other: str
-    operator: str
-    place: Place | None
-    generator: bool = False
-
-
 #: torch's own words.
 _SAME_DEVICE = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
-
-
-class Refused(RuntimeError):
-    """What CUDA would raise; a model may catch it."""
-
-    def __init__(self, words: str, mismatches: Iterable[Mismatch]) -> None:
-        super().__init__(words)
-        self.mismatches = frozenset(mismatches)
+#: Arguments that an operator reads on the CPU, wherever the rest is, with torch's own words for another device.
+ON_CPU = {
+    "_pack_padded_sequence": (
+        "lengths",
+        "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor",
+    ),
+}
+#: Operators that are given what Python has just made of a list: nobody can have it by name.
+_LIFTS = _words("lift lift_fresh lift_fresh_copy")
 
 
 @dataclass
@@ -119,13 +85,14 @@ class Watch:
 
     An operator that CUDA would refuse raises `Refused`, unless it is to be carried over: then it is in `mismatches`.
     `copied` are the model's tensors that forward itself copied to the device, with the line; `touched` all that
-    it read while they were not there.
+    it read while they were not there; `taken` those that an operator takes from elsewhere, and which.
     """
 
     device: torch.device
     mismatches: list[Mismatch] = field(default_factory=list)
     copied: dict[str, Place | None] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
+    taken: dict[str, tuple[str, Place | None]] = field(default_factory=dict)
     #: What is carried over so that forward goes on, all else is raised; None: everything is carried but `caught`.
     carried: frozenset[Mismatch] | None = None
     caught: frozenset[Mismatch] = frozenset()
@@ -141,22 +108,49 @@ class Watch:
     def know(self, names: Iterable[tuple[str, torch.Tensor]]) -> None:
         """From now on these tensors are known by name; the first name of a tensor counts."""
         for fqn, tensor in names:
-            self._sources.setdefault(id(tensor), (tensor, Source(fqn)))
+            known = self.source(tensor)
+            if known is None or known.fqn is None:
+                self._sources[id(tensor)] = (tensor, Source(fqn))
 
     def source(self, tensor: torch.Tensor) -> Source | None:
         """Where `tensor` comes from; None where nobody has told."""
         found = self._sources.get(id(tensor))
         return None if found is None else found[1]
 
+    def _looked_up(self, tensor: torch.Tensor) -> Source | None:
+        """`source`; a tensor that nobody has told may be a variable of the model's file."""
+        found = self.source(tensor)
+        variable = sources.of_file(tensor) if found is None else None
+        if variable is None:
+            return found
+        return self._sources.setdefault(id(tensor), (tensor, Source(of_file=variable)))[1]
+
     def refused(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """The tensors that CUDA would refuse this operator for; each is noted, or raised as `Refused`."""
         tensors = list(_tensors((args, kwargs)))
-        if all(tensor.device == self.device for tensor in tensors):
+        away = [tensor for tensor in tensors if tensor.device != self.device]
+        if not away:
             return []
-        self._touch(func, tensors, kwargs)
+        self._touch(func, away, kwargs)
         wrong = strays(func, args, kwargs, self.device)
         if wrong:
             self._blame(func, wrong, tensors)
+        elif len(away) < len(tensors):
+            self._take(func, away)
+        return wrong
+
+    def off_cpu(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """The tensors that this operator wants on the CPU, and which are on the device; noted, or raised."""
+        name = name_of(func)
+        if name not in ON_CPU:
+            return []
+        wanted, words = ON_CPU[name]
+        given = [one for argument, one in _bound(func, args, kwargs) if argument.name == wanted]
+        wrong = [tensor for tensor in _tensors(given) if tensor.device == self.device]
+        at = sources.place(sources.line())
+        found = [self.source(tensor) or Source() for tensor in wrong]
+        faults = [Mismatch(one, "", wanted, name.strip("_"), at, Fault.NOT_ON_CPU) for one in found]
+        self._object(faults, words)
         return wrong
 
     def draws(self, func: Any, args: Any, kwargs: Any) -> bool:
@@ -167,9 +161,9 @@ class Watch:
         asked = kwargs.get("device")
         if asked != self.device and not any(tensor.device == self.device for tensor in _tensors((args, kwargs))):
             return False
-        operator = name_of(func).strip("_")
+        at = sources.place(sources.line())
         self._object(
-            [Mismatch(Source(), str(generator.device), "", operator, _place(_line()), generator=True)],
+            [Mismatch(Source(), str(generator.device), "", name_of(func).strip("_"), at, Fault.GENERATOR)],
             f"Expected a 'cuda' device type for generator but found '{generator.device.type}'",
         )
         return True
@@ -179,42 +173,54 @@ class Watch:
         tensors = list(_tensors(out))
         if not tensors:
             return
-        given = list(_tensors((args, kwargs)))
+        given = [] if name_of(func) in _LIFTS else list(_tensors((args, kwargs)))
+        drawn = kwargs.get("generator") is not None
         for tensor in tensors:
-            source = None if id(tensor) in self._sources else self._made(func, tensor, given)
+            source = None if id(tensor) in self._sources else self._made(func, tensor, given, drawn)
             if source is not None:
                 self._sources[id(tensor)] = (tensor, source)
 
-    def _made(self, func: Any, tensor: torch.Tensor, given: list[torch.Tensor]) -> Source | None:
-        known = [self.source(one) for one in given if one.device == tensor.device]
+    def _made(self, func: Any, tensor: torch.Tensor, given: list[torch.Tensor], drawn: bool) -> Source | None:
+        there = tensor.device == self.device
+        ask = self.source if there else self._looked_up
+        known = (ask(one) for one in given if one.device == tensor.device)
         named = next((one for one in known if one is not None), None)
         view = getattr(func, "is_view", False)
-        if tensor.device == self.device:
+        if there:
             return named if view else None
         if named is not None:
-            return Source(named.fqn, named.place, named.derived or not view, named.brought)
-        return Source(place=_place(_line()), brought=any(one.device == self.device for one in given))
+            return replace(named, derived=named.derived or not view)
+        brought = any(one.device == self.device for one in given)
+        how = How.BROUGHT if brought else How.COMPUTED if given else How.DRAWN if drawn else How.MADE
+        return Source(place=sources.place(sources.line()), how=how)
 
-    def _touch(self, func: Any, tensors: list[torch.Tensor], kwargs: Any) -> None:
-        for tensor in tensors:
-            source = None if tensor.device == self.device else self.source(tensor)
+    def _touch(self, func: Any, away: list[torch.Tensor], kwargs: Any) -> None:
+        for tensor in away:
+            source = self.source(tensor)
             if source is None or source.fqn is None:
                 continue
             self.touched.add(source.fqn)
             if name_of(func) == "_to_copy" and kwargs.get("device") == self.device:
-                self.copied.setdefault(source.fqn, _place(_line()))
+                self.copied.setdefault(source.fqn, sources.place(sources.line()))
+
+    def _take(self, func: Any, away: list[torch.Tensor]) -> None:
+        """Notes what an operator takes from elsewhere while others are on the device."""
+        found = [self.source(tensor) for tensor in away]
+        names = [one.fqn for one in found if one is not None and one.fqn is not None]
+        for name in names:
+            self.taken.setdefault(name, (name_of(func).strip("_"), sources.place(sources.line())))
 
     def _blame(self, func: Any, wrong: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
-        frame = _line()
+        frame = sources.line()
         other = next(tensor for tensor in tensors if tensor.device == self.device)
         known = self.source(other)
-        named = known.fqn if known is not None and known.fqn is not None else _local(frame, other)
+        named = known.fqn if known is not None and known.fqn is not None else sources.local(frame, other)
         found = []
         for tensor in wrong:
-            source = self.source(tensor) or Source()
+            source = self._looked_up(tensor) or Source()
             if source.fqn not in self._excused:
                 device = str(tensor.device).replace("meta", "cpu")
-                found.append(Mismatch(source, device, named or "", name_of(func).strip("_"), _place(frame)))
+                found.append(Mismatch(source, device, named or "", name_of(func).strip("_"), sources.place(frame)))
         self._object(found, _SAME_DEVICE)
 
     def _object(self, found: list[Mismatch], words: str) -> None:
@@ -223,13 +229,13 @@ class Watch:
             self.raised.update(found)
             raise Refused(words, found)
         for one in found:
-            if not any(_same(one, before) for before in self.mismatches):
+            if not any(one.is_as(before) for before in self.mismatches):
                 self.mismatches.append(one)
 
     def _raises(self, one: Mismatch) -> bool:
         if self.carried is None:
             return one in self.caught
-        return not any(_same(one, known) for known in self.carried)
+        return not any(one.is_as(known) for known in self.carried)
 
 
 def strays(func: Any, args: Any, kwargs: Any, device: torch.device) -> list[torch.Tensor]:
@@ -321,7 +327,10 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         wrong = self._watch.refused(func, args, kwargs)
         if wrong:
-            args, kwargs = self._carried((args, kwargs), {id(tensor) for tensor in wrong})
+            args, kwargs = self._carried((args, kwargs), wrong, self._watch.device)
+        off = self._watch.off_cpu(func, args, kwargs)
+        if off:
+            args, kwargs = self._carried((args, kwargs), off, torch.device("cpu"))
         if self._watch.draws(func, args, kwargs):
             kwargs = {**kwargs, "generator": None}
         out = self.run(func, args, kwargs)
@@ -332,13 +341,14 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Carry out what is legal by now."""
         return func(*args, **kwargs)
 
-    def _carried(self, tree: Any, wrong: set[int]) -> Any:
-        """`tree` with these tensors copied to the device."""
+    def _carried(self, tree: Any, wrong: list[torch.Tensor], device: torch.device) -> Any:
+        """`tree` with these tensors copied to `device`."""
+        ids = {id(tensor) for tensor in wrong}
 
         def there(one: torch.Tensor) -> Any:
             # Not `.to`: below autograd that is no copy yet.
             copy = torch.ops.aten._to_copy.default
-            return self.run(copy, (one,), {"device": self._watch.device}) if id(one) in wrong else one
+            return self.run(copy, (one,), {"device": device}) if id(one) in ids else one
 
         return tree_map_only(torch.Tensor, there, tree)
 
@@ -350,34 +360,3 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 def name_of(func: Any) -> str:
     """The operator without its overload: `add` of `aten.add.Tensor`."""
     return str(func.overloadpacket.__name__) if hasattr(func, "overloadpacket") else str(func.__name__)
-
-
-def _same(one: Mismatch, other: Mismatch) -> bool:
-    if one.source.fqn is None or one.generator:
-        return one.source == other.source and one.place == other.place
-    return one.source.fqn == other.source.fqn
-
-
-def _line() -> FrameType | None:
-    """The innermost frame that is neither torch's nor ours."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_theirs(frame.f_code.co_filename):
-            return frame
-        frame = frame.f_back
-    return None
-
-
-def is_theirs(filename: str) -> bool:
-    """Whether it is neither torch's nor ours."""
-    return not (filename.startswith((_PACKAGE, "<")) or _passed_over(filename))
-
-
-def _place(frame: FrameType | None) -> Place | None:
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-
-
-def _local(frame: FrameType | None, tensor: torch.Tensor) -> str | None:
-    """The local variable that holds `tensor` in `frame`."""
-    names = {} if frame is None else frame.f_locals
-    return next((name for name, value in names.items() if value is tensor), None)

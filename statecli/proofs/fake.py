@@ -23,9 +23,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from statecli.errors import ModelError
+from statecli.modules.build import text_of
 from statecli.modules.tensors import is_lazy
-from statecli.proofs.devices import Place, Watch, Watching, is_theirs
+from statecli.proofs.devices import Watch, Watching
 from statecli.proofs.result import Check, Name
+from statecli.proofs.sources import Place, is_theirs
 
 if TYPE_CHECKING:
     from statecli.proofs.move import Moved
@@ -66,15 +68,14 @@ def move(subject: Subject) -> Check:
 
 
 def _tried(subject: Subject, stage: Stage, *, values: bool) -> Moved:
-    from statecli.modules import measure
     from statecli.proofs import judging, move
 
-    moved = move.Moved(one_way=True)
+    moved = move.Moved(one_way=True, call='.to("cuda") on a pretended GPU')
     try:
         module = subject.used(values=values)
         moved.before = {name: str(tensor.device) for name, tensor in judging.tensors(module).items()}
         with stage(Watch(DEVICE)) as kept, subject.user_code(f"moving it to {SHOWN}"):
-            module = measure.moved(module, module.to(DEVICE))
+            module = moved.gave(subject, module, module.to(DEVICE))
         moved.after = {name: _after(tensor, kept) for name, tensor in judging.tensors(module).items()}
     except ModelError as error:
         moved.reasons.append(why(judging.reason_of(subject, error), error.__cause__))
@@ -85,7 +86,7 @@ def why(reason: str, cause: BaseException | None) -> str:
     """`reason`, shorter where it is no more than that tensors have no data, or that torch knows no such device."""
     if "DataDependent" in type(cause).__name__ or "DynamicOutputShape" in type(cause).__name__:
         return "without data it cannot be told what the model does: it decides by the values of a tensor"
-    unknown = _UNKNOWN.search(str(cause))
+    unknown = _UNKNOWN.search(text_of(cause))
     return f"{unknown[1]} cannot be pretended" if unknown else reason.replace(str(DEVICE), "cuda:0")
 
 
@@ -263,6 +264,8 @@ class _Cuda(TorchFunctionMode):
             kwargs["device"] = _pretended(kwargs["device"])
         if func is torch.Tensor.to:
             args = (args[0], *map(_pretended, args[1:]))
+        if func in (torch.ctc_loss, nn.functional.ctc_loss):  # lengths may be anywhere, and subclasses divide by them
+            args = (*args[:2], *(_beside(args[0], one) for one in args[2:4]), *args[4:])
         if func in (torch.tensor, torch.as_tensor) and _is_there(kwargs.get("device")):
             return func(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
         return func(*args, **kwargs)
@@ -303,6 +306,10 @@ def _new(like: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _pretended(device: Any) -> Any:
     named = type(device) is str and device.partition(":")[0] == "cuda"
     return DEVICE if named or (isinstance(device, torch.device) and device.type == "cuda") else device
+
+
+def _beside(tensor: torch.Tensor, lengths: Any) -> Any:
+    return lengths.to(tensor.device) if isinstance(lengths, torch.Tensor) else lengths
 
 
 def _is_there(device: Any) -> bool:

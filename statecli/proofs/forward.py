@@ -12,7 +12,6 @@ A forward that passes does not clear a tensor that stayed behind: it may have co
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import traceback
@@ -25,12 +24,13 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from statecli.errors import ModelError
-from statecli.finding import Finding, Severity
-from statecli.modules import measure, origin
-from statecli.modules.spec import parse
-from statecli.proofs import fake, judging, move, pretend
-from statecli.proofs.devices import Mismatch, Place, Refused, Source, Watch, Watching, is_theirs
+from statecli.finding import Finding
+from statecli.modules import measure
+from statecli.modules.build import text_of
+from statecli.proofs import fake, judging, move, pretend, sources
+from statecli.proofs.devices import Watch, Watching
 from statecli.proofs.result import Cell, Check, Name, Verdict
+from statecli.proofs.sources import Fault, How, Mismatch, Place, Refused, Source, is_theirs
 from statecli.proofs.subject import Subject
 from statecli.state import TensorInfo
 
@@ -40,8 +40,15 @@ if TYPE_CHECKING:
 RULE = "device-mismatch"
 #: How torch's own checks put it: "Expected all tensors to be on the same device", "are not at the same device".
 _SAME_DEVICE = re.compile(r"\b(on|at) the same device\b")
+#: And of an argument that has to be on the CPU, by its name.
+_ON_CPU = re.compile(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b", re.IGNORECASE)
 _UNTOLD = "the model asks torch.cuda.is_available(), which is not so here,"
-_ADVICE = "make it where it is needed: device=x.device"
+_ADVICE = {
+    How.MADE: "make it where it is needed, device=x.device, or copy it there: .to(x.device)",
+    How.DRAWN: "copy what is drawn: .to(x.device); device=x.device asks for a generator that is there too",
+    How.BROUGHT: "copy it to where the model is, next(self.parameters()).device, not to a device that was remembered",
+    How.COMPUTED: "copy it to where it is needed: .to(x.device)",
+}
 _OF_CACHES = "an earlier forward left it there: keep one for each device, or make it again where the device is another"
 
 
@@ -190,13 +197,15 @@ def _refused(error: BaseException | None) -> frozenset[Mismatch]:
 
 def _note(run: _Run, cause: BaseException | None) -> None:
     """What torch, or a kernel that no watch can look into, says itself of devices."""
-    text, at = str(cause), _raised_at(cause)
+    text, at = text_of(cause), _raised_at(cause)
     if run.refused:
         return
     if fake.NO_NUMPY in text:
-        run.watch.mismatches.append(Mismatch(Source(), run.trial.shown, "", "numpy", at))
+        run.watch.mismatches.append(Mismatch(Source(), run.trial.shown, "", "numpy", at, Fault.NUMPY))
+    elif found := _ON_CPU.search(text):
+        run.watch.mismatches.append(Mismatch(Source(), "", found[1], "", at, Fault.NOT_ON_CPU))
     elif _SAME_DEVICE.search(text) and not any(one.place == at for one in run.watch.mismatches):
-        run.watch.mismatches.append(Mismatch(Source(), "", "", "", at))
+        run.watch.mismatches.append(Mismatch(Source(), "", "", "", at, Fault.UNTOLD))
 
 
 def _raised_at(error: BaseException | None) -> Place | None:
@@ -260,7 +269,7 @@ def _how(last: list[_Run]) -> str:
 def _distinct(found: list[tuple[Mismatch, _Run]]) -> list[tuple[Mismatch, _Run]]:
     first: dict[Any, tuple[Mismatch, _Run]] = {}
     for one, run in found:
-        first.setdefault(one.source.fqn or (one.source.place, one.place), (one, run))
+        first.setdefault(one.source.fqn or (one.source, one.place), (one, run))
     return list(first.values())
 
 
@@ -277,9 +286,7 @@ def _cell(subject: Subject, row: TensorInfo, run: _Run, blamed: dict[str | None,
         at = _at(subject, run.watch.copied[row.fqn])
         return Cell(Verdict.PASSED, after=device, reason=f"stays on {device}; forward copies it at each call{at}")
     if row.fqn in run.watch.touched:
-        return Cell(
-            Verdict.PASSED, after=device, reason=f"stays on {device}, and forward mixes it with nothing elsewhere"
-        )
+        return Cell(Verdict.PASSED, after=device, reason=f"stays on {device}{_harmless(subject, row.fqn, run)}")
     return judging.skipped(f"stays on {device}, and this forward does not read it", after=device)
 
 
@@ -287,39 +294,65 @@ def _failed(run: _Run, fqn: str, finding: Finding) -> Cell:
     return Cell(Verdict.FAILED, after=run.devices.get(fqn), reason=finding.message.removeprefix(f"{fqn}: "))
 
 
+def _harmless(subject: Subject, fqn: str, run: _Run) -> str:
+    """Why it does no harm that forward reads `fqn` where it is."""
+    caught = next((one for one in run.watch.raised if one.source.fqn == fqn), None)
+    if caught is not None:
+        return f"; forward catches the error that this is in {caught.operator}{_at(subject, caught.place)}"
+    if fqn in run.watch.taken:
+        operator, place = run.watch.taken[fqn]
+        return f", and forward mixes it only where CUDA takes it from there: {operator}{_at(subject, place)}"
+    return ", and forward mixes it with nothing elsewhere"
+
+
 def _finding(subject: Subject, one: Mismatch, trial: _Trial) -> Finding:
-    device, mode = trial.shown.removesuffix(" (fake)"), ", in train mode" if trial.training else ""
-    if one.generator:
-        at = _at(subject, one.place)
-        message = f"a torch.Generator on {one.device} draws values for {device}, in {one.operator}{at}{mode}"
-        return judging.finding(subject, RULE, message, None, help="make one there: torch.Generator(x.device)")
-    if not one.operator:
-        message = f"tensors on several devices meet{_at(subject, one.place)}{mode}"
-        return judging.finding(subject, RULE, message, None, help="move what is made or kept on the cpu: .to(x.device)")
-    if one.operator == "numpy":
-        message = f"a tensor on {device} is read as a numpy array{_at(subject, one.place)}{mode}"
-        return judging.finding(subject, RULE, message, None, help="copy it to the cpu first: x.cpu().numpy()")
-    while_ = f"while {one.other or 'the rest'} is on {device}, in {one.operator}{_at(subject, one.place)}{mode}"
-    message = f"{_what(subject, one.source, one.device)} {while_}"
+    device = trial.shown.removesuffix(" (fake)")
+    where = _at(subject, one.place) + (", in train mode" if trial.training else "")
+    if one.fault is Fault.MIXED:
+        return _mixed(subject, one, device, where)
+    if one.fault is Fault.GENERATOR:
+        message = f"a torch.Generator on {one.device} draws values for {device}, in {one.operator}{where}"
+        help = "make one there: torch.Generator(x.device)"
+    elif one.fault is Fault.NOT_ON_CPU:
+        message = f"the argument {one.other!r} has to be on the cpu, and is on {device}{where}"
+        help = "copy it there first, with .cpu()"
+    elif one.fault is Fault.NUMPY:
+        message, help = (
+            f"a tensor on {device} is read as a numpy array{where}",
+            "copy it to the cpu first: x.cpu().numpy()",
+        )
+    else:
+        message, help = f"tensors on several devices meet{where}", "move what is made or kept on the cpu: .to(x.device)"
+    return judging.finding(subject, RULE, message, one.source.fqn, help=help)
+
+
+def _mixed(subject: Subject, one: Mismatch, device: str, where: str) -> Finding:
+    what, help = _what(subject, one.source, one.device)
+    message = f"{what} while {one.other or 'the rest'} is on {device}, in {one.operator}{where}"
     row = subject.rows().get(one.source.fqn or "")
     if row is not None and row.origin is not None:
         message += f"; assigned at {row.origin.file}:{row.origin.line}"
-    advice = _ADVICE if one.source.fqn is None else _OF_CACHES if one.source.fqn in subject.appeared else None
-    return judging.finding(subject, RULE, message, one.source.fqn, help=advice, severity=Severity.ERROR)
+    return judging.finding(subject, RULE, message, one.source.fqn, help=help)
 
 
-def _what(subject: Subject, source: Source, device: str) -> str:
+def _what(subject: Subject, source: Source, device: str) -> tuple[str, str | None]:
+    """What is on `device`, and what to do; None is the fix of the tensor's row."""
+    is_on = f"{'what is computed from it is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
-        return f"{source.fqn}: {'what is computed from it is ' if source.derived else ''}on {device}"
-    at = _at(subject, source.place)
-    if source.brought:
-        return f"a tensor that forward copies to {device}{at} is there"
-    return f"a tensor made in forward without device={at} is on {device}"
+        return f"{source.fqn}: {is_on}", _OF_CACHES if source.fqn in subject.appeared else None
+    if source.of_file is not None:
+        name, filename = source.of_file
+        help = f"make it a buffer of the model, or read {name}.to(x.device)"
+        return f"{name} of {sources.shown(filename, subject.target)}: {is_on}", help
+    at, help = _at(subject, source.place), _ADVICE[source.how]
+    if source.place is None:
+        return f"a tensor, of which it is not known where it was made, is on {device}", _ADVICE[How.COMPUTED]
+    if source.how is How.BROUGHT:
+        return f"a tensor that forward copies to {device}{at} is there", help
+    if source.how is How.COMPUTED:
+        return f"a tensor that forward computes{at} is on {device}", help
+    return f"a tensor made in forward{at} is on {device}", help
 
 
 def _at(subject: Subject, place: Place | None) -> str:
-    if place is None:
-        return ""
-    spec = parse(subject.target)
-    typed = {os.path.abspath(spec.module): spec.module} if spec is not None and spec.is_file else {}
-    return f" at {origin.display(place[0], typed)}:{place[1]}"
+    return "" if place is None else f" at {sources.shown(place[0], subject.target)}:{place[1]}"

@@ -46,10 +46,12 @@ _ALIASES = {
 }
 #: Integers without a bound are 0 and 1: every table has these two rows.
 _FEWEST = 2
-_SHAPE = re.compile(r"\d+([x×]\d+)*")
+_SHAPE = re.compile(r"[0-9]+([x×][0-9]+)*")
 #: Elements of one input; 8 GB of float32. A slip of the finger is told, not tried.
 _MOST = 2**31
-_EXAMPLES = "--input 2x3, --input 'int64:2x16<30522' or --input name=2x3"
+_EXAMPLES = "2x3, 'int64:2x16<30522' or name=2x3"
+#: What nobody would pass to forward as a text.
+_CLEARLY = re.compile(r"(\w+=)?([\w.]+:)?[0-9]+([x×][0-9]+)+(<[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,11 @@ def parse(text: str) -> InputSpec:
     return InputSpec(name.strip() or None, kind, sizes, bound)
 
 
+def is_one(value: object) -> bool:
+    """Whether it is plainly a text that `parse` reads: with a shape of two dimensions or more."""
+    return isinstance(value, str) and _CLEARLY.fullmatch(value) is not None
+
+
 def _dtype(text: str, name: str) -> str:
     plain = name.removeprefix("torch.")
     known = _ALIASES.get(plain, plain)
@@ -141,7 +148,7 @@ def _shape(text: str, written: str, *, scalar: bool) -> tuple[int, ...]:
 def _bound(text: str, dtype: str, written: str) -> int:
     if dtype not in _INTEGERS:
         raise UsageError(f"--input {text}: only integers have a bound, {dtype} has none; write int64:2x16<{written}")
-    if not written.isdecimal() or int(written) == 0:
+    if not (written.isascii() and written.isdecimal()) or int(written) == 0:
         raise UsageError(f"--input {text}: the bound {written!r} is no number above 0; write int64:2x16<30522")
     if int(written) - 1 > _INTEGERS[dtype]:
         raise UsageError(f"--input {text}: {dtype} holds nothing above {_INTEGERS[dtype]}; write int64 for {dtype}")

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def reason_of(subject: Subject, error: ModelError) -> str:
 class _Used(Built):
     """An instance that a first forward has filled, as what can be read; its own code runs as the subject's."""
 
-    subject: Subject
+    subject: Subject = field(kw_only=True)
 
     def again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
         return self.subject.used(values=bool(values), seed=seed)
@@ -85,7 +85,7 @@ def stand_in(subject: Subject) -> ModelState:
     devices = {row.device for row in subject.state.tensors}
     spec = Spec(subject.target, "", False, subject.target)
     on = "meta" if devices == {"meta"} else "cpu"
-    used = _Used(spec, subject.used(), Origins({}), on, False, lambda _, seed: subject.used(seed=seed), subject)
+    used = _Used(spec, subject.used(), Origins({}), on, False, lambda _, seed: subject.used(seed=seed), subject=subject)
     return modules.read(used, subject.target)
 
 
@@ -184,6 +184,11 @@ def nothing(subject: Subject, name: Name) -> Check | None:
     packed = any(oddity.name == "packed-params" for oddity in subject.state.oddities)
     why = " that can be seen: its weights are packed in C++" if packed else ""
     return Check(name, Verdict.SKIPPED, reason=f"the model holds no tensor{why}")
+
+
+def out_of_reach(subject: Subject) -> list[str]:
+    """What keeps a proof of every tensor from being one: tensors in the compiled code of a ScriptModule."""
+    return [oddity.message for oddity in subject.state.oddities if oddity.name == "script-module"]
 
 
 def lazy(tensor: torch.Tensor) -> bool:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from statecli.modules import measure
+from statecli.errors import UsageError
+from statecli.modules import measure, settings
 from statecli.modules.spec import Spec
 from statecli.modules.walk import walk
 from statecli.proofs import bits, copies, inputs, subject
@@ -31,14 +32,19 @@ def inputs_of(given: Any, built: Built) -> tuple[Inputs | None, str]:
     """What forward is called with, or None and why.
 
     `given` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that gives one of
-    these, or texts such as "int64:2x16<30522"; None for what the model carries (`dummy_inputs`). What is not given as
-    tensors is put where the model is. Raises UsageError for a text that is no input, ModelError for what a function
-    raises, or gives that has no tensor in it.
+    these, or texts such as "int64:2x16<30522", one, several or by keyword; None for what the model carries
+    (`dummy_inputs`). What is not given as tensors is put where the model is. Raises UsageError for a text that is no
+    input, or that stands beside what is none, ModelError for what a function raises, or gives that has no tensor in it.
     """
     texts = _texts(given)
     if given is None or texts:
         found, why_not = inputs.find(texts, None, built)
         return (found and _beside(built.module, found)), why_not
+    args, kwargs = inputs._split(given)
+    odd = next(filter(inputs.is_one, (*args, *kwargs.values())), None)
+    if odd is not None:
+        how = "'2x3', ('2x3', '4x3') or {'x': '2x3'}"
+        raise UsageError(f"inputs: {odd!r} becomes a tensor only where all are such texts: {how}; give a tensor")
     guard = replace(built, spec=Spec("inputs", "", False, "inputs"))
 
     def make(seed: int = 0) -> Call:
@@ -53,6 +59,8 @@ def inputs_of(given: Any, built: Built) -> tuple[Inputs | None, str]:
 def _texts(given: Any) -> tuple[str, ...]:
     if isinstance(given, str):
         return (given,)
+    if isinstance(given, dict) and all(isinstance(one, str) for one in given.values()):
+        return tuple(f"{name}={text}" for name, text in given.items())
     many = isinstance(given, (tuple, list)) and given and all(isinstance(one, str) for one in given)
     return tuple(given) if many else ()
 
@@ -93,30 +101,19 @@ def untouched(module: nn.Module | None = None, *, cuda: bool = False) -> Iterato
     """Afterwards the process and a live model are as they were, whatever the model's own code did.
 
     Of the process: the random generators (torch's on the CPU and, where CUDA is in use or `cuda` says that it will be,
-    on each GPU; Python's; numpy's), the grad mode, the default dtype and device. Of the model: each module's mode and
-    what is registered in it, each tensor's device, dtype, `requires_grad` and `.grad`, and the values of all that is no
-    parameter. Only copies are worked on; but a
-    copy's code may know the original, by a global name for instance.
+    on each GPU; Python's; numpy's), the grad mode, the default dtype and device, whether algorithms are deterministic,
+    the number of threads. Of the model: each module's mode and what is registered in it, each tensor's device, dtype,
+    `requires_grad` and `.grad`, and the values of all that is no parameter. Only copies are worked on; but a copy's
+    code may know the original, by a global name for instance.
     """
     with ExitStack() as stack:
-        stack.callback(_defaults())
+        stack.enter_context(settings.kept())
         stack.enter_context(_generators(cuda))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if module is not None:
             stack.enter_context(_kept(module))
         yield
-
-
-def _defaults() -> Callable[[], None]:
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
-
-    def restore() -> None:
-        torch.set_default_dtype(dtype)
-        if torch.get_default_device() != device:
-            torch.set_default_device(device)
-
-    return restore
 
 
 @contextmanager
@@ -156,7 +153,7 @@ def _kept(module: nn.Module) -> Iterator[None]:
 
 
 def _modes(module: nn.Module) -> Callable[[], None]:
-    modes = [(one, one.training) for one in module.modules()]
+    modes = [(one, one.training) for one in module.modules() if hasattr(one, "training")]
 
     def restore() -> None:
         for one, training in modes:

@@ -18,6 +18,7 @@ A 0-dim or empty tensor that stays is a warning: operators on CUDA take a 0-dim 
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass, field
 
@@ -27,7 +28,7 @@ from torch import nn
 from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding, Severity
 from statecli.modules import measure
-from statecli.proofs import bits, judging
+from statecli.proofs import bits, judging, sources
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.subject import Subject
 from statecli.state import ModelState, TensorInfo
@@ -77,7 +78,8 @@ _HELP = {
 class Moved:
     """Devices by name before and after; `changed` are what is not what it was after the way there and back.
 
-    `reasons` say what could not be done; `one_way`: nothing came back, so that values are not compared.
+    `reasons` say what could not be done; `one_way`: nothing came back, so that values are not compared. `call` is what
+    was done, `lost` a finding if it gave no model.
     """
 
     before: dict[str, str] = field(default_factory=dict)
@@ -85,6 +87,22 @@ class Moved:
     changed: dict[str, str] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     one_way: bool = False
+    call: str = ""
+    lost: Finding | None = None
+
+    def gave(self, subject: Subject, module: nn.Module, given: object) -> nn.Module:
+        """The model that `.to` moved and gave, or moved where it gave something else, which is a finding."""
+        if not isinstance(given, nn.Module):
+            self.lost = _lost(subject, type(module), given)
+        return measure.moved(module, given)
+
+
+def _lost(subject: Subject, owner: type[nn.Module], given: object) -> Finding:
+    code = getattr(inspect.unwrap(owner.to), "__code__", None)
+    at = f"{sources.shown(code.co_filename, subject.target)}:{code.co_firstlineno}: " if code else ""
+    what = "None" if given is None else f"a {type(given).__name__}"
+    message = f"{owner.__name__}.to gives {what}: model = model.to(...) loses the model"
+    return judging.finding(subject, "lost-by-move", message, None, help=f"{at}end it with: return self")
 
 
 def judged(subject: Subject, wanted: str, moved: Moved) -> Check:
@@ -100,15 +118,18 @@ class _Proof:
         self._recomputed = judging.recomputed(self._stand_in)
         self._moved = moved
         self._remade: frozenset[str] | None = None
-        self._findings: list[Finding] = []
+        self._findings: list[Finding] = [moved.lost] if moved.lost else []
 
     def check(self) -> Check:
         cells = {row.fqn: self._cell(row) for row in self._subject.state.tensors}
         self._broken(cells)
-        how = f'.to("{self._wanted}")' + ("" if self._moved.one_way else " and back")
+        how = self._moved.call + ("" if self._moved.one_way else " and back")
         if set(self._moved.before.values()) == {self._wanted}:
             how = f"everything is on {self._wanted} already: memory given anew by _apply, and {how}"
-        return judging.check(Name.MOVE, how, {"moves": cells}, self._findings, self._moved.reasons)
+        return judging.check(Name.MOVE, how, {"moves": cells}, self._findings, self._reasons())
+
+    def _reasons(self) -> list[str]:
+        return [*self._moved.reasons, *judging.out_of_reach(self._subject)]
 
     # --- one tensor ----------------------------------------------------------------------------------------------
 
@@ -183,7 +204,7 @@ class _Proof:
 
 
 def _moved(subject: Subject, wanted: torch.device) -> Moved:
-    moved = Moved()
+    moved = Moved(call=f'.to("{wanted}")')
     try:
         module = subject.used()
     except ModelError as error:
@@ -208,7 +229,7 @@ def _move(subject: Subject, module: nn.Module, wanted: torch.device, moved: Move
     if raised:
         moved.reasons.append(raised)
         return None
-    there = measure.moved(module, given)
+    there = moved.gave(subject, module, given)
     moved.after = _devices(judging.tensors(there))
     return there
 

@@ -47,7 +47,7 @@ def prove(subject: Subject) -> Check:
 class _Proof:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._reasons: list[str] = []
+        self._reasons: list[str] = judging.out_of_reach(subject)
         self._findings: list[Finding] = []
         self._saved: dict[str, Cell] = {}
         self._restored: dict[str, Cell] = {}
@@ -155,7 +155,9 @@ class _Proof:
             why = "its values cannot be compared" if same is None else "it could not be given a value of its own"
             self._restored[name] = judging.unclear(why)
         elif bits.same(expected, entry) is False:
-            message = f"{name}: state_dict() holds something else under its name"
+            cast = f"it as {entry.dtype}, which changes its values".replace("torch.", "")
+            other = "something else under its name" if entry.dtype == expected.dtype else cast
+            message = f"{name}: state_dict() holds {other}"
             self._saved[name] = self._failed("changed-by-saving", row, message)
         else:
             message = f"{name}: saved, and load_state_dict() does not bring it back"

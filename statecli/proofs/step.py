@@ -23,10 +23,13 @@ from statecli.state import Kind, TensorInfo
 _DIGITS = re.compile(r"\d+")
 #: Says so in a message; in the column of gradients it goes without saying.
 _NONE = "gets no gradient: "
+_OTHER_INPUTS = "give inputs that the model is made for"
 
 
-def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
-    """The class of torch.optim by its name in whatever case. Raises UsageError where there is none."""
+def optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
+    """The class of torch.optim by its name in whatever case, or itself. Raises UsageError where there is none."""
+    if isinstance(name, type):
+        return name
     known = {
         key.lower(): value
         for key, value in vars(torch.optim).items()
@@ -56,12 +59,12 @@ class _Verdicts:
         return Cell(Verdict.FAILED, reason=why.removeprefix(_NONE))
 
 
-def prove(subject: Subject, optimizer: str = "sgd") -> Check:
+def prove(subject: Subject, optimizer: str | type = "sgd") -> Check:
     """Train a fresh instance for up to three rounds in train mode, and look at each tensor before and after.
 
-    `optimizer` is a class of torch.optim by its name in lower case. Columns: `gradient` and `updated` of what requires
-    grad, `forward updates` of what forward changes. Raises UsageError for an unknown optimizer, ModelError where the
-    model's own code raises.
+    `optimizer` is a class, or the name of one of torch.optim in lower case. Columns: `gradient` and `updated` of what
+    requires grad, `forward updates` of what forward changes. Raises UsageError for an unknown optimizer, ModelError
+    where the model's own code raises.
     """
     made_by = optimizer_class(optimizer)
     if subject.inputs is None:
@@ -141,8 +144,7 @@ def _gradient(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
 def _not_finite(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     what = "NaN" if any(peak is not None and math.isnan(peak) for peak in seen.peaks) else "infinite"
     if not verdicts.run.finite:
-        reason = f"its gradient is {what}, and so is something in the output: give inputs that the model is made for"
-        return judging.unclear(reason)
+        return judging.unclear(f"its gradient is {what}, and so is something in the output: {_OTHER_INPUTS}")
     why = f"gets a gradient with {what} elements in round {seen.broken}, though every output is finite"
     help = (
         "look for sqrt, norm or a division at zero, and for torch.where around them; torch.autograd.set_detect_anomaly"
@@ -151,6 +153,9 @@ def _not_finite(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
 
 
 def _zero(verdicts: _Verdicts, name: str) -> Cell:
+    if not verdicts.run.finite:
+        what = "something in the output is NaN or infinite, which counts for nothing in the loss"
+        return judging.unclear(f"its gradient is zero, and {what}: {_OTHER_INPUTS}")
     rounds = verdicts.run.rounds
     why = f"gets a gradient that is zero everywhere, in each of {rounds} rounds"
     help = "look for a factor of zero behind it, for what cancels out, and for a hook that changes its gradient"

@@ -17,6 +17,7 @@ from statecli.modules.spec import Spec
 from statecli.state import ModelState, TensorInfo
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from statecli.proofs.inputs import Inputs
@@ -41,9 +42,11 @@ class Subject:
     becomes a ModelError of one line with the line of its own that failed.
 
     `inputs` are what forward is called with; where there are none, `no_inputs` says why. `appeared` are the names of
-    tensors that are there only after a first forward. `cut` are those that were computed from others before the model
-    was copied: a copy's have no graph back to them. `origins` are the lines of the constructor's assignments.
-    `renames` says so where two instances register different names, and cannot be compared.
+    tensors that are there only after a first forward, `assigned` those under which it puts another tensor. `cut` are
+    those that were computed from others before the model was copied: a copy's have no graph back to them. `origins` are
+    the lines of the constructor's assignments.
+    `renames` says so where two instances register different names, and cannot be compared. `original` is the live model
+    that `fresh` copies: nothing may be written to it.
     """
 
     target: str
@@ -54,9 +57,11 @@ class Subject:
     inputs: Inputs | None = None
     no_inputs: str = "no input given: --input 2x3 or --inputs file.py:make"
     appeared: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
     cut: tuple[str, ...] = ()
     origins: Origins = field(default_factory=Origins)
     renames: str | None = None
+    original: nn.Module | None = None
 
     def rows(self) -> dict[str, TensorInfo]:
         """The tensors by FQN."""
@@ -69,14 +74,15 @@ class Subject:
             self.call(module)
         return module
 
-    def call(self, module: nn.Module, seed: int = 0, *, training: bool = False) -> Any:
-        """What `module` gives for the inputs, without gradients; in eval mode, or as it is. Raises ModelError."""
+    def call(self, module: nn.Module, seed: int = 0, *, training: bool = False, grad: bool = False) -> Any:
+        """What `module` gives for the inputs, with a graph if `grad`; in eval mode, or as it is. Raises ModelError."""
         import torch
 
         assert self.inputs is not None  # noqa: S101 - callers have looked
         args, kwargs = self.inputs.make(seed=seed)
-        modes = [(one, one.training) for one in module.modules()]
-        with self.user_code("calling it"), torch.no_grad():
+        # A frozen ScriptModule has no mode.
+        modes = [(one, one.training) for one in module.modules() if hasattr(one, "training")]
+        with self.user_code("calling it"), torch.set_grad_enabled(grad):
             try:
                 return (module if training else module.eval())(*args, **kwargs)
             finally:
@@ -138,7 +144,9 @@ def _of_copies(module: nn.Module, target: str, known: Built) -> Subject:
     # What torch recomputes before each forward finds its parameters again.
     again = {oddity.fqn for oddity in state.oddities if oddity.name == "recomputed"}
     cut = tuple(name for name in copies.non_leaves(found) if name not in again)
-    return Subject(target, state, fresh, known.user_code, rebuilds=False, cut=cut, origins=known.origins)
+    return Subject(
+        target, state, fresh, known.user_code, rebuilds=False, cut=cut, origins=known.origins, original=module
+    )
 
 
 def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subject:
@@ -152,9 +160,10 @@ def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subjec
     if ran is None:
         return subject  # the proofs that need a forward say so
     name, (module, origins, there) = subject.target, ran
+    subject = replace(subject, assigned=_assigned(module, there))
     known = subject.rows()
     shapeless = {fqn for fqn, row in known.items() if row.shape is None}
-    if not shapeless and _names(module) <= there:
+    if not shapeless and _tensors(module).keys() <= there.keys():
         return subject
     after = modules.read(Built(Spec(name, "", False, name), module, origins, "cpu", True, lambda _, __: module), name)
     rows = appearing.marked(after.tensors, subject.state.tensors)
@@ -166,8 +175,8 @@ def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subjec
     return replace(subject, state=state, appeared=appeared)
 
 
-def _called(subject: Subject) -> tuple[nn.Module, Origins, frozenset[str]] | None:
-    """An instance after one forward, and the names that it had before; None where forward raises.
+def _called(subject: Subject) -> tuple[nn.Module, Origins, dict[str, torch.Tensor]] | None:
+    """An instance after one forward, and the tensors that it had before; None where forward raises.
 
     Without initial values where forward does not need them.
     """
@@ -176,15 +185,20 @@ def _called(subject: Subject) -> tuple[nn.Module, Origins, frozenset[str]] | Non
     for values in (False, True):
         try:
             module = subject.fresh(values=values)
-            there = _names(module)
+            there = _tensors(module)
             return module, appearing.called(subject, module), there
         except ModelError:
             continue
     return None
 
 
-def _names(module: nn.Module) -> frozenset[str]:
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     from statecli.modules import measure
     from statecli.modules.walk import walk
 
-    return frozenset(fqn for fqn, _ in measure.names(walk(module)))
+    return dict(measure.names(walk(module)))
+
+
+def _assigned(module: nn.Module, there: dict[str, torch.Tensor]) -> frozenset[str]:
+    """The names under which forward has put another tensor than was there."""
+    return frozenset(name for name, one in _tensors(module).items() if there.get(name, one) is not one)

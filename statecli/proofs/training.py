@@ -98,8 +98,8 @@ class Training:
 def train(subject: Subject, made_by: type[torch.optim.Optimizer]) -> tuple[Training, str | None]:
     """Train a fresh instance; what was seen, and why no more could be, if so.
 
-    Raises ModelError where the model's code or the optimizer raises. The CPU's random generators, the default dtype and
-    the grad mode are as before afterwards.
+    Raises ModelError where the model's code or the optimizer raises. The CPU's random generators and the grad mode are
+    as before afterwards.
     """
     with _as_it_was():
         run = Training(subject, subject.fresh(values=True), made_by)
@@ -116,12 +116,8 @@ def train(subject: Subject, made_by: type[torch.optim.Optimizer]) -> tuple[Train
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    try:
-        with inputs_of.seeded(0), torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        torch.set_default_dtype(default)
+    with inputs_of.seeded(0), torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 # --- a round ------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def of_verification(found: Verification, view: View, asked: Sequence[Name] = ())
     return Report(
         title=found.state.target,
         document=lambda: documents.of_verification(found),
-        table=lambda: _flat(found),
+        table=lambda: _flat(found, view.verbose),
         page=lambda: _page(found, view),
         findings=located(found.findings, found.state.tensors),
         notes=fold.notes(notes, view.verbose),
@@ -147,18 +147,23 @@ def _columns(found: Verification) -> tuple[Shown, ...]:
 # The flat table: every fact in a column of its own.
 
 
-def _flat(found: Verification) -> Table:
+def _flat(found: Verification, verbose: bool) -> Table:
+    """Where `verbose`, people see what was measured and the lines too."""
     shown = _columns(found)
     measured = [(column, when) for column in shown for when in ("before", "after")]
+    told = [verbose and any(getattr(cell, when) for cell in column.cells.values()) for column, when in measured]
     columns = (
         report.Column("kind"),
         report.Column("fqn"),
         report.Column("dtype", detail=True),
         report.Column("shape", detail=True),
         report.Column("requires_grad", detail=True),
-        report.Column("origin", detail=True),
+        report.Column("origin", detail=not (verbose and any(row.origin for row in found.state.tensors))),
         *(report.Column(column.name) for column in shown),
-        *(report.Column(f"{column.name}_{when}", detail=True) for column, when in measured),
+        *(
+            report.Column(f"{column.name}_{when}", detail=not one)
+            for (column, when), one in zip(measured, told, strict=True)
+        ),
         report.Column("reason"),
     )
     rows = tuple(
@@ -193,7 +198,8 @@ def _page(found: Verification, view: View) -> Page:
         report.Column("name"),
         *(report.Column(one.name, shared=f"{one.name}: all {{}}", calm=CALM) for one in shown),
     )
-    proofs = tuple(map(_proof_line, found.checks))
+    known = frozenset(row.fqn for row in found.state.tensors)
+    proofs = tuple(_proof_line(check, known) for check in found.checks)
     verdict = _verdict(found)
     return Page(
         subtitle=_subtitle(found),
@@ -290,11 +296,11 @@ def _measured(fqn: str, shown: Sequence[Shown]) -> list[str]:
     ]
 
 
-def _proof_line(check: Check) -> Line:
+def _proof_line(check: Check, known: frozenset[str]) -> Line:
     """`✗ move`, and behind it what was done and what came of it."""
     parts = [check.how]
     if check.verdict is Verdict.FAILED:
-        parts.append(check.reason or _how_many(check))
+        parts.append(check.reason or _how_many(check, known))
     elif check.verdict is not Verdict.PASSED:
         parts.append(_why_not(check))
     elif check.reason:
@@ -304,11 +310,14 @@ def _proof_line(check: Check) -> Line:
     return Line((f"{SIGNS[check.verdict]} {check.check.value}",), remark, mood)
 
 
-def _how_many(check: Check) -> str:
+def _how_many(check: Check, known: frozenset[str]) -> str:
+    """Of the tensors that are rows; further names of theirs, and what is no tensor, are counted apart."""
     failed = {finding.fqn for finding in check.findings} | set(_with(check.columns, (Verdict.FAILED,)))
     tried = set(_with(check.columns, (Verdict.FAILED, Verdict.PASSED, Verdict.INCONCLUSIVE)))
-    count = len(failed - {None})
-    return f"failed for {count:,} of {plural(max(len(tried), count), 'tensor')}" if count else "failed"
+    count, names = len(failed & known), len(failed - known - {None})
+    parts = [f"{count:,} of {plural(max(len(tried & known), count), 'tensor')}"] if count else []
+    parts += [plural(names, "other attribute")] if names else []
+    return f"failed for {' and '.join(parts)}" if parts else "failed"
 
 
 def _with(columns: Iterable[Column], verdicts: Sequence[Verdict]) -> Iterable[str]:

@@ -186,3 +186,19 @@ def test_a_reader_that_goes_away_is_told_by_the_code_alone(write):
     )
     os.close(writing)
     assert (run.returncode, run.stderr) == (141, "")
+
+
+def test_an_endless_recursion_is_told_with_the_line_that_recurses(write):
+    """Not with the one at which the stack happened to be full: every level runs this constructor and its base's."""
+    source = """
+    class Base(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+    class Net(Base):
+        def __init__(self):
+            super().__init__()
+            Net()
+    """
+    with pytest.raises(ModelError, match=r"RecursionError: .*\(net0\.py:11\)"):
+        build(parse(write(source)))

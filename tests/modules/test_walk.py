@@ -327,18 +327,64 @@ def test_a_copied_module_keeps_the_line_of_its_class(inspect, rows):
     assert found["b.t"].origin.line == 8
 
 
-def test_scripted_modules_show_what_python_can_reach(read_live):
-    """A ScriptModule's registered tensors are rows; the Python module it was made from is not walked into."""
+class Plain(nn.Module):
+    """Tensors where TorchScript keeps them in C++."""
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(1, 1)
-            self.t = torch.ones(1)
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.t, self.table, self.pair = torch.ones(2), {"a": torch.ones(3)}, (torch.ones(4), 1)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.fc(x) + self.t
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) * 2.5 + self.t
 
-    state = read_live(lambda: torch.jit.script(Net()))
-    assert [t.fqn for t in state.tensors] == ["fc.weight", "fc.bias"]
-    assert [o.name for o in state.oddities] == ["script-module"]
+
+class Script(torch.jit.ScriptModule):
+    """Scripted as it is made: another module below it has what it shows as its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.t = nn.Parameter(torch.ones(3)), torch.ones(3)
+
+    @torch.jit.script_method
+    def forward(self, x):
+        return x * self.w + self.t
+
+
+def traced():
+    return torch.jit.trace(Plain(), torch.ones(1, 2))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "unregistered"),
+    [
+        (lambda: torch.jit.script(Plain()), ["pair[0]", "t", "table['a']"]),
+        (lambda: nn.Sequential(torch.jit.script(Plain())), ["0.pair[0]", "0.t", "0.table['a']"]),
+        (Script, ["t"]),
+    ],
+    ids=["script", "below a module", "ScriptModule"],
+)
+def test_the_attributes_of_a_scripted_module(make, unregistered, read_live, rows):
+    """They are rows that stay behind and are not saved. The oracle: `.double()`, and state_dict()."""
+    state = read_live(make)
+    held = {name: row for name, row in rows(state).items() if row.kind is Kind.UNREGISTERED}
+    assert sorted(held) == unregistered
+    assert {(row.moves, row.saved) for row in held.values()} == {(False, False)}
+    assert state.oddities == ()
+    module = make().double()
+    own = module[0] if isinstance(module, nn.Sequential) else module
+    assert (own.t.dtype, next(own.parameters()).dtype) == (torch.float32, torch.float64)
+    assert not set(unregistered) & set(module.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_in_compiled_code_are_said_to_be_there(read_live):
+    """A trace makes constants of plain tensors: no rows, but never silence. Its numbers are tensors too, and none."""
+    state = read_live(lambda: nn.Sequential(traced()))
+    assert [t.fqn for t in state.tensors] == ["0.fc.weight", "0.fc.bias"]
+    ((name, fqn, message),) = [(o.name, o.fqn, o.message) for o in state.oddities]
+    assert (name, fqn) == ("script-module", "0")
+    assert "holds tensors as constants (1)" in message
+    assert len(traced().code_with_constants[1].const_mapping) == 2
+    assert read_live(lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))).oddities == ()

@@ -19,6 +19,8 @@ from statecli.modules.spec import Spec, parse
 from statecli.proofs import subject as subjects
 from statecli.proofs.inputs import Inputs
 
+#: What no model holds.
+TABLE = torch.ones(3)
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
 
@@ -77,9 +79,17 @@ READS = {
     "a branch": lambda c, g: g(3) if g(3).sum() > 2 else c(3) + g(3),
     "nonzero": lambda c, g: g(3)[[g(3).nonzero()[0, 0].item()]],
     "numpy of a copy": lambda c, g: g(3).cpu().numpy().sum(),
+    "ctc_loss, lengths of the CPU": lambda c, g: F.ctc_loss(g(5, 1, 3), g(1, 1).long(), _index(5), _index(1)),
     "packed sequence": lambda c, g: (
         nn.utils.rnn.pad_packed_sequence(nn.utils.rnn.pack_padded_sequence(g(3, 2, 4), _index(3, 2)))[0] + g(3, 2, 4)
     ),
+}
+#: Illegal, since these want an argument on the CPU; only to be told with data.
+WANT_CPU = {
+    "packed sequence, lengths": lambda c, g: nn.utils.rnn.pack_padded_sequence(g(3, 2, 4), 3 * g(2).long()),
+    "unsorted": lambda c, g: nn.utils.rnn.pack_padded_sequence(g(3, 2, 4), 3 * g(2).long(), enforce_sorted=False),
+    "split": lambda c, g: torch.tensor_split(g(4), g(2).long()),
+    "split in inference mode": lambda c, g: torch.inference_mode()(lambda: torch.tensor_split(g(4), g(2).long()))(),
 }
 ILLEGAL = {
     "add": lambda c, g: g(3) + c(3),

@@ -62,6 +62,17 @@ def test_one_dtype_may_be_asked_for():
     assert cell(check, "casts", "norm.weight").after == "bfloat16"
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_scripted_module_is_cast_by_what_it_has():
+    """It has no bfloat16() of its own, and `.to(torch.bfloat16)` does the same."""
+    with pytest.raises(RuntimeError, match="not supported"):
+        torch.jit.script(nn.Linear(2, 2)).bfloat16()
+    check = of_live(cast.prove, lambda: torch.jit.script(nn.Linear(2, 2)), None)
+    assert (check.verdict, check.reason) == (Verdict.PASSED, None)
+    assert check.how == ".to(torch.float64), .half(), .to(torch.bfloat16)"
+    assert cell(check, "casts", "weight").after == "float64 → float16 → bfloat16"
+
+
 def test_half_leaves_complex_numbers_alone():
     """As torch does: `.half()` casts floating-point tensors, `.to(torch.float16)` complex ones too."""
     body = 'self.register_buffer("f", torch.ones(2, dtype=torch.complex64))'

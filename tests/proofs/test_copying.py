@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 import torch
 from torch import nn
 
 import statecli
+from statecli.modules.build import load
+from statecli.modules.spec import parse
 from statecli.proofs import copying
 from statecli.proofs.result import Name, Verdict
 
@@ -112,6 +115,26 @@ def test_what_a_class_leaves_out_of_its_copies_is_not_judged():
     assert verdicts(copied(body), "pickled")["cache"] == "skipped"
 
 
+REFUSED = {
+    "parametrized": (
+        "nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))",
+        "torch.save takes no parametrized module",
+    ),
+    "script": ("torch.jit.script(nn.Linear(2, 2))", "torch.save takes no ScriptModule in another module"),
+}
+
+
+@pytest.mark.parametrize(("part", "why"), REFUSED.values(), ids=REFUSED)
+def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
+    """The oracle: torch.save raises. What was done is a deep copy alone, and each row of the other says why."""
+    check = copied(f"self.l = {part}")
+    with pytest.raises(RuntimeError):
+        torch.save(load(parse("net.py:Net"))(), io.BytesIO())
+    assert check.how == f"copy.deepcopy of the module; it is not pickled: {why}, only its state_dict()"
+    assert set(verdicts(check, "pickled").values()) == {"skipped"}
+    assert set(verdicts(check, "copied").values()) == {"passed"}
+
+
 def test_a_reason_that_is_no_tensor_is_inconclusive():
     """A lambda cannot be pickled: nothing is said against any tensor, and it is no pass."""
     check = copied("self.l = nn.Linear(2, 2); self.act = lambda x: x")
@@ -148,6 +171,46 @@ def test_what_forward_left_behind_is_copied_too():
     body += "    self.last = self.l(x)\n    return self.last"
     check = copied(body, "2x3")
     assert "last" in verdicts(check, "copied")
+
+
+HOLDER = """
+self.l = nn.Linear(3, 3); {init}
+---
+def forward(self, x):
+    {forward}
+    return self.kept
+"""
+KEPT = {
+    "appears": ("pass", "self.kept = self.l(x).softmax(-1)", "SoftmaxBackward0"),
+    "a hidden state": ("self.kept = 0", "self.kept = self.l(x) + self.kept", "AddBackward0"),
+    "in a tensor's place": ("self.kept = torch.zeros(3)", "self.kept = self.l(x) * 2", "MulBackward0"),
+    "in a buffer's place": (
+        "self.register_buffer('kept', torch.zeros(3))",
+        "self.kept = self.l(x).neg()",
+        "NegBackward0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("init", "forward", "operation"), KEPT.values(), ids=KEPT)
+def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward, operation):
+    """The oracle: the same class called as a user calls it, and copied. Detached, it copies."""
+    check = copied(HOLDER.format(init=init, forward=forward), "2x3")
+    model = load(parse("net.py:Net"))().eval()
+    model(torch.ones(2, 3))
+    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
+        copy.deepcopy(model)
+    assert rules(check) == {"kept": "non-leaf-attribute"}
+    what = f"kept is computed by {operation} and no leaf of the graph"
+    assert check.findings[0].message == f"{what}, so after a forward copy.deepcopy of the model raises"
+    check = copied(HOLDER.format(init=init, forward=f"{forward}; self.kept = self.kept.detach()"), "2x3")
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+def test_a_forward_that_works_without_gradients_only():
+    """It writes into a parameter, which autograd forbids: then what it leaves behind has no graph, and is copied."""
+    check = copied(HOLDER.format(init="pass", forward="self.l.weight.mul_(1); self.kept = self.l(x)"), "2x3")
+    assert verdicts(check, "copied")["kept"] == "passed"
 
 
 @pytest.mark.parametrize(
@@ -189,6 +252,28 @@ def test_models_of_transformers_are_copied(name):
     """Fourteen real classes copy both ways."""
     check = of_live(copying.prove, lambda: make(name))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+LOCKED = "import threading\nself.l = nn.Linear(2, 2); self.lock = threading.Lock()"
+
+
+def test_a_live_model_that_cannot_be_copied_is_told_like_its_class():
+    """deepcopy of it was tried as well: the same verdict, finding, cells and reason, and the model is as it was."""
+    check = copied(LOCKED)
+    model = load(parse("net.py:Net"))()
+    before = model.l.weight.detach().clone()
+    (live,) = statecli.verify(model, checks=["copy"]).checks
+    assert rules(live) == rules(check) == {"lock": "not-copyable"}
+    assert (live.verdict, live.reason, live.columns) == (check.verdict, check.reason, check.columns)
+    assert torch.equal(model.l.weight, before)
+
+
+def test_each_tensor_says_why_it_is_in_no_copy():
+    """Where the model cannot be copied, what is sound itself is not a pass; so it is with pickling."""
+    check = copied(LOCKED)
+    assert set(verdicts(check, "copied").values()) == set(verdicts(check, "pickled").values()) == {"inconclusive"}
+    assert cell(check, "copied", "l.weight").reason.startswith("lock: cannot pickle '_thread.lock' object")
+    assert cell(check, "pickled", "l.weight").reason.startswith("pickling it raised TypeError")
 
 
 def test_an_attribute_that_cannot_be_copied_is_named():

@@ -29,11 +29,17 @@ def left(verdict, reason, cells, *kept, found=()):
         ((U, "b: why", {"a": (P, None), "b": (U, "why")}), "a", P, None),
         ((U, "b: why", {"a": (P, None), "b": (U, "why")}), "b", U, "b: why"),
         ((U, "a: why, and 1 more", {"a": (U, "why"), "b": (U, "why")}), "b", U, "b: why"),
-        ((U, "b: why", {"a": (S, "none"), "b": (U, "why")}), "a", S, None),
+        ((U, "b: why", {"a": (S, "none"), "b": (U, "why")}), "a", S, "a: none"),
         # of which the whole could not be told
         ((U, "it raised", {"a": (P, None), "b": (U, "why")}), "a", U, "it raised"),
         ((U, "it raised", {}), "a", U, "it raised"),
         ((S, "no input", {}), "a", S, "no input"),
+        # that has nothing to say of what is left
+        ((P, None, {"b": (P, None)}), "a", S, "the filters leave no tensor that it says anything of"),
+        ((F, None, {"b": (F, "why")}, "b"), "a", S, "the filters leave no tensor that it says anything of"),
+        ((P, None, {"a": (S, "frozen"), "b": (P, None)}), "a", S, "a: frozen"),
+        ((P, "said", {"a": (P, None), "b": (P, None)}), "a", P, "said"),
+        ((P, "nothing was moved", {}), "a", P, "nothing was moved"),
         # whose failure is filtered out
         ((F, None, {"a": (P, None), "b": (F, "why")}, "b"), "a", P, None),
         ((F, None, {"a": (U, "why"), "b": (F, "no")}, "b"), "a", U, "a: why"),

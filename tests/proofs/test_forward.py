@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,8 +13,10 @@ from torch import nn  # noqa: E402
 from statecli.errors import ModelError, UsageError  # noqa: E402
 from statecli.proofs import forward  # noqa: E402
 from statecli.proofs.result import Verdict  # noqa: E402
+from statecli.proofs.sources import How  # noqa: E402
 
-from .mixes import ILLEGAL, LEGAL, READS, Once, live, sample  # noqa: E402
+from . import mixes  # noqa: E402
+from .mixes import ILLEGAL, LEGAL, READS, WANT_CPU, Once, live, sample  # noqa: E402
 
 FAKE = "fake-cuda"
 ids = torch.arange(6).view(2, 3)
@@ -104,10 +108,19 @@ def test_a_legal_forward_passes(name):
 
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_a_tensor_made_in_forward_is_told_by_its_line(name):
-    """Made without device=: there is no name, only the line."""
+    """There is no name, only the line."""
     check = forward.prove(live(lambda: Once(ILLEGAL[name]), (1,)), FAKE)
     assert check.verdict is Verdict.FAILED
-    assert all("made in forward without device= at" in one.message for one in check.findings)
+    assert all("made in forward at" in one.message for one in check.findings)
+
+
+@ANY_GPU
+@pytest.mark.parametrize("name", WANT_CPU)
+def test_an_argument_that_has_to_be_on_the_cpu(name, device):
+    """Lengths and places to split at: torch reads them on the CPU, and copies none there itself."""
+    (finding,) = forward.prove(live(lambda: Once(WANT_CPU[name]), (1,)), device).findings
+    assert "' has to be on the cpu, and is on cuda:0 at " in finding.message
+    assert finding.help == "copy it there first, with .cpu()"
 
 
 class Plain(nn.Module):
@@ -180,6 +193,93 @@ def test_a_tensor_that_stayed_is_not_cleared_by_a_forward_that_passes():
     assert "forward copies it at each call at" in copied.reason
     unread = forward.prove(live(lambda: Plain(USES["not read"][0]), (3,)), FAKE).columns[0].cells["table"]
     assert (unread.verdict, unread.after) == (Verdict.SKIPPED, "cpu")
+
+
+def swallowed(table, x, weight):
+    """What only the CPU can do, tried first."""
+    try:
+        return x + table
+    except RuntimeError:
+        return x + weight
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda table, x, weight: x * table.sum(), "forward mixes it only where CUDA takes it from there: mul at "),
+        (lambda table, x, weight: weight[table.long() * 0], "only where CUDA takes it from there: index at "),
+        (swallowed, "forward catches the error that this is in add at "),
+        (lambda table, x, weight: x * float(table.sum()), "and forward mixes it with nothing elsewhere"),
+    ],
+    ids=["a number", "indices", "caught", "by itself"],
+)
+def test_why_a_tensor_that_stayed_does_no_harm(use, words):
+    """Taken by an operator from where it is, caught, or met by nothing: each is said as what it is."""
+    cell = forward.prove(live(lambda: Plain(use), (3,)), FAKE).columns[0].cells["table"]
+    assert (cell.verdict, words in cell.reason) == (Verdict.PASSED, True), cell.reason
+
+
+BESIDE = torch.ones(3)
+LISTED = {"others": 3, "table": torch.ones(3)}
+
+
+@pytest.mark.parametrize(
+    ("use", "name"),
+    [
+        (lambda table, x, weight: x + BESIDE, "BESIDE"),
+        (lambda table, x, weight: x + BESIDE[None], "BESIDE"),
+        (lambda table, x, weight: x + LISTED["table"], "LISTED['table']"),
+    ],
+    ids=["a variable", "a view", "in a dict"],
+)
+def test_a_variable_of_the_file_is_named(use, name):
+    """It is none of the model's, and forward does not make it."""
+    (finding,) = forward.prove(live(lambda: Plain(use), (3,)), FAKE).findings
+    assert finding.message.partition(" of ")[0] == name
+    assert "test_forward.py: on cpu while " in finding.message
+    assert finding.help == f"make it a buffer of the model, or read {name}.to(x.device)"
+
+
+def test_a_variable_of_an_imported_file_is_named():
+    """By the file that it is in, not by the one that reads it."""
+    (finding,) = forward.prove(live(lambda: Plain(lambda table, x, weight: x + mixes.TABLE), (3,)), FAKE).findings
+    assert finding.message.partition(": ")[0].endswith("mixes.py")
+    assert finding.message.startswith("TABLE of ")
+
+
+OUT_OF_SIGHT = deque([torch.ones(3)])
+ADVICE = {
+    "made": (lambda table, x, weight: x + torch.ones(3), "a tensor made in forward at ", How.MADE),
+    "drawn": (
+        lambda table, x, weight: x + torch.rand(3, generator=torch.Generator()),
+        "a tensor made in forward at ",
+        How.DRAWN,
+    ),
+    "brought": (
+        lambda table, x, weight: x.to(torch.device("cpu")) + weight,
+        "a tensor that forward copies to cpu at ",
+        How.BROUGHT,
+    ),
+    "computed": (
+        lambda table, x, weight: x + OUT_OF_SIGHT[0] * 2,
+        "a tensor that forward computes at ",
+        How.COMPUTED,
+    ),
+    "unknown": (
+        lambda table, x, weight: x + OUT_OF_SIGHT[0],
+        "a tensor, of which it is not known where it was made, is on cpu",
+        How.COMPUTED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_the_advice_is_for_what_forward_did(name):
+    """No device= for what was copied, no guess at a cause that is not known."""
+    use, words, how = ADVICE[name]
+    (finding,) = forward.prove(live(lambda: Plain(use), (3,)), FAKE).findings
+    assert finding.message.startswith(words)
+    assert finding.help == forward._ADVICE[how]
 
 
 def test_a_numpy_array_of_a_tensor_on_the_gpu():

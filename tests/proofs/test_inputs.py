@@ -63,10 +63,12 @@ def test_what_can_be_written(text, read):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("2,3", "'2,3' is no shape; write --input 2x3"),
-    ("", "it has no shape; write --input 2x3"),
-    ("x=", "it has no shape; write --input 2x3"),
+    ("2,3", "'2,3' is no shape; write 2x3"),
+    ("", "it has no shape; write 2x3"),
+    ("x=", "it has no shape; write 2x3"),
     ("2x", "'2x' is no shape"),
+    ("٢x٣", "'٢x٣' is no shape"),
+    ("int64:2x3<٩", "the bound '٩' is no number"),
     ("-2x3", "'-2x3' is no shape"),
     ("2.5", "'2.5' is no shape"),
     ("flaot32:2", "'flaot32' is no dtype; did you mean float32?"),

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+import statecli  # noqa: E402
 from statecli.proofs import live  # noqa: E402
 
 
@@ -84,6 +85,8 @@ def test_it_is_undone_when_something_is_raised():
         (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
         (lambda: torch.set_default_device("meta"), torch.get_default_device),
         (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+        (lambda: torch.use_deterministic_algorithms(True), torch.are_deterministic_algorithms_enabled),
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), torch.get_num_threads),
     ],
 )
 def test_what_belongs_to_the_process_is_put_back(change, read):
@@ -102,3 +105,13 @@ def test_a_model_that_nothing_was_done_to_is_not_written_to():
     with live.untouched(module):
         pass
     assert [one._version for one in (*module.parameters(), *module.buffers())] == counts
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_frozen_script_has_no_mode_to_restore():
+    """Freezing takes `training` away, and makes constants of all its tensors: nothing is proved, and nothing raises."""
+    frozen = torch.jit.freeze(torch.jit.script(nn.Linear(2, 2).eval()))
+    assert not hasattr(frozen, "training")
+    found = statecli.verify(frozen, inputs="1x2")
+    assert {check.verdict.value for check in found.checks} <= {"skipped", "inconclusive"}
+    assert [note.name for note in found.notes] == ["script-module", "no-tensors"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from statecli.errors import UsageError
 from statecli.finding import Severity
-from statecli.proofs import move
+from statecli.proofs import cast, move, save
 from statecli.proofs.result import Name, Verdict
 
 from ..zoo import SMALL, make
@@ -103,6 +105,70 @@ def test_what_torch_recomputes_is_not_judged(old):
     assert check.verdict is Verdict.PASSED
     assert check.findings == ()
     assert verdicts(check, "moves").get("weight", "skipped") == "skipped"
+
+
+class Shifted(nn.Module):
+    """A table that a trace makes a constant of."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.table = nn.Linear(2, 2), torch.rand(2)
+
+    def forward(self, x):
+        return self.fc(x) + self.table
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("prove", [partial(move.prove, device="meta"), partial(cast.prove, dtype=None), save.prove])
+def test_tensors_in_compiled_code_are_out_of_reach(prove):
+    """What a trace made constants of is not proved to follow, to be cast or to be saved; a plain trace passes."""
+    check = of_live(prove, lambda: torch.jit.trace(Shifted(), torch.ones(1, 2)))
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "the model holds tensors as constants" in check.reason
+    check = of_live(prove, lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)))
+    assert check.verdict is Verdict.PASSED
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_of_a_scripted_module_stays_behind():
+    """And a loaded model has another one."""
+    make = lambda: torch.jit.script(Shifted())  # noqa: E731
+    assert rules(of_live(move.prove, make, "meta")) == {"table": "left-behind"}
+    assert rules(of_live(save.prove, make)) == {"table": "lost-by-saving"}
+
+
+@pytest.fixture
+def _one_process():
+    """A process group of this process alone, as DDP needs one."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def distributed(*also):
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    for name in also:
+        setattr(model, name, list(model.modules_buffers))
+    return model
+
+
+@pytest.mark.usefixtures("_one_process")
+def test_what_ddp_sets_anew_is_not_judged():
+    """Its lists of buffers stay behind until it next synchronizes them. The oracle: its own `_sync_buffers`."""
+    check = of_live(move.prove, distributed, "meta")
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    model = distributed()
+    model.module.double()
+    assert model.modules_buffers[0].dtype is torch.float32
+    model._sync_buffers()
+    assert model.modules_buffers[0].dtype is torch.float64
+
+
+@pytest.mark.usefixtures("_one_process")
+def test_another_list_of_buffers_on_ddp_is_stale():
+    """Only the two attributes that DDP sets are its own."""
+    found = rules(of_live(move.prove, lambda: distributed("own"), "meta"))
+    assert found == {f"own[{i}]": "stale-view" for i in range(3)}
 
 
 def test_a_move_that_raises_is_told_and_the_next_way_tried():
@@ -230,3 +296,20 @@ def test_the_model_that_a_move_gives_is_the_one_that_counts(name, device):
     check = of_source(name, "self.l = nn.Linear(3, 3)\n---\n" + own + forward, "2x3", device=device)
     assert check.findings == ()
     assert check.verdict is (Verdict.SKIPPED if (name, device) == (Name.FORWARD, "meta") else Verdict.PASSED)
+
+
+@pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_move_that_gives_no_model(returns, device, tmp_path, monkeypatch):
+    """`.to` of the class's own moves everything and forgets to return it: the line of that method is told."""
+    monkeypatch.chdir(tmp_path)
+    body = "self.fc = nn.Linear(2, 2)\n---\ndef to(self, *args, **kwargs):\n    super().to(*args, **kwargs)\n"
+    check = of_source(Name.MOVE, body + "    return self\n" * returns, device=device)
+    assert set(verdicts(check, "moves").values()) == {"passed"}
+    assert rules(check) == ({} if returns else {None: "lost-by-move"})
+    assert returns or check.findings[0].help == "net.py:7: end it with: return self"
+
+
+def test_a_pretended_move_is_a_call_that_exists():
+    """`cuda:0 (fake)` is no device that can be asked for."""
+    assert sample(Name.MOVE, "net:Net", device="fake-cuda").how == '.to("cuda") on a pretended GPU'

@@ -279,6 +279,19 @@ def test_outputs_that_are_not_finite_are_no_verdict(train):
     assert check.findings == ()
 
 
+def test_a_gradient_that_is_zero_because_the_output_is_not_finite(train):
+    """What is NaN counts for nothing in our loss, so a zero gradient is ours. The oracle: a plain sum has another."""
+    body = "super().__init__(); self.used = nn.Linear(8, 8); self.b = nn.Parameter(torch.zeros(8))"
+    source = f"class Net(nn.Module):\n    def __init__(self): {body}\n    def forward(self, x): return {{}} + self.b\n"
+    check = train(source.format("torch.log(-self.used(x).abs())"))
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert reason(check, "gradient", "b").startswith("its gradient is zero, and something in the output is NaN")
+    b = torch.zeros(8, requires_grad=True)
+    (torch.full((4, 8), torch.nan) + b).sum().backward()
+    assert b.grad.tolist() == [4.0] * 8
+    assert train(source.format("torch.log(self.used(x).abs())")).verdict is Verdict.PASSED
+
+
 def test_a_mask_of_minus_infinity_in_the_output(train):
     """A finite gradient counts, whatever else is in the output."""
     check = train(linear(forward="return self.used(x).masked_fill(x > 0, float('-inf'))"))

@@ -202,6 +202,17 @@ def test_every_proof_has_a_line():
     ]
 
 
+def test_what_is_no_row_is_counted_apart():
+    """A further name of a row fails beside it; the table has as many tensors as it has rows."""
+    cells = {"a": Cell(FAILED), "b": passed(), "old": Cell(FAILED), "older": Cell(FAILED)}
+    assert done(run(moved(**cells), rows=map(tensor, "ab"))) == [
+        ("✗ move", '.to("meta"): failed for 1 of 2 tensors and 2 other attributes')
+    ]
+    assert done(run(moved(a=passed(), old=Cell(FAILED)), rows=[tensor("a")])) == [
+        ("✗ move", '.to("meta"): failed for 1 other attribute')
+    ]
+
+
 def test_a_proof_that_is_unsure_of_some_tensors_names_the_first():
     """There is no reason of the whole, so that of a tensor stands for the others."""
     found = run(moved(UNSURE, a=Cell(UNSURE, reason="sparse"), b=Cell(UNSURE), c=passed()), rows=map(tensor, "abc"))
@@ -465,3 +476,14 @@ def test_every_output_takes_any_run(found, output):
     """No combination of verdicts breaks one, and each failure is in each."""
     text = written(found, output)
     assert found.findings == () or "left-behind" in text
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_verbose_shows_what_was_measured_off_a_terminal_too(verbose):
+    """The devices before and after and the line, in columns of their own."""
+    row = tensor("table", origin=Origin("net.py", 9))
+    found = run(moved(table=passed(before="cpu", after="meta")), rows=[row])
+    head, first = written(found, "plain", verbose=verbose).splitlines()[:2]
+    extra = {"origin": "net.py:9", "moves_before": "cpu", "moves_after": "meta"}
+    assert set(extra) & set(head.split()) == (set(extra) if verbose else set())
+    assert set(extra.values()) & set(first.split()) == (set(extra.values()) if verbose else set())

@@ -1,0 +1,36 @@
+"""What TorchScript's interpreter raises: one error with a traceback of its own in its text, made short."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_TRACEBACK = "Traceback of TorchScript"
+#: Scripted code has frames as Python's, the deepest last; of a trace they are those of Python then, the deepest first.
+_SCRIPTED = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
+_TRACED = re.compile(r"^(\S.*)\((\d+)\): ", re.MULTILINE)
+#: The error itself stands below them; source lines are indented.
+_ERROR = re.compile(r"^(?:builtins\.)?([A-Za-z_][\w.]*)(?:: (.*))?\Z", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The error's own name and message, and the file and line of the code that raised it."""
+
+    text: str
+    place: tuple[str, int] | None
+
+
+def raised(error: BaseException, is_library: Callable[[str], bool]) -> Raised | None:
+    """What the interpreter raised; None for any other error. A line of a library is told where there is no other."""
+    text = str(error).strip() if type(error).__module__ in ("builtins", "torch.jit") else ""
+    if _TRACEBACK not in text:
+        return None
+    found = _ERROR.search(text)
+    frames = _SCRIPTED.findall(text) or _TRACED.findall(text)[::-1]
+    places = [(file, int(line)) for file, line in frames]
+    own = [place for place in places if not is_library(place[0])] or places
+    name, message = found.groups() if found else (type(error).__name__, None)
+    words = " ".join((message or "TorchScript gives no reason").split())
+    return Raised(f"{name}: {words}", own[-1] if own else None)

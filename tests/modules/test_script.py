@@ -1,0 +1,88 @@
+"""Errors of TorchScript's interpreter, each raised by torch itself."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.modules.script import raised
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Inner(nn.Module):
+    def forward(self, x):
+        if x.shape[0] > 1:
+            raise ValueError("no such luck")
+        return x
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+        self.w = nn.Parameter(torch.ones(2, 2))
+
+    def forward(self, x):
+        return self.inner(x) @ self.w
+
+
+def line(function, text):
+    """The number of the line of `function` that has `text` in it."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, one in enumerate(lines) if text in one)
+
+
+def error(module, *args):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever TorchScript makes of it
+        module(*args)
+    return caught.value
+
+
+def told(module, *args, library=lambda _: False):
+    return raised(error(module, *args), library)
+
+
+def test_what_the_models_code_raises():
+    """The exception as the model wrote it, and the deepest line of its own."""
+    found = told(torch.jit.script(Outer()), torch.ones(3, 2))
+    assert found.text == "ValueError: no such luck"
+    assert found.place == (__file__, line(Inner.forward, "raise"))
+
+
+def test_what_an_operator_raises():
+    """torch's own words, and the line that calls it."""
+    found = told(torch.jit.script(Outer()), torch.ones(1, 5))
+    assert found.text == "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x5 and 2x2)"
+    assert found.place == (__file__, line(Outer.forward, "@"))
+
+
+def test_a_trace_tells_the_lines_it_was_made_from():
+    """The deepest that is of no library."""
+    module = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    found = told(module, torch.ones(1, 5), library=lambda file: "site-packages" in file)
+    assert found.text.startswith("RuntimeError: mat1 and mat2")
+    assert found.place[0] == __file__
+    assert told(module, torch.ones(1, 5)).place[0].endswith("linear.py")
+
+
+def test_an_error_without_words():
+    """Nothing is made up."""
+    frame = '  File "net.py", line 3, in forward\n    x\n    ~ <--- HERE\n'
+    text = f"Traceback of TorchScript (most recent call last):\n{frame}RuntimeError"
+    found = raised(RuntimeError(text), lambda _: False)
+    assert (found.text, found.place) == ("RuntimeError: TorchScript gives no reason", ("net.py", 3))
+
+
+def test_other_errors_are_none_of_it():
+    """Plain ones, and classes whose text would run their code."""
+
+    class Odd(Exception):
+        def __str__(self):
+            raise AssertionError
+
+    for one in (RuntimeError("no"), Odd()):
+        assert raised(one, lambda _: False) is None

@@ -1,0 +1,107 @@
+"""The values that a proof writes: each bit of them has to survive."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from statecli.proofs import bits  # noqa: E402
+from statecli.proofs.result import Name  # noqa: E402
+
+from .proving import of_source, rules  # noqa: E402
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+LOSSY = [
+    (torch.float64, torch.float32),
+    (torch.float32, torch.float16),
+    (torch.float32, torch.bfloat16),
+    (torch.float16, torch.bfloat16),
+    (torch.bfloat16, torch.float8_e4m3fn),
+]
+
+
+def written(dtype, *, phase=0, elements=2 * bits.PERIOD):
+    """A tensor of zeros after it was overwritten."""
+    tensor = torch.zeros(elements, dtype=dtype)
+    bits.perturb([tensor], phase=phase)
+    return tensor
+
+
+@pytest.mark.parametrize(("dtype", "narrow"), LOSSY, ids=str)
+def test_rounding_changes_every_value(dtype, narrow):
+    """Nothing that a narrower type holds: a way through it and back leaves no element as it was."""
+    tensor = written(dtype)
+    back = tensor.to(narrow).to(dtype)
+    kept = (back == tensor).sum()
+    assert not kept if dtype is not torch.bfloat16 else kept < len(tensor) / 2
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_last_bit_counts(dtype):
+    """A type that is one bit narrower would hold no value; of bfloat16, whose bits are all in use, not half of them."""
+    tensor = written(dtype)
+    whole = tensor.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[tensor.element_size()])
+    odd = int((whole & 1).sum())
+    assert odd == len(tensor) if dtype is not torch.bfloat16 else odd > len(tensor) / 3
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_values_are_moderate_and_differ(dtype):
+    """Strictly between 0 and 1, no two in a period alike, and none in its place under another phase."""
+    tensor, other = written(dtype, elements=bits.PERIOD), written(dtype, elements=bits.PERIOD, phase=1)
+    assert bool(((tensor > 0) & (tensor < 1)).all())
+    assert len(tensor.unique()) == bits.PERIOD
+    assert bool((tensor != other).all())
+
+
+ROUNDING = {
+    "loading": (
+        Name.SAVE,
+        "not-restored",
+        "def _load_from_state_dict(self, state, *rest):\n"
+        "    for key in state: state[key] = state[key].half().float()\n"
+        "    super()._load_from_state_dict(state, *rest)",
+    ),
+    "saving": (
+        Name.SAVE,
+        "changed-by-saving",
+        "def state_dict(self, *args, **kwargs):\n"
+        "    return {key: one.bfloat16() for key, one in super().state_dict(*args, **kwargs).items()}",
+    ),
+    "pickling": (
+        Name.COPY,
+        "changed-by-copy",
+        "def __setstate__(self, state):\n"
+        "    super().__setstate__(state)\n"
+        "    self.fc.weight.data = self.fc.weight.data.half().float()",
+    ),
+    "moving": (
+        Name.MOVE,
+        "changed-by-move",
+        "def _apply(self, fn, recurse=True):\n"
+        "    super()._apply(fn, recurse)\n"
+        "    self.fc.weight.data = self.fc.weight.data.half().float()\n"
+        "    return self",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ROUNDING)
+@pytest.mark.parametrize("lossy", [True, False])
+def test_rounding_on_the_way_is_found(way, lossy, tmp_path, monkeypatch):
+    """Of float32 by a half or a bfloat16 in between; by float64 nothing is lost."""
+    monkeypatch.chdir(tmp_path)
+    name, rule, method = ROUNDING[way]
+    if not lossy:
+        method = method.replace(".half()", ".double()").replace(".bfloat16()", ".double()")
+    check = of_source(name, f"self.fc = nn.Linear(4, 4, bias=False)\n---\n{method}", device="cpu")
+    assert rules(check) == ({"fc.weight": rule} if lossy else {})
+
+
+def test_the_type_that_it_is_saved_as_is_named(tmp_path, monkeypatch):
+    """A state_dict in another type is no mystery: the type is in the message."""
+    monkeypatch.chdir(tmp_path)
+    name, _, method = ROUNDING["saving"]
+    (finding,) = of_source(name, f"self.fc = nn.Linear(4, 4, bias=False)\n---\n{method}").findings
+    assert finding.message == "fc.weight: state_dict() holds it as bfloat16, which changes its values"
