@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -14,13 +16,21 @@ sys.path.insert(0, str(ROOT))
 
 def command(line: str, width: int = 88) -> None:
     """Print a console block: the command, what it writes on a terminal of that width, and its exit code when not 0."""
+    print("```console")
+    _run(line, width)
+    print("```")
+
+
+def _run(line: str, width: int = 88) -> None:
     import shlex
 
     from statecli import inspection, proofs, render, shortcut
     from statecli.asked import request, view
+    from statecli.auditing import asked
+    from statecli.auditing.run import audit
     from statecli.comparison.run import compare
-    from statecli.options import DiffOptions, VerifyOptions
-    from statecli.report import View, diffing, inspecting, verifying
+    from statecli.options import AuditOptions, DiffOptions, VerifyOptions
+    from statecli.report import View, auditing, diffing, inspecting, verifying
 
     options = shortcut.parse(shlex.split(line)[1:])
     assert options is not None, line
@@ -30,27 +40,142 @@ def command(line: str, width: int = 88) -> None:
         # As on a machine without a GPU, wherever the documents are made.
         wanted = proofs.Request(target=options.target, device=options.device or proofs.FAKE, input=options.input)
         report = verifying.of_verification(proofs.run(wanted), View())
+    elif isinstance(options, AuditOptions):
+        report = auditing.of_audit(audit(asked.request(options)), View())
     else:
         found = inspection.inspect(inspection.Request(target=options.target, to=options.to, model=options.model))
         report = inspecting.of_inspection(found, View())
     sink = _Text()
     render.write(report, render.Output.TABLE, sink, render.Look(terminal=True, width=width))
-    print(f"```console\n$ {line}\n{sink.file.getvalue().rstrip()}")
-    print("$ echo $?\n1\n```" if report.failed() else "```")
+    _print(line, sink.file.getvalue(), 1 if report.failed() else 0)
+
+
+def _print(line: str, said: str, code: int) -> None:
+    shown = "\n".join(one.rstrip() for one in said.rstrip().splitlines())
+    print("\n".join(filter(None, (f"$ {line}", shown, "$ echo $?\n1" if code else ""))))
+
+
+@contextlib.contextmanager
+def _elsewhere() -> Iterator[None]:
+    """In an empty folder, which is gone afterwards."""
+    home = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(home)
 
 
 def finetuned(line: str) -> None:
     """`command`, where the checkpoints of `sample_models/finetune.py` are."""
     import runpy
 
-    home = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            runpy.run_path(str(ROOT / "sample_models" / "finetune.py"))["main"](".")
-            command(line)
-        finally:
-            os.chdir(home)
+    with _elsewhere():
+        runpy.run_path(str(ROOT / "sample_models" / "finetune.py"))["main"](".")
+        command(line)
+
+
+class _Runs:
+    """What an attacker puts into a checkpoint: pickled, it is a call of os.system."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("true",)
+
+
+def checkpoints(folder: str) -> None:
+    """Write three: one that is as it was trained, one with a NaN, one from elsewhere whose loading runs a command."""
+    import torch
+    from safetensors.torch import save_file
+
+    state = {"encoder.weight": torch.arange(64.0).reshape(8, 8), "encoder.bias": torch.ones(8)}
+    state |= {"head.weight": torch.arange(16.0).reshape(2, 8), "head.bias": torch.ones(2)}
+    into = Path(folder)
+    into.mkdir()
+    save_file(state, into / "step-100.safetensors")
+    torch.save({"state_dict": state, "callback": _Runs()}, into / "downloaded.ckpt")
+    torch.save(
+        state | {"head.weight": state["head.weight"].index_fill(1, torch.tensor(3), torch.nan)}, into / "step-200.pt"
+    )
+
+
+def audited(line: str) -> None:
+    """`command`, where the checkpoints are."""
+    with _elsewhere():
+        checkpoints("checkpoints")
+        command(line)
+
+
+def nudged() -> None:
+    """Lock a checkpoint, move one of its weights, and audit it."""
+    with _elsewhere():
+        checkpoints("checkpoints")
+        print("```console")
+        line = "statecli lock checkpoints/step-100.safetensors -o statecli.lock.json"
+        _print(line, _called(line), 0)
+        _nudge("checkpoints/step-100.safetensors")
+        print("$ # one weight of head.bias moves from 1 to 1.0000001")
+        _run("statecli audit checkpoints/step-100.safetensors --lock statecli.lock.json")
+        print("```")
+
+
+def lock_file() -> None:
+    """What `statecli lock` writes."""
+    with _elsewhere():
+        checkpoints("checkpoints")
+        print(f"```json\n{_called('statecli lock checkpoints/step-100.safetensors').rstrip()}\n```")
+
+
+def accepted() -> None:
+    """Write a baseline, and audit again."""
+    with _elsewhere():
+        checkpoints("checkpoints")
+        print("```console")
+        line = "statecli audit checkpoints/step-200.pt --values -q --write-baseline accepted.json --reason 'for a test'"
+        _print(line, _called(line), 0)
+        _run("statecli audit checkpoints/ --values --baseline accepted.json")
+        print("```")
+
+
+def in_git() -> None:
+    """What `git diff` shows of a weight that moved."""
+    with _elsewhere():
+        checkpoints("checkpoints")
+        for name in ("downloaded.ckpt", "step-200.pt"):
+            (Path("checkpoints") / name).unlink()
+        _called("git init --quiet .")
+        print("```console")
+        _print("statecli git setup", _called("statecli git setup"), 0)
+        _called("git add --all")
+        _nudge("checkpoints/step-100.safetensors")
+        # Which blobs these are says nothing to a reader.
+        changes = [one for one in _called("git diff").splitlines() if not one.startswith("index ")]
+        _print("git diff", "\n".join(changes), 0)
+        print("```")
+
+
+def _nudge(path: str) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(path)
+    state["head.bias"][0] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
+    save_file(state, path)
+
+
+def _called(line: str) -> str:
+    """What a command of this statecli, or of git with no configuration but the repository's, writes."""
+    import shlex
+    import subprocess
+
+    words = shlex.split(line)
+    words = [sys.executable, "-m", *words] if words[0] == "statecli" else words
+    alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "PYTHONPATH": str(ROOT)}
+    # git keeps what its driver made as a note, which has an author.
+    alone |= {
+        f"GIT_{who}_{what}": "statecli@localhost" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+    }
+    return subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | alone).stdout  # noqa: S603
 
 
 class _Text:
@@ -70,12 +195,24 @@ def options(name: str) -> None:
 
     from statecli.arguments import app
 
-    command = typer.main.get_command(app).commands[name]
+    command = typer.main.get_command(app)
+    for word in name.split():
+        command = command.commands[word]
     print("| option | does |\n| --- | --- |")
     for parameter in command.params:
         if parameter.param_type_name == "option":
             names = ", ".join(f"`{opt}`" for opt in sorted(parameter.opts, key=len, reverse=True))
             print(f"| {names} | {parameter.help.replace('|', chr(92) + '|')} |")
+
+
+def inputs() -> None:
+    """Print the inputs of the GitHub action."""
+    import yaml
+
+    print("| input | is |\n| --- | --- |")
+    for name, one in yaml.safe_load((ROOT / "action.yml").read_text())["inputs"].items():
+        default = f" Default: `{one['default']}`." if one.get("default") else ""
+        print(f"| `{name}` | {one['description']}{default} |")
 
 
 def samples() -> None:
