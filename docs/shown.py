@@ -170,12 +170,14 @@ def _called(line: str) -> str:
 
     words = shlex.split(line)
     words = [sys.executable, "-m", *words] if words[0] == "statecli" else words
-    alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "PYTHONPATH": str(ROOT)}
+    # Not the repository in one of whose hooks this may run.
+    alone = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    alone |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "PYTHONPATH": str(ROOT)}
     # git keeps what its driver made as a note, which has an author.
     alone |= {
         f"GIT_{who}_{what}": "statecli@localhost" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
     }
-    return subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | alone).stdout  # noqa: S603
+    return subprocess.run(words, capture_output=True, text=True, check=True, env=alone).stdout  # noqa: S603
 
 
 class _Text:
