@@ -40,7 +40,8 @@ def setup(*, everywhere: bool = False) -> list[str]:
     command = _command()
     for key, value in (
         ("diff.statecli.textconv", f"{command} git textconv"),
-        ("diff.statecli.cachetextconv", "true"),
+        # The cache is written as a commit: without an identity git diff would end in "Author identity unknown".
+        ("diff.statecli.cachetextconv", "true" if _has_identity() else "false"),
         ("diff.statecli.binary", "true"),
         ("difftool.statecli.cmd", f'{command} git difftool "$LOCAL" "$REMOTE"'),
         ("difftool.statecli.trustExitCode", "false"),
@@ -63,6 +64,13 @@ def _git(*words: str) -> str:
         said = " ".join(done.stderr.split()) or f"git {words[0]} failed"
         raise UsageError(f"git {' '.join(words[:2])}: {said.removeprefix('fatal: ')}")
     return done.stdout.strip()
+
+
+def _has_identity() -> bool:
+    try:
+        return bool(_git("var", "GIT_COMMITTER_IDENT"))
+    except UsageError:
+        return False
 
 
 def _command() -> str:

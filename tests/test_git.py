@@ -118,6 +118,19 @@ def test_setting_up_twice_changes_nothing(repository):
     assert once[0].startswith("*.png binary\n*.safetensors diff=statecli\n")
 
 
+def test_without_an_identity_nothing_is_cached_and_the_difference_is_shown(repository, monkeypatch):
+    """git writes its cache as a commit, and ends where it does not know whose."""
+    torch.save({"w": torch.ones(3)}, "m.pt")
+    commit()
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.delenv(f"GIT_{name}_NAME")
+        monkeypatch.delenv(f"GIT_{name}_EMAIL")
+    call("git", "config", "user.useConfigOnly", "true")
+    call("statecli", "git", "setup")
+    torch.save({"w": torch.zeros(3)}, "m.pt")
+    assert "+w float32 [3]" in call("git", "diff")
+
+
 def test_setup_for_all_repositories(repository):
     """`--global` writes into the user's own files."""
     call("statecli", "git", "setup", "--global")

@@ -37,7 +37,7 @@ def request(options: AuditOptions) -> Request:
         lock=_lock(options, asked),
         frozen_only=options.frozen_only,
         baseline=_baseline(options, asked),
-        values=options.values,
+        values=options.values or asked.values,
         jobs=options.jobs,
     )
 

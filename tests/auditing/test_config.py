@@ -7,11 +7,12 @@ import json
 import pytest
 
 from statecli import cli
-from statecli.auditing import config
+from statecli.auditing import asked, config
 from statecli.auditing.config import Config
 from statecli.auditing.policy import Policy
 from statecli.errors import UnreadableError, UsageError
 from statecli.finding import Severity
+from statecli.options import AuditOptions
 from statecli.render import Output
 
 
@@ -103,3 +104,11 @@ def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, cap
     assert found["select"] == {"key": "select", "value": [], "source": "default"}
     fields = set(Config.__struct_encode_fields__) - {"policy"}
     assert set(found) == fields | {f"policy.{name}" for name in Policy.__struct_encode_fields__}
+
+
+def test_values_are_read_where_the_configuration_says_so(tmp_path):
+    """As if --values had been given."""
+    (tmp_path / "statecli.toml").write_text("values = true\n")
+    options = AuditOptions(targets=("a.pt",), config=str(tmp_path / "statecli.toml"))
+    assert asked.request(options).values
+    assert not asked.request(AuditOptions(targets=("a.pt",), config=None)).values
