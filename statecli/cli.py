@@ -147,8 +147,10 @@ def audit(options: AuditOptions) -> int:
             code = console.complain(target.reason or target.target, debug=False)
     if not options.quiet and not options.verbose:
         console.tell(baseline.fixed(found))
-    if not found.count(Status.AUDITED) and not options.allow_empty:
-        code = console.complain("nothing was audited", debug=False) if code == 0 else code
+    if not found.count(Status.AUDITED):
+        return console.complain("nothing was audited", debug=False) if code == 0 and not options.allow_empty else code
+    for one in found.unheard(options.select):
+        code = console.complain(f"{one.rule} did not run: {one.reason}", debug=False) if code == 0 else code
     return code
 
 

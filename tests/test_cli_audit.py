@@ -44,6 +44,9 @@ def _here(tmp_path, monkeypatch):
         (("clean.pt", "empty.pt"), 2),
         (("found.pt", "empty.pt"), 2),
         (("no.pt",), 2),
+        (("clean.pt", "--select", "nan"), 2),
+        (("clean.pt", "--select", "nan", "--select", "case-collision"), 2),
+        (("clean.pt", "--select", "values", "--select", "names"), 0),
     ],
 )
 def test_exit_codes(statecli, words, code):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
 
 import msgspec
@@ -86,3 +87,9 @@ class Audit(msgspec.Struct, frozen=True):
                 else:
                     nowhere.setdefault(one.rule, Skipped(one.rule, one.reason))
         return (*nowhere.values(), *somewhere)
+
+    def unheard(self, asked: Collection[str]) -> tuple[Skipped, ...]:
+        """Of the rules asked for by name, those that ran nowhere; the first of all where no rule ran at all."""
+        skipped = {one.rule: one for one in reversed(self.skipped) if one.rule not in self.ran}
+        named = tuple(one for rule, one in skipped.items() if rule in asked)
+        return named if named or self.ran else tuple(skipped.values())[-1:]

@@ -254,7 +254,8 @@ def _others(found: Audit) -> list[str]:
 def _verdict(found: Audit) -> str:
     """`3 audited: 1 error in 1 of them; 1 failed; 2 skipped; 31 rules ran, 12 skipped`."""
     bad = sum(bool(target.findings) for target in found.targets)
-    parts = [f"{found.count(Status.AUDITED):,} audited: {counted(found.findings)}"]
+    said = counted(found.findings) if found.ran or found.findings else "no rule judged it"
+    parts = [f"{found.count(Status.AUDITED):,} audited: {said}"]
     if not found.count(Status.AUDITED):
         parts = ["nothing audited"]
     if bad and len(found.targets) > 1:

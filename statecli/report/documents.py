@@ -535,7 +535,7 @@ def of_audit(found: Audit) -> AuditDocument:
     targets = tuple(
         TargetRow(one.target, one.status, one.reason, one.format, one.tensors, one.bytes) for one in found.targets
     )
-    passed = not found.failing and not statuses[AuditStatus.FAILED] and bool(statuses[AuditStatus.AUDITED])
+    passed = not found.failing and not statuses[AuditStatus.FAILED] and bool(found.ran)
     return AuditDocument(
         "statecli.audit/1",
         __version__,
