@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -41,13 +43,34 @@ def shown(finding: Finding) -> str | None:
     return None
 
 
-def file_of(text: str) -> str:
-    """The file that a target's text names: `net.py` of `net.py:Net(4)`, `pkg/mod.py` of `pkg.mod:Net`."""
-    head = text.partition("(")[0]
-    known = spec.parse(head) if ":" in head else None
+def named(text: str, folder: str = ".") -> str:
+    """A target's name in a file that lies in `folder`: of a path the way to it from there, with `/`, however typed.
+
+    `pkg.mod:Net` is no path and stays as it is. What is not there any more has the name that it had.
+    """
+    path = _path_of(text)
+    return text if path is None else _way(path, folder) + text[len(path) :]
+
+
+def unnamed(name: str, folder: str) -> str:
+    """The target that a file in `folder` calls `name`, as one types it here."""
+    return name if _path_of(name) is None else os.path.normpath(os.path.join(folder, name))
+
+
+def _path_of(text: str) -> str | None:
+    """The start of the text that is a path; None where it names a module by dots."""
+    known = None if os.path.lexists(text) else spec.parse(text.partition("(")[0])
     if known is not None:
-        return known.module if known.is_file else known.module.replace(".", "/") + ".py"
+        return known.module if known.is_file else None
     return target.split(text)[0]
+
+
+def _way(path: str, folder: str) -> str:
+    """Through links as they were typed, unless the real way climbs less."""
+    parent, name = os.path.split(os.path.abspath(path))
+    typed = os.path.relpath(path, folder or os.curdir)
+    real = os.path.relpath(os.path.join(os.path.realpath(parent), name), os.path.realpath(folder))
+    return min(typed, real, key=lambda way: way.split(os.sep).count(os.pardir)).replace(os.sep, "/")
 
 
 def located(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:

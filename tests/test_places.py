@@ -115,3 +115,32 @@ def test_fingerprints_are_counted():
     """Which of several alike a finding is."""
     counted = places.fingerprinted([finding(), finding("v"), finding()])
     assert [(one.fqn, which) for one, _, which in counted] == [("w", 1), ("v", 1), ("w", 2)]
+
+
+@pytest.mark.parametrize("typed", ["ck/a.pt", "./ck//a.pt", "ck/../ck/a.pt", "{}/ck/a.pt", "{}/link/ck/a.pt"])
+@pytest.mark.parametrize("rest", ["", "#model"])
+def test_a_target_has_one_name_however_it_is_typed_and_from_wherever(tmp_path, monkeypatch, typed, rest):
+    """The way from the folder of the file that names it; a link in front of that folder is none of it."""
+    (tmp_path / "ck").mkdir()
+    (tmp_path / "ck" / "a.pt").touch()
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    text = typed.format(tmp_path) + rest
+    assert places.from_folder(text) == f"ck/a.pt{rest}"
+    assert places.from_folder(text, "ck") == f"a.pt{rest}"
+    monkeypatch.chdir("ck")
+    assert places.from_folder(f"a.pt{rest}", "..") == f"ck/a.pt{rest}"
+    assert places.from_folder(f"../ck/a.pt{rest}", str(tmp_path)) == f"ck/a.pt{rest}"
+
+
+def test_a_link_keeps_its_name_and_a_class_its_arguments(tmp_path, monkeypatch):
+    """`latest` is a name of its own; what names no path stays as it is."""
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / "a.pt").touch()
+    (tmp_path / "latest").symlink_to("step-1")
+    (tmp_path / "net.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert places.from_folder("latest/a.pt") == "latest/a.pt"
+    assert places.from_folder("./net.py:Net(path='./x#y')", str(tmp_path)) == "net.py:Net(path='./x#y')"
+    assert places.from_folder("pkg.mod:Net", "step-1") == "pkg.mod:Net"
+    assert places.from_folder("none.pt", "step-1") == "none.pt"
