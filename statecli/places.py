@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -49,12 +49,27 @@ def named(text: str, folder: str = ".") -> str:
     `pkg.mod:Net` is no path and stays as it is. What is not there any more has the name that it had.
     """
     path = _path_of(text)
-    return text if path is None else _way(path, folder) + text[len(path) :]
+    return _way(path, folder) + text[len(path) :] if path else text
 
 
 def unnamed(name: str, folder: str) -> str:
     """The target that a file in `folder` calls `name`, as one types it here."""
-    return name if _path_of(name) is None else os.path.normpath(os.path.join(folder, name))
+    return name if _path_of(name) is None else named(os.path.join(folder, name))
+
+
+def in_repository(text: str) -> str:
+    """`named` from the root of the git repository that one is in; from here where one is in none."""
+    return named(text, _root(os.getcwd()))
+
+
+@functools.lru_cache(maxsize=1)
+def _root(folder: str) -> str:
+    above = folder
+    while not os.path.lexists(os.path.join(above, ".git")):
+        if above == os.path.dirname(above):
+            return folder
+        above = os.path.dirname(above)
+    return above
 
 
 def _path_of(text: str) -> str | None:
@@ -68,9 +83,18 @@ def _path_of(text: str) -> str | None:
 def _way(path: str, folder: str) -> str:
     """Through links as they were typed, unless the real way climbs less."""
     parent, name = os.path.split(os.path.abspath(path))
-    typed = os.path.relpath(path, folder or os.curdir)
+    typed = os.path.relpath(path or os.curdir, folder or os.curdir)
     real = os.path.relpath(os.path.join(os.path.realpath(parent), name), os.path.realpath(folder))
     return min(typed, real, key=lambda way: way.split(os.sep).count(os.pardir)).replace(os.sep, "/")
+
+
+def file_of(text: str) -> str:
+    """The file that a target's text names: `net.py` of `net.py:Net(4)`, `pkg/mod.py` of `pkg.mod:Net`."""
+    head = text.partition("(")[0]
+    known = spec.parse(head) if ":" in head else None
+    if known is not None:
+        return known.module if known.is_file else known.module.replace(".", "/") + ".py"
+    return target.split(text)[0]
 
 
 def located(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:

@@ -117,30 +117,85 @@ def test_fingerprints_are_counted():
     assert [(one.fqn, which) for one, _, which in counted] == [("w", 1), ("v", 1), ("w", 2)]
 
 
-@pytest.mark.parametrize("typed", ["ck/a.pt", "./ck//a.pt", "ck/../ck/a.pt", "{}/ck/a.pt", "{}/link/ck/a.pt"])
+@pytest.mark.parametrize("typed", ["ck/a.pt", "./ck//a.pt", "ck/../ck/a.pt", "{}/ck/a.pt"])
 @pytest.mark.parametrize("rest", ["", "#model"])
 def test_a_target_has_one_name_however_it_is_typed_and_from_wherever(tmp_path, monkeypatch, typed, rest):
-    """The way from the folder of the file that names it; a link in front of that folder is none of it."""
+    """The way from the folder of the file that names it."""
     (tmp_path / "ck").mkdir()
     (tmp_path / "ck" / "a.pt").touch()
-    (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path)
     text = typed.format(tmp_path) + rest
-    assert places.from_folder(text) == f"ck/a.pt{rest}"
-    assert places.from_folder(text, "ck") == f"a.pt{rest}"
+    assert places.named(text) == f"ck/a.pt{rest}"
+    assert places.named(text, "ck") == f"a.pt{rest}"
     monkeypatch.chdir("ck")
-    assert places.from_folder(f"a.pt{rest}", "..") == f"ck/a.pt{rest}"
-    assert places.from_folder(f"../ck/a.pt{rest}", str(tmp_path)) == f"ck/a.pt{rest}"
+    assert places.named(f"a.pt{rest}", "..") == f"ck/a.pt{rest}"
+    assert places.named(f"../ck/a.pt{rest}", str(tmp_path)) == f"ck/a.pt{rest}"
 
 
 def test_a_link_keeps_its_name_and_a_class_its_arguments(tmp_path, monkeypatch):
-    """`latest` is a name of its own; what names no path stays as it is."""
+    """`latest` is a name of its own; what names a module by dots stays as it is."""
     (tmp_path / "step-1").mkdir()
     (tmp_path / "step-1" / "a.pt").touch()
     (tmp_path / "latest").symlink_to("step-1")
     (tmp_path / "net.py").touch()
     monkeypatch.chdir(tmp_path)
-    assert places.from_folder("latest/a.pt") == "latest/a.pt"
-    assert places.from_folder("./net.py:Net(path='./x#y')", str(tmp_path)) == "net.py:Net(path='./x#y')"
-    assert places.from_folder("pkg.mod:Net", "step-1") == "pkg.mod:Net"
-    assert places.from_folder("none.pt", "step-1") == "none.pt"
+    assert places.named("latest/a.pt") == "latest/a.pt"
+    assert places.named("./net.py:Net(path='./x#y')", str(tmp_path)) == "net.py:Net(path='./x#y')"
+    assert places.named("pkg.mod:Net", "step-1") == "pkg.mod:Net"
+    assert places.named("none.pt", "step-1") == "../none.pt"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("a.pt", "ckpts/a.pt"),
+        ("./a.pt", "ckpts/a.pt"),
+        ("../ckpts/a.pt", "ckpts/a.pt"),
+        ("../other/a.pt", "other/a.pt"),
+        ("../../a.pt", "../a.pt"),
+        (".", "ckpts"),
+        ("..", "."),
+        ("a.pt#model", "ckpts/a.pt#model"),
+        ("gone.pt", "ckpts/gone.pt"),
+        ("./net.py:Net(path='x/../y.py:z')", "ckpts/net.py:Net(path='x/../y.py:z')"),
+        ("pkg.mod:Net(4)", "pkg.mod:Net(4)"),
+    ],
+)
+def test_a_name_is_the_way_from_the_file_that_has_it(tmp_path, monkeypatch, text, name):
+    """From wherever it is typed; back again it is found. A class is named by its module's file, or by dots."""
+    (tmp_path / "ckpts").mkdir()
+    (tmp_path / "ckpts" / "a.pt").touch()
+    monkeypatch.chdir(tmp_path / "ckpts")
+    assert places.named(text, "..") == name
+    assert places.named(text, str(tmp_path)) == name
+    assert places.named(places.unnamed(name, ".."), "..") == name
+
+
+def test_an_absolute_path_has_the_same_name(tmp_path, monkeypatch):
+    """Also where the folder is reached by a link, as `/tmp` is on some systems."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.pt").touch()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "real")
+    for folder in ("real", "link"):
+        assert places.named(str(tmp_path / folder / "a.pt")) == "a.pt"
+        assert places.named("a.pt", str(tmp_path / folder)) == "a.pt"
+
+
+@given(st.text(), st.sampled_from([".", "..", "/", "no/such"]))
+def test_any_text_has_a_name(text, folder):
+    """A baseline may hold anything; what a name stands for has that name."""
+    name = places.named(text, folder)
+    assert places.named(places.unnamed(name, folder), folder) == name
+
+
+def test_a_fingerprint_does_not_depend_on_where_one_stands(tmp_path, monkeypatch):
+    """Within one repository; two files of one name in two folders of it are two."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "ckpts").mkdir()
+    prints = []
+    for folder, text in ((".", "ckpts/a.pt"), (".", "./ckpts/a.pt"), ("ckpts", "a.pt"), (".", "a.pt")):
+        monkeypatch.chdir(tmp_path / folder)
+        prints.append(Finding("x", Severity.ERROR, "w: x", text, "w").fingerprint)
+    assert len(set(prints[:3])) == 1
+    assert prints[3] != prints[0]
