@@ -49,7 +49,7 @@ def named(text: str, folder: str = ".") -> str:
     `pkg.mod:Net` is no path and stays as it is. What is not there any more has the name that it had.
     """
     path = _path_of(text)
-    return _way(path, folder) + text[len(path) :] if path else text
+    return text if path is None else _way(path or os.curdir, folder) + text[len(path) :]
 
 
 def unnamed(name: str, folder: str) -> str:
