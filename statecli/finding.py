@@ -43,9 +43,14 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """What stays the same of it from run to run: its rule, its target, its section and tensor, what it is about."""
+        """What stays the same of it from run to run: its rule, its target, its section and tensor, what it is about.
+
+        A target counts as it lies in its repository, from wherever and however it was typed.
+        """
         import hashlib  # loads OpenSSL, which no other use of a finding has to wait for
 
-        parts = [self.rule, self.target, self.section or "", self.fqn or ""]
+        from statecli.places import in_repository
+
+        parts = [self.rule, in_repository(self.target), self.section or "", self.fqn or ""]
         parts += [self.about] if isinstance(self.about, str) else []
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -54,7 +54,7 @@ def named(text: str, folder: str = ".") -> str:
 
 def unnamed(name: str, folder: str) -> str:
     """The target that a file in `folder` calls `name`, as one types it here."""
-    return name if _path_of(name) is None else named(os.path.join(folder, name))
+    return named(os.path.join(folder, name)) if _path_of(name) else name
 
 
 def in_repository(text: str) -> str:
@@ -83,8 +83,9 @@ def _path_of(text: str) -> str | None:
 def _way(path: str, folder: str) -> str:
     """Through links as they were typed, unless the real way climbs less."""
     parent, name = os.path.split(os.path.abspath(path))
-    typed = os.path.relpath(path or os.curdir, folder or os.curdir)
-    real = os.path.relpath(os.path.join(os.path.realpath(parent), name), os.path.realpath(folder))
+    typed = os.path.relpath(path, folder or os.curdir)
+    parent = os.path.realpath(parent) if os.path.isdir(parent) else parent
+    real = os.path.relpath(os.path.join(parent, name), os.path.realpath(folder))
     return min(typed, real, key=lambda way: way.split(os.sep).count(os.pardir)).replace(os.sep, "/")
 
 
