@@ -171,6 +171,7 @@ def lock(options: LockOptions) -> int:
         options.include,
         options.exclude,
         options.kind,
+        os.path.dirname(written.path or "") or ".",
     )
     found = making.read(request)
     _refuse_overwriting((written,), *(one.state for one in found))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from statecli.auditing import baseline, config
 from statecli.auditing.baseline import Baseline
 from statecli.auditing.config import Config, Loaded
@@ -20,6 +22,7 @@ def request(options: AuditOptions) -> Request:
     asked = loaded(options).config
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
+    lock = options.lock or asked.lock
     return Request(
         targets=options.targets,
         model=options.model,
@@ -34,7 +37,8 @@ def request(options: AuditOptions) -> Request:
         include=options.include,
         exclude=options.exclude,
         kind=options.kind,
-        lock=_lock(options, asked),
+        lock=_lock(lock, options),
+        lock_folder=os.path.dirname(lock or "") or ".",
         frozen_only=options.frozen_only,
         baseline=_baseline(options, asked),
         values=options.values or asked.values,
@@ -42,8 +46,7 @@ def request(options: AuditOptions) -> Request:
     )
 
 
-def _lock(options: AuditOptions, asked: Config) -> Lock | None:
-    path = options.lock or asked.lock
+def _lock(path: str | None, options: AuditOptions) -> Lock | None:
     if options.frozen_only and path is None:
         raise UsageError("--frozen-only: says what part of a lock counts; give --lock FILE")
     return None if path is None else file.read(path)

@@ -53,6 +53,7 @@ class Request(msgspec.Struct, frozen=True):
     values: bool = False
     jobs: int = 0
     lock: Lock | None = None
+    lock_folder: str = "."
     frozen_only: bool = False
     baseline: Baseline | None = None
 
@@ -164,6 +165,7 @@ def _locked(subject: Subject, request: Request, progress: inspection.Progress | 
         request.exclude,
         request.kind,
         request.jobs,
+        request.lock_folder,
     )
     found = holding.held(target.part(subject.everything, text), holding.lines(text, asked), asked, progress)
     return dataclasses.replace(subject, lock=found)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from pathlib import Path
 
 import msgspec
 
 from statecli.errors import MalformedError, UnreadableError, UsageError
 from statecli.formats import _json
+from statecli.formats._source import Source
+from statecli.places import named
 from statecli.render.json import encoded
 from statecli.state import Kind
 from statecli.target import split
@@ -63,23 +64,17 @@ class Lock(msgspec.Struct, frozen=True):
     digest: Algorithm
     targets: tuple[LockedTarget, ...]
 
-    def of(self, text: str) -> LockedTarget | None:
-        """What is locked of the target that was typed so; None where there is nothing."""
+    def of(self, text: str, folder: str = ".") -> LockedTarget | None:
+        """What a lock in `folder` has of the target that was typed so; None where that is nothing.
+
+        A link is also what it leads to: a lock of a folder has that file once, under its own name.
+        """
         if len(self.targets) == 1 and self.targets[0].target is None:
             return self.targets[0]
-        name = named(text)
-        return next((one for one in self.targets if one.target == name), None)
-
-
-def named(text: str) -> str:
-    """A target's name wherever the repository lies: of a path the way to it from here, with `/`."""
-    path, section = split(text)
-    if not os.path.lexists(path):
-        return text
-    if os.path.isabs(path):
-        path = os.path.relpath(path)
-    path = Path(os.path.normpath(path)).as_posix()
-    return path if section is None else f"{path}#{section}"
+        path, section = split(text)
+        real = os.path.realpath(path) + ("" if section is None else f"#{section}")
+        found = {one.target: one for one in self.targets}
+        return found.get(named(text, folder)) or (found.get(named(real, folder)) if os.path.islink(path) else None)
 
 
 def written(lock: Lock) -> Iterator[bytes]:
@@ -110,10 +105,12 @@ def read(path: str) -> Lock:
 def document(path: str, what: str) -> dict[str, object]:
     """A JSON file of ours, which `what` names; it may have been merged by git. Raises as `read` does."""
     try:
-        with open(path, "rb") as file:
-            raw = file.read(LONGEST)
-    except OSError as why:
-        raise UnreadableError(f"{path}: {what} cannot be read: {why.strerror or why}") from why
+        with Source(path) as source:
+            if source.size > LONGEST:
+                raise MalformedError(f"has {source.size:,} bytes, more than the {LONGEST:,} that one may have")
+            raw = source.read(0, source.size)
+    except UnreadableError as why:
+        raise type(why)(f"{path}: {what} {why}") from why
     if b"\n<<<<<<< " in raw or raw.startswith(b"<<<<<<< "):
         raise MalformedError(f"{path}: {what} has conflict markers of a merge: write it again")
     found, repeats = _json.object_of(raw, f"{path}: {what}")

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from statecli import inspection
 from statecli.comparison.pairing import paired_sections
 from statecli.errors import NothingMatched
-from statecli.locking.file import Lock, LockedTarget, LockedTensor, named
+from statecli.locking.file import Lock, LockedTarget, LockedTensor
 from statecli.locking.making import KNOWN, is_beside, view_of
+from statecli.places import named
 from statecli.state import Kind, ModelState, TensorInfo
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a target is held to. With `frozen_only` to what must not train: `frozen` are globs that say so too."""
+    """What a target is held to. With `frozen_only` to what must not train: `frozen` are globs that say so too.
+
+    `folder` is where the lock lies, from which its names are meant.
+    """
 
     lock: Lock
     frozen_only: bool = False
@@ -44,14 +48,15 @@ class Request(msgspec.Struct, frozen=True):
     exclude: tuple[str, ...] = ()
     kind: tuple[Kind, ...] = ()
     jobs: int = 0
+    folder: str = "."
 
 
 def lines(text: str, request: Request) -> LockedTarget:
     """What the target that was typed so is held to. Raises `NothingMatched` where that is nothing."""
-    target = request.lock.of(text)
+    target = request.lock.of(text, request.folder)
     if target is None:
         names = [str(one.target) for one in request.lock.targets]
-        near = get_close_matches(named(text), names, n=1) or names[:1]
+        near = get_close_matches(named(text, request.folder), names, n=1) or names[:1]
         raise NothingMatched(f"{text}: is not in the lock, which has {near[0]} and {len(names) - 1} more: lock again")
     if not request.frozen_only:
         return target

@@ -12,7 +12,8 @@ from statecli.auditing import targets
 from statecli.auditing.result import Status
 from statecli.errors import NothingMatched, UnreadableError
 from statecli.finding import Finding, Severity
-from statecli.locking.file import SCHEMA, Algorithm, Lock, LockedTarget, LockedTensor, named, refuse_twins
+from statecli.locking.file import SCHEMA, Algorithm, Lock, LockedTarget, LockedTensor, refuse_twins
+from statecli.places import named
 from statecli.stamps import Stamp, changed, stamps
 from statecli.state import Evidence, Kind, ModelState, TensorInfo
 
@@ -24,7 +25,7 @@ KNOWN = frozenset([Evidence.REGISTERED, Evidence.TYPE, Evidence.OPTIMIZER])
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the user asked of `lock`. `jobs` 0: the cores."""
+    """What the user asked of `lock`. `jobs` 0: the cores; `folder` is where the lock file will lie."""
 
     targets: tuple[str, ...]
     digest: Algorithm = Algorithm.BLAKE3
@@ -33,6 +34,7 @@ class Request(msgspec.Struct, frozen=True):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     kind: tuple[Kind, ...] = ()
+    folder: str = "."
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -48,7 +50,7 @@ def read(request: Request) -> list[Read]:
     found = [_read(text, request) for text in _expanded(request.targets)]
     if not found:
         raise NothingMatched(f"{' '.join(request.targets)}: no checkpoint there, nothing to lock")
-    alone = len(found) == 1 and found[0].name == named(request.targets[0])
+    alone = len(found) == 1 and found[0].name == named(request.targets[0], request.folder)
     if alone:
         return [msgspec.structs.replace(found[0], name=None)]
     refuse_twins([str(one.name) for one in found], "the lock would hold")
@@ -80,7 +82,7 @@ def _read(text: str, request: Request) -> Read:
         if tensor.damage is not None:
             raise UnreadableError(f"{tensor.damage}; leave it out with -x {tensor.fqn!r}, or copy the file again")
     refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in state.tensors], f"{text}: has")
-    return Read(state, named(text), before)
+    return Read(state, named(text, request.folder), before)
 
 
 def lock(found: Sequence[Read], request: Request, progress: Progress | None = None) -> Lock:

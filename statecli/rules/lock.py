@@ -1,4 +1,4 @@
-"""What is no longer as it was locked."""
+"""What is no longer as it was locked, and what a lock does not hold."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from statecli.auditing.subject import Subject, a_lock
 from statecli.finding import Severity
 from statecli.locking.file import LockedTensor
 from statecli.locking.holding import Held
+from statecli.report.text import names
 from statecli.state import TensorInfo
 
 
@@ -31,6 +32,25 @@ def lock_mismatch(subject: Subject) -> Iterator[Found]:
         name = shown.fqn if len(subject.state.sections) < 2 else f"{shown.section}.{shown.fqn}"
         help = "restore it; if it was meant to change, lock again"
         yield Found(f"{name}: {_said(pair)}", shown.fqn, shown.section, help)
+
+
+@rule(Severity.WARNING, a_lock)
+def values_not_locked(subject: Subject) -> Iterator[Found]:
+    """The lock has no digest of tensors whose values are here: any values pass it.
+
+    Why: a lock without values holds names, dtypes and shapes alone. It looks like one that holds the weights, and a
+    checkpoint with other weights passes it.
+
+    Example: the lock was made of the class (`statecli lock net.py:Net`), whose values are those of its constructor, or
+    somebody took the digests out of it.
+
+    Fix: run `statecli lock` on the checkpoint; where shapes are all that is to be held, ignore this rule.
+    """
+    pairs = [(pair.locked, pair.tensor) for pair in subject.lock or () if pair.locked and pair.tensor]
+    free = [subject.called(tensor) for line, tensor in pairs if line.digest is None and (tensor.data or tensor.parts)]
+    if free:
+        message = f"the values of {len(free):,} of {len(pairs):,} tensors are not locked: {names(free)}"
+        yield Found(message, help="lock the checkpoint again")
 
 
 def _said(pair: Held) -> str:
@@ -61,4 +81,4 @@ def _shape(one: TensorInfo | LockedTensor) -> str:
     return "unknown" if one.shape is None else str(list(one.shape))
 
 
-RULES = (lock_mismatch,)
+RULES = (lock_mismatch, values_not_locked)

@@ -130,7 +130,7 @@ def test_both_options_go_together(repository, tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no valid JSON"),
+        ("", "is an empty file"),
         ('{"schema": "statecli.lock/1"}', "statecli.lock/1"),
         ('{"schema": "statecli.baseline/1"}', "findings"),
         ('{"schema": "statecli.baseline/1", "findings": [{"rule": "x"}]}', "target"),

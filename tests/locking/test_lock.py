@@ -119,6 +119,49 @@ def test_a_folder_of_several_names_each(tmp_path, monkeypatch):
     assert [one["target"] for one in json.loads(locked("all"))["targets"]] == ["all/a.pt"]
 
 
+def test_names_are_the_way_from_the_lock_files_folder(tmp_path, monkeypatch, statecli):
+    """The same bytes from wherever and however it was typed; they hold from everywhere."""
+    monkeypatch.chdir(tmp_path)
+    Path("ck").mkdir()
+    for name in ("a.pt", "b.pt"):
+        torch.save({"w": torch.ones(2)}, f"ck/{name}")
+    made = set()
+    lines = [(".", "ck", "lock.json"), ("ck", ".", "../lock.json"), (".", tmp_path / "ck", tmp_path / "lock.json")]
+    for folder, target, lock in lines:
+        monkeypatch.chdir(tmp_path / folder)
+        assert statecli("lock", target, "-o", lock).code == 0
+        made.add((tmp_path / "lock.json").read_bytes())
+        assert statecli("audit", target, "--lock", lock, "--select", "lock").code == 0
+    assert len(made) == 1
+    assert [one["target"] for one in json.loads(made.pop())["targets"]] == ["ck/a.pt", "ck/b.pt"]
+
+
+def test_the_configured_lock_is_found_from_a_folder_below(tmp_path, monkeypatch, statecli):
+    """Its names are meant from where it lies, not from where one stands."""
+    monkeypatch.chdir(tmp_path)
+    Path("ck").mkdir()
+    torch.save({"w": torch.ones(2)}, "ck/a.pt")
+    Path("statecli.toml").write_text('lock = "lock.json"\n')
+    assert statecli("lock", "ck", "-o", "lock.json").code == 0
+    monkeypatch.chdir("ck")
+    assert statecli("audit", ".", "--select", "lock").code == 0
+    torch.save({"w": torch.zeros(2)}, "a.pt")
+    assert statecli("audit", ".", "--select", "lock").code == 1
+
+
+def test_a_link_is_locked_as_what_it_leads_to(tmp_path, monkeypatch, statecli):
+    """A folder has the file once, under its own name, and the link is held to that."""
+    monkeypatch.chdir(tmp_path)
+    Path("lk").mkdir()
+    torch.save({"w": torch.ones(2)}, "lk/model.pt")
+    Path("lk/best.pt").symlink_to("model.pt")
+    for targets in (("lk",), ("lk/best.pt", "lk/model.pt")):
+        assert statecli("lock", *targets, "-o", "lock.json").code == 0
+        assert [one["target"] for one in json.loads(Path("lock.json").read_text())["targets"]] == ["lk/model.pt"]
+    for target in ("lk", "lk/best.pt"):
+        assert statecli("audit", target, "--lock", "lock.json", "--select", "lock").code == 0
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -264,7 +307,7 @@ HEAD = '{"schema": "statecli.lock/1", "digest": "%s", "targets": [{"target": nul
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no valid JSON"),
+        ("", "is an empty file"),
         ("[]", "no JSON object"),
         ('{"schema": "statecli.lock/2"}', "statecli.lock/2"),
         ('{"schema": "statecli.inspect/1"}', "statecli.inspect/1"),
@@ -295,7 +338,8 @@ def test_what_is_no_lock_file_is_told_in_a_line(tmp_path, statecli, text, says):
 
 
 def test_a_lock_file_that_is_not_there_is_told_in_a_line(tmp_path, statecli):
-    """The same for one that is a folder."""
-    for path in (tmp_path / "none.json", tmp_path):
+    """The same for one that is a folder, a pipe that nobody writes to, or a device without an end."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "none.json", tmp_path, tmp_path / "pipe", "/dev/zero"):
         result = statecli("audit", "x.pt", "--lock", path)
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)

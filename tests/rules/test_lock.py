@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 from torch import nn
 
@@ -240,3 +241,23 @@ def test_what_a_lock_says_survives_its_file(tmp_path, found, state):
     (tmp_path / "lock.json").write_bytes(b"".join(file.written(locked(tmp_path / "a.pt"))))
     assert file.read(str(tmp_path / "lock.json")) == locked(tmp_path / "a.pt")
     assert not found("lock-mismatch", tmp_path / "a.pt", lock=file.read(str(tmp_path / "lock.json")))
+
+
+def test_values_not_locked_finds_a_lock_without_digests(found, tmp_path, state):
+    """Whatever the values are, it would pass; one finding says of how many."""
+    torch.save(state, tmp_path / "a.pt")
+    lock = locked(tmp_path / "a.pt")
+    (one,) = lock.targets
+    emptied = replace(lock, targets=(replace(one, tensors=tuple(replace(line, digest=None) for line in one.tensors)),))
+    torch.save({name: tensor + 1 for name, tensor in state.items()}, tmp_path / "a.pt")
+    assert not found("lock-mismatch", tmp_path / "a.pt", lock=emptied)
+    (finding,) = found("values-not-locked", tmp_path / "a.pt", lock=emptied)
+    assert finding.message == "the values of 3 of 3 tensors are not locked: a.bias, a.weight and 1 more"
+
+
+def test_values_not_locked_spares_what_has_no_values(found, tmp_path, state):
+    """A class held to its own lock, tensors on the meta device, and a lock that has them all."""
+    torch.save(state, tmp_path / "a.pt")
+    torch.save({name: tensor.to("meta") for name, tensor in state.items()}, tmp_path / "meta.pt")
+    for target in (tmp_path / "a.pt", tmp_path / "meta.pt", "sample_models/net.py:Net"):
+        assert not found("values-not-locked", target, lock=locked(target))
