@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -19,13 +19,18 @@ from statecli.auditing.policy import Policy
 from statecli.errors import UnreadableError, UsageError
 from statecli.finding import Severity
 from statecli.formats._dtypes import BITS
+from statecli.formats._source import small
 from statecli.rules import RULES
 
 FILES = ("statecli.toml", "pyproject.toml")
+#: Bytes of the longest file that is read.
+LONGEST = 1 << 22
+
+T = TypeVar("T")
 
 
 class Ignored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rules that are not run on some targets, and why; the reason is shown with what they find."""
+    """Rules whose findings are accepted on some targets, and why; the reason is shown with what they find."""
 
     rules: tuple[str, ...]
     reason: str
@@ -35,7 +40,8 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
     """Keys are as in the file, with dashes. `select`, `ignore` and `severity` name rules, or a subject
     for all of its rules.
 
-    `per_target_ignore` is by globs of targets. `lock`, `baseline` and `policy.reference` are paths.
+    `per_target_ignore` is by globs of targets, as they lie from the file's folder; `lock`, `baseline` and
+    `policy.reference` are paths.
     """
 
     select: tuple[str, ...] = ()
@@ -62,6 +68,11 @@ class Loaded(msgspec.Struct, frozen=True):
             there = there.get(key) if isinstance(there, Mapping) else None
         return self.path if self.path is not None and there is not None else "default"
 
+    @property
+    def folder(self) -> str:
+        """Where the file lies, from which its paths and globs are meant."""
+        return os.path.dirname(self.path or "") or "."
+
     #: The table as it stands in the file.
     raw: Mapping[str, Any] = {}
 
@@ -76,10 +87,10 @@ def load(path: str | None = None, start: str = ".") -> Loaded:
         if table is None:
             raise UsageError(f"--config {path}: has no [tool.statecli]")
         return _checked(table, path)
-    for found in _upwards(start):
+    for found in map(os.path.relpath, _upwards(start)):
         table = _table(found)
         if table is not None:
-            return _checked(table, os.path.relpath(found))
+            return _checked(table, found)
     return Loaded()
 
 
@@ -96,10 +107,9 @@ def _upwards(start: str) -> Iterable[str]:
 def _table(path: str) -> Mapping[str, Any] | None:
     """What the file has for statecli; None where that is nothing, which most projects' files have."""
     try:
-        with open(path, "rb") as file:
-            raw = file.read()
-    except OSError as error:
-        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from error
+        raw = small(path, LONGEST)
+    except UnreadableError as error:
+        raise UnreadableError(f"{path}: the configuration {error}") from error
     own = os.path.basename(path) != "pyproject.toml"
     if not own and b"statecli" not in raw:
         return None
@@ -109,40 +119,64 @@ def _table(path: str) -> Mapping[str, Any] | None:
         import tomli as tomllib
     try:
         table = tomllib.loads(raw.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also a number of more digits than Python reads
         raise UnreadableError(f"{path}: is no TOML: {error}") from error
+    except RecursionError as error:
+        raise UnreadableError(f"{path}: nests too deep") from error
     if own:
         return table
     tool = table.get("tool", {})
     found = tool.get("statecli") if isinstance(tool, dict) else None
-    return found if isinstance(found, dict) else None
+    if found is not None and not isinstance(found, dict):
+        raise UsageError(f"{path}: tool.statecli: expected a table; write its keys below [tool.statecli]")
+    return found
 
 
 # --- checking -------------------------------------------------------------------------------------------------------
 
 
 def _checked(table: Mapping[str, Any], path: str) -> Loaded:
-    table = dict(table)
-    policy = table.get("policy", {})
     _known_keys(table, Config, path, "")
-    if isinstance(policy, dict):
+    eased = {key: _texts(value) if key in ("select", "ignore") else value for key, value in table.items()}
+    if isinstance(policy := table.get("policy"), dict):
         _known_keys(policy, Policy, path, "policy.")
-        table["policy"] = _eased(policy, path)
-    try:
-        config = msgspec.convert(table, Config)
-    except msgspec.ValidationError as error:
-        said, _, where = str(error).partition(" - at ")
-        raise UsageError(
-            f"{path}: {where.strip('`').removeprefix('$.') or 'it'}: {said[:1].lower()}{said[1:]}"
-        ) from error
+        eased["policy"] = _eased(policy, path)
+    for key, kind in (("severity", Severity), ("per-target-ignore", Ignored)):
+        if isinstance(inner := table.get(key), dict):
+            # One by one: of a table's values msgspec says what is wrong, and not with which.
+            eased[key] = {name: _converted(_ruled(one), kind, f"{key}.{name}", path) for name, one in inner.items()}
+    config = _converted(eased, Config, "", path)
     _known_rules((*config.select, *config.ignore, *config.severity, *_ignored(config)), path)
     _known_dtypes(config.policy.dtype, path)
+    for glob, one in config.per_target_ignore.items():
+        if not one.reason.strip():
+            raise UsageError(f"{path}: per-target-ignore.{glob}: its reason is empty; say why, it is shown")
     return Loaded(_placed(config, os.path.dirname(path)), path, table)
+
+
+#: What msgspec calls the types of a TOML file, and what its users do.
+_CALLED = {"array": "a list", "str": "a text", "object": "a table", "bool": "true or false", "int": "a whole number"}
+_CALLED |= {"str | null": "a text", "int | null": "a whole number"}
+
+
+def _converted(value: Any, kind: type[T], where: str, path: str) -> T:
+    """As this type. Raises UsageError that says where in the file it is none."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        said, _, inner = str(error).partition(" - at ")
+        if said.startswith("Invalid enum value"):
+            said = f"{said.removeprefix('Invalid enum value ')} is no severity; write {', '.join(Severity)}"
+        said = re.sub(r"`([^`]+)`", lambda match: _CALLED.get(match[1], f"`{match[1]}`"), said)
+        place = ".".join(filter(None, (where, inner.strip("`").removeprefix("$").removeprefix(".")))) or "it"
+        raise UsageError(f"{path}: {place}: {said[:1].lower()}{said[1:]}") from error
 
 
 def _known_keys(table: Mapping[str, Any], kind: type[msgspec.Struct], path: str, prefix: str) -> None:
     known = kind.__struct_encode_fields__
     for key in table:
+        if key == "tool" and not prefix:
+            raise UsageError(f"{path}: has no [tool.statecli], which is pyproject.toml's: write its keys at the top")
         if key not in known:
             raise UsageError(f"{path}: there is no key {prefix + key!r}{near(key, known)}")
 
@@ -171,6 +205,13 @@ def expand(names: Sequence[str], where: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def of_rules(said: Iterable[tuple[str, T]], where: str) -> dict[str, T]:
+    """What is said of rules, by rule: by its own name before by its subject, of two alike the last."""
+    subjects = {rule.about for rule in RULES}
+    own_last = sorted(said, key=lambda one: one[0] not in subjects)
+    return {rule: what for name, what in own_last for rule in expand((name,), where)}
+
+
 def near(word: str, known: Iterable[str]) -> str:
     """`; did you mean select?`, or nothing."""
     close = get_close_matches(word, list(dict.fromkeys(known)), n=3)
@@ -189,12 +230,18 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
+def _texts(value: Any) -> Any:
+    """One text where a list of texts is meant is a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+def _ruled(value: Any) -> Any:
+    return value | {"rules": _texts(value["rules"])} if isinstance(value, dict) and "rules" in value else value
+
+
 def _eased(policy: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """One text where a list of texts is meant is a list of one; sizes may have a unit."""
-    eased = {
-        key: [value] if isinstance(value, str) and key not in ("reference", "max-bytes") else value
-        for key, value in policy.items()
-    }
+    """One text for a list of one; sizes may have a unit."""
+    eased = {key: value if key in ("reference", "max-bytes") else _texts(value) for key, value in policy.items()}
     if isinstance(size := eased.get("max-bytes"), str):
         eased["max-bytes"] = _bytes(size, path)
     if "dtype" in eased and isinstance(eased["dtype"], list):
@@ -203,10 +250,13 @@ def _eased(policy: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _bytes(text: str, path: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
-    if match is None or match[2].lower() not in _UNITS:
-        raise UsageError(f"{path}: policy.max-bytes: {text!r} is no size; write 5000000, '500MB' or '2 GiB'")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    # No size has more digits: Python reads no number of thousands.
+    match = re.fullmatch(r"(\d{1,30})(?:\.(\d{1,30}))?\s*([a-zA-Z]*)", text.strip(), re.ASCII)
+    if match is None or match[3].lower() not in _UNITS:
+        shown = text if len(text) < 40 else text[:40] + "…"
+        raise UsageError(f"{path}: policy.max-bytes: {shown!r} is no size; write 5000000, '500MB' or '2 GiB'")
+    whole, part = match[1], match[2] or ""
+    return int(whole + part) * _UNITS[match[3].lower()] // int("1" + "0" * len(part))
 
 
 def _placed(config: Config, folder: str) -> Config:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+#: Of a size in bytes; JSON's readers know no larger whole number.
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Policy(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
@@ -17,7 +22,7 @@ class Policy(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
     device: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     trainable: tuple[str, ...] = ()
-    max_bytes: int | None = None
+    max_bytes: _Size | None = None
     require_metadata: tuple[str, ...] = ()
     must_change: tuple[str, ...] = ()
     must_not_change: tuple[str, ...] = ()

@@ -77,6 +77,21 @@ class Source:
         return b"".join(parts)
 
 
+def small(path: str, longest: int) -> bytes:
+    """All of a regular file of `longest` bytes at most, which may be empty; UnreadableError for any other."""
+    fd = _open(path)
+    try:
+        size = _regular(fd)
+        if size > longest:
+            raise UnreadableError(f"is too long: {size:,} bytes, at most {longest:,} are read")
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(longest)
+    except OSError as error:
+        raise UnreadableError(f"cannot be read: {(error.strerror or 'unknown error').lower()}") from error
+    finally:
+        os.close(fd)
+
+
 class Window:
     """Small reads served from one larger one: for many headers that lie close together, in rising order."""
 
@@ -111,12 +126,18 @@ def _open(path: str) -> int:
 
 
 def _size_of(fd: int) -> int:
+    size = _regular(fd)
+    if size == 0:
+        raise UnreadableError("is an empty file")
+    return size
+
+
+def _regular(fd: int) -> int:
+    """The size of what is a regular file."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         kind = next((name for test, name in _KINDS if test(status.st_mode)), "something else")
         raise UnreadableError(f"is {kind}, not a regular file")
-    if status.st_size == 0:
-        raise UnreadableError("is an empty file")
     return status.st_size
 
 

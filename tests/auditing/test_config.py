@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -10,7 +11,7 @@ from statecli import cli
 from statecli.auditing import asked, config
 from statecli.auditing.config import Config
 from statecli.auditing.policy import Policy
-from statecli.errors import UnreadableError, UsageError
+from statecli.errors import StateError, UnreadableError, UsageError
 from statecli.finding import Severity
 from statecli.options import AuditOptions
 from statecli.render import Output
@@ -59,9 +60,20 @@ def test_values_come_as_they_are_meant(written):
         ("selct = []", "there is no key 'selct'; did you mean select?"),
         ('[policy]\ndtypes = "float32"', "there is no key 'policy.dtypes'; did you mean dtype?"),
         ('select = ["case-colision"]', "there is no rule 'case-colision'; did you mean case-collision?"),
-        ('[severity]\nnames = "fatal"', "severity"),
-        ('select = "names"', "select: expected `array`, got `str`"),
+        ('[severity]\nnames = "fatal"', "severity.names: 'fatal' is no severity; write note, warning, error"),
+        ("[severity]\nnames = 3", "severity.names: expected a text, got a whole number"),
+        ('fail-on = "fatal"', "fail-on: 'fatal' is no severity; write note, warning, error"),
+        ("select = 3", "select: expected a list, got a whole number"),
+        ("policy = 3", "policy: expected a table, got a whole number"),
+        ("[policy]\nfrozen = [1]", "policy.frozen[0]: expected a text, got a whole number"),
+        ("[tool.statecli]", "has no [tool.statecli], which is pyproject.toml's: write its keys at the top"),
         ('[policy]\nmax-bytes = "much"', "'much' is no size"),
+        (f'[policy]\nmax-bytes = "{"9" * 400}"', "policy.max-bytes: '999"),
+        ("[policy]\nmax-bytes = -1", "policy.max-bytes: expected a whole number >= 0"),
+        (f"[policy]\nmax-bytes = {10**30}", "policy.max-bytes: expected a whole number <= 9223372036854775807"),
+        ('[policy]\nmax-bytes = "99999999 TiB"', "policy.max-bytes: expected a whole number <= 9223372036854775807"),
+        ('[per-target-ignore."*.pt"]\nrules = [3]\nreason = "x"', "per-target-ignore.*.pt.rules[0]: expected a text"),
+        ('[per-target-ignore."*.pt"]\nrules = ["nan"]\nreason = " "', "per-target-ignore.*.pt: its reason is empty"),
         ('[policy]\ndtype = "float"', "there is no dtype 'float'"),
         ('[per-target-ignore."*.pt"]\nrules = ["names"]', "missing required field `reason`"),
     ],
@@ -79,6 +91,76 @@ def test_what_is_no_toml_is_said_with_its_place(written):
     """As TOML's reader says it."""
     with pytest.raises(UnreadableError, match=r"statecli\.toml: is no TOML: .*line 1"):
         written("select = nothing")
+
+
+@pytest.mark.parametrize("text", [f"values = {'[' * 50_000}", f"values = {'9' * 5_000}", "values = '\udcff'"])
+def test_what_no_reader_of_toml_reads_is_one_line(tmp_path, text):
+    """Arrays in arrays, a number of thousands of digits, bytes that are no text."""
+    (tmp_path / "c.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UnreadableError, match=r"c\.toml: (nests too deep|is no TOML: .*)$"):
+        config.load(str(tmp_path / "c.toml"))
+
+
+def test_a_mistake_is_told_of_the_file_as_one_finds_it(tmp_path, monkeypatch):
+    """From the current folder, whichever kind of mistake it is."""
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    for text in ("select = nothing", "selct = []"):
+        (tmp_path / "statecli.toml").write_text(text)
+        with pytest.raises(StateError, match=r"^\.\./statecli\.toml: "):
+            config.load()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_only_a_file_is_a_configuration(tmp_path):
+    """A named pipe would be waited for, a device read without an end; what is empty says nothing and is one."""
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path, said in (
+        (tmp_path / "pipe.toml", "a named pipe"),
+        ("/dev/zero", "a character device"),
+        (tmp_path, "dir"),
+    ):
+        with pytest.raises(UnreadableError, match=said):
+            config.load(str(path))
+    (tmp_path / "empty.toml").touch()
+    assert config.load(str(tmp_path / "empty.toml")).config == Config()
+
+
+def test_a_file_too_long_is_not_read(tmp_path):
+    """Nobody wrote four megabytes of settings."""
+    (tmp_path / "c.toml").write_bytes(b"#" * (config.LONGEST + 1))
+    with pytest.raises(UnreadableError, match=r"c\.toml: the configuration is too long"):
+        config.load(str(tmp_path / "c.toml"))
+
+
+def test_a_text_is_a_list_of_one_everywhere(written):
+    """Of rules as of globs."""
+    text = 'select = "nan"\nignore = "inf"\n[per-target-ignore."*"]\nrules = "names"\nreason = "x"\n'
+    found = written(text + '[policy]\nfrozen = "a.*"\n').config
+    assert (found.select, found.ignore, found.policy.frozen) == (("nan",), ("inf",), ("a.*",))
+    assert found.per_target_ignore["*"].rules == ("names",)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("0.1 GB", 10**8), ("1.5KiB", 1536), ("7", 7), ("9007199254740993", 2**53 + 1)]
+)
+def test_a_size_is_exact(written, text, size):
+    """No binary fraction comes between."""
+    assert written(f'[policy]\nmax-bytes = "{text}"').config.policy.max_bytes == size
+
+
+def test_a_pyproject_whose_entry_is_no_table_is_refused(written):
+    """It means something, and nothing of it would be in force."""
+    with pytest.raises(UsageError, match=r"tool\.statecli: expected a table"):
+        written("[tool]\nstatecli = 3\n", "pyproject.toml")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_rule_s_own_name_beats_its_subject(order):
+    """In whatever order they stand."""
+    said = [("shared-slices", "own"), ("storage", "subject")][::order]
+    found = config.of_rules(said, "severity")
+    assert (found["shared-slices"], found["tied-tensors"]) == ("own", "subject")
 
 
 def test_a_pyproject_without_a_table_is_refused_where_it_is_named(written):
