@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from statecli import __version__, cli
+from statecli import __version__, cli, shortcut
 from statecli.comparison.result import Field
 from statecli.errors import UsageError
 from statecli.finding import Severity
@@ -15,6 +15,7 @@ from statecli.locking.file import Algorithm
 from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, LockOptions, VerifyOptions
 from statecli.proofs.result import Name
 from statecli.render import Output
+from statecli.report.documents import DOCUMENTS
 from statecli.state import Kind
 
 app = typer.Typer(
@@ -359,7 +360,7 @@ def config(
 @app.command()
 def schema(
     command: Annotated[
-        str, typer.Argument(metavar="COMMAND", help="Whose JSON is described: inspect, diff, verify, audit or lock.")
+        str, typer.Argument(metavar="COMMAND", help=f"Whose JSON is described: {', '.join(DOCUMENTS)}.")
     ],
     debug: Debug = False,
 ) -> None:
@@ -376,6 +377,9 @@ def run() -> int:
 
     Raises `UsageError` for a mistake on the command line.
     """
+    word = shortcut.ambiguous(sys.argv[1:])
+    if word is not None:
+        raise UsageError(f"{word}: reads as an option and is a file here; write ./{word}, or -- before the targets")
     before = sys.stdout
     try:
         code = app(prog_name="statecli", standalone_mode=False)

@@ -8,7 +8,9 @@ option there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -153,14 +155,17 @@ COMMANDS = {
 def parse(words: list[str]) -> Options | None:
     """The options of a line; None where Typer must look at it."""
     command = COMMANDS.get(words[0]) if words else None
-    if command is None:
+    if command is None or ambiguous(words) is not None:
         return None
     found: dict[str, Any] = {}
     targets = iter(command.targets)
     rest = iter(words[1:])
     field = None
+    ended = False
     for word in rest:
-        if not word.startswith("-"):
+        if word == "--" and not ended:
+            ended = True
+        elif ended or not word.startswith("-"):
             field = next(targets, field if command.several else None)
             if field is None:
                 return None
@@ -170,6 +175,15 @@ def parse(words: list[str]) -> Options | None:
         elif not _take(word, rest, command, found):
             return None
     return command.options(**found) if next(targets, None) is None else None
+
+
+def ambiguous(words: Sequence[str]) -> str | None:
+    """The first word that reads as an option and is a file here: a glob of the shell's puts both on a line.
+
+    Behind `--` there are no options. A file `-o.pt` beside others would have the audit of them written to `.pt`.
+    """
+    options = itertools.takewhile(lambda word: word != "--", words)
+    return next((word for word in options if word.startswith("-") and word != "-" and os.path.lexists(word)), None)
 
 
 def _take(word: str, rest: Iterator[str], command: Command, found: dict[str, Any]) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import hypothesis.strategies as st
 import pytest
+import torch
 import typer
 from hypothesis import given, settings
 
@@ -86,7 +89,7 @@ VALUES = {
     "digest": ["sha256", "md5"],
 }
 
-word = st.sampled_from(["net.pt", "", "a b", "x=y", "*.weight", "net.py:Net(a=1)"])
+word = st.sampled_from(["net.pt", "", "a b", "x=y", "*.weight", "net.py:Net(a=1)", "--"])
 
 
 @st.composite
@@ -120,6 +123,8 @@ def test_whatever_it_parses_typer_parses_the_same(words):
     [
         ["inspect", "a.pt"],
         ["inspect", "a.pt", "-f", "json", "-q"],
+        ["inspect", "-q", "--", "-a.pt"],
+        ["audit", "--lock", "l.json", "a.pt", "--", "-o.pt", "--values", "--"],
         ["inspect", "--to=meta", "net.py:Net(a=1)", "--kind", "buffer", "--kind", "parameter"],
         ["inspect", "-i", "*.weight", "-x", "b.*", "a.pt", "--stats", "--no-progress", "-o", "out.json"],
         ["diff", "a.pt", "b.pt"],
@@ -148,7 +153,6 @@ def test_everyday_lines_are_parsed(words):
         ["inspect", "a.pt", "--nope"],
         ["inspect", "a.pt", "-f", "yaml"],
         ["inspect", "a.pt", "--to"],
-        ["inspect", "--", "a.pt"],
         ["schema", "inspect"],
         ["diff", "a.pt"],
         ["diff", "a.pt", "b.pt", "c.pt"],
@@ -162,3 +166,17 @@ def test_everyday_lines_are_parsed(words):
 def test_all_else_is_left_to_typer(words):
     """Mistakes and help are Typer's to explain."""
     assert shortcut.parse(words) is None
+
+
+@pytest.mark.parametrize("name", ["-o.pt", "-h", "-q", "--values", "--ignore=pickles"])
+def test_a_file_that_reads_as_an_option_is_refused(tmp_path, monkeypatch, statecli, name):
+    """As a shell's glob would have it: whether the option or the file is meant cannot be told. Behind `--` it can."""
+    monkeypatch.chdir(tmp_path)
+    for path in ("a.pt", name):
+        torch.save({"w": torch.ones(1)}, path)
+    result = statecli("audit", name, "a.pt")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"statecli: {name}: reads as an option and is a file here")
+    result = statecli("audit", "-f", "json", "--", name, "a.pt")
+    assert [one["target"] for one in result.json["targets"]] == [name, "a.pt"]
+    assert set(os.listdir()) == {"a.pt", name}
