@@ -9,44 +9,100 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from statecli.auditing.result import Status, Target
 from statecli.errors import UnreadableError
 from statecli.formats import FORMATS, _folder, _foreign, sharded
+from statecli.formats._scan import begins_as_pickle
 from statecli.formats._source import Source
 
 #: Files of these names are meant to be checkpoints: one that cannot be read has failed, whatever it is.
 NAMED = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".pickle", ".distcp", ".pt2", ".gguf", ".mar")
+#: What weights in a `.bin` are called by those who write them.
+WEIGHTS = re.compile(
+    r"(?i)(?:model|consolidated|weights|optimizer|scheduler|scaler|training_args|rng_state|random_states)[^/]*\.bin$"
+)
+#: Why a name is skipped whose file is audited under another.
+SAME = "is the same file as"
 #: Folders that belong to tools.
 TOOLS = frozenset(["__pycache__", "node_modules"])
 
 _MAGIC = re.compile(r"[*?[]")
 
 
-def expand(texts: Sequence[str]) -> Iterator[str | Target]:
-    """Each target's text, or a target that failed or was skipped already."""
-    seen: set[str] = set()
+class _Model(NamedTuple):
+    """A folder that is a target, and the files that its model is in."""
+
+    path: str
+    members: frozenset[str]
+
+
+_Found: TypeAlias = str | _Model | Target
+
+
+def expand(texts: Sequence[str], *, allow_empty: bool = False) -> Iterator[str | Target]:
+    """Each target's text, or a target that failed or was skipped already.
+
+    A file that has several names is audited in the model folder that holds it, else under its own name, else under a
+    link's; the other names are skipped. A glob that matches nothing has failed, unless with `allow_empty`.
+    """
+    found: dict[str, _Found] = {}
     for text in texts:
-        for one in _named(text):
-            key = one if isinstance(one, str) else one.target
-            key = os.path.realpath(key) if os.path.lexists(key) else key
-            if key not in seen:
-                seen.add(key)
-                yield one
+        for one in _named(text, Status.SKIPPED if allow_empty else Status.FAILED):
+            found.setdefault(_key(_path(one)), one)
+    names = _names(found.values())
+    for key, one in found.items():
+        path = _path(one)
+        name = names.get(os.path.realpath(path), path)
+        if isinstance(one, Target):
+            yield one
+        elif _key(name) == key:
+            yield path
+        else:
+            yield Target(path, Status.SKIPPED, f"{SAME} {name}")
 
 
-def _named(text: str) -> Iterator[str | Target]:
+def _path(one: _Found) -> str:
+    return one if isinstance(one, str) else one.path if isinstance(one, _Model) else one.target
+
+
+def _key(text: str) -> str:
+    """What is no path, a class or a section, is known by its text."""
+    return os.path.abspath(text) if os.path.lexists(text) else text
+
+
+def _names(found: Collection[_Found]) -> dict[str, str]:
+    """The path under which each file and model folder is audited, by its real path."""
+    names: dict[str, str] = {}
+    for model in found:
+        if isinstance(model, _Model):
+            paths = (os.path.join(model.path, member) for member in model.members)
+            names.update((os.path.realpath(path), path) for path in paths)
+    typed = [_path(one) for one in found if not isinstance(one, Target)]
+    for path in sorted(typed, key=os.path.islink):
+        names.setdefault(os.path.realpath(path), path)
+    return names
+
+
+def _named(text: str, nothing: Status) -> Iterator[_Found]:
+    """What is there of what was typed; `nothing` is what a glob that matches no file is."""
     if os.path.isdir(text):
-        yield from _in_folder(text)
+        yield from _folder_of(text)
     elif os.path.lexists(text) or not _MAGIC.search(text) or "(" in text:
         yield text
     else:
         found = sorted(glob.glob(text, recursive=True), key=natural)
         for path in found:
-            yield from _in_folder(path) if os.path.isdir(path) else _file(path)
+            yield from _folder_of(path) if os.path.isdir(path) else _file(path)
         if not found:
-            yield Target(text, Status.FAILED, f"{text}: matches no file")
+            yield Target(text, nothing, f"{text}: matches no file")
+
+
+def _folder_of(path: str) -> Iterator[_Found]:
+    found = list(_in_folder(path))
+    yield from found or [Target(path, Status.SKIPPED, "a folder that holds no file")]
 
 
 def natural(text: str) -> list[tuple[int, int | str]]:
@@ -54,7 +110,7 @@ def natural(text: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text)]
 
 
-def _in_folder(path: str) -> Iterator[str | Target]:
+def _in_folder(path: str) -> Iterator[_Found]:
     try:
         names = sorted(os.listdir(path), key=natural)
     except OSError as error:
@@ -62,7 +118,7 @@ def _in_folder(path: str) -> Iterator[str | Target]:
         return
     own = _members(path)
     if own:
-        yield path
+        yield _Model(path, own)
     for name in names:
         inner = os.path.join(path, name)
         if os.path.isdir(inner):
@@ -89,7 +145,7 @@ def _index(path: str) -> Iterable[str]:
     return (name for name in os.listdir(path) if _folder.INDEX.search(name))
 
 
-def _inner(path: str, name: str) -> Iterator[str | Target]:
+def _inner(path: str, name: str) -> Iterator[_Found]:
     if name.startswith(".") or name in TOOLS:
         yield Target(path, Status.SKIPPED, "a hidden folder, or a tool's")
     elif os.path.islink(path):
@@ -100,20 +156,26 @@ def _inner(path: str, name: str) -> Iterator[str | Target]:
 
 def _file(path: str) -> Iterator[str | Target]:
     """The file, unless neither its name nor its content is a checkpoint's."""
-    if path.lower().endswith(NAMED):
+    if path.lower().endswith(NAMED) and not _is_anybodys(path):
         yield path
         return
     try:
         with Source(path) as source:
-            head, size = source.head, source.size
+            what = None if _is_checkpoint(path, source) else _foreign.name(path, source.head, source.size)
     except UnreadableError as error:
         yield Target(path, Status.SKIPPED, str(error))
         return
-    if any(format.sniff(path, head) for format in FORMATS) or _is_pickle(head):
+    if what is None or (path.lower().endswith(NAMED) and "pointer" in what):
         yield path
     else:
-        yield Target(path, Status.SKIPPED, f"is {_foreign.name(path, head, size)}")
+        # Without its first words, so that the text files of a folder are skipped for one reason.
+        yield Target(path, Status.SKIPPED, f"is {what.partition(' that begins ')[0]}")
 
 
-def _is_pickle(head: bytes) -> bool:
-    return head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2
+def _is_anybodys(path: str) -> bool:
+    """Firmware and game data are called `.bin` too: but for the names that weights have, the content tells."""
+    return path.lower().endswith(".bin") and not WEIGHTS.search(os.path.basename(path))
+
+
+def _is_checkpoint(path: str, source: Source) -> bool:
+    return any(format.sniff(path, source.head) for format in FORMATS) or begins_as_pickle(source)

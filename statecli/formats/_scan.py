@@ -67,6 +67,21 @@ def scan(path: str) -> tuple[ScannedPickle, ...]:
     return tuple(found)
 
 
+def begins_as_pickle(source: Source) -> bool:
+    """Whether a pickle of any protocol is at the start of the file, whatever follows: one that says its protocol, one
+    that calls what it imports, or one that goes to its STOP and imports something or ends with the file.
+    """
+    if source.head[:1] == b"\x80":
+        return source.head[1:2] <= b"\x05" and source.size > 2
+    if source.head.startswith(_ZIP):
+        return False
+    scan = _Scan(source)
+    scanner, unread = scan._scanned(scan.whole, 0, "the file", _FIRST_WINDOW)
+    if not _is_harmless(scanner, unread):
+        return True
+    return unread is None and not scanner.globals and scanner.end == source.size
+
+
 def _files(path: str) -> list[str]:
     """The files of a folder's model, an index's shards, or the file itself."""
     try:

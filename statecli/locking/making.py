@@ -62,8 +62,10 @@ def _expanded(texts: Sequence[str]) -> Iterable[str]:
     for one in targets.expand(texts):
         if isinstance(one, str):
             yield one
-        elif one.status is Status.FAILED or one.target in texts:
+        elif one.status is Status.FAILED:
             raise UnreadableError(one.reason or one.target)
+        elif one.target in texts and not (one.reason or "").startswith(targets.SAME):
+            raise UnreadableError(f"{one.target}: {one.reason}")
 
 
 def _read(text: str, request: Request) -> Read:
