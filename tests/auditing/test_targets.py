@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import pickle
+import pickletools
+from pathlib import Path
 
+import hypothesis.strategies as st
+import pytest
 import torch
+from hypothesis import given
 from safetensors.torch import save_file
 
 from statecli.auditing.result import Status
 from statecli.auditing.targets import expand
+from statecli.formats._scan import begins_as_pickle
+from statecli.formats._source import Source
 
 
 def found(*texts):
@@ -77,3 +87,150 @@ def test_hidden_folders_and_links_to_folders_are_skipped_with_their_reason(tmp_p
 def test_a_class_is_no_path():
     """Brackets in its arguments are no glob."""
     assert found("net.py:Net(sizes=[1, 2])") == (["net.py:Net(sizes=[1, 2])"], [])
+
+
+def skipped(others):
+    return {one.target: one.reason for one in others if one.status is Status.SKIPPED}
+
+
+class Runs:
+    """What a pickle calls when it is loaded."""
+
+    def __reduce__(self):
+        return print, ("called",)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("before", ["", "x" * 10_000, "y" * 300_000], ids=len)
+def test_a_pickle_is_a_target_whatever_its_protocol_and_its_name(tmp_path, protocol, before):
+    """Those of protocols 0 and 1 begin like text; what they run may come late, and anything may follow."""
+    (tmp_path / "model.dat").write_bytes(pickle.dumps([before, Runs()], protocol) + b"\nnotes\n")
+    paths, others = found(tmp_path)
+    assert (paths, others) == ([str(tmp_path / "model.dat")], [])
+
+
+def test_a_text_pickle_that_breaks_off_behind_a_call_is_a_target(tmp_path):
+    """It has run what it calls when it comes to its end."""
+    (tmp_path / "model.dat").write_bytes(b"cos\nsystem\n(S'true'\ntR")
+    assert found(tmp_path)[0] == [str(tmp_path / "model.dat")]
+
+
+def test_no_file_of_this_repository_or_of_the_packages_here_is_taken_for_a_pickle():
+    """Source, prose, JSON, CSV, YAML, TOML, HTML: nothing that people write is one."""
+    kinds = (".py", ".md", ".txt", ".json", ".csv", ".yaml", ".yml", ".toml", ".html", ".js", ".h", ".cpp", ".rst")
+    root = Path(__file__).parents[2]
+    looked = 0
+    for folder in (root, Path(torch.__file__).parent, Path(pytest.__file__).parents[1]):
+        for path in itertools.islice((one for one in folder.rglob("*") if one.name.endswith(kinds)), 4000):
+            if path.is_file() and path.stat().st_size:
+                with Source(str(path)) as source:
+                    looked += 1
+                    assert not begins_as_pickle(source), path
+    assert looked > 1000
+
+
+_PARTS = (
+    "cos\nsystem\n",
+    "ios\nsystem\n",
+    "(",
+    "t",
+    "R",
+    "o",
+    "b",
+    ".",
+    "l",
+    "]",
+    "}",
+    "S'a'\n",
+    "I1\n",
+    "Vb\n",
+    "a",
+    "text",
+)
+
+
+@given(st.lists(st.sampled_from(_PARTS), min_size=1).map("".join))
+def test_what_is_taken_for_a_text_pickle_is_one(tmp_path_factory, text):
+    """By `pickletools`: its opcodes can be read up to a call or a STOP."""
+    path = tmp_path_factory.getbasetemp() / "text"
+    path.write_bytes(text.encode())
+    with Source(str(path)) as source:
+        if begins_as_pickle(source):
+            names = []
+            with contextlib.suppress(ValueError):
+                names.extend(opcode.name for opcode, _, _ in pickletools.genops(path.read_bytes()))
+            assert {"STOP", "REDUCE", "INST", "OBJ", "BUILD"} & set(names)
+
+
+def test_a_bin_is_told_by_its_name_or_its_content(tmp_path):
+    """Firmware is called so too; weights that cannot be read, and pointers to anything, have failed all the same."""
+    torch.save({"w": torch.zeros(1)}, tmp_path / "checkpoint.bin")
+    (tmp_path / "firmware.bin").write_bytes(b"\x7fELF" + bytes(60))
+    (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(bytes(60))
+    (tmp_path / "asset.bin").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 9\n")
+    paths, others = found(tmp_path / "*.bin")
+    names = [path.rpartition("/")[2] for path in paths]
+    assert names == ["asset.bin", "checkpoint.bin", "pytorch_model-00001-of-00002.bin"]
+    assert skipped(others) == {str(tmp_path / "firmware.bin"): "is a program (ELF)"}
+
+
+def test_text_files_are_skipped_for_one_reason(tmp_path):
+    """Four hundred of them are one line of the report."""
+    for name in ("a.txt", "b.py", "README"):
+        (tmp_path / name).write_text(f"of {name}\n")
+    _, others = found(tmp_path)
+    assert len(others) == 3
+    assert {one.reason for one in others} == {"is a text file"}
+
+
+def test_the_other_names_of_a_file_are_said(tmp_path):
+    """The file's own name comes before a link's, wherever it stands in the order."""
+    torch.save({"w": torch.zeros(1)}, tmp_path / "model.pt")
+    (tmp_path / "best.pt").symlink_to("model.pt")
+    for texts in ((tmp_path,), (tmp_path / "best.pt", tmp_path), (tmp_path / "*.pt",)):
+        paths, others = found(*texts)
+        assert paths == [str(tmp_path / "model.pt")]
+        assert skipped(others) == {str(tmp_path / "best.pt"): f"is the same file as {tmp_path / 'model.pt'}"}
+    assert found(tmp_path / "best.pt") == ([str(tmp_path / "best.pt")], [])
+
+
+def test_a_hub_cache_is_audited_by_its_snapshots(tmp_path):
+    """huggingface_hub keeps the bytes in `blobs`, to which the snapshot's names are links."""
+    model = tmp_path / "models--o--m"
+    for folder in ("blobs", "snapshots/abc"):
+        (model / folder).mkdir(parents=True)
+    save_file({"w": torch.zeros(1)}, model / "blobs" / "deadbeef")
+    (model / "snapshots" / "abc" / "model.safetensors").symlink_to("../../blobs/deadbeef")
+    paths, others = found(tmp_path)
+    assert paths == [str(model / "snapshots" / "abc")]
+    reason = f"is the same file as {model / 'snapshots' / 'abc' / 'model.safetensors'}"
+    assert skipped(others) == {str(model / "blobs" / "deadbeef"): reason}
+
+
+def test_a_shard_that_is_named_beside_its_folder_is_a_target_too(tmp_path):
+    """It has no other name."""
+    save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
+    paths, others = found(tmp_path, tmp_path / "model.safetensors")
+    assert (paths, others) == ([str(tmp_path), str(tmp_path / "model.safetensors")], [])
+
+
+def test_a_folder_that_holds_nothing_is_said(tmp_path):
+    """Beside one that holds something it would not be missed."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "empty" / "inner").mkdir(parents=True)
+    torch.save({"w": torch.zeros(1)}, tmp_path / "full" / "a.pt")
+    paths, others = found(tmp_path / "full", tmp_path / "empty")
+    assert paths == [str(tmp_path / "full" / "a.pt")]
+    assert skipped(others) == {str(tmp_path / "empty"): "a folder that holds no file"}
+
+
+def test_a_glob_that_matches_nothing_is_skipped_where_that_is_allowed(tmp_path):
+    """`--allow-empty` is of that too."""
+    (one,) = expand([str(tmp_path / "*.pt")], allow_empty=True)
+    assert one.status is Status.SKIPPED
+
+
+def test_two_classes_are_two_whatever_their_arguments_look_like():
+    """`..` in an argument is no way."""
+    texts = ["net.py:Net('a/../b')", "net.py:Net('b')"]
+    assert found(*texts) == (texts, [])
