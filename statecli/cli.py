@@ -123,30 +123,37 @@ def verify(options: VerifyOptions) -> int:
 
 def audit(options: AuditOptions) -> int:
     """`statecli audit`; the exit code: 2 where a target could not be audited, or none was."""
-    from statecli.auditing import asked, baseline
+    from statecli.auditing import asked, baseline, beside
     from statecli.auditing import run as auditing
     from statecli.auditing.result import Status
     from statecli.report import auditing as reporting
 
     written = outputs.asked(options)
-    if options.write_baseline is not None:
-        outputs.refuse_place(options.write_baseline, "--write-baseline")
+    into = options.write_baseline
+    if into is not None:
+        outputs.refuse_place(into, "--write-baseline")
+        outputs.refuse_twice((*written, Written(Output.JSON, into, f"--write-baseline {into}")))
     console.keep_stdout()
-    request = asked.request(options)
+    configured = asked.loaded(options)
+    for output in written:
+        outputs.refuse_read(output, asked.inputs(options, configured))
+    request = asked.request(options, configured)
     reads = request.values or request.lock is not None
     with console.progress(enabled=reads and not options.no_progress, color=options.color.value) as progress:
         found = auditing.audit(request, progress=progress)
-    if options.write_baseline is not None:
-        accepted = baseline.made(found, request.baseline, options.reason or "", whole=request.whole)
-        console.write(baseline.written(accepted), options.write_baseline)
+    if into is not None:
+        accepted = baseline.made(
+            found, request.baseline, options.reason or "", whole=request.whole, targets=request.targets
+        )
+        console.write(baseline.written(accepted, os.path.dirname(into) or "."), into)
         found = baseline.accepting(found, accepted, whole=request.whole)
     report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose))
     code = console.publish(report, written, options.color.value, options.quiet)
     for target in found.targets:
         if target.status is Status.FAILED:
             code = console.complain(target.reason or target.target, debug=False)
-    if not options.quiet and not options.verbose:
-        console.tell(baseline.fixed(found))
+    if not options.quiet:
+        console.tell([*([] if options.verbose else baseline.fixed(found)), *beside.told(found, request)])
     if not found.count(Status.AUDITED):
         return console.complain("nothing was audited", debug=False) if code == 0 and not options.allow_empty else code
     for one in found.unheard(options.select):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 import msgspec
@@ -40,7 +40,7 @@ def asked(options: SharedOptions) -> tuple[Written, ...]:
     reports = [_report(text) for text in options.report]
     path = None if options.output == STDOUT else options.output
     everything = (*reports, Written(options.output_format, path, f"-o {options.output}"))
-    _refuse_twice(everything)
+    refuse_twice(everything)
     for one in everything:
         refuse(one, options)
     return everything
@@ -61,7 +61,8 @@ def _report(text: str) -> Written:
     return Written(Output(form), path, option)
 
 
-def _refuse_twice(everything: Sequence[Written]) -> None:
+def refuse_twice(everything: Sequence[Written]) -> None:
+    """Raises UsageError for two outputs in one file."""
     known: dict[str, Written] = {}
     for one in everything:
         if one.path is None:
@@ -86,7 +87,14 @@ def refuse(one: Written, options: SharedOptions | LockOptions) -> None:
     if one.path is None:
         return
     refuse_place(one.path, one.option)
-    for text in _read(options) if os.path.isfile(one.path) else ():
+    refuse_read(one, _read(options) if os.path.isfile(one.path) else ())
+
+
+def refuse_read(one: Written, texts: Iterable[str]) -> None:
+    """Raises UsageError where a file of these, or one of a folder's that hold its model, would be written to."""
+    if one.path is None or not os.path.isfile(one.path):
+        return
+    for text in texts:
         if os.path.exists(text) and (os.path.samefile(text, one.path) or _is_part(one.path, text)):
             raise UsageError(f"{one.option}: {text} is read from it; write elsewhere")
 

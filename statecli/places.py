@@ -48,13 +48,13 @@ def named(text: str, folder: str = ".") -> str:
 
     `pkg.mod:Net` is no path and stays as it is. What is not there any more has the name that it had.
     """
-    path = _path_of(text)
+    path = path_of(text)
     return text if path is None else _way(path or os.curdir, folder) + text[len(path) :]
 
 
 def unnamed(name: str, folder: str) -> str:
     """The target that a file in `folder` calls `name`, as one types it here."""
-    return named(os.path.join(folder, name)) if _path_of(name) else name
+    return named(os.path.join(folder, name)) if path_of(name) else name
 
 
 def in_repository(text: str) -> str:
@@ -72,7 +72,7 @@ def _root(folder: str) -> str:
     return above
 
 
-def _path_of(text: str) -> str | None:
+def path_of(text: str) -> str | None:
     """The start of the text that is a path; None where it names a module by dots."""
     known = None if os.path.lexists(text) else spec.parse(text.partition("(")[0])
     if known is not None:

@@ -14,14 +14,17 @@ from statecli.locking.file import Lock
 from statecli.options import AuditOptions
 
 
-def request(options: AuditOptions) -> Request:
-    """What is asked for. Raises UsageError for what makes no sense, UnreadableError for a configuration that is none.
+def request(options: AuditOptions, found: Loaded | None = None) -> Request:
+    """What is asked for, by the configuration `found` or the one that the line names. Raises UsageError for what makes
+    no sense, UnreadableError for a file that is not what it is given as.
 
     `--select` takes the place of the configured one, `--ignore` adds to it.
     """
-    asked = loaded(options).config
+    found = found or loaded(options)
+    asked = found.config
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
+    _check(options, found)
     lock = options.lock or asked.lock
     return Request(
         targets=options.targets,
@@ -30,7 +33,8 @@ def request(options: AuditOptions) -> Request:
         select=config.expand(options.select or asked.select, "--select"),
         ignore=config.expand((*asked.ignore, *options.ignore), "--ignore"),
         ignored=asked.per_target_ignore,
-        severity={name: how for one, how in asked.severity.items() for name in config.expand((one,), "severity")},
+        ignored_from=found.folder,
+        severity=config.of_rules(asked.severity.items(), "severity"),
         fail_on=options.fail_on or asked.fail_on,
         policy=asked.policy,
         init_device=options.init_device,
@@ -43,7 +47,24 @@ def request(options: AuditOptions) -> Request:
         baseline=_baseline(options, asked),
         values=options.values or asked.values,
         jobs=options.jobs,
+        allow_empty=options.allow_empty,
     )
+
+
+def _check(options: AuditOptions, found: Loaded) -> None:
+    """Raises UsageError for a policy that is held to nothing."""
+    policy = found.config.policy
+    for key, globs in (("must-change", policy.must_change), ("must-not-change", policy.must_not_change)):
+        if globs and not (policy.reference or options.against):
+            why = "holds against a checkpoint: configure policy.reference, or give --against"
+            raise UsageError(f"{found.path}: policy.{key}: {why}")
+
+
+def inputs(options: AuditOptions, found: Loaded) -> list[str]:
+    """The files that are read though no option of the line names them."""
+    asked = found.config
+    known = (found.path, options.lock or asked.lock, options.baseline or asked.baseline, asked.policy.reference)
+    return [path for path in known if path is not None]
 
 
 def _lock(path: str | None, options: AuditOptions) -> Lock | None:

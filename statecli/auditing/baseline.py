@@ -2,13 +2,13 @@
 
 A finding is known by its rule, target, section and tensor, and by what else it is about (`os.system`); one that names
 nothing by its message, or any other of its rule would pass for the one that was accepted. The file has one of them a
-line, sorted, and no times.
+line, sorted, and no times. It names targets from its own folder; once read, they are named as from here.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from statecli.auditing.result import Accepted, Audit, Status, Target
 from statecli.errors import MalformedError
 from statecli.finding import Finding, Severity
-from statecli.locking.file import document, named
+from statecli.locking.file import document
+from statecli.places import named, path_of, unnamed
 from statecli.render.json import encoded
 from statecli.state import Oddity
 
@@ -65,9 +66,18 @@ def read(path: str) -> Baseline:
     if found.get("schema") != SCHEMA:
         raise MalformedError(f"{path}: is no baseline that this version reads: its schema is {found.get('schema')!r}")
     try:
-        return msgspec.convert(found, Baseline)
+        listed = msgspec.convert(found, Baseline)
     except msgspec.ValidationError as why:
         raise MalformedError(f"{path}: is no baseline: {why}; write it again") from why
+    for one in listed.findings:
+        if not one.reason.strip():
+            raise MalformedError(f"{path}: accepts {one.rule} of {one.target} without a reason; say why, it is shown")
+    return _renamed(listed, lambda target: unnamed(target, os.path.dirname(path)))
+
+
+def _renamed(baseline: Baseline, name: Callable[[str], str]) -> Baseline:
+    entries = (replace(one, target=name(one.target)) for one in baseline.findings)
+    return replace(baseline, findings=tuple(sorted(entries, key=_order)))
 
 
 def joined(paths: Iterable[str | None]) -> Baseline | None:
@@ -103,6 +113,19 @@ def _accepting(target: Target, reasons: dict[_Key, str], whole: bool) -> Target:
     return replace(target, findings=left, accepted=(*target.accepted, *accepted), notes=(*kept, *notes))
 
 
+def gone(baseline: Baseline, targets: Sequence[str]) -> list[Entry]:
+    """The entries of files that are no longer there, in the folders of `targets`, of which an audit tells."""
+    folders = [one for one in targets if os.path.isdir(one)]
+    return [one for one in baseline.findings if _is_gone(one.target, folders)]
+
+
+def _is_gone(target: str, folders: Sequence[str]) -> bool:
+    path = path_of(target)
+    if not path or os.path.lexists(path):
+        return False
+    return any(named(path, folder).split("/")[0] != os.pardir for folder in folders)
+
+
 def _is_in(finding: Finding, known: Iterable[_Key]) -> bool:
     return finding.rule != BUG and _key(finding) in known
 
@@ -118,14 +141,18 @@ def _note(key: _Key) -> Oddity:
     )
 
 
-def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool) -> Baseline:
-    """What is found now, for this reason unless `old` has one, and of `old` what was not looked for this time."""
+def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool, targets: Sequence[str] = ()) -> Baseline:
+    """What is found now, for this reason unless `old` has one, and of `old` what was not looked for this time.
+
+    `targets` are those that were asked for: what is gone from their folders drops out.
+    """
     known = {_key_of(entry): entry for entry in old.findings} if old else {}
     now = {_key(one) for target in found.targets for one in target.findings if one.rule != BUG}
     now |= {_key(one.finding) for target in found.targets for one in target.accepted if _is_in(one.finding, known)}
     entries = [known.get(key) or Entry(*key[:4], reason, *key[4:]) for key in now]
+    missing = {_key_of(entry) for entry in gone(old, targets)} if old else set()
     for key, entry in known.items():
-        if key not in now and not any(_was_looked_for(key, target, whole) for target in found.targets):
+        if key not in now | missing and not any(_was_looked_for(key, target, whole) for target in found.targets):
             entries.append(entry)
     return Baseline(SCHEMA, tuple(sorted(entries, key=_order)))
 
@@ -134,8 +161,9 @@ def _order(entry: Entry) -> list[tuple[bool, str]]:
     return [(part is not None, part or "") for part in _key_of(entry)]
 
 
-def written(baseline: Baseline) -> Iterator[bytes]:
-    """The file, piece by piece."""
+def written(baseline: Baseline, folder: str = ".") -> Iterator[bytes]:
+    """The file that is to lie in `folder`, piece by piece."""
+    baseline = _renamed(baseline, lambda target: named(target, folder))
     yield b'{"schema": %b, "findings": [' % encoded(baseline.schema)
     for n, entry in enumerate(baseline.findings):
         yield b"%b\n%b" % (b"," if n else b"", encoded(entry))

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from statecli import inspection, modules, target
 from statecli.auditing import held
 from statecli.auditing.baseline import Baseline, accepting
-from statecli.auditing.config import Ignored
-from statecli.auditing.config import expand as expand_rules
+from statecli.auditing.config import Ignored, of_rules
 from statecli.auditing.policy import Policy
 from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
@@ -25,7 +24,7 @@ from statecli.finding import Finding, Severity
 from statecli.formats._scan import scan
 from statecli.locking import holding
 from statecli.locking.file import Lock
-from statecli.places import located
+from statecli.places import located, named
 from statecli.rules import RULES
 from statecli.state import Kind, ModelState, ScannedPickle
 
@@ -34,7 +33,8 @@ class Request(msgspec.Struct, frozen=True):
     """What the user asked of `audit`. `select` () is every rule.
 
     `model` is the class that the checkpoints are held to, and a target itself; `against` another checkpoint.
-    `ignored` are rules whose findings are accepted, by globs of targets; `severity` what a rule's own is replaced by.
+    `ignored` are rules whose findings are accepted, by globs of targets as they lie from the folder `ignored_from`;
+    `severity` what a rule's own is replaced by. With `allow_empty` a glob that matches nothing is none that failed.
     """
 
     targets: tuple[str, ...]
@@ -43,6 +43,7 @@ class Request(msgspec.Struct, frozen=True):
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     ignored: Mapping[str, Ignored] = {}
+    ignored_from: str = "."
     severity: Mapping[str, Severity] = {}
     fail_on: Severity = Severity.WARNING
     policy: Policy = Policy()
@@ -56,6 +57,7 @@ class Request(msgspec.Struct, frozen=True):
     lock_folder: str = "."
     frozen_only: bool = False
     baseline: Baseline | None = None
+    allow_empty: bool = False
 
     @property
     def whole(self) -> bool:
@@ -73,7 +75,7 @@ def audit(
     `progress` is told of the values that are read, target by target.
     """
     targets = []
-    for one in expand((*filter(None, (request.model,)), *request.targets)):
+    for one in expand((*filter(None, (request.model,)), *request.targets), allow_empty=request.allow_empty):
         targets.append(_one(one, request, progress) if isinstance(one, str) else one)
         done(targets[-1])
     found = Audit(tuple(targets), request.fail_on)
@@ -86,8 +88,8 @@ def _one(text: str, request: Request, progress: inspection.Progress | None) -> T
         subject = _with_values(_subject(text, request), request, progress)
         subject = dataclasses.replace(_locked(subject, request, progress), pickles=pickles)
     except StateError as error:
-        return _accepted(_failed(text, error, request, pickles), request.ignored)
-    return _accepted(_judged(subject, _chosen(request), request.severity), request.ignored)
+        return _accepted(_failed(text, error, request, pickles), request)
+    return _accepted(_judged(subject, _chosen(request), request.severity), request)
 
 
 def _pickles(text: str, request: Request) -> tuple[ScannedPickle, ...]:
@@ -176,17 +178,22 @@ def _chosen(request: Request) -> Sequence[Rule]:
     return [rule for rule in chosen if rule.name not in request.ignore]
 
 
-def _accepted(found: Target, ignored: Mapping[str, Ignored]) -> Target:
+def _accepted(found: Target, request: Request) -> Target:
     """The target, what the configuration accepts of it set apart with its reason."""
-    reasons = {
-        rule: one.reason
-        for glob, one in ignored.items()
-        if inspection.matches_any((found.target, os.path.basename(found.target)), (glob,))
-        for rule in expand_rules(one.rules, "per-target-ignore")
-    }
+    if not request.ignored:
+        return found
+    name = named(found.target, request.ignored_from)
+    meant = [one for glob, one in request.ignored.items() if _is_meant(name, glob, request.ignored_from)]
+    reasons = of_rules(((rule, one.reason) for one in meant for rule in one.rules), "per-target-ignore")
     accepted = tuple(Accepted(one, reasons[one.rule]) for one in found.findings if one.rule in reasons)
     left = tuple(one for one in found.findings if one.rule not in reasons)
     return replace(found, findings=left, accepted=(*found.accepted, *accepted)) if accepted else found
+
+
+def _is_meant(name: str, glob: str, folder: str) -> bool:
+    """Whether the glob of a configuration in `folder` is of that target, by its way from there or its file's name."""
+    way = os.path.relpath(os.path.join(folder, glob), folder).replace(os.sep, "/")
+    return inspection.matches_any((name, name.rpartition("/")[2]), (way,))
 
 
 def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Severity]) -> Target:

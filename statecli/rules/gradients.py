@@ -13,11 +13,10 @@ from statecli.state import Evidence, Kind, OptimizerFacts, TensorInfo
 
 
 def a_policy(subject: Subject) -> str | None:
-    """Needs `policy.frozen` or `policy.trainable`, and a source that records requires_grad."""
+    """Needs `policy.frozen` or `policy.trainable`, and tensors that they could be of."""
     if not (subject.policy.frozen or subject.policy.trainable):
         return "no policy.frozen and no policy.trainable is configured"
-    known = any(row.requires_grad is not None for row in _of_model(subject))
-    return None if known else "a state_dict records no requires_grad: audit the class, or a whole module"
+    return None if _of_model(subject) else "no tensor of a model is in it"
 
 
 def an_optimizer_with_names(subject: Subject) -> str | None:
@@ -55,22 +54,41 @@ def trainable_mismatch(subject: Subject) -> Iterator[Found]:
 
     Example: `policy.frozen = ["encoder.*"]`, and one layer of the encoder was unfrozen by a later line.
 
-    Fix: `requires_grad_(False)` on what is frozen, after everything that builds or replaces modules.
+    Fix: `requires_grad_(False)` on what is frozen, after everything that builds or replaces modules. A state_dict
+    does not say, which is a warning: audit the class. With `--lock` the values of what is frozen are held instead.
     """
+    untold = _untold(subject)
+    if untold is not None:
+        yield untold
     for key, globs, wanted in (("frozen", subject.policy.frozen, False), ("trainable", subject.policy.trainable, True)):
         for glob in globs:
             rows = _matching(subject, (glob,))
             if not rows:
                 yield Found(f"policy.{key} {glob!r} matches none of the {len(_of_model(subject))} tensors of the model")
-            unknown = [row for row in rows if row.requires_grad is None]
-            if unknown:
-                message = f"policy.{key} {glob!r}: {subject.called(unknown[0])} records no requires_grad: cannot tell"
-                yield Found(message, unknown[0].fqn, unknown[0].section, severity=Severity.WARNING)
             for row in rows:
                 if row.requires_grad is (not wanted) and row.kind is not Kind.BUFFER:
                     what = "requires grad" if row.requires_grad else "does not require grad"
                     message = f"{subject.called(row)}: {what}, and policy.{key} {glob!r} says otherwise"
                     yield Found(message, row.fqn, row.section, f"requires_grad_({wanted})", origin=row.origin)
+
+
+def _untold(subject: Subject) -> Found | None:
+    """That it cannot be judged, once; a lock that is given judges what is frozen by its values."""
+    globs = {"frozen": () if subject.lock is not None else subject.policy.frozen, "trainable": subject.policy.trainable}
+    rows = {key: [row for row in _matching(subject, some) if _says_nothing(row)] for key, some in globs.items()}
+    keys = [f"policy.{key}" for key, unknown in rows.items() if unknown]
+    if not keys:
+        return None
+    return Found(
+        f"{' and '.join(keys)}: cannot tell: a state_dict records no requires_grad",
+        help="audit the class, or a module saved whole",
+        severity=Severity.WARNING,
+        about="requires_grad",
+    )
+
+
+def _says_nothing(row: TensorInfo) -> bool:
+    return row.requires_grad is None and row.kind is not Kind.BUFFER
 
 
 @rule(Severity.WARNING, an_optimizer_with_names)
