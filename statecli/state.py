@@ -180,13 +180,14 @@ class Oddity(msgspec.Struct, frozen=True, gc=False):
     """Something odd but readable that a reader met. Readers record, rules judge.
 
     `name` is a stable word (`suffixed`, `key-set-twice`), `message` one line without the target's name; `place` is
-    left out where it is about no bytes.
+    left out where it is about no bytes, `origin` where it is about no source line.
     """
 
     name: str
     message: str
     fqn: str | None = None
     place: Place | UnsetType = UNSET
+    origin: Origin | UnsetType = UNSET
 
 
 class OptimizerGroup(msgspec.Struct, frozen=True):

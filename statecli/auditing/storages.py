@@ -7,20 +7,22 @@ from math import prod
 
 import msgspec
 
-from statecli.formats._dtypes import nbytes
+from statecli.formats._dtypes import BITS, PACKED, nbytes
 from statecli.state import ByteRange, ModelState, Place, TensorData, TensorInfo
 
 
 class View(msgspec.Struct, frozen=True):
     """What a tensor has of a storage: bytes `start` to `end`, of which it holds `held`; expanded ones count once.
 
-    `form` is dtype, shape and strides: tensors of equal views are one tensor under two names.
+    `form` is dtype, shape and strides: tensors of equal views are one tensor under two names. `steps` are (count,
+    stride) of its dimensions in bytes, those of an element among them; None where they are not known.
     """
 
     start: int
     end: int
     held: int
     form: tuple[object, ...]
+    steps: tuple[tuple[int, int], ...] | None = None
 
 
 class Storage(msgspec.Struct):
@@ -105,4 +107,54 @@ def _of_piece(piece: TensorData) -> View:
         steps = [(size, stride) for size, stride in zip(piece.shape, piece.strides, strict=True) if stride]
         held, last = prod(size for size, _ in steps), sum((size - 1) * stride for size, stride in steps)
     start, end = nbytes(piece.dtype, piece.offset), nbytes(piece.dtype, piece.offset + last + 1)
-    return View(start, end, nbytes(piece.dtype, held), (piece.dtype, piece.shape, piece.strides))
+    return View(start, end, nbytes(piece.dtype, held), (piece.dtype, piece.shape, piece.strides), _steps(piece, held))
+
+
+def _steps(piece: TensorData, held: int) -> tuple[tuple[int, int], ...] | None:
+    """Merged where one dimension continues the next; None for elements of less than a byte."""
+    size = BITS.get(piece.dtype, 0) // 8
+    if not size or piece.dtype in PACKED:
+        return None
+    steps = [(size, 1)]
+    strided = zip(piece.shape, piece.strides, strict=True) if piece.strides else [(held, 1)]
+    for count, stride in sorted(((n, by * size) for n, by in strided if n > 1 and by), key=lambda step: step[1]):
+        inner, by = steps[-1]
+        if inner * by == stride:
+            steps[-1] = (inner * count, by)
+        else:
+            steps.append((count, stride))
+    return tuple(steps)
+
+
+def share(one: View, other: View, work: list[int]) -> bool:
+    """Whether a byte is in both. Decided exactly, but by their extents where that takes more than `work[0]` tries.
+
+    The bytes of a view are its start plus 0 to count - 1 times each stride. So a byte is in both if and only if the
+    distance of their starts is a sum of the one's steps less one of the other's; these are turned around, to count up
+    from its last byte.
+    """
+    if one.end <= other.start or other.end <= one.start or not (one.held and other.held):
+        return False
+    work[0] -= 1
+    if one.steps is None or other.steps is None or work[0] < 0:
+        return True
+    reach = sum((count - 1) * stride for count, stride in other.steps)
+    most: dict[int, int] = {}
+    for count, stride in (*one.steps, *other.steps):
+        most[stride] = most.get(stride, 0) + count - 1
+    strides = sorted(most.items(), reverse=True)
+    return _reaches(other.start + reach - one.start, strides, work)
+
+
+def _reaches(distance: int, strides: list[tuple[int, int]], work: list[int]) -> bool:
+    """Whether `distance` is a sum of the strides, each taken at most as often as it says; True where work ran out."""
+    (stride, most), *rest = strides
+    if not rest:
+        return distance % stride == 0 and 0 <= distance // stride <= most
+    within = sum(by * count for by, count in rest)
+    first, last = max(-((within - distance) // stride), 0), min(distance // stride, most)
+    for times in range(first, last + 1):
+        work[0] -= 1
+        if work[0] < 0 or _reaches(distance - times * stride, rest, work):
+            return True
+    return False

@@ -120,9 +120,9 @@ class _ModuleWalk:
                     continue
                 derived = _derived_from(name, held)
                 for where, found, tensor in self.reading.below(value, f"{path}{name}", seen=self.seen):
-                    self._reached(where, found, tensor, derived)
+                    self._reached(where, found, tensor, derived, packed=_packs(node))
 
-    def _reached(self, where: str, node: Any, tensor: Tensor | None, derived: str | None) -> None:
+    def _reached(self, where: str, node: Any, tensor: Tensor | None, derived: str | None, *, packed: bool) -> None:
         if tensor is None:
             self.registered(unwrapped(node), where + ".", outside=True)
             return
@@ -137,8 +137,9 @@ class _ModuleWalk:
         note = derived or ("parameter in a plain attribute" if tensor.is_parameter else None)
         # What the class's own state_dict() or get_extra_state() would save is in its code, which is not here.
         row = Row(
-            *(where, tensor, Kind.UNREGISTERED, Evidence.REGISTERED, None, None, tensor.requires_grad),
-            note=note,
+            *(where, tensor, Kind.UNREGISTERED, Evidence.ASSUMED if packed else Evidence.REGISTERED),
+            *(None, None, tensor.requires_grad),
+            note=_PACKED if packed else note,
             derived=derived,
         )
         self.rows.append(row)
@@ -151,6 +152,15 @@ class _ModuleWalk:
 
 
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"])
+
+
+#: torch's quantized modules keep weights in plain attributes, mostly packed by C++, and save them in code of their own.
+_PACKING = ("torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.quantized.")
+_PACKED = "kept and saved by torch's own quantized module"
+
+
+def _packs(module: Obj) -> bool:
+    return name_of(module.cls).startswith(_PACKING)
 
 
 def _is_within(tensor: Tensor, owner: Row) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from msgspec import UNSET
 from torch import nn
 
 from statecli import ties
@@ -272,7 +273,8 @@ def _stale_views(sheet: _Sheet, trial: measure.Trial) -> None:
         if not trial.followed(row.fqn) or trial.followed(name) is not False or _set_anew(held):
             continue
         message = f"{name} is another name of {row.fqn}, and after a move it still points at the old storage"
-        sheet.oddities.append(Oddity("stale-view", message, name))
+        line = sheet.built.origins.shown(_place(sheet, held))
+        sheet.oddities.append(Oddity("stale-view", message, name, origin=line or UNSET))
 
 
 def _note_recomputed(sheet: _Sheet, trial: measure.Trial) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator
 
 from statecli.auditing.rule import Found, rule
@@ -21,10 +22,10 @@ _OUTER = tuple(prefix for prefix in WRAPPERS if prefix != "model.")
 
 @rule(Severity.WARNING)
 def case_collision(subject: Subject) -> Iterator[Found]:
-    """Two tensors' names differ in upper and lower case alone.
+    """Two tensors' names differ in upper and lower case alone, or in how Unicode writes the same letters.
 
-    Why: files on macOS and Windows, and tools that fold case, take the one for the other: one of the two is lost
-    without a word when the checkpoint is unpacked or converted.
+    Why: files on macOS and Windows, and tools that fold case or normalize text, take the one for the other: one of the
+    two is lost without a word when the checkpoint is unpacked or converted.
 
     Example: `head.Weight` beside `head.weight`.
 
@@ -32,10 +33,29 @@ def case_collision(subject: Subject) -> Iterator[Found]:
     """
     known: dict[tuple[str, str], str] = {}
     for tensor in subject.state.tensors:
-        other = known.setdefault((tensor.section, tensor.fqn.casefold()), tensor.fqn)
+        other = known.setdefault((tensor.section, _folded(tensor.fqn)), tensor.fqn)
         if other != tensor.fqn:
-            message = f"{subject.called(tensor)}: differs from {other} in case alone"
-            yield Found(message, tensor.fqn, tensor.section, "rename one of the two")
+            section = f"{visible(tensor.section)}." if len(subject.state.sections) > 1 else ""
+            yield Found(section + _alike(tensor.fqn, other), tensor.fqn, tensor.section, _RENAME)
+
+
+_RENAME = "rename one of the two"
+
+
+def _folded(name: str) -> str:
+    """As a file system on macOS or Windows has it: `ß` is not `ss`, as it is to `str.casefold`."""
+    return name.lower() if name.isascii() else _normal(_normal(name).lower())
+
+
+def _normal(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
+def _alike(name: str, other: str) -> str:
+    """What looks the same is shown by its code points."""
+    if _normal(name) == _normal(other):
+        return f"{ascii(name)[1:-1]}: is {ascii(other)[1:-1]} written with other code points"
+    return f"{visible(name)}: differs from {visible(other)} in case alone"
 
 
 def _saved_without_class(subject: Subject) -> str | None:

@@ -73,10 +73,19 @@ def mixed_devices(subject: Subject) -> Iterator[Found]:
     """
     for section in subject.state.sections:
         held = (one for one in subject.state.tensors if one.section == section and one.kind in MODEL)
-        found = _by_device(held)
+        found = _together(_by_device(held))
         if len(found) > 1:
             rarest = min(found, key=lambda device: len(found[device]))
             yield Found(f"{section}: {_told(subject, found, rarest)}", found[rarest][0].fqn, section, _HELP)
+
+
+def _together(found: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
+    """`cuda` is `cuda:0` to one process, and what is on meta is nowhere yet."""
+    merged: dict[str, list[TensorInfo]] = {}
+    for device, tensors in found.items():
+        if device != "meta":
+            merged.setdefault(device if ":" in device or device == "cpu" else f"{device}:0", []).extend(tensors)
+    return merged
 
 
 _HELP = "register what stayed behind, or move the model to one device before saving"

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject
+from statecli.auditing.subject import Subject, a_file
 from statecli.comparison.result import Change, Status
 from statecli.finding import Severity
 from statecli.inspection import called, matches_any
+from statecli.state import Scalar
 
 
 def required_metadata(subject: Subject) -> str | None:
     """Needs `policy.require-metadata`."""
     return None if subject.policy.require_metadata else "no policy.require-metadata is configured"
+
+
+def metadata(subject: Subject) -> str | None:
+    """Needs what has metadata."""
+    return a_file(subject) and "a class has no metadata: audit a checkpoint"
 
 
 def what_must_change(subject: Subject) -> str | None:
@@ -29,8 +35,11 @@ def what_must_not_change(subject: Subject) -> str | None:
 def _of_reference(subject: Subject, configured: bool, key: str) -> str | None:
     if not configured:
         return f"no {key} is configured"
-    there = subject.reference is not None
-    return None if there else f"{key} holds against a checkpoint: configure policy.reference, or give --against"
+    if subject.reference is not None:
+        return None
+    if subject.state.format == "module":
+        return "a class has the values of its constructor: audit a checkpoint"
+    return f"{key} holds against a checkpoint: configure policy.reference, or give --against"
 
 
 def _inside(subject: Subject, glob: str) -> list[Change]:
@@ -39,9 +48,9 @@ def _inside(subject: Subject, glob: str) -> list[Change]:
     return [one for one in changes if matches_any(called(one.fqn, one.section, sectioned=several), (glob,))]
 
 
-@rule(Severity.ERROR, required_metadata)
+@rule(Severity.ERROR, required_metadata, metadata)
 def missing_metadata(subject: Subject) -> Iterator[Found]:
-    """A key that the policy requires is not in the checkpoint's metadata.
+    """A key that the policy requires is not in the checkpoint's metadata, or has no value.
 
     Why: without the epoch, the commit or the licence that a registry asks for, nobody can say later what this is.
 
@@ -50,8 +59,18 @@ def missing_metadata(subject: Subject) -> Iterator[Found]:
     Fix: `safetensors.torch.save_file(state, path, metadata={"license": "apache-2.0"})`.
     """
     for key in subject.policy.require_metadata:
-        if not any(name == key or name.endswith(f".{key}") for name in subject.everything.metadata):
+        meant = _meant(key, subject.everything.metadata)
+        if not meant:
             yield Found(f"{key}: the policy requires it, and the checkpoint's metadata does not have it")
+        elif all(value is None or (isinstance(value, str) and not value.strip()) for value in meant.values()):
+            yield Found(f"{key}: the policy requires it, and {next(iter(meant))} has no value in the metadata")
+
+
+def _meant(key: str, metadata: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """What the key names; a plain name that is not there is that of a deeper setting (`epoch` of `args.epoch`)."""
+    if key in metadata:
+        return {key: metadata[key]}
+    return {} if "." in key else {name: value for name, value in metadata.items() if name.endswith(f".{key}")}
 
 
 @rule(Severity.ERROR, what_must_change)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import UNSET
+
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, a_module
 from statecli.finding import Severity
-from statecli.state import Kind, TensorInfo
+from statecli.formats import _shown
+from statecli.state import Evidence, Kind, TensorInfo
 
 
 def _unregistered(subject: Subject) -> Iterator[TensorInfo]:
+    """Those of which it is known: what is assumed is kept by a class with code of its own for it."""
     rows = subject.module.tensors if subject.module else ()
-    return (row for row in rows if row.kind is Kind.UNREGISTERED)
+    return (row for row in rows if row.kind is Kind.UNREGISTERED and row.evidence is Evidence.REGISTERED)
 
 
 def _of(row: TensorInfo, what: str, severity: Severity | None = None, help: str | None = None) -> Found:
@@ -79,8 +83,9 @@ def unregistered_module(subject: Subject) -> Iterator[Found]:
         if row.within is not None:
             held.setdefault(row.within, []).append(row)
     for name, rows in held.items():
-        count = f"{len(rows)} tensor{'s' if len(rows) > 1 else ''}"
-        message = f"{name}: is no registered module: {count} of it ({rows[0].fqn}) never trained, saved or moved"
+        theirs = f"its {len(rows)} tensors ({_shown.names([row.fqn for row in rows])}) are"
+        one = f"its only tensor ({rows[0].fqn}) is"
+        message = f"{name}: is no registered module: {theirs if rows[1:] else one} never trained, saved or moved"
         yield Found(message, rows[0].fqn, rows[0].section, rows[0].fix or _LIST, None, rows[0].origin)
 
 
@@ -131,7 +136,8 @@ def stale_view(subject: Subject) -> Iterator[Found]:
     """
     for odd in subject.module.oddities if subject.module else ():
         if odd.name == "stale-view":
-            yield Found(odd.message, odd.fqn, help="make it a property that computes it")
+            origin = None if odd.origin is UNSET else odd.origin
+            yield Found(odd.message, odd.fqn, help="make it a property that computes it", origin=origin)
 
 
 @rule(Severity.WARNING, a_module)

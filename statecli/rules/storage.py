@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from heapq import heappop, heappush
 
 from statecli.auditing.rule import Found, rule
-from statecli.auditing.storages import Storage, View
+from statecli.auditing.storages import Storage, View, share
 from statecli.auditing.subject import Subject
 from statecli.finding import Severity
 from statecli.formats import _shown
-from statecli.state import Kind, Place, TensorInfo
+from statecli.state import Evidence, Kind, Place, TensorInfo
 
 #: Unused bytes of a storage that are worth a line: a page of memory.
 UNUSED_BYTES = 4096
 #: And the share of the storage that they are at least: libraries round up what many parameters lie in.
 UNUSED_SHARE = 0.1
+
+#: Steps in which views are tried for a byte that both have, in all of a target: some tenths of a second. Whatever is
+#: left then is held to begin and end, as if each view had all between.
+MAX_TRIES = 100_000
 
 #: What a model loads. An optimizer's moments and a generator's state have dtypes of their own.
 MODEL = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
@@ -94,15 +99,17 @@ def shared_slices(subject: Subject) -> Iterator[Found]:
     """Different views of one storage reach into one another's bytes.
 
     Why: writing to the one changes the other, which nothing in their names says. safetensors refuses to save them, and
-    what copies tensor by tensor makes two tensors of them. Slices that lie apart do no such harm and are not flagged.
+    what copies tensor by tensor makes two tensors of them. Slices that lie apart, or in one another's gaps as the
+    columns of a matrix do, do no such harm and are not flagged.
 
     Example: `w` beside `w_t = w.t()`, or `table[:10]` beside `table[5:]`.
 
     Fix: save copies (`.clone()`), or the whole and take the slices after loading.
     """
+    work = [MAX_TRIES]
     for storage in _chosen(subject):
         views = sorted(storage.views.items(), key=lambda pair: (pair[0].start, -pair[0].end))
-        clashes = list(_clashes([(view, tensors[0]) for view, tensors in views if view.held]))
+        clashes = list(_clashes([(view, tensors[0]) for view, tensors in views if view.held], work))
         if clashes:
             (one, first), (other, second) = clashes[0]
             more = f"; {len(clashes) - 1:,} more views of it do" if len(clashes) > 1 else ""
@@ -116,14 +123,16 @@ def shared_slices(subject: Subject) -> Iterator[Found]:
 _Owned = tuple[View, TensorInfo]
 
 
-def _clashes(views: list[_Owned]) -> Iterator[tuple[_Owned, _Owned]]:
-    """Each view, in order of their starts, that begins before the farthest one before it ends, with that one."""
-    far: _Owned | None = None
-    for view in views:
-        if far is not None and view[0].start < far[0].end:
-            yield far, view
-        if far is None or view[0].end > far[0].end:
-            far = view
+def _clashes(views: list[_Owned], work: list[int]) -> Iterator[tuple[_Owned, _Owned]]:
+    """Each view, in order of their starts, that has a byte of one before it, with that one."""
+    reaching: list[tuple[int, int]] = []
+    for n, (view, tensor) in enumerate(views):
+        while reaching and reaching[0][0] <= view.start:
+            heappop(reaching)
+        clash = next((views[before] for _, before in reaching if share(views[before][0], view, work)), None)
+        if clash is not None:
+            yield clash, (view, tensor)
+        heappush(reaching, (view.end, n))
 
 
 @rule(Severity.NOTE)
@@ -137,18 +146,25 @@ def mixed_dtypes(subject: Subject) -> Iterator[Found]:
 
     Fix: nothing, where it is meant; else `model.to(dtype)` before saving, and policy `dtype` to hold it there.
     """
+    known = _of_class(subject)
     for section in subject.state.sections:
-        first: dict[str, TensorInfo] = {}
-        counts: Counter[str] = Counter()
-        for tensor in subject.state.tensors:
-            if tensor.section == section and tensor.kind is Kind.PARAMETER and _is_floating(tensor):
-                first.setdefault(tensor.dtype, tensor)
-                counts[tensor.dtype] += 1
+        rows = [one for one in subject.state.tensors if one.section == section and _is_floating(one)]
+        rows = [one for one in rows if known.get((section, one.fqn), one).kind is Kind.PARAMETER]
+        counts = Counter(one.dtype for one in rows)
         if len(counts) > 1:
             shown = ", ".join(f"{count:,} {dtype}" for dtype, count in counts.most_common())
-            rare = first[min(counts, key=lambda dtype: counts[dtype])]
-            message = f"{section}: its parameters have several dtypes: {shown}; {rare.fqn} is {rare.dtype}"
+            rare = min(counts, key=lambda dtype: counts[dtype])
+            first = next(one for one in rows if one.dtype == rare)
+            sure = all(known.get((section, one.fqn), one).evidence is not Evidence.ASSUMED for one in rows)
+            what = "parameters" if sure else "tensors"
+            message = f"{section}: its {what} have several dtypes: {shown}; {first.fqn} is {rare}"
             yield Found(message, None, section)
+
+
+def _of_class(subject: Subject) -> dict[tuple[str, str], TensorInfo]:
+    """What the class that it is held to registers under each name of it: that knows what is a parameter."""
+    changes = subject.load.changes if subject.load else ()
+    return {(one.before.section, one.before.fqn): one.after for one in changes if one.before and one.after}
 
 
 def _is_floating(tensor: TensorInfo) -> bool:

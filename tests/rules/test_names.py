@@ -16,6 +16,20 @@ def test_case_collision_finds_two_names_that_a_folding_file_system_takes_for_one
     assert "head.Weight" in finding.message
 
 
+@pytest.mark.parametrize(("one", "other"), [("\xe9", "e\u0301"), ("K", "\u212a")], ids=ascii)
+def test_case_collision_finds_one_text_in_other_code_points(found, tmp_path, one, other):
+    """Alike on every screen, so that both are shown by their code points."""
+    torch.save({one: torch.zeros(2), other: torch.ones(2)}, tmp_path / "a.pt")
+    (finding,) = found("case-collision", tmp_path / "a.pt")
+    assert finding.message == f"{ascii(other)[1:-1]}: is {ascii(one)[1:-1]} written with other code points"
+
+
+def test_case_collision_spares_what_no_file_system_folds(found, tmp_path):
+    """`ss` is another file than `ß`."""
+    torch.save({name: torch.zeros(2) for name in ("ß", "ss", "ﬁ", "fi", "ı", "i")}, tmp_path / "a.pt")
+    assert not found("case-collision", tmp_path / "a.pt")
+
+
 def test_case_collision_spares_names_of_two_sections(found, tmp_path):
     """Each section is a state_dict of its own."""
     torch.save({"model": {"W": torch.zeros(2)}, "ema": {"w": torch.ones(2)}}, tmp_path / "a.pt")
@@ -69,6 +83,7 @@ def test_wrapper_prefix_spares_a_module_pickled_whole(found, tmp_path):
 # --- control-characters ----------------------------------------------------------------------------------------------
 
 UNSEEN = ["\n", "\t", "\x1b[31m", "\x7f", "\x9b", "\u200b", "\u200d", "\u202e", "\u2066", "\ufeff", "\u2028", "\ud800"]
+UNSEEN += ["\xad", "\ufdd0", "\ufdef", "\ufffe", "\uffff", "\U0001ffff", "\U000e0041"]
 
 
 @pytest.mark.parametrize("character", UNSEEN, ids=ascii)
@@ -90,6 +105,6 @@ def test_control_characters_finds_the_name_of_a_section(found, tmp_path):
 
 def test_control_characters_spares_letters_of_all_scripts(found, tmp_path):
     """And spaces, quotes, brackets."""
-    names = ["größe.weight", "重み", "ваги", "وزن", "a b", "a'b", "[0]", "x\u0301", "😀", "a\\nb"]
+    names = ["größe.weight", "重み", "ваги", "وزن", "a b", "a'b", "[0]", "x\u0301", "😀", "❤\ufe0f", "a\\nb"]
     torch.save({name: torch.zeros(2) for name in names}, tmp_path / "a.pt")
     assert not found("control-characters", tmp_path / "a.pt")

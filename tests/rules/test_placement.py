@@ -75,6 +75,18 @@ def test_mixed_devices_finds_what_stayed_behind(found, saved):
     assert finding.fqn == "b"
 
 
+def test_mixed_devices_spares_meta_and_another_name_of_the_first_gpu(found, saved):
+    """What is on meta has no values to compute with, and `cuda` is `cuda:0` to one process."""
+    assert not found("mixed-devices", saved({**STATE, "m": torch.zeros(5, device="meta")}, {}))
+    assert not found("mixed-devices", saved(STATE, {A: "cuda", B: "cuda:0", C: "cuda:0"}))
+
+
+def test_mixed_devices_finds_two_gpus(found, saved):
+    """Whatever the first is called."""
+    (finding,) = found("mixed-devices", saved(STATE, {A: "cuda", B: "cuda:1", C: "cuda:0"}))
+    assert finding.message == "model: its tensors lie on 2 devices: 2 on cuda:0, 1 on cuda:1 (b)"
+
+
 def test_mixed_devices_spares_an_optimizer_and_other_sections(found, saved):
     """Step counters are on the CPU; one section may be on another device than the next."""
     optimizer = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.zeros(3)}}, "param_groups": []}

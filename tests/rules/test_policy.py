@@ -25,8 +25,34 @@ def test_missing_metadata_finds_a_key_that_is_not_there(found, pair):
 
 
 def test_missing_metadata_spares_a_key_that_is_there(found, pair):
-    """Whatever its value."""
+    """With a value."""
     assert not found("missing-metadata", pair[1], policy=Policy(require_metadata=("license",)))
+
+
+@pytest.mark.parametrize("beside", [{"license": ""}, {"license": " "}, {"license": None}, {"args": {"license": None}}])
+def test_missing_metadata_finds_a_key_without_a_value(found, tmp_path, beside):
+    """Which says as little as no key; the key that was found is named."""
+    torch.save({"model": {"w": torch.zeros(2)}, **beside}, tmp_path / "a.pt")
+    (finding,) = found("missing-metadata", tmp_path / "a.pt", policy=Policy(require_metadata=("license",)))
+    assert f"{'args.' if 'args' in beside else ''}license has no value" in finding.message
+
+
+@pytest.mark.parametrize("value", [0, False, 3, "mit"])
+def test_missing_metadata_spares_zero_and_false(found, tmp_path, value):
+    """They are values. A plain name is found in what holds the settings, where no key is just that."""
+    torch.save({"model": {"w": torch.zeros(2)}, "args": {"epoch": value}}, tmp_path / "a.pt")
+    assert not found("missing-metadata", tmp_path / "a.pt", policy=Policy(require_metadata=("epoch", "args.epoch")))
+
+
+def test_missing_metadata_takes_the_key_itself_before_a_deeper_one(found, tmp_path):
+    """An empty `epoch` is not made good by `args.epoch`, and no part of a dotted key is left out."""
+    state = {"model": {"w": torch.zeros(2)}, "epoch": "", "args": {"epoch": 3, "in": {"lr": 0.1}}}
+    torch.save(state, tmp_path / "a.pt")
+    policy = Policy(require_metadata=("epoch", "in.lr", "args.in.lr"))
+    assert [one.message[:7] for one in found("missing-metadata", tmp_path / "a.pt", policy=policy)] == [
+        "epoch: ",
+        "in.lr: ",
+    ]
 
 
 def test_unchanged_tensor_finds_what_should_have_been_trained(found, pair):

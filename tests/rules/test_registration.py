@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from statecli.auditing.run import Request, audit
 from statecli.finding import Severity
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
@@ -81,6 +82,17 @@ def test_unregistered_module_finds_layers_in_a_plain_list_one_finding_each(found
     assert {finding.severity for finding in findings} == {Severity.ERROR}
 
 
+def test_unregistered_module_names_its_tensors(found, net):
+    """In a sentence, whether it has one or several."""
+    lines = "self.pair = [nn.Linear(2, 2)]", "self.one = [nn.Linear(2, 2, bias=False)]"
+    several, one = found("unregistered-module", net(*lines))
+    ends = "never trained, saved or moved"
+    assert several.message == (
+        f"pair[0]: is no registered module: its 2 tensors (pair[0].weight, pair[0].bias) are {ends}"
+    )
+    assert one.message == f"one[0]: is no registered module: its only tensor (one[0].weight) is {ends}"
+
+
 def test_unregistered_module_spares_module_lists_and_modules_without_tensors(found, net):
     """An activation in a list holds nothing."""
     assert not found("unregistered-module", net("self.layers = nn.ModuleList([nn.ReLU()])", "self.act = [nn.ReLU()]"))
@@ -111,6 +123,42 @@ def test_buffer_requires_grad_spares_the_fixed_twin(found):
 def test_stale_view_finds_a_second_name_of_a_buffer(found):
     """A move rebinds the registered name alone."""
     assert list(named(found("stale-view", f"{SAMPLES / 'rotary.py'}:Rotary"))) == ["original_inv_freq"]
+
+
+QUANTIZED = {
+    "dynamic": lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), dtype=torch.qint8),
+    "lstm": lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LSTM(4, 4)), {nn.LSTM}, dtype=torch.qint8),
+    "static": lambda: nn.Sequential(torch.ao.nn.quantized.Linear(4, 4), torch.ao.nn.quantized.Conv2d(3, 4, 3)),
+    "gru": lambda: torch.ao.nn.quantized.dynamic.GRUCell(4, 4),
+    "embedding": lambda: torch.ao.nn.quantized.Embedding(10, 4),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", QUANTIZED.values(), ids=QUANTIZED)
+def test_what_torchs_quantized_modules_pack_is_spared(tmp_path, make):
+    """They keep their weights in plain attributes of C++ and save them themselves: a whole module, and nothing else."""
+    torch.save(make(), tmp_path / "a.pt")
+    (target,) = audit(Request((str(tmp_path / "a.pt"),))).targets
+    assert {one.rule for one in target.findings} == {"whole-module-pickle"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_unregistered_tensor_finds_one_beside_quantized_modules(found, tmp_path):
+    """What a module of the user's keeps in a list is still not saved."""
+    net = nn.Sequential(nn.Linear(4, 4))
+    net.tables = [torch.zeros(3)]
+    quantized = torch.ao.quantization.quantize_dynamic(net, dtype=torch.qint8)
+    quantized.tables = net.tables
+    torch.save(quantized, tmp_path / "a.pt")
+    assert list(named(found("unregistered-tensor", tmp_path / "a.pt"))) == ["tables[0]"]
+
+
+def test_stale_view_points_at_the_line_that_took_the_view(found, net):
+    """Not at the buffer's own."""
+    spec = net('self.register_buffer("table", torch.zeros(3, 3))', "self.cos = self.table[0]")
+    (finding,) = found("stale-view", spec)
+    assert (finding.fqn, finding.origin.line) == ("cos", 10)
 
 
 def test_stale_view_spares_a_second_name_of_a_parameter(found, net):

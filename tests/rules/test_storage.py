@@ -14,8 +14,9 @@ from statecli import formats
 from statecli.auditing.policy import Policy
 from statecli.auditing.result import Status
 from statecli.auditing.run import Request, audit
-from statecli.auditing.storages import storages
+from statecli.auditing.storages import _of_piece, share, storages
 from statecli.rules.storage import UNUSED_BYTES
+from statecli.state import ByteRange, TensorData
 
 
 @pytest.fixture
@@ -144,6 +145,38 @@ def test_shared_slices_spares_slices_that_lie_apart_and_tied_names(found, saved)
     assert not found("shared-slices", saved({"a": big[:50], "b": big[50:], "c": big[:50], "e": big[70:70]}))
 
 
+INTERLEAVED = {
+    "halves of the columns": lambda big: [big[:, :5], big[:, 5:]],
+    "every other row": lambda big: [big[::2], big[1::2]],
+    "a fused projection": lambda big: big.view(2, 4, 12).chunk(3, -1),
+    "all columns": lambda big: big.view(8, 12).unbind(1),
+    "rows beside columns": lambda big: [big.view(8, 12)[:, :4], big.view(8, 12)[::2, 4:8], big.view(8, 12)[:3, 8:]],
+    "real and imaginary parts": lambda big: [big.view(48, 2)[:, 0], big.view(48, 2)[:, 1]],
+}
+
+
+@pytest.mark.parametrize("parts", INTERLEAVED.values(), ids=INTERLEAVED)
+def test_shared_slices_spares_what_lies_in_the_gaps_of_another(found, saved, parts):
+    """No byte is in two of them, though each reaches over the others."""
+    big = torch.zeros(8, 12)
+    assert not found("shared-slices", saved(dict(zip("abcdefghijkl", parts(big), strict=False))))
+
+
+def test_shared_slices_finds_columns_that_overlap_by_one(found, saved):
+    """In the gaps but for one column."""
+    big = torch.zeros(8, 12)
+    (finding,) = found("shared-slices", saved({"a": big[:, :6], "b": big[:, 5:], "c": big[:, :5].clone()}))
+    assert finding.fqn == "b"
+
+
+def test_shared_slices_takes_extents_where_the_tries_run_out(found, saved, monkeypatch):
+    """What is not decided is not passed."""
+    monkeypatch.setattr("statecli.rules.storage.MAX_TRIES", 1)
+    big = torch.zeros(8, 12)
+    (finding,) = found("shared-slices", saved(dict(zip("abc", big.chunk(3, 1), strict=True))))
+    assert finding.fqn in "bc"
+
+
 SLICE = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted)
 
 
@@ -185,6 +218,21 @@ def test_unused_bytes_are_never_more_than_no_tensor_has(tmp_path_factory, geomet
         assert 0 <= storage.unused <= int((marked == 0).sum()) * 4
 
 
+@given(views(), views(), st.sampled_from(["int32", "int64", "int8", "bool"]))
+def test_views_share_a_byte_where_what_is_written_through_one_is_seen_through_the_other(one, two, dtype):
+    """Held against torch, which writes ones all over the elements of the first."""
+    big = torch.zeros(100, dtype=torch.int64)
+    big.as_strided(*one).fill_(-1)
+    seen = bool((big.view(torch.int8).view(getattr(torch, dtype)).as_strided(*two) != 0).any())
+    assert share(_view("int64", one), _view(dtype, two), [10_000]) is seen
+    assert share(_view(dtype, two), _view("int64", one), [10_000]) is seen
+
+
+def _view(dtype, geometry):
+    shape, strides, offset = geometry
+    return _of_piece(TensorData(ByteRange("a", 0, 800), dtype, tuple(shape), offset, tuple(strides)))
+
+
 # --- dtypes and sizes ------------------------------------------------------------------------------------------------
 
 
@@ -192,8 +240,26 @@ def test_mixed_dtypes_finds_parameters_of_two_types(found, saved):
     """A note with the counts, and the first of the rarer type."""
     state = {"a.weight": torch.zeros(2).bfloat16(), "b.weight": torch.zeros(2).bfloat16(), "n.weight": torch.zeros(2)}
     (finding,) = found("mixed-dtypes", saved(state))
-    expected = "model: its parameters have several dtypes: 2 bfloat16, 1 float32; n.weight is float32"
+    expected = "model: its tensors have several dtypes: 2 bfloat16, 1 float32; n.weight is float32"
     assert (finding.message, finding.severity.value) == (expected, "note")
+
+
+def test_mixed_dtypes_calls_parameters_what_is_known_to_be(found, saved):
+    """A name alone does not tell a parameter from a buffer; its type in the pickle does."""
+    state = {"a": torch.nn.Parameter(torch.zeros(2)), "b": torch.nn.Parameter(torch.zeros(2).half())}
+    assert found("mixed-dtypes", saved(state))[0].message.startswith("model: its parameters have several dtypes")
+
+
+def test_mixed_dtypes_spares_a_buffer_that_the_class_registers(saved, tmp_path):
+    """Nothing in the file says that `table` is one."""
+    path = saved({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2), "table": torch.zeros(3).double()})
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.fc = nn.Linear(2, 2)\n"
+        '        self.register_buffer("table", torch.zeros(3, dtype=torch.float64))\n'
+    )
+    request = Request((str(path),), select=("mixed-dtypes",), model=f"{tmp_path}/net.py:Net")
+    assert [one.findings for one in audit(request).targets] == [(), ()]
 
 
 def test_mixed_dtypes_spares_integers_and_other_sections(found, saved):
