@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
+
+from statecli.auditing import targets
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
@@ -105,6 +108,45 @@ def test_the_actions_command_fails_where_one_weight_was_nudged_and_names_it(repo
         assert "fc.weight" not in text
 
 
+def test_the_actions_targets_are_no_options(repository):
+    """One that is called so is a file; one that is not there has failed."""
+    Path("m.safetensors").rename("-o.safetensors")
+    done, _, summary = act("Audit", targets="-o.safetensors")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "o.safetensors" in summary
+    assert act("Audit", targets="-h")[0].returncode == 2
+    assert act("Audit", targets="--allow-empty")[0].returncode == 2
+
+
+def test_the_actions_lines_may_have_blanks_around_them(repository):
+    """Those of YAML's blocks, and the carriage returns of a file that was edited on Windows; those inside are meant."""
+    Path("m.safetensors").rename("a m.safetensors")
+    done, outputs, _ = act("Audit", targets="  a m.safetensors \r\n\r\n", args="\t--values\r\n --fail-on=error \r")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exit-code=0" in outputs
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({"args": "--nope"}, "No such option: --nope"),
+        ({"sarif": "none/x.sarif"}, "none/x.sarif"),
+        ({"args": "--reason=100%"}, "--reason"),
+        ({"python": "false"}, "ended with 1"),
+    ],
+)
+def test_an_action_that_could_not_begin_says_why_in_an_annotation(repository, inputs, says):
+    """There is no report then, also where an earlier step left one, and no output names it."""
+    Path("statecli.sarif").write_text("of an earlier step")
+    done, outputs, summary = act("Audit", targets="m.safetensors", **inputs)
+    assert done.returncode != 0
+    assert outputs.splitlines()[0] == "sarif="
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("::")]
+    assert line.startswith("::error title=statecli::")
+    assert says in line
+    assert not summary
+
+
 def test_the_actions_command_takes_no_input_for_shell(repository):
     """Blanks, quotes, globs and `$(…)` in a name reach statecli as they are."""
     name = "a $(touch pwned) `touch pwned` '\".safetensors"
@@ -114,23 +156,62 @@ def test_the_actions_command_takes_no_input_for_shell(repository):
     assert not Path("pwned").exists()
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_pre_commit_stops_a_commit_that_nudges_a_locked_weight(repository):
-    """pre-commit itself runs the hook's entry on the files that its pattern names."""
+def hooked(repository, **own):
+    """pre-commit itself runs the hook on all files, with these own keys. What is installed here stands for the
+    environment that it would make of this package.
+    """
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-    # What is installed here stands for the environment that pre-commit would make of this package.
-    local = hook | {"language": "system", "args": ["--lock", "statecli.lock.json"]}
-    config = {"repos": [{"repo": "local", "hooks": [local]}]}
+    config = {"repos": [{"repo": "local", "hooks": [hook | {"language": "system"} | own]}]}
     Path(".pre-commit-config.yaml").write_text(yaml.safe_dump(config))
-    environment = os.environ | {"PRE_COMMIT_HOME": str(repository.parent / "cache")}
     for words in (("init", "-q"), ("add", "-A")):
         assert run("git", *words).returncode == 0
-    words = (str(SCRIPTS / "pre-commit"), "run", "--all-files", "--verbose")
-    clean = run(*words, env=environment)
+    environment = os.environ | {"PRE_COMMIT_HOME": str(repository.parent / "cache")}
+    return run(str(SCRIPTS / "pre-commit"), "run", "--all-files", "--verbose", env=environment)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_pre_commit_stops_a_commit_that_nudges_a_locked_weight(repository):
+    """The hook's entry runs on the files that its pattern names."""
+    clean = hooked(repository, args=["--lock", "statecli.lock.json", "--"])
     assert clean.returncode == 0, clean.stdout + clean.stderr
     assert "1 audited" in clean.stdout
     nudge()
-    assert run("git", "add", "-A").returncode == 0
-    stopped = run(*words, env=environment)
+    stopped = hooked(repository, args=["--lock", "statecli.lock.json", "--"])
     assert stopped.returncode == 1
     assert "fc.bias" in stopped.stdout
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize("own", [{}, {"args": ["--values", "--"]}, {"args": ["--values"]}])
+def test_no_files_name_makes_the_hook_pass(repository, own):
+    """One that reads as `-o .pt` is audited behind `--`, and refused where own args leave that out."""
+    torch.save({"w": torch.ones(2)}, "-o.pt")
+    Path("evil.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    done = hooked(repository, **own)
+    assert done.returncode != 0
+    assert ("unsafe-global" if "--" in own.get("args", ["--"]) else "reads as an option") in done.stdout
+    assert not Path(".pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_taken"),
+    [
+        ("a/b.safetensors", True),
+        ("b.PT", True),
+        ("step-1.ckpt", True),
+        ("pytorch_model.bin", True),
+        ("x/pytorch_model-00001-of-00002.bin", True),
+        ("adapter_model.bin", True),
+        ("optimizer.bin", True),
+        ("firmware.bin", False),
+        ("openvino_model.bin", False),
+        ("data.pkl", False),
+        ("model.pt.md", False),
+    ],
+)
+def test_the_hook_takes_what_is_called_like_a_checkpoint(name, is_taken):
+    """What anything may be called is not taken; `files:` of one's own can."""
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert (re.search(hook["files"], name) is not None) is is_taken
+    if name.endswith(".bin"):
+        assert (targets.WEIGHTS.search(Path(name).name) is not None) is is_taken

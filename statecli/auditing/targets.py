@@ -22,7 +22,8 @@ from statecli.formats._source import Source
 NAMED = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".pickle", ".distcp", ".pt2", ".gguf", ".mar")
 #: What weights in a `.bin` are called by those who write them.
 WEIGHTS = re.compile(
-    r"(?i)(?:model|consolidated|weights|optimizer|scheduler|scaler|training_args|rng_state|random_states)[^/]*\.bin$"
+    r"(?i)^(?:(?:diffusion_)?pytorch_model|adapter_model|consolidated|optimizer|scheduler|scaler|training_args|rng_state"
+    r"|random_states)[^/]*\.bin$"
 )
 #: Why a name is skipped whose file is audited under another.
 SAME = "is the same file as"
