@@ -77,6 +77,11 @@ INTEGER = frozenset(
 )
 
 
+def is_floating(dtype: str) -> bool:
+    """Whether its numbers have a point; complex ones count as none."""
+    return dtype.startswith(("float", "bfloat"))
+
+
 def nbytes(dtype: str, elements: int) -> int:
     """Bytes that `elements` elements of `dtype` take when stored one after another."""
     packed = PACKED.get(dtype)

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, a_reference, something_to_hold_to
+from statecli.auditing.subject import Subject, something_to_hold_to
 from statecli.comparison.result import Change, Diff, Field, Status
 from statecli.finding import Finding, Severity
+from statecli.formats import _shown
+from statecli.formats._dtypes import is_floating
 from statecli.report.text import shape_text
 from statecli.state import TensorInfo
 
@@ -91,32 +93,65 @@ def shape_mismatch(subject: Subject) -> Iterator[Found]:
         yield _of(subject, change, what)
 
 
-@rule(Severity.WARNING, a_reference)
+@rule(Severity.WARNING, something_to_hold_to)
 def dtype_mismatch(subject: Subject) -> Iterator[Found]:
-    """A tensor has another dtype than in the checkpoint it is held to.
+    """A tensor has another dtype than the class registers, or than in the checkpoint it is held to.
 
-    Why: `load_state_dict` casts it without a word: values are rounded, or take twice the memory.
+    Why: `load_state_dict` casts it without a word: values are rounded, or take twice the memory. Where most of a model
+    is of one floating-point type and its class registers another, that is told once, as a note: so every checkpoint in
+    half precision loads into a class that is built in float32.
 
-    Example: one layer saved in float32 among bfloat16.
+    Example: one layer saved in float64 where the class and all other layers are float32.
 
     Fix: cast the whole model before saving: `model.to(torch.bfloat16)`.
     """
+    yield from _cast_by_loading(subject)
     for change in _changes(subject, Field.DTYPE):
         if change.before and change.after:
             what = f"is {change.after.dtype}, and {change.before.dtype} in {_name(subject.reference)}"
             yield _of(subject, change, what, f"cast it to {change.before.dtype} before saving")
 
 
-@rule(Severity.WARNING, a_reference)
-def broken_tie(subject: Subject) -> Iterator[Found]:
-    """Tensors that share their memory in the checkpoint it is held to are separate ones here, or the other way round.
+def _loaded(subject: Subject) -> Iterator[tuple[TensorInfo, TensorInfo]]:
+    """What a load would copy: the tensor here, and the one of the class that it goes into."""
+    for change in subject.load.changes if subject.load else ():
+        if change.before and change.after and not change.before.damage:
+            yield change.before, change.after
 
-    Why: tied weights that were parted learn apart from then on, and take twice the memory.
+
+def _cast_by_loading(subject: Subject) -> Iterator[Found]:
+    casts: dict[tuple[str, str], list[TensorInfo]] = {}
+    for here, there in _loaded(subject):
+        casts.setdefault((here.dtype, there.dtype), []).append(here)
+    registers = f"{subject.load.after.target if subject.load else ''} registers"
+    for (held, wanted), rows in casts.items():
+        if held == wanted:
+            continue
+        count = sum(len(same) for (_, one), same in casts.items() if one == wanted)
+        if len(rows) * 2 > count and is_floating(held) and is_floating(wanted):
+            share = "all" if len(rows) == count else f"{len(rows):,} of"
+            what = f"{share} {count:,} tensors are" if count > 1 else f"{subject.called(rows[0])}: is"
+            message = f"{what} {held}, where {registers} {wanted}: a load casts without a word"
+            yield Found(message, None, rows[0].section, severity=Severity.NOTE)
+            continue
+        for row in rows:
+            message = f"{subject.called(row)}: is {held}, and {registers} {wanted}: a load casts it without a word"
+            yield Found(message, row.fqn, row.section, f"cast it to {wanted} before saving")
+
+
+@rule(Severity.WARNING, something_to_hold_to)
+def broken_tie(subject: Subject) -> Iterator[Found]:
+    """Tensors that share their memory in what it is held to are separate ones here; of a checkpoint, or the other way.
+
+    Why: tied weights that were parted learn apart from then on, and take twice the memory. Into a class that ties them
+    `load_state_dict` copies one after the other and keeps the last: where their bytes differ (`--values` tells) that is
+    an error, and a note where they are the same.
 
     Example: `lm_head.weight` saved as a copy of `embed.weight`.
 
     Fix: tie them again after loading (`model.tie_weights()`), and save from there.
     """
+    yield from _parted(subject)
     for change in _changes(subject, Field.TYING):
         if change.before and change.after:
             yield _of(
@@ -126,6 +161,49 @@ def broken_tie(subject: Subject) -> Iterator[Found]:
 
 def _tied(row: TensorInfo) -> str:
     return f"shares its memory with {', '.join(row.tied_to[:3])}" if row.tied_to else "shares its memory with nothing"
+
+
+def _parted(subject: Subject) -> Iterator[Found]:
+    """What the class ties and the checkpoint has apart."""
+    groups: dict[object, list[TensorInfo]] = {}
+    for here, there in _loaded(subject):
+        if here.storage is not None and there.storage is not None and there.nbytes:
+            groups.setdefault(_view(there), []).append(here)
+    for rows in groups.values():
+        apart = list({_view(row): row for row in reversed(rows)}.values())[::-1]
+        if len(apart) > 1:
+            yield _told(subject, apart)
+
+
+def _view(row: TensorInfo) -> object:
+    return row.storage, row.storage_offset, row.elements
+
+
+def _told(subject: Subject, rows: list[TensorInfo]) -> Found:
+    first, *others = rows
+    ties = f"{subject.load.after.target if subject.load else ''} ties it to {_shown.names([one.fqn for one in others])}"
+    severity, values = _SAME[_are_same(subject, rows)]
+    message = f"{subject.called(first)}: {ties}, and here they are {len(rows)} tensors{values}"
+    return Found(message, first.fqn, first.section, "tie them before saving", severity)
+
+
+#: How bad it is that tied weights are apart, by whether they are the same bytes.
+_SAME: dict[bool | None, tuple[Severity, str]] = {
+    None: (Severity.WARNING, ": a load keeps the last; whether they differ, --values tells"),
+    True: (Severity.NOTE, " of the same bytes"),
+    False: (Severity.ERROR, " of other bytes: a load keeps the last without a word"),
+}
+
+
+def _are_same(subject: Subject, rows: list[TensorInfo]) -> bool | None:
+    """None where their values were not read, or are no bytes to compare."""
+    known = {(row.section, row.fqn): one for row, one in zip(subject.state.tensors, subject.values or (), strict=False)}
+    facts = [known.get((row.section, row.fqn)) for row in rows]
+    if len({row.shape for row in rows}) > 1 or any(one is None or one.digest is None for one in facts):
+        return None
+    if len({row.dtype for row in rows}) > 1:
+        return False
+    return len({one.digest for one in facts if one}) == 1
 
 
 RULES = (missing_entry, unexpected_entry, shape_mismatch, dtype_mismatch, broken_tie)

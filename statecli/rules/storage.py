@@ -11,6 +11,7 @@ from statecli.auditing.storages import Storage, View, share
 from statecli.auditing.subject import Subject
 from statecli.finding import Severity
 from statecli.formats import _shown
+from statecli.formats._dtypes import is_floating
 from statecli.state import Evidence, Kind, Place, TensorInfo
 
 #: Unused bytes of a storage that are worth a line: a page of memory.
@@ -148,7 +149,7 @@ def mixed_dtypes(subject: Subject) -> Iterator[Found]:
     """
     known = _of_class(subject)
     for section in subject.state.sections:
-        rows = [one for one in subject.state.tensors if one.section == section and _is_floating(one)]
+        rows = [one for one in subject.state.tensors if one.section == section and is_floating(one.dtype)]
         rows = [one for one in rows if known.get((section, one.fqn), one).kind is Kind.PARAMETER]
         counts = Counter(one.dtype for one in rows)
         if len(counts) > 1:
@@ -165,10 +166,6 @@ def _of_class(subject: Subject) -> dict[tuple[str, str], TensorInfo]:
     """What the class that it is held to registers under each name of it: that knows what is a parameter."""
     changes = subject.load.changes if subject.load else ()
     return {(one.before.section, one.before.fqn): one.after for one in changes if one.before and one.after}
-
-
-def _is_floating(tensor: TensorInfo) -> bool:
-    return tensor.dtype.startswith(("float", "bfloat"))
 
 
 def _a_dtype(subject: Subject) -> str | None:
@@ -188,7 +185,7 @@ def unexpected_dtype(subject: Subject) -> Iterator[Found]:
     """
     allowed = {name.removeprefix("torch.") for name in subject.policy.dtype}
     for tensor in subject.state.tensors:
-        if tensor.kind in MODEL and _is_floating(tensor) and tensor.dtype not in allowed:
+        if tensor.kind in MODEL and is_floating(tensor.dtype) and tensor.dtype not in allowed:
             message = f"{subject.called(tensor)}: is {tensor.dtype}, the policy says {' or '.join(sorted(allowed))}"
             yield Found(
                 message, tensor.fqn, tensor.section, "cast it before saving, or allow its dtype", place=_of(tensor)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 import torch
+from safetensors.torch import save_model
+
+from statecli.auditing.run import Request, audit
 
 LIN = "torch.nn:Linear(2, 2)"
 
@@ -17,6 +22,27 @@ def pt(tmp_path):
         return tmp_path / f"{name}.pt"
 
     return write
+
+
+@pytest.fixture
+def tied(tmp_path):
+    """The spec of a class whose `head` is its `embed`."""
+    source = "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+    source += "        super().__init__()\n        self.embed = nn.Parameter(torch.zeros(2, 2))\n"
+    (tmp_path / "net.py").write_text(source + "        self.head = self.embed\n")
+    return f"{tmp_path / 'net.py'}:Net"
+
+
+@pytest.fixture
+def said(tmp_path):
+    """Severity, FQN and message of what a rule says of a checkpoint that is held to something."""
+
+    def findings(rule, target, **options):
+        result = audit(Request((str(target),), select=(rule,), **options)).targets[-1]
+        assert result.ran == (rule,), result.skipped
+        return [(one.severity.value, one.fqn, one.message) for one in result.findings]
+
+    return findings
 
 
 def linear(**others):
@@ -73,6 +99,96 @@ def test_dtype_mismatch_spares_the_same_dtypes(held, pt):
     """Of another shape, even."""
     other = pt(**linear(bias=torch.zeros(3)))
     assert held("dtype-mismatch", other, against=str(pt("b", **linear()))) == []
+
+
+#: Of four tensors.
+FOUR = "torch.nn:LSTM(2, 2)"
+
+
+def four(**others):
+    return dict(torch.nn.LSTM(2, 2).state_dict()) | others
+
+
+def test_dtype_mismatch_finds_what_a_load_into_the_class_casts(said, pt):
+    """One layer alone is a warning of its own."""
+    path = pt(**four(bias_hh_l0=torch.zeros(8, dtype=torch.float64)))
+    assert said("dtype-mismatch", path, model=FOUR) == [
+        (
+            "warning",
+            "bias_hh_l0",
+            f"bias_hh_l0: is float64, and {FOUR} registers float32: a load casts it without a word",
+        )
+    ]
+
+
+def test_dtype_mismatch_notes_once_that_a_whole_model_is_cast(said, pt):
+    """A checkpoint in half precision for a class in float32 is ordinary; so is one that keeps a norm in float32."""
+    half = {name: one.half() for name, one in four().items()}
+    said_once = f"4 tensors are float16, where {FOUR} registers float32: a load casts without a word"
+    assert said("dtype-mismatch", pt(**half), model=FOUR) == [("note", None, f"all {said_once}")]
+    mixed = pt("m", **(half | {"bias_hh_l0": torch.zeros(8)}))
+    assert said("dtype-mismatch", mixed, model=FOUR) == [("note", None, "3 of " + said_once)]
+
+
+def test_dtype_mismatch_finds_integers_where_the_class_has_floats(said, pt):
+    """However many they are."""
+    path = pt(**{name: one.int() for name, one in four().items()})
+    assert [severity for severity, *_ in said("dtype-mismatch", path, model=FOUR)] == ["warning"] * 4
+
+
+def test_dtype_mismatch_spares_what_the_class_registers(said, pt):
+    """Of another shape, even."""
+    path = pt(**four(bias_hh_l0=torch.zeros(3)))
+    assert said("dtype-mismatch", path, model=FOUR) == []
+
+
+def test_broken_tie_finds_what_the_class_ties_and_the_checkpoint_has_apart(said, pt, tied):
+    """A warning, since a load keeps one of the two; with the values an error where it loses something."""
+    path = pt(embed=torch.zeros(2, 2), head=torch.ones(2, 2))
+    ((severity, fqn, message),) = said("broken-tie", path, model=tied)
+    assert (severity, fqn) == ("warning", "embed")
+    assert f"embed: {tied} ties it to head, and here they are 2 tensors: a load keeps the last" in message
+    ((severity, _, message),) = said("broken-tie", path, model=tied, values=True)
+    assert severity == "error"
+    assert "2 tensors of other bytes: a load keeps the last without a word" in message
+
+
+def test_broken_tie_notes_copies_of_the_same_values(said, pt, tied):
+    """Which load as they should: nothing but their size is wrong with them."""
+    path = pt(embed=torch.ones(2, 2), head=torch.ones(2, 2))
+    ((severity, _, message),) = said("broken-tie", path, model=tied, values=True)
+    assert severity == "note"
+    assert message.endswith("here they are 2 tensors of the same bytes")
+
+
+def test_broken_tie_finds_tied_names_of_two_dtypes_whose_bytes_cannot_be_the_same(said, pt, tied):
+    """With the values; the load casts the last."""
+    path = pt(embed=torch.ones(2, 2), head=torch.ones(2, 2).half())
+    assert [one[0] for one in said("broken-tie", path, model=tied, values=True)] == ["error"]
+
+
+def test_a_strict_load_keeps_the_last_of_what_the_class_ties(tied, pt):
+    """What the message says of torch."""
+    net = runpy.run_path(tied.partition(":")[0])["Net"]()
+    net.load_state_dict(torch.load(pt(embed=torch.zeros(2, 2), head=torch.ones(2, 2))))
+    assert net.embed.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_broken_tie_spares_what_the_class_ties_and_the_checkpoint_too(said, pt, tied, tmp_path):
+    """In one storage, or by one of the names alone as safetensors keeps it."""
+    one = torch.zeros(2, 2)
+    assert said("broken-tie", pt(embed=one, head=one), model=tied) == []
+    net = runpy.run_path(tied.partition(":")[0])["Net"]()
+    save_model(net, str(tmp_path / "a.safetensors"))
+    assert said("broken-tie", tmp_path / "a.safetensors", model=tied) == []
+
+
+def test_broken_tie_spares_slices_of_one_storage_that_the_class_has_apart(said, pt):
+    """As the weights of a flattened model are: sharing a storage is no tie."""
+    state = four()
+    flat = torch.zeros(48).split([one.numel() for one in state.values()])
+    parts = {name: part.view(one.shape) for (name, one), part in zip(state.items(), flat, strict=True)}
+    assert said("broken-tie", pt(**parts), model=FOUR) == []
 
 
 def test_broken_tie_finds_tied_weights_that_were_parted(held, pt):
