@@ -86,6 +86,21 @@ def test_a_wrong_report_is_told_before_anything_is_read(statecli, here, command)
     assert "is no format" in statecli(*command, "--report", "x=y").err
 
 
+@pytest.mark.parametrize("path", ["statecli.toml", "l.json", "b.json", "a.safetensors"])
+@pytest.mark.parametrize("option", ["-o", "--report"])
+def test_what_the_configuration_names_is_never_written_to(statecli, here, path, option):
+    """Neither the configuration itself, which was found."""
+    statecli("lock", "b.pt", "-o", "l.json")
+    statecli("audit", "found.pt", "--write-baseline", "b.json", "--reason", "x")
+    reference = '[policy]\nreference = "a.safetensors"\n'
+    Path("statecli.toml").write_text(f'lock = "l.json"\nbaseline = "b.json"\n{reference}')
+    before = Path(path).read_bytes()
+    result = statecli("audit", "b.pt", *((option, path) if option == "-o" else (option, f"json={path}")))
+    assert (result.code, result.out) == (2, "")
+    assert f"{path} is read from it; write elsewhere" in result.err
+    assert Path(path).read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("words", "path"),
     [

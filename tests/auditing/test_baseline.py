@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -109,6 +110,80 @@ def test_a_target_is_the_same_however_it_is_typed(repository, tmp_path):
     assert repository("--baseline", "b.json", target="./a.pt").code == 0
 
 
+@pytest.mark.parametrize(
+    ("folder", "target"), [("d", "."), ("d", "a.pt"), (".", "d"), ("e", "../d"), ("e", "{}/d/a.pt")]
+)
+def test_a_name_is_meant_from_the_file_s_folder(repository, tmp_path, monkeypatch, folder, target):
+    """From wherever it is used or written, and however its targets are typed: the same entries, the same bytes."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "e").mkdir()
+    (tmp_path / "a.pt").rename(tmp_path / "d" / "a.pt")
+    repository("--write-baseline", "b.json", "--reason", "old", target="d/a.pt")
+    first = (tmp_path / "b.json").read_bytes()
+    monkeypatch.chdir(tmp_path / folder)
+    target = target.format(tmp_path)
+    assert repository("--baseline", str(tmp_path / "b.json"), target=target).code == 0
+    repository("--write-baseline", str(tmp_path / "b.json"), "--reason", "new", target=target)
+    assert (tmp_path / "b.json").read_bytes() == first
+    repository("--write-baseline", "new.json", "--reason", "new", "--baseline", str(tmp_path / "b.json"), target=target)
+    assert {one["target"] for one in entries("new.json").values()} == {
+        {"d": "a.pt", ".": "d/a.pt", "e": "../d/a.pt"}[folder]
+    }
+    assert {one["reason"] for one in entries("new.json").values()} == {"old"}
+
+
+def test_what_is_gone_is_told_and_drops_out(repository, tmp_path):
+    """A file that is no longer in the folder that was audited; of one elsewhere nothing is said."""
+    for folder in ("d", "e"):
+        (tmp_path / folder).mkdir()
+        save(f"{folder}/x.pt", "w", "W")
+        repository("--write-baseline", "b.json", "--reason", "old", target=folder)
+        (tmp_path / folder / "x.pt").unlink()
+    save("d/y.pt", "w")
+    result = repository("--baseline", "b.json", target="d")
+    assert result.code == 0
+    assert result.err.count("\n") == 1
+    assert (
+        "d/x.pt: is no longer there; the baseline accepts 1 finding of it, which --write-baseline drops" in result.err
+    )
+    assert "is no longer there" in repository("--write-baseline", "b.json", "--reason", "new", target="d").err
+    assert {one["target"] for one in entries().values()} == {"e/x.pt"}
+    assert repository("--baseline", "b.json", target="d").err == ""
+
+
+def test_a_class_that_is_imported_by_name_is_never_gone():
+    """`pkg.mod:Net` is no file of any folder."""
+    entry = Entry("pkg.mod:Net", "r", None, None, "why", "m")
+    assert not baseline.gone(Baseline(baseline.SCHEMA, (entry,)), ["."])
+
+
+def test_a_rule_that_there_is_not_is_told(repository, tmp_path):
+    """It accepts nothing, however it came there."""
+    repository("--write-baseline", "b.json", "--reason", "old")
+    path = tmp_path / "b.json"
+    path.write_text(path.read_text().replace('"case-collision"', '"case-colision"', 1))
+    result = repository("--baseline", "b.json")
+    assert result.code == 1
+    assert "'case-colision', and there is no such rule; did you mean case-collision?" in result.err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_only_a_file_is_a_baseline(repository, tmp_path):
+    """A named pipe would be waited for, a device read without an end."""
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in (("pipe", "a named pipe"), ("/dev/zero", "a character device")):
+        result = repository("--baseline", path)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert said in result.err
+
+
+def test_a_report_is_not_written_over_the_baseline(repository, tmp_path):
+    """Neither over one that is being written."""
+    result = repository("--write-baseline", "b.json", "--reason", "x", "--report", "json=./b.json")
+    assert (result.code, (tmp_path / "b.json").exists()) == (2, False)
+    assert "is written to the same file" in result.err
+
+
 def test_the_file_is_sorted_with_an_entry_a_line(repository, tmp_path):
     """So that git merges it and a review reads it."""
     repository("--write-baseline", "b.json", "--reason", "old")
@@ -131,6 +206,11 @@ def test_both_options_go_together(repository, tmp_path):
     ("text", "says"),
     [
         ("", "is an empty file"),
+        (
+            '{"schema":"statecli.baseline/1","findings":[{"rule":"nan","target":"a","section":null,"fqn":null,"reason":""}]}',
+            "without a reason",
+        ),
+        ("[" * 50_000, "nests too deep"),
         ('{"schema": "statecli.lock/1"}', "statecli.lock/1"),
         ('{"schema": "statecli.baseline/1"}', "findings"),
         ('{"schema": "statecli.baseline/1", "findings": [{"rule": "x"}]}', "target"),
@@ -188,14 +268,14 @@ def test_a_bug_of_ours_is_never_accepted():
 
 @given(
     st.lists(st.tuples(st.sampled_from("rs"), st.text(max_size=2), st.none() | st.text(max_size=2))),
-    st.text(min_size=1),
+    st.text(min_size=1).filter(str.strip),
 )
 def test_what_is_written_accepts_exactly_what_was_found(tmp_path_factory, found, reason):
     """Whatever names and messages hold; read again it is the same, and written again too."""
     audit = audited(*(finding(rule, message, fqn, "model") for rule, message, fqn in found), ran=("r", "s"))
     made = baseline.made(audit, None, reason, whole=True)
     path = tmp_path_factory.mktemp("b") / "b.json"
-    path.write_bytes(b"".join(baseline.written(made)))
+    path.write_bytes(b"".join(baseline.written(made, str(path.parent))))
     assert baseline.read(str(path)) == made
     done = baseline.accepting(audit, made, whole=True)
     assert (done.findings, len(done.targets[0].accepted), done.targets[0].notes) == ((), len(found), ())

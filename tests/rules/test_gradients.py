@@ -8,6 +8,8 @@ from torch import nn
 
 from statecli.auditing.policy import Policy
 from statecli.auditing.run import Request, audit
+from statecli.finding import Severity
+from statecli.locking import making as locking
 
 
 @pytest.fixture
@@ -55,12 +57,36 @@ def test_trainable_mismatch_spares_what_is_as_the_policy_has_it(found, tmp_path)
     assert not found("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0.*",), trainable=("1.*",)))
 
 
-def test_trainable_mismatch_is_skipped_for_a_state_dict(tmp_path):
-    """It records no requires_grad, and the reason says so."""
+def test_trainable_mismatch_finds_that_it_cannot_be_told(found, tmp_path):
+    """A state_dict records no requires_grad: one warning, whatever the number of tensors and globs."""
     torch.save(small().state_dict(), tmp_path / "s.pt")
-    request = Request((str(tmp_path / "s.pt"),), select=("trainable-mismatch",), policy=Policy(frozen=("0.*",)))
+    policy = Policy(frozen=("0.*", "1.weight"), trainable=("1.bias",))
+    (finding,) = found("trainable-mismatch", tmp_path / "s.pt", policy=policy)
+    assert finding.message == "policy.frozen and policy.trainable: cannot tell: a state_dict records no requires_grad"
+    assert finding.severity is Severity.WARNING
+
+
+def test_trainable_mismatch_spares_what_a_lock_holds(tmp_path):
+    """What is frozen, by its values; of what is trained a lock says nothing."""
+    torch.save(small().state_dict(), tmp_path / "s.pt")
+    asked = locking.Request((str(tmp_path / "s.pt"),))
+    lock = locking.lock(locking.read(asked), asked)
+    frozen, trained = Policy(frozen=("0.*",)), Policy(trainable=("1.*",))
+    assert not audit(Request((str(tmp_path / "s.pt"),), policy=frozen, lock=lock)).findings
+    (finding,) = audit(Request((str(tmp_path / "s.pt"),), policy=trained, lock=lock)).findings
+    assert finding.message.startswith("policy.trainable: cannot tell")
+
+
+def test_trainable_mismatch_is_skipped_where_there_is_no_model(tmp_path):
+    """An optimizer's state alone has nothing to be frozen."""
+    module = small()
+    optimizer = torch.optim.SGD(module.parameters(), lr=1, momentum=0.9)
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "o.pt")
+    request = Request((str(tmp_path / "o.pt"),), select=("trainable-mismatch",), policy=Policy(frozen=("0.*",)))
     (one,) = audit(request).skipped
-    assert "records no requires_grad" in one.reason
+    assert one.reason == "no tensor of a model is in it"
 
 
 def test_optimizer_orphan_finds_state_of_a_parameter_that_is_gone(found, train):

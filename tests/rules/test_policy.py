@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from statecli.auditing.policy import Policy
+from statecli.auditing.run import Request, audit
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_models"
 
 
 @pytest.fixture
@@ -53,6 +58,14 @@ def test_missing_metadata_takes_the_key_itself_before_a_deeper_one(found, tmp_pa
         "epoch: ",
         "in.lr: ",
     ]
+
+
+def test_missing_metadata_is_skipped_for_a_class():
+    """It has none, and the reason says so."""
+    text = f"{SAMPLES / 'net_fixed.py'}:Net"
+    request = Request((text,), select=("missing-metadata",), policy=Policy(require_metadata=("license",)))
+    (one,) = audit(request).skipped
+    assert one.reason == "a class has no metadata: audit a checkpoint"
 
 
 def test_unchanged_tensor_finds_what_should_have_been_trained(found, pair):

@@ -1,0 +1,92 @@
+"""What is asked for and cannot be judged is told, once and without -v."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.auditing import asked, beside
+from statecli.auditing.policy import Policy
+from statecli.auditing.run import Request, audit
+from statecli.errors import UsageError
+from statecli.options import AuditOptions
+from statecli.rules import RULES
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_models"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """A folder with two checkpoints, of which the one records devices."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(2)}, "a.pt")
+    save_file({"w": torch.ones(2)}, "b.safetensors")
+
+
+def told(*targets, **options):
+    request = Request(targets, **options)
+    return [one.message for one in beside.told(audit(request), request)]
+
+
+def test_each_key_of_a_policy_has_its_judges():
+    """But for the reference, which two of them hold against."""
+    assert set(beside.JUDGES) == set(Policy.__struct_encode_fields__) - {"reference"}
+    assert {rule for judges in beside.JUDGES.values() for rule in judges} <= {rule.name for rule in RULES}
+
+
+def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():
+    """With the key, the targets and the reason; where it ran there is nothing to tell."""
+    (one,) = told("a.pt", "b.safetensors", policy=Policy(device=("cpu",)))
+    assert one == "policy.device: accelerator-device did not run on b.safetensors: its format records no device"
+
+
+def test_many_targets_are_one_line():
+    """By the reason."""
+    (one,) = told("a.pt", "b.safetensors", policy=Policy(dtype=("float32",)))
+    assert one.startswith("policy.dtype: overflows-dtype did not run on a.pt, b.safetensors: no values were read")
+    assert not told("a.pt", policy=Policy(dtype=("float32",)), values=True)
+
+
+def test_what_nobody_asked_for_is_not_told():
+    """Rules that lack something are counted, and -v says why; one that is not to run is left alone."""
+    assert not told("a.pt", "b.safetensors")
+    assert not told("b.safetensors", policy=Policy(device=("cpu",)), ignore=("accelerator-device",))
+
+
+def test_a_class_that_checkpoints_are_held_to_is_asked_nothing():
+    """Unless it is a target itself."""
+    model = f"{SAMPLES / 'net_fixed.py'}:Net"
+    policy = Policy(require_metadata=("license",))
+    assert not told("b.safetensors", model=model, policy=policy)
+    assert "a class has no metadata" in told(model, policy=policy)[0]
+
+
+def test_it_is_told_without_verbose_and_not_with_quiet(statecli, tmp_path):
+    """On stderr; the exit code is as it was."""
+    (tmp_path / "statecli.toml").write_text('policy = { device = "cpu" }')
+    result = statecli("audit", "b.safetensors")
+    assert (result.code, result.err.count("\n")) == (0, 1)
+    assert "policy.device: accelerator-device did not run" in result.err
+    assert statecli("audit", "b.safetensors", "-q").err == ""
+
+
+@pytest.mark.parametrize("key", ["must-change", "must-not-change"])
+def test_what_must_change_needs_a_reference(tmp_path, key):
+    """Configured, or given; without one nothing would hold."""
+    (tmp_path / "statecli.toml").write_text(f'policy = {{ {key} = "*" }}')
+    with pytest.raises(UsageError, match=rf"statecli\.toml: policy\.{key}: .*policy\.reference, or give --against"):
+        asked.request(AuditOptions(targets=("a.pt",)))
+    assert asked.request(AuditOptions(targets=("a.pt",), against="b.safetensors"))
+    (tmp_path / "statecli.toml").write_text(f'policy = {{ {key} = "*", reference = "a.pt" }}')
+    assert asked.request(AuditOptions(targets=("a.pt",)))
+
+
+def test_a_glob_that_matches_nothing_is_no_error_where_that_is_allowed(statecli):
+    """And one without the option."""
+    result = statecli("audit", "zz*.pt", "--allow-empty")
+    assert (result.code, result.err) == (0, "")
+    assert "zz*.pt" in result.out
+    assert statecli("audit", "zz*.pt").code == 2

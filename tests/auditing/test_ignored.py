@@ -1,0 +1,66 @@
+"""`per-target-ignore` and `severity`: of which targets a glob is, and what counts of a rule and its subject."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch, statecli):
+    """A configuration above a checkpoint with one finding; `audit(text, where, target)` gives the JSON."""
+    (tmp_path / "vendor").mkdir()
+    (tmp_path / "other").mkdir()
+    torch.save({"w": torch.zeros(1), "W": torch.ones(1)}, tmp_path / "vendor" / "a.pt")
+
+    def audit(text, where=".", target="vendor/a.pt"):
+        (tmp_path / "statecli.toml").write_text(text)
+        monkeypatch.chdir(tmp_path / where)
+        return statecli("audit", target.format(tmp_path), "--select", "case-collision", "-f", "json").json
+
+    return audit
+
+
+def ignoring(glob, rule="case-collision", reason="because"):
+    return f'[per-target-ignore."{glob}"]\nrules = "{rule}"\nreason = "{reason}"\n'
+
+
+@pytest.mark.parametrize(
+    ("where", "target"),
+    [
+        (".", "vendor/a.pt"),
+        (".", "./vendor//a.pt"),
+        (".", "{}/vendor/a.pt"),
+        (".", "vendor"),
+        ("vendor", "a.pt"),
+        ("vendor", "."),
+        ("other", "../vendor/a.pt"),
+        ("other", "{}/vendor"),
+    ],
+)
+@pytest.mark.parametrize("glob", ["vendor/*.pt", "./vendor/*", "a.pt", "vendor/[a].pt"])
+def test_a_glob_is_meant_from_the_configuration_s_folder(project, glob, where, target):
+    """From wherever, and however the target is typed; the file's name alone is enough."""
+    found = project(ignoring(glob), where, target)
+    assert (found["findings"], [one["reason"] for one in found["accepted"]]) == ([], ["because"])
+
+
+@pytest.mark.parametrize("glob", ["other/*", "*.ckpt", "../vendor/*"])
+def test_a_glob_of_others_is_not_of_it(project, glob):
+    """The finding stays one."""
+    assert len(project(ignoring(glob))["findings"]) == 1
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_reason_of_a_rule_s_own_name_is_shown(project, order):
+    """Before that of its subject, in whatever order they stand."""
+    tables = [ignoring("*.pt", "case-collision", "own"), ignoring("vendor/*", "names", "subject")]
+    assert [one["reason"] for one in project("".join(tables[::order]))["accepted"]] == ["own"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_severity_of_a_rule_s_own_name_counts(project, order):
+    """In whatever order they stand."""
+    said = ['case-collision = "error"', 'names = "note"'][::order]
+    (finding,) = project("\n".join(["[severity]", *said]))["findings"]
+    assert finding["severity"] == "error"
