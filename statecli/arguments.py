@@ -318,7 +318,10 @@ def git_setup(
 
 
 @git_app.command("textconv")
-def git_textconv(path: Annotated[str, typer.Argument(metavar="FILE")]) -> None:
+def git_textconv(
+    path: Annotated[str, typer.Argument(metavar="FILE")],
+    made_by: Annotated[str, typer.Option("--made-by", help="For git, which keeps lines by this command line.")] = "",  # noqa: ARG001
+) -> None:
     """What git compares: a line a tensor. Always ends 0."""
     cli.leave(lambda: cli.git_textconv(path), debug=False)
 

@@ -227,15 +227,18 @@ def git_textconv(path: str) -> int:
         for line in git.textconv(path):
             sink.text(f"{line}\n")
     except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
-        sink.text(f"internal error: {type(error).__name__}: {error}\n")
+        sink.text(f"{git.failed(error)}\n")
     return 0
 
 
 def git_difftool(before: str, after: str) -> int:
-    """`statecli git difftool`; always 0."""
+    """`statecli git difftool`; always 0, or git asks whether to go on."""
     from statecli import git
 
-    said = git.difftool(before, after, lambda one, other: diff(DiffOptions(before=one, after=other)))
+    try:
+        said = git.difftool(before, after, lambda one, other: diff(DiffOptions(before=one, after=other)))
+    except StateError as error:
+        said = str(error)
     if said is not None:
         console.out(None).text(f"{said}\n")
     return 0

@@ -2,7 +2,9 @@
 
 `setup` writes the driver into a repository: `.gitattributes` says which files are checkpoints, `.git/config` how their
 difference is shown. The driver turns a checkpoint into text, one line a tensor, which git compares and caches by the
-blob's id. Whatever a file is, the driver ends 0 and says what is wrong in its text: git dies of anything else.
+blob's id and the driver's command line. Whatever a file is, the driver ends 0 and says what is wrong in its text: git
+dies of anything else, and caches all else. So what went wrong here, and not in the file, is a text that no other
+equals, and says how git is made to forget it.
 """
 
 from __future__ import annotations
@@ -11,16 +13,21 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 
-from statecli import target
-from statecli.errors import StateError, UsageError
+from statecli import __version__, target
+from statecli.errors import MissingDependency, StateError, UsageError
 from statecli.formats._source import Source
 from statecli.inspection import numpy_needed
 from statecli.render._escape import visible
 from statecli.report.text import kind_text, shape_text
 from statecli.state import TensorInfo
 
+#: What the lines are made by: stands in the driver's command line, so that a later version's are not mixed with these.
+MADE_BY = f"{__version__}-blake3"
+#: Where git keeps what the driver made.
+_CACHE = "refs/notes/textconv/statecli"
 #: What `.gitattributes` gives to the driver.
 PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", "pytorch_model*.bin", "*.pt2")
 #: A git-lfs pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md: at most 1,024 bytes.
@@ -39,7 +46,7 @@ def setup(*, everywhere: bool = False) -> list[str]:
     top = _git("rev-parse", "--show-toplevel") if not everywhere else ""
     command = _command()
     for key, value in (
-        ("diff.statecli.textconv", f"{command} git textconv"),
+        ("diff.statecli.textconv", f"{command} git textconv --made-by {MADE_BY}"),
         # The cache is written as a commit: without an identity git diff would end in "Author identity unknown".
         ("diff.statecli.cachetextconv", "true" if _has_identity() else "false"),
         ("diff.statecli.binary", "true"),
@@ -127,7 +134,24 @@ def textconv(path: str) -> Iterator[str]:
         yield from _lines(state.tensors, several=len(state.sections) > 1)
         yield from (f"# {visible(key)} = {visible(str(value))}" for key, value in sorted(state.metadata.items()))
     except StateError as error:
+        if not _is_the_files(error):
+            raise
         yield f"cannot be read: {visible(str(error).removeprefix(path + ': '))}"
+
+
+def _is_the_files(error: BaseException | None) -> bool:
+    """Whether the same file fails the same way anywhere: no package is missing, and the system let us read it."""
+    if isinstance(error, MissingDependency):
+        return False
+    while error is not None and not isinstance(error, (OSError, ImportError, MemoryError)):
+        error = error.__cause__
+    return error is None
+
+
+def failed(error: BaseException) -> str:
+    """The driver's text where the fault is not the file's: no two are equal, since git would show no difference."""
+    said = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
+    return f"not read at {time.time_ns()} ({visible(said)}); when that is mended: git update-ref -d {_CACHE}"
 
 
 def _lines(tensors: tuple[TensorInfo, ...], *, several: bool) -> Iterator[str]:
@@ -161,8 +185,14 @@ def pointed(path: str) -> str | None:
 
 
 def difftool(before: str, after: str, compare: Callable[[str, str], int]) -> str | None:
-    """Show how two checkpoints differ with `compare`; of two pointers whether they stand for the same, in one line."""
+    """Show how two checkpoints differ with `compare`; of two pointers whether they stand for the same, in one line.
+
+    git gives the null device for the side that has no file: what the other holds is listed.
+    """
     pointers = pointed(before), pointed(after)
+    if os.devnull in (before, after):
+        path, done = (after, "added") if before == os.devnull else (before, "deleted")
+        return "\n".join([f"{done}: {_shown(path)}", *textconv(path)])
     if pointers == (None, None):
         compare(before, after)
         return None

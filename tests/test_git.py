@@ -108,6 +108,63 @@ def test_the_difftool_shows_values(repository):
     assert "w" in shown
 
 
+def test_what_is_missing_here_is_no_fact_of_the_file(repository, monkeypatch):
+    """git keeps whatever the driver says: without numpy two checkpoints would look alike, and stay so."""
+    for value in (0.0, 1.0):
+        torch.save({"w": torch.full((3,), value)}, "m.pt")
+        call("statecli", "git", "setup")
+        commit()
+    (repository.parent / "broken" / "numpy").mkdir(parents=True)
+    (repository.parent / "broken" / "numpy" / "__init__.py").write_text('raise ImportError("built for another")\n')
+    found = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{repository.parent / 'broken'}{os.pathsep}{found}")
+    shown = call("git", "diff", "HEAD~1", "HEAD", "--", "m.pt")
+    (line,) = [line for line in shown.splitlines() if line.startswith("+not read at ")]
+    assert "ImportError: built for another" in line
+    monkeypatch.setenv("PYTHONPATH", found)
+    call(*line.partition("mended: ")[2].split())
+    assert "+w float32 [3]" in call("git", "diff", "HEAD~1", "HEAD", "--", "m.pt")
+
+
+def test_what_is_wrong_with_the_file_is_a_fact_of_it(repository):
+    """The same text each time: two damaged files that are damaged alike do not differ."""
+    (repository / "m.pt").write_bytes(b"PK\x03\x04 broken")
+    words = ("statecli", "git", "textconv", "m.pt")
+    assert call(*words) == call(*words)
+    assert call(*words).startswith("cannot be read: ")
+
+
+def test_lines_of_another_version_are_not_mixed_with_these(repository, monkeypatch):
+    """git keeps lines by the driver's command line: it names the version and the digest."""
+    call("statecli", "git", "setup")
+    before = call("git", "config", "diff.statecli.textconv").strip()
+    assert before.endswith(f"git textconv --made-by {git.__version__}-blake3")
+    monkeypatch.setattr(git, "MADE_BY", "99-blake4")
+    git.setup()
+    assert call("git", "config", "diff.statecli.textconv").strip().endswith(" --made-by 99-blake4")
+
+
+def test_the_difftool_shows_what_came_and_what_went(repository):
+    """git gives the null device for the side that is not there."""
+    save_file({"w": torch.zeros(3)}, "m.safetensors")
+    call("statecli", "git", "setup")
+    commit()
+    words = ("git", "difftool", "--no-prompt", "-t", "statecli")
+    (repository / "m.safetensors").unlink()
+    shown = call(*words)
+    assert shown.startswith("deleted: ")
+    assert "w float32 [3]" in shown
+    commit()
+    shown = call(*words, "HEAD", "HEAD~1")
+    assert shown.startswith("added: ")
+    assert "w float32 [3]" in shown
+
+
+def test_the_difftool_ends_0_whatever_it_is_given(repository):
+    """It says what is wrong, on standard output as git's own."""
+    assert "no such file" in call("statecli", "git", "difftool", "none.pt", "none.pt")
+
+
 def test_setting_up_twice_changes_nothing(repository):
     """What the user had in .gitattributes stays."""
     (repository / ".gitattributes").write_text("*.png binary")
