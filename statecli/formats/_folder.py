@@ -71,6 +71,11 @@ def _choose(weights: list[str], indexes: list[str]) -> str:
     )
 
 
+def files(path: str) -> list[str]:
+    """The names of all files in the folder, sorted; none where it may be entered and not listed."""
+    return _listed(path)[0] if os.access(path, os.R_OK) else []
+
+
 def _listed(path: str) -> tuple[list[str], list[str]]:
     """The names of all files in the folder and of all folders, both sorted."""
     files: list[str] = []

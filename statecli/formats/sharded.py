@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from statecli.errors import IndexMismatch, MalformedError, MissingShard, UnreadableError
+from statecli.errors import IndexMismatch, MalformedError, MissingShard, StateError, UnreadableError
 from statecli.formats import _folder, _json, _shown
 from statecli.formats._source import Source
 from statecli.formats.safetensors import DROPPED
@@ -58,7 +58,11 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     """
     if os.path.isdir(path):
         return _in_folder(path, read_file)
-    return _indexed(_index(path, "the index"), path, read_file)
+    index = _index(path, "the index")
+    state, beside = _indexed(index, path, read_file), _unnamed(index)
+    if not beside:
+        return state
+    return _noted(state, Oddity("unnamed-shards", f"beside its shards, not named and not read: {_shown.names(beside)}"))
 
 
 def _in_folder(path: str, read_file: ReadFile) -> ModelState:
@@ -149,7 +153,7 @@ def _check_name(shard: str, what: str) -> None:
 def _indexed(index: Index, target: str, read_file: ReadFile) -> ModelState:
     states = list(_states(index.folder, index.shards, read_file))
     state = _merged(target, states)
-    odd = (*_disagreements(index.weight_map, states), *_totals(index.metadata, state))
+    odd = (*_disagreements(index, states, read_file), *_totals(index.metadata, state))
     beside = {key: value for key, value in index.metadata.items() if type(value) in (str, int, float, bool)}
     return replace(_noted(state, *odd), metadata={**state.metadata, **beside})
 
@@ -235,12 +239,49 @@ def _common(states: list[tuple[str, ModelState]]) -> dict[str, Any]:
     return {**agreed, **own}
 
 
-def _disagreements(weight_map: dict[str, str], states: list[tuple[str, ModelState]]) -> list[Oddity]:
+def _unnamed(index: Index) -> list[str]:
+    """Files beside the shards, of their format, that by their names are of no other checkpoint."""
+    named, kinds = set(index.shards), {_series(shard) for shard in index.shards}
+    suffixes = {os.path.splitext(shard)[1] for shard in index.shards}.intersection(_folder.WEIGHTS)
+    found = [name for name in _folder.files(index.folder or ".") if os.path.splitext(name)[1] in suffixes]
+    return [
+        name
+        for name in found
+        if name not in (*_folder.SINGLE, *named)
+        and not _folder.COMPANIONS.match(name)
+        and _series(name) in (None, *kinds)
+    ]
+
+
+def _series(name: str) -> tuple[str, str] | None:
+    match = _folder.SERIES.match(name)
+    return (match["stem"], match["suffix"]) if match else None
+
+
+#: Files beside the shards in which a tensor is looked for that none of them has.
+MAX_SEARCHED = 16
+
+
+def _where(fqn: str, index: Index, read_file: ReadFile) -> str:
+    """Where a tensor is that is in no shard."""
+    for name in _unnamed(index)[:MAX_SEARCHED]:
+        try:
+            state = read_file(os.path.join(index.folder, name))
+        except StateError:  # no file of the checkpoint's: what is wrong with it is said where it is a target itself
+            continue
+        if any(tensor.fqn == fqn for tensor in state.tensors):
+            return f"{_shown.name(name)}, which the index does not name"
+    return "no shard"
+
+
+def _disagreements(index: Index, states: list[tuple[str, ModelState]], read_file: ReadFile) -> list[Oddity]:
     """Refuse what the index says and the shards deny; note what they hold and it does not name."""
+    weight_map = index.weight_map
     found = {tensor.fqn: shard for shard, state in states for tensor in state.tensors}
     for fqn, shard in weight_map.items():
         if fqn not in found:
-            raise IndexMismatch(f"{_shown.name(fqn)}: the index says it is in {shard}, it is in no shard")
+            where = _where(fqn, index, read_file)
+            raise IndexMismatch(f"{_shown.name(fqn)}: the index says it is in {shard}, it is in {where}")
         if found[fqn] != shard:
             raise IndexMismatch(f"{_shown.name(fqn)}: the index says {shard}, it is in {found[fqn]}")
     # The dropped name of a tied tensor is a row of ours and no entry of the file.

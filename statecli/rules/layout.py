@@ -151,7 +151,8 @@ def index_mismatch(subject: Subject) -> Iterator[Found]:
     """The index of a sharded checkpoint says something else than its shards.
 
     Why: a loader opens the shard that the index names and finds no such tensor, and what the index does not name is
-    never loaded: its layer keeps random weights. A wrong total misleads what places layers by it.
+    never loaded: its layer keeps random weights. A wrong total misleads what places layers by it. A file that looks
+    like one more shard, beside an index that does not name it, is told as a note.
 
     Example: after merging adapters into one shard the index was not written again.
 
@@ -163,6 +164,8 @@ def index_mismatch(subject: Subject) -> Iterator[Found]:
             yield _found(odd, help)
         elif odd.name == "index-total":
             yield Found(odd.message, help=help, severity=Severity.WARNING)
+        elif odd.name == "unnamed-shards":
+            yield Found(odd.message, help="audit the folder, and each of them is a target", severity=Severity.NOTE)
 
 
 @rule(Severity.NOTE, _a_file)

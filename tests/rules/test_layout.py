@@ -336,6 +336,41 @@ def test_index_mismatch_finds_a_tensor_in_no_shard(sharded):
     assert "c: the index says it is in m-2.safetensors, it is in no shard" in failed(path, "index-mismatch")
 
 
+def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(sharded):
+    """Though the index names that file nowhere."""
+    path = sharded(lambda index: index.update(b="m-1.safetensors"))
+    expected = "b: the index says it is in m-1.safetensors, it is in m-2.safetensors, which the index does not name"
+    (target, _) = audit(Request((str(path),))).targets
+    assert expected in target.reason
+    (path / "m-2.safetensors").write_bytes(b"no shard")
+    assert "it is in no shard" in audit(Request((str(path),))).targets[0].reason
+
+
+def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(found, sharded):
+    """A note where the index itself is the target; a folder's other files are targets of their own."""
+    path = sharded(lambda index: index.pop("b"), metadata={"format": "pt"})
+    (finding,) = found("index-mismatch", path / "model.safetensors.index.json")
+    assert finding.message == "beside its shards, not named and not read: m-2.safetensors"
+    assert finding.severity.value == "note"
+    names = [one.target for one in audit(Request((str(path),), select=("index-mismatch",))).targets]
+    assert names == [str(path), str(path / "m-2.safetensors")]
+
+
+BESIDE = ["consolidated.safetensors", "model.bin", "optimizer.safetensors", "model-00001-of-00002.fp16.safetensors"]
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_index_mismatch_spares_another_checkpoint_beside_the_index(found, tmp_path, beside):
+    """Of one file, in another format, of the training run, of another variant."""
+    save_file({"a": torch.zeros(2)}, tmp_path / "model-00001-of-00001.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
+    (tmp_path / beside).touch()
+    assert not found("index-mismatch", index)
+    save_file({"b": torch.zeros(2)}, tmp_path / "model-00002-of-00002.safetensors")
+    assert len(found("index-mismatch", index)) == 1
+
+
 def test_index_mismatch_finds_a_tensor_that_the_index_leaves_out(found, tmp_path):
     """It would never be loaded."""
     save_file({"a": torch.zeros(2), "b": torch.zeros(3)}, tmp_path / "m.safetensors")
