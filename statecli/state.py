@@ -252,14 +252,14 @@ class ModelState(msgspec.Struct, frozen=True):
 class Mention(msgspec.Struct, frozen=True, gc=False):
     """A Python name in a pickle: `position` is the byte of the pickle where it first stands.
 
-    `called`: the pickle calls it; `patched`: it sets attributes or items of it, for the whole process.
+    `called`: the pickle calls it; `misuse` says what it does with it that nothing does which writes data.
     """
 
     module: str
     name: str
     position: int
     called: bool = False
-    patched: bool = False
+    misuse: str | None = None
 
     @property
     def qualified(self) -> str:

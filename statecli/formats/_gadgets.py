@@ -18,13 +18,21 @@ import re
 import sys
 from functools import lru_cache
 
-from statecli.formats import _globals
+from statecli.formats import _classes, _globals
 
 
 def _names(module: str, names: str) -> list[str]:
     return [f"{module}.{name}" for name in names.split()]
 
 
+#: Exceptions keep their arguments.
+_EXCEPTIONS = (
+    "BaseException Exception ArithmeticError AssertionError AttributeError BufferError EOFError FileExistsError"
+    " FileNotFoundError FloatingPointError IndexError InterruptedError IOError KeyError KeyboardInterrupt LookupError"
+    " MemoryError NotImplementedError OSError OverflowError PermissionError RecursionError RuntimeError StopIteration"
+    " SystemExit TimeoutError TypeError UnicodeDecodeError UnicodeEncodeError UnicodeError ValueError ZeroDivisionError"
+    " Warning DeprecationWarning FutureWarning RuntimeWarning UserWarning"
+)
 #: What ordinary training checkpoints hold beside tensors. Each builds a value of its arguments and runs nothing.
 _DATA = frozenset(
     [
@@ -34,17 +42,23 @@ _DATA = frozenset(
         ),
         *_names("builtins", "Ellipsis NotImplemented"),
         *_names("copyreg", "_reconstructor __newobj__ __newobj_ex__"),
+        # A call put off; what it would call is looked at.
+        *_names("functools", "partial"),
         *_names("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString"),
         *_names("datetime", "datetime date time timedelta timezone"),
         *_names("decimal", "Decimal"),
         *_names("fractions", "Fraction"),
         *_names("uuid", "UUID SafeUUID"),
+        *_names("array", "array _array_reconstructor"),
+        *_names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
+        *_names("signal", "Signals Handlers"),
+        *_names("signal", "SIGTERM SIGINT SIGUSR1 SIGUSR2 SIGHUP SIGQUIT SIGKILL SIGALRM SIGCHLD SIGCONT"),
+        *_names("builtins", _EXCEPTIONS),
         *_names("pathlib", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
         *_names("pathlib._local", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
         # Command lines and configurations, whole or as type annotations in them.
         *_names("argparse", "Namespace"),
-        *_names("types", "SimpleNamespace NoneType"),
-        *_names("typing", "Any Union Optional List Dict Tuple Set Sequence Mapping Callable Iterable Literal"),
+        *_names("types", "SimpleNamespace GenericAlias"),
         *_names("re", "_compile"),
         # Finds a logger by its name, which is how one that a module keeps is pickled.
         *_names("logging", "getLogger"),
@@ -56,7 +70,10 @@ _DATA = frozenset(
             "AnyNode StringNode IntegerNode FloatNode BooleanNode BytesNode PathNode EnumNode InterpolationResultNode",
         ),
         # Arrays and their scalars, before and after numpy 2 moved them.
-        *_names("numpy", "ndarray dtype"),
+        *_names("numpy", "ndarray dtype recarray record"),
+        *_names("numpy.rec", "recarray record"),
+        *_names("numpy.ma", "MaskedArray"),
+        *_names("numpy.ma.core", "MaskedArray _mareconstruct"),
         *(
             name
             for core in ("numpy.core", "numpy._core")
@@ -102,16 +119,7 @@ _DATA = frozenset(
         *_names("torch._dynamo.decorators", "_DimRange"),
         *_names("torch.nested._internal.nested_tensor", "NestedTensor _rebuild_njt"),
         *_names("torch.nn.parameter", "Buffer UninitializedParameter UninitializedBuffer"),
-        *_names("torch.optim.lr_scheduler", "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"),
-        *_names("torch.optim.lr_scheduler", "CyclicLR._triangular_scale_fn CyclicLR._triangular2_scale_fn"),
-        # A whole module keeps its activation, and TorchScript's pickles their types.
-        *_names(
-            "torch.nn.functional",
-            "relu relu6 gelu silu elu selu celu leaky_relu tanh sigmoid softmax log_softmax softplus softsign mish glu"
-            " logsigmoid hardtanh hardswish hardsigmoid tanhshrink softshrink hardshrink normalize cosine_similarity",
-        ),
-        *_names("torch._C._nn", "gelu silu elu leaky_relu softplus hardswish hardtanh mish relu6 log_sigmoid"),
-        *_names("torch", "relu tanh sigmoid softmax rsqrt"),
+        # TorchScript's pickles.
         *_names("torch", "ScriptObject"),
         *_names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
         *_names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
@@ -141,20 +149,101 @@ _DATA = frozenset(
         *(f"{one}.parsing.AttributeDict" for one in ("lightning.pytorch.utilities", "pytorch_lightning.utilities")),
     ]
 )
-#: Classes that only keep what they are given, many of a kind: what they are called is a pattern, and no attribute of
-#: them. Modules pickled whole are `whole-module-pickle`'s. No torch.fx: its graphs become code when they are loaded.
-_CLASSES = re.compile(
-    r"torch\.nn\.modules\.[a-z_]+\._?[A-Z]\w*"
-    r"|torch\.nn\.utils\.(?:parametrize|parametrizations|weight_norm|spectral_norm|prune|rnn)\._?[A-Z]\w*"
-    r"|torch\.(?:ao\.)?nn\.(?:quantized|qat|intrinsic|quantizable)\.(?:\w+\.)*modules\.[a-z_]+\._?[A-Z]\w*"
-    r"|torch\.(?:ao\.)?quantization\.(?:observer|fake_quantize|stubs|qconfig)\._?[A-Z]\w*"
-    r"|torch\.optim\.[a-z]\w*\._?[A-Z]\w*"
-    r"|torch\.(?:amp|cuda\.amp)\.grad_scaler\.(?:GradScaler|OptState)"
-    r"|numpy\.dtypes\.[A-Z]\w*|numpy\.dtype\[\w+\]"
-    r"|(?:lightning\.pytorch|pytorch_lightning)\.callbacks\.[a-z]\w*(?:\.[a-z]\w*)*\.[A-Z]\w*"
+#: What a checkpoint may name and not call: functions that a configuration or a whole module keeps, annotations,
+#: callbacks, which old releases of Lightning took for keys.
+_NAMED = frozenset(
+    [
+        *_names("torch.nn.functional", _classes.FUNCTIONAL + " _threshold"),
+        *_names("torch._C._nn", _classes.FUNCTIONAL),
+        *_names("torch._C._VariableFunctionsClass", _classes.FUNCTIONAL),
+        *_names("torch._C", "_VariableFunctionsClass"),
+        *_names("torch", _classes.FUNCTIONAL + " rsqrt"),
+        *_names("torch.nn.init", _classes.INITIAL),
+        *_names("torch.optim.lr_scheduler", "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"),
+        *_names("torch.optim.lr_scheduler", "CyclicLR._triangular_scale_fn CyclicLR._triangular2_scale_fn"),
+        *_names(
+            "typing",
+            "Any Union Optional List Dict Tuple Set FrozenSet Type Sequence Mapping MutableMapping Callable Iterable"
+            " Iterator Literal ClassVar Final Annotated",
+        ),
+        *_names("types", "NoneType EllipsisType NotImplementedType"),
+        *(
+            f"{root}.callbacks.{where}"
+            for root in ("pytorch_lightning", "lightning.pytorch")
+            for where in (
+                *_names("model_checkpoint", "ModelCheckpoint"),
+                *_names("early_stopping", "EarlyStopping"),
+                *_names("lr_monitor", "LearningRateMonitor"),
+                *_names("progress", "ProgressBar TQDMProgressBar RichProgressBar"),
+                *_names("stochastic_weight_avg", "StochasticWeightAveraging"),
+                *_names("gradient_accumulation_scheduler", "GradientAccumulationScheduler"),
+                *_names("timer", "Timer"),
+            )
+        ),
+    ]
+)
+#: What else keeps what it is given, many of a kind: what they are called is a pattern, and no attribute of them.
+_KINDS = re.compile(
+    r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]"
     r"|transformers\.models\.\w+\.configuration_\w+\.[A-Z]\w*Config"
     r"|__torch__\.[\w.]+",
     re.ASCII,
+)
+#: What calls what it is given, and at which places of its arguments: a plain name must stand there.
+CALLERS = {
+    "functools.partial": (0,),
+    "copyreg._reconstructor": (0, 1),
+    "copyreg.__newobj__": (0,),
+    "copyreg.__newobj_ex__": (0,),
+    "torch._tensor._rebuild_from_type_v2": (0, 1),
+    "collections.defaultdict": (0,),
+    "array._array_reconstructor": (0,),
+    "numpy.ma.core._mareconstruct": (0, 1),
+    **{f"{core}.multiarray._reconstruct": (0,) for core in ("numpy.core", "numpy._core")},
+    "numpy.random._pickle.__randomstate_ctor": (1,),
+    "numpy.random._pickle.__generator_ctor": (1,),
+    "numpy.random._pickle.__bit_generator_ctor": (0,),
+    "numpy.random.bit_generator.__pyx_unpickle_SeedSequence": (0,),
+    "numpy.random._bit_generator.__pyx_unpickle_SeedSequence": (0,),
+}
+#: What gives an object that others have as well: nothing may be set on it.
+SHARED = frozenset(
+    [
+        *_names("logging", "getLogger"),
+        *_names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
+        *_names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
+        *_names("torch.serialization", "_get_layout"),
+        *_names("accelerate.state", "PartialState AcceleratorState"),
+        *_names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
+        *_names("signal", "Signals Handlers"),
+        *_names("uuid", "SafeUUID"),
+        *_names("transformers.training_args", "OptimizerNames ParallelMode"),
+        *_names(
+            "transformers.trainer_utils",
+            "IntervalStrategy SaveStrategy SchedulerType HubStrategy EvaluationStrategy FSDPOption",
+        ),
+        *_names("transformers.debug_utils", "DebugOption"),
+        *_names("accelerate.utils.dataclasses", "DistributedType DynamoBackend ComputeEnvironment PrecisionType"),
+        *_names("torch.amp.grad_scaler", "OptState"),
+        *_names("torch.cuda.amp.grad_scaler", "OptState"),
+    ]
+)
+#: Functions that pickle itself calls where it has no name for a value: in these calls they do nothing else.
+SPELLING = frozenset(["builtins.getattr", "builtins.type", "operator.getitem", "functools.reduce", "operator.or_"])
+#: Hooks that set attributes, of a name that they are given, of whatever module they are called with.
+HOOKS = frozenset(
+    [
+        *_names("torch.nn.utils.weight_norm", "WeightNorm"),
+        *_names(
+            "torch.nn.utils.spectral_norm", "SpectralNorm SpectralNormLoadStateDictPreHook SpectralNormStateDictHook"
+        ),
+        *_names("torch.nn.modules.module", "_WrappedHook"),
+        *(one for one in _classes.CLASSES if one.startswith("torch.nn.utils.prune.")),
+    ]
+)
+#: Classes that pickle makes by calling them; all others of torch it makes empty, and gives them their attributes.
+_CALLED_CLASSES = frozenset(
+    [*_names("torch.amp.grad_scaler", "OptState"), *_names("torch.cuda.amp.grad_scaler", "OptState")]
 )
 #: The name of an enumeration's member, behind that of the enumeration.
 _MEMBER = re.compile(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
@@ -263,6 +352,9 @@ _KNOWN = {
     "torch": "is a function of torch that builds no data of a checkpoint",
     "torch._dynamo": "runs any Python code",
     "torch._inductor": "compiles and runs programs",
+    "torch._C": "is a part of torch that no checkpoint needs",
+    "torch._C.PyTorchFileReader": "opens any file",
+    "torch._C.PyTorchFileWriter": "overwrites any file",
     "torch.distributed": "talks to other processes",
     "torch.fx": "runs code that is given as text",
     "torch.hub": "downloads and runs code",
@@ -272,11 +364,19 @@ _KNOWN = {
     "torch.package": "loads and runs code",
     "torch.serialization.load": "unpickles any file",
     "torch.storage._load_from_bytes": "unpickles the bytes that it is given, without limits",
-    "torch.utils": "compiles and runs programs",
+    "torch.multiprocessing": "starts processes",
+    "torch.utils": "is a tool of torch that builds no data of a checkpoint",
+    "torch.utils.bottleneck": "runs any Python file",
+    "torch.utils.cpp_extension": "compiles and runs programs",
+    "torch.utils.collect_env": "runs shell commands",
+    "torch.utils.data": "loads data, and is none of a checkpoint",
     "torch.classes": "loads libraries",
     "torchvision.io": "reads and writes files",
     "trace": "runs any Python code",
-    "types": "makes functions of code objects",
+    "types": "is a part of Python that no checkpoint needs",
+    "types.CodeType": "makes code objects",
+    "types.FunctionType": "makes functions of code objects",
+    "types.LambdaType": "makes functions of code objects",
     "urllib": "talks to the network",
     "urllib2": "talks to the network",
     "uv": "runs programs",
@@ -302,6 +402,27 @@ _HARMFUL = frozenset(
 )
 #: Classes of torch.fx, wherever they are imported to: what they hold becomes code when they are loaded.
 _GRAPHS = frozenset(["GraphModule", "Graph", "CodeGen"])
+#: Classes of Python's by which other modules import them.
+_ALIASES = {
+    "ABCMeta": "makes classes",
+    "CDLL": "calls any C function",
+    "CodeType": "makes code objects",
+    "EnumMeta": "makes classes",
+    "EnumType": "makes classes",
+    "FileIO": "opens any file",
+    "FunctionType": "makes functions of code objects",
+    "Popen": "runs programs",
+    "PyDLL": "calls any C function",
+    "TemporaryDirectory": "writes files",
+    "ZipFile": "opens any file",
+}
+#: Modules in C, and those that are known for them.
+_TWINS = {
+    "_operator": "operator",
+    "_functools": "functools",
+    "_collections": "collections",
+    "pathlib._local": "pathlib",
+}
 #: Python's own modules: those of the Python that runs, and those of older and newer ones.
 _LIBRARY = frozenset(
     [
@@ -317,32 +438,76 @@ _LIBRARY = frozenset(
 )
 
 
-def is_clean(module: str, name: str) -> bool:
-    """Whether `module.name` only builds data that ordinary checkpoints hold."""
+def is_clean(module: str, name: str, *, called: bool = False) -> bool:
+    """Whether `module.name` only builds data that ordinary checkpoints hold, or is named by them and not called."""
     whole = f"{module}.{name}"
+    if whole in _NAMED:
+        return not called
     # A class's module has all that it imports itself: behind another dot is every function there is.
-    if whole in _DATA or whole in _globals.allowed() or ("." not in name and _CLASSES.fullmatch(whole)):
+    if (
+        whole in _DATA
+        or whole in _globals.allowed()
+        or is_class(whole)
+        or ("." not in name and _KINDS.fullmatch(whole))
+    ):
         return True
     owner, _, member = whole.rpartition(".")
     return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in _DATA
 
 
-def harm(module: str, name: str) -> str | None:
+def is_class(whole: str) -> bool:
+    """Whether it is a class of torch that only keeps what it is given, by the name of any release."""
+    moved = next((new + whole[len(old) :] for old, new in _classes.MOVED.items() if whole.startswith(old)), whole)
+    return moved in _classes.CLASSES
+
+
+def is_made_empty(whole: str) -> bool:
+    """Whether pickle makes objects of this class empty, so that calling it is nothing a pickler writes."""
+    return is_class(whole) and whole not in _CALLED_CLASSES
+
+
+def harm(module: str, name: str, *, called: bool = False) -> str | None:
     """What the name is known for, in a few words; None where nothing is known of it. Not for clean names."""
     whole = f"{module}.{name}"
     parts = whole.split(".")
-    known = next((_KNOWN[one] for end in range(len(parts), 0, -1) if (one := ".".join(parts[:end])) in _KNOWN), None)
+    known = _known(parts)
     if any(part.startswith("__") and part.endswith("__") for part in parts[1:]):
         return known or "reaches inside an object, where any function can be had"
     if parts[0] in _LIBRARY or (parts[0].startswith("_") and parts[0] not in ("__main__", "__mp_main__")):
         return known or "is a part of Python that no checkpoint needs"
     if parts[0] in _HARMFUL or ".".join(parts[:2]) in _HARMFUL:
         return known or "runs code or programs"
+    return _alias(name.split(".")) or (
+        _of_torch(parts, name, known, called) if parts[0] in ("torch", "numpy") else None
+    )
+
+
+def _known(parts: list[str]) -> str | None:
+    return next((_KNOWN[one] for end in range(len(parts), 0, -1) if (one := ".".join(parts[:end])) in _KNOWN), None)
+
+
+def _alias(parts: list[str]) -> str | None:
+    """What a class of Python's is known for where another module has imported it, or the module that it is of."""
+    for at, part in enumerate(parts):
+        if part in _KNOWN and part in _LIBRARY and at + 1 < len(parts):
+            return _known(parts[at:])
+    return _ALIASES.get(parts[-1])
+
+
+def _of_torch(parts: list[str], name: str, known: str | None, called: bool) -> str | None:
+    """Functions of torch and numpy; classes if they are called, or known for more than being theirs."""
     if parts[0] == "torch" and parts[-1] in _GRAPHS:
         return _KNOWN["torch.fx"]
-    if parts[0] in ("torch", "numpy") and not parts[-1].lstrip("_")[:1].isupper():
-        return known
-    return known if parts[0] in ("torch", "numpy") and "." in name else None
+    is_class = parts[-1].lstrip("_")[:1].isupper() and "." not in name
+    if is_class and known == _KNOWN[parts[0]]:
+        return f"is a class of {parts[0]} that is no data of a checkpoint" if called else None
+    return known
+
+
+def plain(module: str, name: str) -> str:
+    """The `module.name` by which the tables here know it: Python 3's, and not that of its twin in C."""
+    module, name = renamed(module, name)
+    return f"{_TWINS.get(module, module)}.{name}"
 
 
 @lru_cache(maxsize=4096)

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from statecli.errors import MalformedError
+from statecli.formats import _gadgets
+from statecli.formats._flow import Flow, is_tame, made_of, plain
 from statecli.formats._graph import is_module
-from statecli.formats._pickle import Global, Handler, Machine, Obj, Persistent, Value
+from statecli.formats._pickle import Global, Handler, Machine, Obj, Persistent, Value, as_key
 from statecli.state import Mention
 
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
-_GETATTR = ("builtins.getattr", "__builtin__.getattr")
+#: The classes of the three values that have no name, which pickle spells `type(None)`.
+_NAMELESS = {"builtins.Ellipsis": "EllipsisType", "builtins.NotImplemented": "NotImplementedType"}
 #: Strings that may hold a pickle, an archive or an array: bytes by their beginning, text as UTF-8 if it is Latin-1.
 _INNER = re.compile(rb"\x80[\x00-\x05]|PK\x03\x04|\x93NUMPY|[()\]}NIFLSVXUcd][^\n]{0,300}\n", re.DOTALL)
 _INNER_TEXT = re.compile(rb"\xc2\x80[\x00-\x05]|PK\x03\x04|\xc2\x93NUMPY|[()\]}NIFLSVXUcd][^\n]{0,300}\n", re.DOTALL)
@@ -26,58 +29,85 @@ _SHORTEST = 6
 
 
 class Scanner(Machine):
-    """A machine that reads on. `inner` are strings that begin like a pickle, `modules` the classes of whole modules.
-
-    `patched` are the names that the pickle would change for the whole process: attributes of a class (BUILD), items.
-    """
+    """A machine that reads on. `inner` are strings that begin like a pickle, `modules` the classes of whole modules."""
 
     def __init__(self, data: bytes, what: str) -> None:
         super().__init__(data, what, fast=True, module_ids=True)
         self.inner: list[tuple[int, bytes]] = []
         self.modules: list[str] = []
-        self.patched: list[Global] = []
-        self._called: set[int] = set()
         self.calls = 0
-        self._opaque = False
-        self._resolved = False
+        self.flow = Flow()
+        self._called: set[int] = set()
+        #: Names that were called only to spell others out.
+        self._spelled: set[int] = set()
+        #: Calls, BUILDs, and values that are reached from neither, for the flow of names through them.
+        self._made: list[Obj] = []
+        self._built: list[tuple[Value, Value]] = []
+        self._loose: list[Value] = []
 
     def mentions(self) -> Iterator[Mention]:
-        """Each name once, in the order of first mention. `getattr` is left out where it only spelled out others."""
-        spelled = self._resolved and not self._opaque
-        patched = {id(one) for one in self.patched}
+        """Each name once, in the order of first mention. `getattr` is left out where all it did was to spell others."""
+        flow = self.flow
+        if self._spelled or not is_tame(self.globals.values(), self._made):
+            flow.follow(self._made, self._built, [self.root, *self.persistent, *self._loose])
+        spelling = self._spelled - flow.kept - self._called - flow.misuses.keys()
+        called = self._called | flow.called
         for one in self.globals.values():
-            if not (spelled and one.qualified in _GETATTR):
-                yield Mention(one.module, one.name, one.position, id(one) in self._called, id(one) in patched)
+            if id(one) not in spelling:
+                yield Mention(one.module, one.name, one.position, id(one) in called, flow.misuses.get(id(one)))
 
     # What the machine refuses.
 
     def call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Any:
-        """Whatever is called gives something inert; `getattr` of a name gives the longer name."""
+        """Whatever is called gives something inert; what only spells a name gives that."""
         self.calls += 1
         if type(function) is Global:
+            if how != "newobj" and plain(function) in _gadgets.SPELLING:
+                spelled = self._spell(function, args, pos)
+                if spelled is not None:
+                    return spelled
             self._called.add(id(function))
-            if function.qualified in _GETATTR:
-                attribute = self._attribute(args, pos)
-                if attribute is not None:
-                    return attribute
         self.objects += 1
-        return Obj(function, args if type(args) is tuple else (args,), how)
+        made = Obj(function, args if type(args) is tuple else (args,), how)
+        self._made.append(made)
+        return made
 
     def take_record(self, match: re.Match[bytes]) -> bool:
-        """As the machine does it, the function noted as called."""
-        function = self.stack[-1] if self.stack else None
+        """As the machine does it, both functions noted as called."""
         taken = super().take_record(match)
-        if taken and type(function) is Global:
-            self._called.add(id(function))
+        if taken:
+            made = self.stack[-1]
+            for one in (made, made.args[-1]):
+                if type(one.cls) is Global:
+                    self._called.add(id(one.cls))
+                else:
+                    self._made.append(one)
         return taken
 
-    def _attribute(self, args: Value, pos: int) -> Global | None:
-        owner, name = args if type(args) is tuple and len(args) == 2 else (None, None)
-        if type(owner) is not Global or type(name) is not str or not _PLAIN.fullmatch(name):
-            self._opaque = True
-            return None
-        self._resolved = True
-        return self.name(owner.module, f"{owner.name}.{name}", pos)
+    def _spell(self, function: Global, args: Value, pos: int) -> Any:
+        """What pickle means by these calls: a class in a class, `type(None)`, `Optional[int]`, `int | str`."""
+        first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
+        name = plain(function)
+        spelled: Any = None
+        if name == "builtins.getattr" and type(first) is Global and type(second) is str and _PLAIN.fullmatch(second):
+            spelled = self.name(first.module, f"{first.name}.{second}", pos)
+        elif name == "builtins.type" and type(args) is tuple and len(args) == 1:
+            spelled = self._nameless(args[0], pos)
+        elif name == "operator.getitem" and type(first) is Global and first.module == "typing":
+            spelled = Obj(function, args)
+        elif name == "functools.reduce" and type(first) is Global and plain(first) == "operator.or_":
+            self._spelled.add(id(first))
+            spelled = Obj(function, args)
+        if spelled is not None:
+            self._spelled.add(id(function))
+            self._loose.append(second)
+        return spelled
+
+    def _nameless(self, value: Value, pos: int) -> Global | None:
+        if value is None:
+            return self.name("types", "NoneType", pos)
+        name = _NAMELESS.get(plain(value)) if type(value) is Global else None
+        return self.name("types", name, pos) if name else None
 
     def name(self, module: Value, name: Value, pos: int) -> Global:
         """As the machine does it; strings of Python 2 may be bytes."""
@@ -85,9 +115,17 @@ class Scanner(Machine):
         return super().name(module, name, pos)
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
-        """Keys and values are set on anything."""
+        """Keys and values are set on anything. What they take the place of is kept to be looked at."""
         if type(target) in (dict, Obj) and not len(flat) % 2:
+            held = (target.items or {}) if type(target) is Obj else target
+            keys = list(map(as_key, flat[::2]))
+            if held:
+                self._loose.extend((key, held[key]) for key in keys if key in held)
+            before = len(held)
             super().set_items(target, flat, pos)
+            now = target.items if type(target) is Obj else target
+            if now is not None and len(now) != before + len(keys):
+                self._loose.extend(zip(keys, flat[1::2], strict=True))
         self.changed(target)
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:  # noqa: ARG002
@@ -99,7 +137,17 @@ class Scanner(Machine):
     def changed(self, target: Value) -> None:
         """Note what is changed if it is no object of the pickle's own."""
         if type(target) is Global:
-            self.patched.append(target)
+            self.flow.note(target, "is changed by it for the whole process")
+        elif type(target) is Obj:
+            root = made_of(target)
+            name = plain(root) if root else ""
+            own = target.how == "newobj" and name.startswith("accelerate.state.")
+            if (name in _gadgets.SHARED or name in _gadgets.SPELLING) and not own:
+                self.flow.note(root, "gives an object of the whole process, and it changes that")
+
+    def built(self, target: Value, state: Value) -> None:
+        """Remember a BUILD."""
+        self._built.append((target, state))
 
     def decimal(self, line: bytes, pos: int) -> int:
         """Integers as Python reads them: with spaces and underscores, hexadecimal."""
@@ -144,6 +192,7 @@ def _integer(line: bytes, error: MalformedError) -> int:
 
 def _build(m: Any, pos: int) -> int:
     state, target = m.stack.pop(), m.stack[-1]
+    m.built(target, state)
     if type(target) is Obj:
         target.state = state
         if is_module(target) and type(target.cls) is Global:

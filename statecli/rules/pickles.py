@@ -20,28 +20,27 @@ def _at(pickle: ScannedPickle, mention: Mention) -> Place:
     return Place(pickle.place.path, pickle.place.offset + mention.position, _LENGTH)
 
 
-def _is_clean(mention: Mention) -> bool:
-    module, name = _gadgets.renamed(mention.module, mention.name)
-    return not mention.patched and _gadgets.is_clean(module, name)
-
-
 def _foreign(pickle: ScannedPickle) -> list[tuple[Mention, str | None]]:
-    """The names that are not clean, each with what it is known for, if it is.
+    """The names that are not clean, each with what it is known for, if it is."""
+    return [(mention, _harm(mention)) for mention in pickle.names if not _is_clean(mention)]
 
-    A `functools.partial` of clean names defers a call of one of them, as whole modules do, and is clean like them.
-    """
-    found = [mention for mention in pickle.names if not _is_clean(mention)]
-    deferring = all(mention.qualified == "functools.partial" for mention in found)
-    return [] if deferring else [(mention, _harm(mention)) for mention in found]
+
+def _is_clean(mention: Mention) -> bool:
+    return not mention.misuse and _is_data(mention)
+
+
+def _is_data(mention: Mention) -> bool:
+    module, name = _gadgets.renamed(mention.module, mention.name)
+    return _gadgets.is_clean(module, name, called=mention.called)
 
 
 def _harm(mention: Mention) -> str | None:
     """What a name that is not clean is known for."""
-    module, name = _gadgets.renamed(mention.module, mention.name)
     harm = None
-    if not _gadgets.is_clean(module, name):
-        harm = _gadgets.harm(module, name) or _gadgets.harm(mention.module, mention.name)
-    return harm or ("is changed by it for the whole process" if mention.patched else None)
+    if not _is_data(mention):
+        for module, name in (_gadgets.renamed(mention.module, mention.name), (mention.module, mention.name)):
+            harm = harm or _gadgets.harm(module, name, called=mention.called)
+    return harm or mention.misuse
 
 
 def _does(mention: Mention) -> str:

@@ -1,0 +1,174 @@
+"""What becomes of the names in a pickle: which of them are called by way of another, or put where Python calls them.
+
+A name may be clean, and what it gives may be data, as long as it stays in the tree. Attacks are made of clean names
+whose results are called, are classes of other objects, are attributes that Python looks up and calls, or are objects
+that the whole process shares and the pickle changes. Everything that a pickle runs is a call, a BUILD or an item set:
+`Flow` looks at each of them after the pickle was read, whatever is left of it in the tree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from statecli.formats import _gadgets
+from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf, Value
+
+_DUNDER = re.compile(r"__\w+__\Z")
+#: Attributes of Python's own that only say where something is from.
+_SAID = frozenset(["__orig_class__", "__origin__", "__wrapped__"])
+#: These keep the hooks of a module, and hooks.
+_HOLDERS = frozenset(["collections.OrderedDict", *_gadgets.HOOKS])
+_MAKERS = frozenset(["copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__"])
+#: These make something that is called later, if ever.
+_LATER = frozenset(["functools.partial", "collections.defaultdict"])
+#: What nothing that calls its arguments may be given to call.
+_NEVER = frozenset([*_gadgets.CALLERS, *_gadgets.SPELLING, *_gadgets.SHARED, *_gadgets.HOOKS]) - {
+    "collections.defaultdict"
+}
+
+
+def plain(name: Global) -> str:
+    """As the tables of `_gadgets` have it."""
+    return _gadgets.plain(name.module, name.name)
+
+
+def made_of(value: Value) -> Global | None:
+    """The name that a call gives an object of, through calls of calls; itself if it is a name."""
+    while type(value) is Obj:
+        value = value.args[0] if _is_made(value) else value.cls
+    return value if type(value) is Global else None
+
+
+def _is_made(value: Obj) -> bool:
+    """Whether it is a call of one of pickle's own, which only make an object of a class."""
+    return type(value.cls) is Global and plain(value.cls) in _MAKERS and bool(value.args)
+
+
+def is_tame(names: Iterable[Global], made: Iterable[Obj]) -> bool:
+    """Whether no name is of a kind whose use matters, and only names are called: so it is for most checkpoints."""
+    known = [plain(one) for one in names]
+    return not any(one in _NEVER or _gadgets.is_made_empty(one) for one in known) and all(
+        type(one.cls) is Global for one in made
+    )
+
+
+class Flow:
+    """One pickle. `misuses`: why a name is not clean here, by its id; `kept`: names that are values somewhere.
+
+    `called` are names that something else calls at once.
+    """
+
+    def __init__(self) -> None:
+        self.misuses: dict[int, str] = {}
+        self.kept: set[int] = set()
+        self.called: set[int] = set()
+        self._seen: set[int] = set()
+        self._held: set[int] = set()
+
+    def note(self, name: Value, why: str) -> None:
+        """The first reason stands."""
+        root = made_of(name)
+        if root is not None:
+            self.misuses.setdefault(id(root), why)
+
+    def follow(self, made: list[Obj], built: list[tuple[Value, Value]], loose: Iterable[Value]) -> None:
+        """All calls, all BUILDs, and values that are reached from neither."""
+        for one in made:
+            self._call(one)
+            self._walk(one, (one.args, one.kwargs, one.items, one.elems))
+        for target, state in built:
+            if type(target) is Obj:
+                self._build(target, state)
+            self._walk(target, (state,))
+        self._walk(None, loose)
+
+    def _call(self, made: Obj) -> None:
+        if type(made.cls) is not Global:
+            self.note(made.cls, "gives it what it calls")
+            return
+        name = plain(made.cls)
+        if name in _gadgets.SPELLING:
+            self.kept.add(id(made.cls))
+        if made.how != "newobj" and _gadgets.is_made_empty(name):
+            self.note(made.cls, "is called with arguments, where pickle makes an empty object")
+        for place in _gadgets.CALLERS.get(name, ()):
+            if place < len(made.args):
+                self._callee(made.cls, name, place, made.args[place])
+
+    def _build(self, target: Obj, state: Value) -> None:
+        root = made_of(target)
+        if root is not None and plain(root) == "functools.partial" and type(state) is tuple and state:
+            self._callee(root, "functools.partial", 0, state[0])
+
+    def _callee(self, caller: Global, name: str, place: int, value: Value) -> None:
+        """Something stands where `caller` takes what to call."""
+        why = f"is called by {name}"
+        if type(value) is Global:
+            called = plain(value)
+            if called in _NEVER or not _fits(name, place, called):
+                self.note(value, why)
+            if name not in _LATER:
+                self.called.add(id(value))
+        elif type(value) is Obj:
+            root = made_of(value)
+            if name != "collections.defaultdict" or root is None or plain(root) != "functools.partial":
+                self.note(value, why)
+                self.note(caller, "calls what another call gave")
+        elif value is not None and type(value) is not str:
+            self.note(caller, "calls what is no name")
+
+    def _walk(self, holder: Value, values: Iterable[Value]) -> None:
+        """Every name and pair in these values, down to the next call."""
+        root = made_of(holder)
+        holds = root is not None and plain(root) in _HOLDERS
+        seen = self._held if holds else self._seen
+        waiting = list(values)
+        while waiting:
+            value = waiting.pop()
+            kind = type(value)
+            if kind is Global:
+                self.kept.add(id(value))
+            elif kind is Obj:
+                self._object(value, holds)
+            elif kind is Key:
+                waiting.append(value.value)
+            elif kind in _CONTAINERS and id(value) not in seen:
+                seen.add(id(value))
+                waiting.extend(self._contents(value))
+
+    def _object(self, value: Obj, holds: bool) -> None:
+        root = made_of(value)
+        if not holds and root is not None and plain(root) in _gadgets.HOOKS:
+            self.note(root, "is put where no module has its hooks")
+
+    def _contents(self, value: Any) -> Iterable[Value]:
+        """What is in a container; pairs whose key is an attribute that Python calls are noted."""
+        if type(value) is dict:
+            for key, one in value.items():
+                self._pair(key, one)
+            return [*value.values(), *(key for key in value if type(key) is Key)]
+        if type(value) is SetOf:
+            return value.elems
+        if type(value) is Persistent:
+            return (value.pid,)
+        if len(value) == 2:
+            self._pair(*value)
+        return value  # type: ignore[no-any-return]
+
+    def _pair(self, key: Value, value: Value) -> None:
+        if type(key) is str and key not in _SAID and type(value) in (Global, Obj) and _DUNDER.match(key):
+            self.note(value, f"is put in the place of {key}")
+
+
+_CONTAINERS = frozenset([dict, list, tuple, SetOf, Persistent])
+
+
+def _fits(caller: str, place: int, called: str) -> bool:
+    """Whether this is what the caller is given there by those who write it."""
+    if caller == "torch._tensor._rebuild_from_type_v2" and place == 0:
+        return called.startswith("torch._utils._rebuild_")
+    if caller == "copyreg._reconstructor" and place == 1:
+        return called.startswith("builtins.")
+    return True
