@@ -16,7 +16,7 @@ from statecli.errors import UnreadableError
 from statecli.finding import Finding
 from statecli.inspection import Progress
 from statecli.render import Look
-from statecli.render._escape import elided, visible
+from statecli.render._escape import as_line, elided
 from statecli.render.plain import finding_line
 from statecli.report import Report
 
@@ -154,8 +154,9 @@ def _color(choice: str, terminal: bool) -> bool:
 
 def complain(message: str, debug: bool) -> int:
     """One line on stderr; the exit code for "could not do it"."""
-    line = visible(elided(" ".join(message.splitlines()), MAX_LINE))
-    _say((traceback.format_exc() if debug else "") + f"statecli: {line}")
+    for line in traceback.format_exc().splitlines() if debug else ():
+        _say(line)
+    _say(f"statecli: {elided(' '.join(message.splitlines()), MAX_LINE)}")
     return 2
 
 
@@ -166,10 +167,10 @@ def tell(findings: Sequence[Finding]) -> None:
 
 
 def _say(text: str) -> None:
-    """On stderr, if there is any; where it cannot be written, the exit code is all that is left to tell."""
+    """A line on stderr, if there is any; where it cannot be written, the exit code is all that is left to tell."""
     with suppress(OSError, ValueError):
         if sys.stderr is not None:
-            print(text, file=sys.stderr, flush=True)
+            print(as_line(text), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -184,7 +185,7 @@ def warnings_once() -> Iterator[None]:
         text = f"{filename}:{lineno}: {category.__name__}: {message}"
         if text not in shown:
             shown.add(text)
-            _say(visible(elided(" ".join(text.split()), MAX_LINE)))
+            _say(elided(" ".join(text.split()), MAX_LINE))
 
     warnings.showwarning = show  # type: ignore[assignment]
     try:

@@ -17,6 +17,7 @@ import torch
 from statecli.render import Output
 from statecli.report import View
 from statecli.report.auditing import MANY
+from statecli.report.documents import DOCUMENTS
 from statecli.rules import RULES
 
 from .audits import NOTE, WARNING, accepted, failed, finding, skipped, target, unheard, written
@@ -147,9 +148,21 @@ def test_targets_of_which_the_same_is_said_are_one_group():
     """The checkpoints of one run; --all has each."""
     targets = [target(f"step-{n}.pt", finding(target=f"step-{n}.pt")) for n in range(300)]
     text = shown(*targets)
-    assert "step-0.pt  and 299 more like it, each 1 error" in text
+    assert "step-0.pt\n  and 299 more like it, each 1 error: step-1.pt, step-2.pt, step-3.pt," in text
+    assert "step-10.pt\n  and 289 more\n" in text
     assert text.count("is nan") == 1
     assert shown(*targets, view=View(unfold=True)).count("is nan") == 300
+
+
+@pytest.mark.parametrize("output", ["table", "markdown", "html"])
+def test_a_target_that_is_folded_into_another_is_named(output):
+    """The second malicious file of two; of many the first ten, however long they are called, and how many more."""
+    evil = [target(name, finding("unsafe-global", target=name)) for name in ("evil.pt", "mix/sub/evil.dat")]
+    assert "and 1 more like it, each 1 error: mix/sub/evil.dat" in written(output, *evil, terminal=True)
+    names = [f"{n:02}{'x' * 4_000}.pt" for n in range(40)]
+    text = written(output, *(target(one, finding(target=one)) for one in names), terminal=True, width=10_000)
+    assert [name[:8] for name in names if name[:8] in text] == [name[:8] for name in names[:11]]
+    assert "and 29 more" in text
 
 
 def test_ten_thousand_findings_are_a_page_that_is_read():
@@ -191,7 +204,6 @@ def test_csv_has_every_fact_in_a_column():
         "message": "fc.weight: is nan",
         "help": "go back",
         "place": "",
-        "finding": "",
     }
 
 
@@ -205,7 +217,7 @@ def test_what_was_not_audited_is_said(output):
     text = written(output, target(), failed("no.pt", "is empty"), *texts, terminal=True)
     assert "failed: no.pt" in text
     assert "is empty" in text
-    assert "skipped: a.md, b.md and 2 more" in text
+    assert "4 skipped: a.md, b.md and 2 more" in text
     assert "1 audited: clean; 1 failed; 4 skipped" in text
 
 
@@ -236,6 +248,38 @@ def test_nothing_audited_is_never_clean(output):
     text = written(output, failed("no.pt"), skipped("a.md"), terminal=True)
     assert "nothing audited; 1 failed; 1 skipped" in text
     assert "clean" not in text.replace("clean up", "")
+
+
+# The documents, and the configuration.
+
+
+@pytest.mark.parametrize("command", DOCUMENTS)
+def test_every_document_has_a_schema(statecli, command):
+    """A valid one, and the help of `schema` names the command."""
+    jsonschema.Draft202012Validator.check_schema(statecli("schema", command).json)
+    assert command in statecli("schema", "--help").out
+
+
+def test_the_configuration_fits_its_schema(statecli):
+    """Texts, numbers, lists, tables, and what is not set."""
+    Path("statecli.toml").write_text(
+        'select = ["nan"]\nlock = "a.lock"\n[policy]\nmax-bytes = 9\n[severity]\nnan = "note"\n'
+        '[per-target-ignore."*.pt"]\nrules = ["inf"]\nreason = "a mask"\n'
+    )
+    document = statecli("config", "-f", "json").json
+    jsonschema.validate(document, statecli("schema", "config").json)
+    values = {one["key"]: one["value"] for one in document["settings"]}
+    assert (values["lock"], values["policy.max-bytes"], values["baseline"]) == ("a.lock", 9, None)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**document, "file": 1}, statecli("schema", "config").json)
+
+
+def test_the_configuration_as_csv_has_plain_values(statecli):
+    """A text without quotes, nothing for what is not set; no column of findings, of which there can be none."""
+    rows = {row.pop("key"): row for row in csv.DictReader(io.StringIO(statecli("config", "-f", "csv").out))}
+    assert rows["fail-on"] == {"value": "warning", "from": "default"}
+    assert [rows[key]["value"] for key in ("lock", "values", "select")] == ["", "false", "[]"]
+    assert "finding" not in csv.DictReader(io.StringIO(statecli("rules", "-f", "csv").out)).fieldnames
 
 
 # The rules.

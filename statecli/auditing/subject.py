@@ -11,6 +11,7 @@ from statecli.auditing.storages import Storage, storages
 from statecli.comparison.result import Diff
 from statecli.errors import StateError
 from statecli.locking.holding import Held
+from statecli.report.text import shown
 from statecli.state import ModelState, ScannedPickle, TensorInfo
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Subject:
 
     def called(self, tensor: TensorInfo) -> str:
         """The tensor as a message names it: behind its section where there are several."""
-        return tensor.fqn if len(self.state.sections) < 2 else f"{tensor.section}.{tensor.fqn}"
+        name = shown(tensor.fqn)
+        return name if len(self.state.sections) < 2 else f"{tensor.section}.{name}"
 
     @property
     def everything(self) -> ModelState:

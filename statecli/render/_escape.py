@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import re
 
-#: C0 and C1 controls, DEL, bidirectional marks and overrides, line and paragraph separators, BOM, lone surrogates.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+#: C0 and C1 controls, DEL, soft hyphens, bidirectional marks and overrides, zero-width characters, line and paragraph
+#: separators, lone surrogates, BOM, noncharacters (Unicode 23.7), tags.
+_LAST = "".join(chr(plane << 16 | last) for plane in range(1, 17) for last in (0xFFFE, 0xFFFF))
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufdd0-\ufdef\ufeff\ufffe\uffff"
+    f"\U000e0000-\U000e007f{_LAST}]"
+)
+#: What runners of workflows take for a command: `::` that begins a line, and `##[`, `##vso[` anywhere.
+_COMMAND = re.compile(r"^(\s*):(?=:)|#(#)(?=\w*\[)")
 
 #: Longer names are elided in the middle; JSON has them whole.
 MAX_NAME = 1000
@@ -14,6 +21,11 @@ MAX_NAME = 1000
 def visible(text: str) -> str:
     """The text with every character that a terminal would act on written as `\\x1b` or `\\u202e`."""
     return text if text.isascii() and text.isprintable() else _UNSAFE.sub(_written, text)
+
+
+def as_line(text: str) -> str:
+    """`visible`, as a line of its own: none of it is a command to whoever reads the output of a workflow's step."""
+    return _COMMAND.sub(lambda match: r"#\x23" if match[2] else match[1] + r"\x3a", visible(text))
 
 
 #: Longer remarks, notes and findings are elided in the middle.
@@ -40,9 +52,16 @@ def elided(text: str, width: int) -> str:
 
 def in_json(line: str) -> str:
     """Encoded JSON with the same characters as JSON escapes: they only ever stand inside strings."""
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+    return _UNSAFE.sub(_in_json, line)
+
+
+def _in_json(match: re.Match[str]) -> str:
+    """Beyond 16 bits by the two halves of its pair."""
+    units = match[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def _written(match: re.Match[str]) -> str:
     code = ord(match[0])
-    return {9: "\\t", 10: "\\n", 13: "\\r"}.get(code) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+    known = {9: "\\t", 10: "\\n", 13: "\\r"}.get(code)
+    return known or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}")

@@ -1,8 +1,9 @@
 """`-f csv`: the flat table for spreadsheets and data frames; what was found stands in the row it is about.
 
 Numbers have every digit, what is not known is an empty cell. A text that a spreadsheet would take for a formula (it
-begins with `=`, `+`, `-` or `@`, and is no number) stands behind a `'`, as OWASP's "CSV injection" has it; tabs and
-line breaks, which would do the same, are written as escapes in every output.
+begins with `=`, `+`, `-` or `@`, and is no number) stands behind a `'`, as OWASP's "CSV injection" has it, and so does
+one that begins with `::`, a command to a workflow's runner; tabs and line breaks, which would do the same, are written
+as escapes in every output.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
     out = csv.writer(_Lines(sink), lineterminator="\n")
     names = [column.name for column in table.columns]
     at = names.index("fqn") if "fqn" in names else 0
+    if not table.told:
+        out.writerow(names)
+        out.writerows(map(_written, row) for row in table.rows)
+        return
     out.writerow([*names, "finding"])
     section = names.index("section") if "section" in names else None
     by_fqn: dict[tuple[Cell, Cell], list[str]] = {}
@@ -51,4 +56,5 @@ def _written(cell: Cell) -> str:
     if not isinstance(cell, str):
         return "" if cell is None else repr(cell)
     shown = visible(cell)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(shown) else shown
+    is_live = shown.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(shown)
+    return f"'{shown}" if is_live or shown.lstrip().startswith("::") else shown

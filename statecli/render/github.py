@@ -1,8 +1,9 @@
 """`-f github`: annotations of a workflow's run, which the runner reads from the step's standard output.
 
 GitHub shows ten errors, ten warnings and ten notices of a step and drops the rest without a word. So repeated layers
-are folded; where that leaves more than ten, findings of one rule are told together; and where there are more rules than
-that, the last one says how many are left. `-q` leaves only what makes the command exit 1, and drops the last line.
+are folded; where that leaves more than ten, findings of one rule are told together, of several targets behind their
+names and at the first of them; and where there are more rules than that, the last one says how many are left. `-q`
+leaves only what makes the command exit 1, and drops the last line.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from statecli.finding import Finding, Severity
 from statecli.places import Located, file_of, of
 from statecli.render._escape import name, sentence, visible
 from statecli.report import Line, Report, Trouble, fold
-from statecli.report.text import plural
+from statecli.report.text import names, plural
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -39,6 +40,7 @@ class _Note(msgspec.Struct, frozen=True):
     message: str
     where: Located | None
     count: int = 1
+    target: str = ""
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:
@@ -55,9 +57,9 @@ def write(report: Report, sink: Sink, look: Look) -> None:
 
 
 def _unread(troubles: Iterable[Trouble]) -> list[_Note]:
-    names = {Severity.ERROR: UNREAD}
+    rules = {Severity.ERROR: UNREAD}
     return [
-        _Note(names.get(one.severity, "skipped"), sentence(one.message), Located(file_of(one.target)))
+        _Note(rules.get(one.severity, "skipped"), sentence(one.message), Located(file_of(one.target)), 1, one.target)
         for one in troubles
     ]
 
@@ -67,9 +69,9 @@ def _folded(findings: Sequence[Finding]) -> list[_Note]:
     rows = [Line((one.message, one.rule, one.target, one.help or "")) for one in findings]
     notes = []
     for line, positions in fold.joined(rows):
-        message, rule, _, help = line.cells
+        message, rule, target, help = line.cells
         text = sentence(message) + (f"\n{sentence(help)}" if help else "")
-        notes.append(_Note(rule, text, of(findings[positions[0]]), len(positions)))
+        notes.append(_Note(rule, text, of(findings[positions[0]]), len(positions), target))
     return notes
 
 
@@ -85,20 +87,29 @@ def _fitting(notes: list[_Note]) -> list[_Note]:
         return together
     rest = together[SHOWN - 1 :]
     count = sum(note.count for note in rest)
-    names = ", ".join(note.rule for note in rest)
-    last = _Note("more", f"and {plural(count, 'finding')} of {plural(len(rest), 'rule')} more: {names}", None, count)
+    what = f"and {plural(count, 'finding')} of {plural(len(rest), 'rule')} more"
+    last = _Note("more", f"{what}: {', '.join(note.rule for note in rest)}", None, count)
     return [*together[: SHOWN - 1], last]
 
 
 def _together(rule: str, notes: Sequence[_Note]) -> _Note:
     if len(notes) == 1:
         return notes[0]
-    lines = [note.message.partition("\n")[0] for note in notes[:TOLD]]
-    rest = sum(note.count for note in notes[TOLD:])
+    several = len({note.target for note in notes}) > 1
+    said: dict[str, list[_Note]] = {}
+    for note in notes:
+        line = note.message.partition("\n")[0]
+        said.setdefault(line.removeprefix(f"{note.target}: ") if several else line, []).append(note)
+    told = list(said.items())
+    lines = [f"{_targets(same)}: {line}" if several else line for line, same in told[:TOLD]]
+    rest = sum(note.count for _, same in told[TOLD:] for note in same)
     lines += [f"… and {rest:,} more"] if rest else []
-    places = {note.where.path for note in notes if note.where is not None}
-    where = notes[0].where if len(places) == 1 else None
-    return _Note(rule, "\n".join(lines), where, sum(note.count for note in notes))
+    return _Note(rule, "\n".join(lines), notes[0].where, sum(note.count for note in notes))
+
+
+def _targets(notes: Sequence[_Note]) -> str:
+    """The first of them, each once."""
+    return names([name(one) for one in dict.fromkeys(note.target for note in notes)], TOLD)
 
 
 def _command(level: str, note: _Note) -> str:

@@ -6,7 +6,6 @@ What XML 1.0 has no place for is written as an escape. `-q` leaves nothing out: 
 from __future__ import annotations
 
 import html
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 #: The element that says how a case went; one that passed has none.
 _ELEMENTS = {Outcome.FAILED: "failure", Outcome.ERROR: "error", Outcome.SKIPPED: "skipped"}
-#: What is left of the characters that are none of XML's once terminals' are escaped.
-_FORBIDDEN = re.compile("[\ufffe\uffff]")
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
@@ -71,7 +68,7 @@ def _written(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return html.escape(_FORBIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+    return html.escape(text)
 
 
 def _put(sink: Sink, text: str) -> None:

@@ -13,7 +13,7 @@ import string
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from statecli.render._escape import name, sentence, visible
+from statecli.render._escape import as_line, name, sentence, visible
 from statecli.render.plain import finding_line
 from statecli.report import Column, Group, Page, Report
 
@@ -27,8 +27,9 @@ LIMIT = 65_536
 #: Of these, those kept for the last line.
 RESERVED = 200
 
-#: What GitHub would make something of: emphasis, links, mentions, issues, formulas, emoji; a list, where a line begins.
-_LIVE = re.compile(r"[\\`*_~<>\[\]#@&$|]|://|\bwww\.|\bGH-\d|:\w+:|^\s*(?:[-+=]+|\d+[.)])\s", re.IGNORECASE)
+#: What GitHub would make something of: emphasis, links, mentions, issues, formulas, emoji; a list, where a line begins;
+#: there `::` too, which is a command in the log of a step.
+_LIVE = re.compile(r"[\\`*_~<>\[\]#@&$|]|://|\bwww\.|\bGH-\d|:\w+:|^\s*(?:[-+=]+|\d+[.)])\s|^\s*::", re.IGNORECASE)
 
 
 class _Room:
@@ -107,7 +108,7 @@ def _listed(heading: str, lines: list[str], room: _Room) -> str:
 
 def _group(group: Group, columns: tuple[Column, ...], room: _Room, folded: bool) -> str:
     remarks = any(line.remark for line in group.lines)
-    heads = [column.name.replace("|", "\\|") for column in columns] + ([""] if remarks else [])
+    heads = [visible(column.name).replace("|", "\\|") for column in columns] + ([""] if remarks else [])
     rules = ["---:" if column.right else "---" for column in columns] + (["---"] if remarks else [])
     table = f"| {' | '.join(heads)} |\n| {' | '.join(rules)} |\n"
     if folded:
@@ -128,7 +129,7 @@ def _row(cells: tuple[str, ...], remark: str | None) -> str:
 def _fixes(page: Page, room: _Room) -> str:
     if not page.fixes:
         return ""
-    lines = [visible(line) for fix in page.fixes for line in (f"# {fix.place}", *fix.text.splitlines())]
+    lines = [as_line(line) for fix in page.fixes for line in (f"# {fix.place}", *fix.text.splitlines())]
     fence = "`" * max(3, *(1 + len(run) for line in lines for run in re.findall("`+", line)), 3)
     return f"\n**Fix**\n\n{fence}python\n" + room.kept(f"{line}\n" for line in lines) + f"{fence}\n"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from statecli.finding import Finding
-from statecli.render._escape import name, sentence, visible
+from statecli.render._escape import as_line, name, sentence
 from statecli.render._paint import painted
 from statecli.report import Cell, Column, Page, Report, Table, first
 from statecli.report.text import number, shown
@@ -19,25 +19,29 @@ MAX_PADDING = 100
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:
+    def put(text: str, style: str = "") -> None:
+        sink.text(painted(as_line(text), style, look.color) + "\n")
+
     if report.listing is not None:
         for parts in report.listing():
-            sink.text("\t".join(map(visible, parts)) + "\n")
+            sink.text("\t".join(map(as_line, parts)) + "\n")
         return
     if not look.quiet:
         page = report.page()
         table = _outline(page) if report.outline else report.table()
-        for number, line in enumerate(aligned(table) if table.rows else ()):
-            sink.text((painted(line, "bold", look.color) if number == 0 else line) + "\n")
+        for number, row in enumerate(aligned(table) if table.rows else ()):
+            put(row, "bold" if number == 0 else "")
         sink.text("\n" if table.rows else "")
-        sink.text("".join(f"{line}\n" for line in page.totals))
+        for total in page.totals:
+            put(sentence(total))
         for note in report.notes:
-            sink.text(painted(f"note[{note.name}]: {sentence(note.message)}", "dim", look.color) + "\n")
+            put(f"note[{note.name}]: {sentence(note.message)}", "dim")
         for fix in page.fixes:
-            for line in fix.text.splitlines():
-                sink.text(f"fix: {visible(fix.place)}: {visible(line)}\n")
+            for code in fix.text.splitlines():
+                put(f"fix: {fix.place}: {code}")
     for finding in first(report.reasons() if look.quiet else report.beside(), report.lines):
         target = f"{name(finding.target)}: " if report.several else ""
-        sink.text(painted(target + finding_line(finding), "bold red", look.color) + "\n")
+        put(target + finding_line(finding), "bold red")
 
 
 #: What stands for a name that is empty, by column.

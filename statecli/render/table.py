@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from statecli.render._escape import name, sentence, visible
+from statecli.render._escape import as_line, name, sentence
 from statecli.render._paint import painted
 from statecli.report import Line, Page, Report
 
@@ -164,7 +164,7 @@ class _Page:
         return self.out.getvalue()
 
     def put(self, *parts: tuple[str, str]) -> None:
-        self.out.write("".join(painted(text, style, self.color) for text, style in parts) + "\n")
+        self.out.write("".join(painted(as_line(text), style, self.color) for text, style in parts) + "\n")
 
     def wrapped(self, text: str, style: str, indent: str, first: str | None = None) -> None:
         lines = textwrap.wrap(
@@ -241,9 +241,9 @@ class _Page:
         self.put(("", ""))
         self.put(("fix", "bold"))
         for fix in self.page.fixes:
-            self.put((" " * INDENT + visible(fix.place), "cyan"))
+            self.put((" " * INDENT + fix.place, "cyan"))
             for line in fix.text.splitlines():
-                self.put((" " * (INDENT + 2) + visible(line), ""))
+                self.put((" " * (INDENT + 2) + line, ""))
 
     def notes(self) -> None:
         if self.report.notes:

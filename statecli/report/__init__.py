@@ -37,10 +37,11 @@ Cell = str | int | float | None
 
 
 class Table(msgspec.Struct, frozen=True):
-    """The flat one: every row has a cell a column."""
+    """The flat one: every row has a cell a column. `told`: findings can be of a row, and are told beside it."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    told: bool = True
 
 
 class Line(msgspec.Struct, frozen=True):

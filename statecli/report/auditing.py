@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from statecli import places, report
 from statecli.auditing.result import Audit, Status, Target
 from statecli.finding import Finding, Severity
+from statecli.render._escape import elided
 from statecli.report import (
     Case,
     Group,
@@ -31,6 +32,8 @@ from statecli.report.text import names, plural, size_text
 _MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: "dim"}
 #: Lines of one group that are shown, unless each is asked for.
 MANY = 50
+#: Targets of which the same is said that are named, and characters of such a name: what names them holds all of these.
+ALIKE, LONGEST = 10, 180
 #: Worst first.
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
@@ -113,7 +116,7 @@ def _flat(found: Audit) -> Table:
         for target in found.targets
         for one in _sorted(target.findings)
     )
-    return Table(columns, rows)
+    return Table(columns, rows, told=False)
 
 
 def _sorted(findings: Sequence[Finding]) -> list[Finding]:
@@ -177,7 +180,8 @@ def _by_target(targets: Sequence[Target], view: View) -> Iterator[Group]:
         found = _sorted(same[0].findings)
         heading, each = same[0].target, counted(found)
         if len(same) > 1:
-            each = f"and {len(same) - 1:,} more like it, each {each}"
+            others = names([elided(one.target, LONGEST) for one in same[1:]], ALIKE)
+            each = f"and {len(same) - 1:,} more like it, each {each}: {others}"
         yield Group(heading, each, _shown([_line(one) for one in found], view))
 
 
@@ -219,7 +223,7 @@ def _unread(found: Audit) -> Iterator[Line]:
         elif one.status is Status.SKIPPED:
             skipped.setdefault(reason, []).append(one.target)
     for reason, targets in skipped.items():
-        yield Line((f"skipped: {names(tuple(targets))}",), reason, "dim")
+        yield Line((f"{len(targets):,} skipped: {names(targets)}",), reason, "dim")
 
 
 def _accepted(found: Audit, view: View) -> Iterator[Line]:

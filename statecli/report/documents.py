@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -276,7 +277,7 @@ class SettingRow(msgspec.Struct, frozen=True):
     """One key of the configuration."""
 
     key: str
-    value: object
+    value: bool | int | float | str | list[Any] | dict[str, Any] | None
     source: str
 
 

@@ -43,6 +43,7 @@ def of_rules(texts: Sequence[RuleText]) -> Report:
         table=lambda: Table(
             (*columns, Column("about"), Column("summary")),
             tuple((one.name, one.severity.value, one.about, one.summary) for one in texts),
+            told=False,
         ),
         page=lambda: Page(
             subtitle=plural(len(texts), "rule"),

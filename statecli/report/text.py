@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from statecli.state import Evidence, Kind, Origin, Stats, TensorInfo
 
@@ -88,9 +89,9 @@ def place(origin: Origin) -> str:
     return f"{origin.file}:{origin.line}"
 
 
-def names(several: tuple[str, ...]) -> str:
-    """The first two, and how many more."""
-    return ", ".join(several[:2]) + (f" and {len(several) - 2} more" if len(several) > 2 else "")
+def names(several: Sequence[str], most: int = 2) -> str:
+    """The first of them, two unless `most` says how many, and how many more."""
+    return ", ".join(several[:most]) + (f" and {len(several) - most:,} more" if len(several) > most else "")
 
 
 #: Cells of a bar, and the powers of ten that they span: from a rounding of float32 to a change as large as the value.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, the_values
 from statecli.finding import Severity
-from statecli.report.text import names, plural, size_text
+from statecli.report.text import names, size_text
 from statecli.state import Evidence, Kind, TensorInfo
 
 if TYPE_CHECKING:
@@ -49,8 +49,16 @@ def _found(subject: Subject, tensor: TensorInfo, said: str, help: str, severity:
     return Found(f"{subject.called(tensor)}: {said}", tensor.fqn, tensor.section, help, severity)
 
 
-def _share(count: int, facts: Facts) -> str:
-    return f"{count:,} of {plural(facts.elements, 'value')}"
+def _share(count: int, facts: Facts, what: str) -> str:
+    """`1 of 2 values is NaN`, `3 of 4 values are`; `its only value is`."""
+    if facts.elements == 1:
+        return f"its only value is {what}"
+    return f"{count:,} of {facts.elements:,} values {'is' if count == 1 else 'are'} {what}"
+
+
+def _all(facts: Facts, what: str) -> str:
+    """`all of its 16 values are zero`."""
+    return _share(1, facts, what) if facts.elements == 1 else f"all of its {facts.elements:,} values are {what}"
 
 
 @rule(Severity.ERROR, the_values)
@@ -67,7 +75,7 @@ def nan(subject: Subject) -> Iterator[Found]:
     """
     for tensor, facts in _each(subject):
         if facts.nan:
-            yield _found(subject, tensor, f"{_share(facts.nan, facts)} are NaN", "go back to a checkpoint without them")
+            yield _found(subject, tensor, _share(facts.nan, facts, "NaN"), "go back to a checkpoint without them")
 
 
 @rule(Severity.ERROR, the_values)
@@ -84,7 +92,7 @@ def inf(subject: Subject) -> Iterator[Found]:
     """
     for tensor, facts in _each(subject):
         if facts.inf:
-            said = f"{_share(facts.inf, facts)} are infinite"
+            said = _share(facts.inf, facts, "infinite")
             yield _found(subject, tensor, said, "go back to a checkpoint without them", _how_infinite(tensor, facts))
 
 
@@ -114,7 +122,7 @@ def all_zero(subject: Subject) -> Iterator[Found]:
     zero = [(tensor, facts) for tensor, facts in weights if facts.zeros == facts.elements]
     severity = Severity.WARNING if len(zero) == len(weights) > 1 else Severity.NOTE
     for tensor, facts in zero:
-        said = f"all of its {plural(facts.elements, 'value')} are zero"
+        said = _all(facts, "zero")
         yield _found(subject, tensor, said, "where that is not meant, save it again", severity)
 
 
@@ -132,7 +140,7 @@ def constant(subject: Subject) -> Iterator[Found]:
     for tensor, facts in _each(subject):
         is_one = facts.only is not None and facts.low == facts.high and facts.elements > 1
         if _is_weight(tensor) and is_one and facts.low:
-            said = f"all of its {plural(facts.elements, 'value')} are {facts.low:.6g}"
+            said = _all(facts, f"{facts.low:.6g}")
             yield _found(subject, tensor, said, "where that is not meant, initialize and train it")
 
 
@@ -157,7 +165,7 @@ def denormal(subject: Subject) -> Iterator[Found]:
         widened = tensor.dtype.startswith(("float16", "float8", "float4"))
         if not widened and facts.denormal >= DENORMAL_SHARE * facts.elements and facts.denormal:
             severity = Severity.NOTE if tensor.kind is Kind.OPTIMIZER else None
-            said = f"{_share(facts.denormal, facts)} are denormal"
+            said = _share(facts.denormal, facts, "denormal")
             yield _found(subject, tensor, said, "set them to zero, or torch.set_flush_denormal(True)", severity)
 
 

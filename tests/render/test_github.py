@@ -78,11 +78,22 @@ def test_each_level_has_ten_of_its_own():
     assert {level: levels.count(level) for level in levels} == {"error": 10, "warning": 10, "notice": 10}
 
 
-def test_findings_of_several_targets_are_of_no_one_file():
-    """Where one annotation tells of many, it names no file of them."""
-    targets = [target(f"{'x' * n}.pt", finding(target=f"{'x' * n}.pt")) for n in range(1, 13)]
-    ((_, properties, _),) = notes(*targets)
-    assert properties == {"title": "statecli nan (12)"}
+def test_findings_of_several_targets_are_at_the_first():
+    """One annotation of a thousand targets: what is alike is said once, of the first ten and how many more."""
+    names = [f"{'x' * n}.pt" for n in range(1, 1_001)]
+    ((_, properties, message),) = notes(*(target(name, finding(target=name)) for name in names))
+    assert properties == {"file": "x.pt", "title": "statecli nan (1,000)"}
+    assert message == f"{', '.join(names[:10])} and 990 more: fc.weight: is nan"
+
+
+def test_what_is_said_of_several_targets_is_behind_their_names():
+    """A line for each thing that is said, ten at most; what could not be read is named once."""
+    found = [target(f"{n}.pt", finding(target=f"{n}.pt", message=f"w: {n // 2} NaN")) for n in range(24)]
+    ((_, _, message),) = notes(*found)
+    assert message.splitlines()[::10] == ["0.pt, 1.pt: w: 0 NaN", "… and 4 more"]
+    ((_, properties, message),) = notes(*(failed(f"{n}.pt") for n in range(12)))
+    assert properties == {"file": "0.pt", "title": "statecli cannot-read (12)"}
+    assert message == f"{', '.join(f'{n}.pt' for n in range(10))} and 2 more: is empty"
 
 
 def test_a_target_that_failed_is_an_error():

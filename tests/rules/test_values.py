@@ -72,7 +72,21 @@ def test_nan_finds_a_weight_of_any_type(told, weight, dtype):
     bad[3, 4] = math.nan
     (finding,) = told("nan", {"good": weight.to(dtype), "bad": bad.to(dtype)})
     assert (finding.fqn, finding.severity) == ("bad", Severity.ERROR)
-    assert finding.message == "bad: 1 of 400 values are NaN"
+    assert finding.message == "bad: 1 of 400 values is NaN"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("w", [math.nan], "w: its only value is NaN"),
+        ("w", [math.nan, math.nan, 1.0], "w: 2 of 3 values are NaN"),
+        ("", [math.nan, 1.0], "'': 1 of 2 values is NaN"),
+    ],
+)
+def test_nan_finds_and_tells_in_whole_sentences(told, name, values, message):
+    """However many there are, and whatever the tensor is called."""
+    (finding,) = told("nan", {name: torch.tensor(values)})
+    assert finding.message == message
 
 
 def test_nan_finds_an_optimizer_that_is_about_to_spread_it(told):

@@ -1,0 +1,156 @@
+"""Nothing that a file or a user says is more than text in what people read."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from statecli import render
+from statecli.finding import Finding, Severity
+from statecli.render import Look, Output
+from statecli.render._escape import as_line, in_json, visible
+from statecli.report import Column, Fix, Group, Line, Page, Report, Table
+from statecli.state import Oddity
+
+from ..audits import Sink, accepted, failed, finding, skipped, target, unheard, written
+
+PEOPLE = (Output.TABLE, Output.PLAIN, Output.MARKDOWN, Output.HTML)
+#: What a terminal or a workflow's runner would act on, and texts with it in every place.
+LIVE = ["\x1b[31m", "\n::error::z", "\r\n::debug::", "::error::x", " ::set-output name=a::b", "\u2028::x::"]
+LIVE += [
+    "##[error]",
+    "##vso[task.setvariable]",
+    "\x9b0m",
+    "\u202e",
+    "\ufffe",
+    "\U000e0041",
+    "\ud800",
+    "\x85",
+    "\t",
+    "\x00",
+]
+LIVE += ["a.::x::"]
+hostile = st.lists(st.sampled_from([*LIVE, "model.", "w", " ", "x" * 30]), min_size=1, max_size=6).map("".join)
+
+
+def harmless(text, output):
+    """Raise unless no character acts and no line is a command."""
+    acting = {one for one in text if unicodedata.category(one) in ("Cc", "Cs", "Cn", "Zl", "Zp", "Cf")} - {"\n"}
+    assert not acting, acting
+    if output is not Output.HTML:
+        assert not [line for line in text.split("\n") if line.lstrip().startswith("::")]
+    if output in (Output.TABLE, Output.PLAIN):
+        assert not re.search(r"##\w*\[", text)
+
+
+@pytest.mark.parametrize("text", [*LIVE[:1], "::x::", "  ::x::", "##[x]", "\u202e"])
+def test_the_reader_of_these_tests_can_fail(text):
+    """Each of these is found."""
+    with pytest.raises(AssertionError):
+        harmless(f"ok\n{text}\n", Output.PLAIN)
+
+
+def report(text, outline=False):
+    """One in which everything that an output may show is this text."""
+    told = Finding(text, Severity.ERROR, text, text, text, text, text)
+    columns = (Column(text), Column(text), Column(text))
+    row, group = (text, text, text), Group(text, text, (Line((text, text, text), text), Line((text, "", ""))))
+    return Report(
+        title=text,
+        document=told.__copy__,
+        table=lambda: Table(columns, (row, row)),
+        page=lambda: Page(text, columns, (group, group), (text, text), (Fix(text, text),), (told,), text, None, group),
+        findings=(told,),
+        notes=(Oddity(text, text),),
+        outline=outline,
+        several=True,
+    )
+
+
+def shown(output, made, **look):
+    sink = Sink()
+    render.write(made, output, sink, Look(terminal=True, **look))
+    return "".join(sink.parts)
+
+
+@pytest.mark.parametrize("output", PEOPLE)
+@settings(max_examples=25, deadline=None)
+@given(hostile, st.booleans(), st.booleans(), st.sampled_from([20, 80, 200]))
+def test_no_text_acts_wherever_it_stands(output, text, outline, quiet, width):
+    """As title, heading, cell, remark, total, note, fix, verdict, finding, rule or target."""
+    harmless(shown(output, report(text, outline), quiet=quiet, width=width), output)
+
+
+@pytest.mark.parametrize("output", [Output.TABLE, Output.PLAIN, Output.MARKDOWN])
+@settings(max_examples=25, deadline=None)
+@given(hostile, st.booleans())
+def test_no_text_is_two_lines(output, text, outline):
+    """However many breaks are in it, there are as many lines as of a word; lines to paste are lines."""
+    word, odd = (report(one, outline) for one in ("x" * len(text), text.replace(" ", "_")))
+    made = [shown(output, one, width=10_000).count("\n") for one in (word, odd)]
+    assert made[1] - made[0] == (len(text.splitlines()) - 1 if text.splitlines() else 0)
+
+
+def test_colours_are_our_own():
+    """The codes around a text are not those in it."""
+    text = shown(Output.PLAIN, report("\x1b[31mred\x1b[0m"), color=True)
+    assert "\x1b[1m" in text
+    assert "\x1b[31mred" not in text
+
+
+@pytest.mark.parametrize("output", [*PEOPLE, Output.GITHUB])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_no_part_of_an_audit_acts(output, terminal):
+    """A reason for what is accepted, of what failed, was skipped or did not run; a format, a name, what to do."""
+    text = "r\x1b[31m\n::error::z"
+    told = finding(message=text, help=text, target=text)
+    made = written(
+        output,
+        target(text, told, accepted=accepted(text, told), skipped=(unheard("nan", text),)),
+        target(text, told),
+        failed(text, text),
+        skipped(text, text),
+        terminal=terminal,
+    )
+    if output is Output.GITHUB:
+        assert "::error::z" not in made.replace("%0A::error::z", "").split("::", 2)[0]
+        assert not [line for line in made.splitlines() if line.startswith("::error::")]
+    else:
+        harmless(made, output)
+    assert "\x1b" not in made
+    assert "\\x1b[31m" in made
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("::error::x", r"\x3a:error::x"),
+        ("  ::error::x", r"  \x3a:error::x"),
+        ("std::vector", "std::vector"),
+        (": x", ": x"),
+        ("a ##[error]x", r"a #\x23[error]x"),
+        ("### x [y]", "### x [y]"),
+    ],
+)
+def test_a_command_is_broken_where_it_begins(text, line):
+    """And nothing else is touched."""
+    assert as_line(text) == line
+
+
+@given(st.text(st.characters()))
+def test_what_is_visible_stays_so(text):
+    """Escaping twice is escaping once."""
+    assert visible(visible(text)) == visible(text)
+    assert as_line(as_line(text)) == as_line(text)
+
+
+@pytest.mark.parametrize("character", ["\x9b", "\ufffe", "\U000e0041", "\ud800"], ids=ascii)
+def test_in_json_it_reads_back(character):
+    """As the character that it is, of any plane."""
+    assert in_json(json.dumps(character, ensure_ascii=False)).isascii()
+    assert json.loads(in_json(json.dumps(character, ensure_ascii=False))) == character
