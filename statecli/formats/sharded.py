@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from statecli.errors import IndexMismatch, MalformedError, MissingShard, StateError, UnreadableError
+from statecli.errors import IndexMismatch, MalformedError, MissingShard, UnreadableError
 from statecli.formats import _folder, _json, _shown
 from statecli.formats._source import Source
 from statecli.formats.safetensors import DROPPED
@@ -267,7 +267,7 @@ def _where(fqn: str, index: Index, read_file: ReadFile) -> str:
     for name in _unnamed(index)[:MAX_SEARCHED]:
         try:
             state = read_file(os.path.join(index.folder, name))
-        except StateError:  # no file of the checkpoint's: what is wrong with it is said where it is a target itself
+        except UnreadableError:  # No file of this checkpoint: what is wrong with it is said where it is the target.
             continue
         if any(tensor.fqn == fqn for tensor in state.tensors):
             return f"{_shown.name(name)}, which the index does not name"
