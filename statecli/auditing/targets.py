@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeAlias
 from statecli.auditing.result import Status, Target
 from statecli.errors import UnreadableError
 from statecli.formats import FORMATS, _folder, _foreign, sharded
-from statecli.formats._scan import begins_as_pickle
 from statecli.formats._source import Source
 
 #: Files of these names are meant to be checkpoints: one that cannot be read has failed, whatever it is.
@@ -179,4 +178,9 @@ def _is_anybodys(path: str) -> bool:
 
 
 def _is_checkpoint(path: str, source: Source) -> bool:
-    return any(format.sniff(path, source.head) for format in FORMATS) or begins_as_pickle(source)
+    if any(format.sniff(path, source.head) for format in FORMATS):
+        return True
+    # Every command imports this module; only a walk over a folder wants that one.
+    from statecli.formats._scan import begins_as_pickle
+
+    return begins_as_pickle(source)
