@@ -17,7 +17,8 @@ from statecli.errors import UnreadableError
 from statecli.formats import FORMATS, _folder, _foreign, sharded
 from statecli.formats._source import Source
 
-#: Files of these names are meant to be checkpoints: one that cannot be read has failed, whatever it is.
+#: Files of these names are meant to be checkpoints: one that cannot be read has failed, whatever it is. Of the `.bin`
+#: those of WEIGHTS are, and pointers.
 NAMED = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".pickle", ".distcp", ".pt2", ".gguf", ".mar")
 #: What weights in a `.bin` are called by those who write them.
 WEIGHTS = re.compile(
