@@ -59,7 +59,13 @@ def unnamed(name: str, folder: str) -> str:
 
 def in_repository(text: str) -> str:
     """`named` from the root of the git repository that one is in; from here where one is in none."""
-    return named(text, _root(os.getcwd()))
+    return _in_repository(text, os.getcwd())
+
+
+@functools.lru_cache(maxsize=1)
+def _in_repository(text: str, here: str) -> str:
+    """Kept for the next: the findings of one target stand together."""
+    return named(text, _root(here))
 
 
 @functools.lru_cache(maxsize=1)

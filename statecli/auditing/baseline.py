@@ -8,7 +8,7 @@ line, sorted, and no times. It names targets from its own folder; once read, the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -50,10 +50,11 @@ class Baseline(msgspec.Struct, frozen=True):
 _Key = tuple[str, str, str | None, str | None, str | None, str | None]
 
 
-def _key(finding: Finding) -> _Key:
+def _key(finding: Finding, name: str) -> _Key:
+    """`name` is that of its target, which many have."""
     about = finding.about if isinstance(finding.about, str) else None
     message = finding.message if finding.fqn is None and about is None else None
-    return named(finding.target), finding.rule, finding.section, finding.fqn, about, message
+    return name, finding.rule, finding.section, finding.fqn, about, message
 
 
 def _key_of(entry: Entry) -> _Key:
@@ -76,7 +77,8 @@ def read(path: str) -> Baseline:
 
 
 def _renamed(baseline: Baseline, name: Callable[[str], str]) -> Baseline:
-    entries = (replace(one, target=name(one.target)) for one in baseline.findings)
+    names = {target: name(target) for target in {one.target for one in baseline.findings}}
+    entries = (replace(one, target=names[one.target]) for one in baseline.findings)
     return replace(baseline, findings=tuple(sorted(entries, key=_order)))
 
 
@@ -105,10 +107,13 @@ def accepting(found: Audit, baseline: Baseline, *, whole: bool) -> Audit:
 
 
 def _accepting(target: Target, reasons: dict[_Key, str], whole: bool) -> Target:
-    accepted = [Accepted(one, reasons[_key(one)]) for one in target.findings if _is_in(one, reasons)]
-    left = tuple(one for one in target.findings if not _is_in(one, reasons))
-    met = {_key(one.finding) for one in (*accepted, *target.accepted)}
-    notes = [_note(key) for key in reasons if key not in met and _was_looked_for(key, target, whole)]
+    name = named(target.target)
+    keyed = [(one, _key(one, name)) for one in target.findings]
+    accepted = [Accepted(one, reasons[key]) for one, key in keyed if _is_in(key, reasons)]
+    left = tuple(one for one, key in keyed if not _is_in(key, reasons))
+    met = {_key(one.finding, name) for one in (*accepted, *target.accepted)}
+    looked = _looked_for(target, whole)
+    notes = [_note(key) for key in reasons if key[0] == name and key[1] in looked and key not in met]
     kept = [note for note in target.notes if note.name != FIXED]
     return replace(target, findings=left, accepted=(*target.accepted, *accepted), notes=(*kept, *notes))
 
@@ -116,7 +121,8 @@ def _accepting(target: Target, reasons: dict[_Key, str], whole: bool) -> Target:
 def gone(baseline: Baseline, targets: Sequence[str]) -> list[Entry]:
     """The entries of files that are no longer there, in the folders of `targets`, of which an audit tells."""
     folders = [one for one in targets if os.path.isdir(one)]
-    return [one for one in baseline.findings if _is_gone(one.target, folders)]
+    missing = {target for target in {one.target for one in baseline.findings} if _is_gone(target, folders)}
+    return [one for one in baseline.findings if one.target in missing]
 
 
 def _is_gone(target: str, folders: Sequence[str]) -> bool:
@@ -126,12 +132,13 @@ def _is_gone(target: str, folders: Sequence[str]) -> bool:
     return any(named(path, folder).split("/")[0] != os.pardir for folder in folders)
 
 
-def _is_in(finding: Finding, known: Iterable[_Key]) -> bool:
-    return finding.rule != BUG and _key(finding) in known
+def _is_in(key: _Key, known: Container[_Key]) -> bool:
+    return key[1] != BUG and key in known
 
 
-def _was_looked_for(key: _Key, target: Target, whole: bool) -> bool:
-    return whole and target.status is Status.AUDITED and key[0] == named(target.target) and key[1] in target.ran
+def _looked_for(target: Target, whole: bool) -> frozenset[str]:
+    """The rules of which nothing more is to be found in the target than was."""
+    return frozenset(target.ran if whole and target.status is Status.AUDITED else ())
 
 
 def _note(key: _Key) -> Oddity:
@@ -147,12 +154,17 @@ def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool, target
     `targets` are those that were asked for: what is gone from their folders drops out.
     """
     known = {_key_of(entry): entry for entry in old.findings} if old else {}
-    now = {_key(one) for target in found.targets for one in target.findings if one.rule != BUG}
-    now |= {_key(one.finding) for target in found.targets for one in target.accepted if _is_in(one.finding, known)}
+    now: set[_Key] = set()
+    looked: dict[str, frozenset[str]] = {}
+    for target in found.targets:
+        name = named(target.target)
+        looked[name] = _looked_for(target, whole)
+        now |= {_key(one, name) for one in target.findings if one.rule != BUG}
+        now |= {key for one in target.accepted if _is_in(key := _key(one.finding, name), known)}
     entries = [known.get(key) or Entry(*key[:4], reason, *key[4:]) for key in now]
     missing = {_key_of(entry) for entry in gone(old, targets)} if old else set()
     for key, entry in known.items():
-        if key not in now | missing and not any(_was_looked_for(key, target, whole) for target in found.targets):
+        if key not in now and key not in missing and key[1] not in looked.get(key[0], ()):
             entries.append(entry)
     return Baseline(SCHEMA, tuple(sorted(entries, key=_order)))
 
