@@ -113,7 +113,8 @@ def shared_slices(subject: Subject) -> Iterator[Found]:
         clashes = list(_clashes([(view, tensors[0]) for view, tensors in views if view.held], work))
         if clashes:
             (one, first), (other, second) = clashes[0]
-            more = f"; {len(clashes) - 1:,} more views of it do" if len(clashes) > 1 else ""
+            others = len(clashes) - 1
+            more = f"; so {'do' if others > 1 else 'does'} {others:,} more" if others else ""
             message = (
                 f"{subject.called(second)}: bytes {other.start:,} to {other.end:,} of a storage of which "
                 f"{subject.called(first)} has {one.start:,} to {one.end:,}{more}"
