@@ -211,7 +211,7 @@ def silence() -> None:
 
 @contextmanager
 def progress(*, enabled: bool, color: str) -> Iterator[Progress | None]:
-    """A bar on stderr, on a terminal only, drawn from the moment something is read."""
+    """A bar on stderr, on a terminal only, drawn from the moment something is read; one for all that is read."""
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
@@ -219,10 +219,11 @@ def progress(*, enabled: bool, color: str) -> Iterator[Progress | None]:
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=_beside(color), transient=True)
+    task = bar.add_task("", total=0)
 
     def start(total: int) -> Callable[[str, int], None]:
+        bar.update(task, total=(bar.tasks[0].total or 0) + total)
         bar.start()
-        task = bar.add_task("", total=total)
         return lambda _, done: bar.advance(task, done)
 
     try:

@@ -125,8 +125,14 @@ class _Layout:
         """A name; two that are too long for one line each have their own, `R before` and `→ after`."""
         before, arrow, after = text.rpartition(" → ")
         if not arrow or self.cell_len(text) <= room:
-            return self.broken(text, room)
-        return [*self.broken(before, room), *self.broken("→ " + after, room)]
+            return self.hung(text, room)
+        return [*self.hung(before, room), *self.hung("→ " + after, room)]
+
+    def hung(self, text: str, room: int) -> list[str]:
+        """`broken`, all lines but the first further in: none of them begins a row."""
+        first = self.broken(text, room)[0]
+        rest = text[len(first) :]
+        return [first.rstrip(), *(" " * INDENT + part.rstrip() for part in self.broken(rest, room - INDENT) if rest)]
 
     def broken(self, text: str, room: int) -> list[str]:
         """What is wider than the terminal, in pieces: of words, else of the parts of a name, else of any."""
@@ -200,11 +206,17 @@ class _Page:
             return
         self.put(("", ""))
         self.wrapped_heading(name(group.heading), sentence(group.summary))
-        widest = max(self.layout.cell_len(name(row.cells[0])) for row in group.lines)
-        beside = INDENT + min(widest, self.width // 3) + GAP
-        for row in group.lines:
-            first = " " * INDENT + name(row.cells[0]) + " " * (widest - self.layout.cell_len(name(row.cells[0])) + GAP)
-            self.wrapped(row.remark, MOODS[row.mood], " " * beside, first)
+        widths = [self.layout.cell_len(name(row.cells[0])) for row in group.lines]
+        beside = INDENT + max([0, *(width for width in widths if width <= self.width // 2)]) + GAP
+        for row, width in zip(group.lines, widths, strict=True):
+            first = name(row.cells[0])
+            if INDENT + width + GAP <= beside:
+                first = " " * INDENT + first + " " * (beside - INDENT - width)
+                self.wrapped(row.remark, MOODS[row.mood], " " * beside, first)
+                continue
+            for part in self.layout.hung(first, self.width - INDENT):
+                self.put((" " * INDENT + part, MOODS[row.mood]))
+            self.wrapped(row.remark, MOODS[row.mood], " " * max(beside, INDENT * 2))
 
     def wrapped_heading(self, heading: str, summary: str) -> None:
         if self.layout.cell_len(heading) + GAP + self.layout.cell_len(summary) <= self.width:

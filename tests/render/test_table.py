@@ -7,6 +7,8 @@ import pytest
 from statecli.comparison.result import Field
 from statecli.state import Kind
 
+from ..audits import failed, finding, target
+from ..audits import written as audited
 from ..changes import added, diff, nudged, recast, renamed, same, tensor, written
 
 
@@ -56,3 +58,22 @@ def test_a_name_is_broken_between_its_parts():
     shown = [line.strip() for line in lines if line.strip().split(".")[0].removeprefix("M ") in parts]
     assert "".join(shown) == "M " + ".".join(parts)
     assert all(line.endswith(".") for line in shown[:-1])
+
+
+def test_the_lines_of_a_long_cell_hang():
+    """No line but the first stands where the next row begins, and none ends in a space."""
+    long = finding(message="tensor " + "is not registered and " * 8)
+    lines = audited("table", target("a.pt", long, finding()), target("b.pt"), terminal=True).splitlines()
+    at = lines.index("a.pt  2 errors")
+    assert [len(line) - len(line.lstrip()) for line in lines[at + 1 : at + 4]] == [2, 4, 4]
+    assert not [line for line in lines if line.endswith(" ")]
+
+
+@pytest.mark.parametrize("width", [30, 80])
+def test_what_is_beside_the_findings_stands_in_two_columns(width):
+    """What is too long for the first stands above; no line is wider."""
+    others = failed("a.pt", "is too short"), failed(f"runs/{'x' * 50}.pt", "is empty")
+    lines = audited("table", target(), *others, terminal=True, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    starts = {line.index(said) for line in lines for said in ("is too", "is empty") if said in line}
+    assert len(starts) == 1
