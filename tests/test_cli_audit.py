@@ -21,6 +21,7 @@ from statecli.report.documents import DOCUMENTS
 from statecli.rules import RULES
 
 from .audits import NOTE, WARNING, accepted, failed, finding, skipped, target, unheard, written
+from .test_cli import on_a_terminal
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +97,16 @@ def test_a_closed_pipe_ends_quietly():
 
 
 # What people are shown.
+
+
+def test_one_bar_is_drawn_for_all_that_is_read():
+    """Of a folder of checkpoints: no bar stands above another, and all of it is gone at the end."""
+    for n in range(5):
+        torch.save({"w": torch.ones(9) + n}, f"more-{n}.pt")
+    out, code = on_a_terminal(["audit", "--values", *(f"more-{n}.pt" for n in range(5))])
+    assert code == 0
+    assert "180/180 bytes" in out
+    assert "bytes" not in [line.partition("bytes")[1] for line in out.split("\n")[1:]]
 
 
 def shown(*targets, width=80, **options):
