@@ -34,24 +34,9 @@ def plain(name: Global) -> str:
     return _gadgets.plain(name.module, name.name)
 
 
-def made_of(value: Value) -> Global | None:
-    """The name that a call gives an object of, through calls of calls; itself if it is a name."""
-    while type(value) is Obj:
-        value = value.args[0] if _is_made(value) else value.cls
-    return value if type(value) is Global else None
-
-
 def _is_made(value: Obj) -> bool:
     """Whether it is a call of one of pickle's own, which only make an object of a class."""
     return type(value.cls) is Global and plain(value.cls) in _MAKERS and bool(value.args)
-
-
-def is_tame(names: Iterable[Global], made: Iterable[Obj]) -> bool:
-    """Whether no name is of a kind whose use matters, and only names are called: so it is for most checkpoints."""
-    known = [plain(one) for one in names]
-    return not any(one in _NEVER or _gadgets.is_made_empty(one) for one in known) and all(
-        type(one.cls) is Global for one in made
-    )
 
 
 class Flow:
@@ -64,18 +49,38 @@ class Flow:
         self.misuses: dict[int, str] = {}
         self.kept: set[int] = set()
         self.called: set[int] = set()
+        self._made: list[Obj] = []
+        self._roots: dict[int, Global | None] = {}
         self._seen: set[int] = set()
         self._held: set[int] = set()
 
+    def made(self, made: Obj) -> None:
+        """A call, in the order of the pickle."""
+        self._made.append(made)
+        self._roots[id(made)] = self.root(made.args[0] if _is_made(made) else made.cls)
+
+    def root(self, value: Value) -> Global | None:
+        """The name that a call gives an object of, through calls of calls; itself if it is a name."""
+        if type(value) is Obj:
+            value = self._roots.get(id(value), value.cls)
+        return value if type(value) is Global else None
+
+    def is_tame(self, names: Iterable[Global]) -> bool:
+        """Whether no name is of a kind whose use matters, and only names are called: so it is for most checkpoints."""
+        known = [plain(one) for one in names]
+        return not any(one in _NEVER or _gadgets.is_made_empty(one) for one in known) and all(
+            type(one.cls) is Global for one in self._made
+        )
+
     def note(self, name: Value, why: str) -> None:
         """The first reason stands."""
-        root = made_of(name)
+        root = self.root(name)
         if root is not None:
             self.misuses.setdefault(id(root), why)
 
-    def follow(self, made: list[Obj], built: list[tuple[Value, Value]], loose: Iterable[Value]) -> None:
+    def follow(self, built: list[tuple[Value, Value]], loose: Iterable[Value]) -> None:
         """All calls, all BUILDs, and values that are reached from neither."""
-        for one in made:
+        for one in self._made:
             self._call(one)
             self._walk(one, (one.args, one.kwargs, one.items, one.elems))
         for target, state in built:
@@ -86,7 +91,7 @@ class Flow:
 
     def _call(self, made: Obj) -> None:
         if type(made.cls) is not Global:
-            self.note(made.cls, "gives it what it calls")
+            self.note(made.cls, "returns what it calls next")
             return
         name = plain(made.cls)
         if name in _gadgets.SPELLING:
@@ -98,7 +103,7 @@ class Flow:
                 self._callee(made.cls, name, place, made.args[place])
 
     def _build(self, target: Obj, state: Value) -> None:
-        root = made_of(target)
+        root = self.root(target)
         if root is not None and plain(root) == "functools.partial" and type(state) is tuple and state:
             self._callee(root, "functools.partial", 0, state[0])
 
@@ -112,7 +117,7 @@ class Flow:
             if name not in _LATER:
                 self.called.add(id(value))
         elif type(value) is Obj:
-            root = made_of(value)
+            root = self.root(value)
             if name != "collections.defaultdict" or root is None or plain(root) != "functools.partial":
                 self.note(value, why)
                 self.note(caller, "calls what another call gave")
@@ -121,7 +126,7 @@ class Flow:
 
     def _walk(self, holder: Value, values: Iterable[Value]) -> None:
         """Every name and pair in these values, down to the next call."""
-        root = made_of(holder)
+        root = self.root(holder)
         holds = root is not None and plain(root) in _HOLDERS
         seen = self._held if holds else self._seen
         waiting = list(values)
@@ -139,7 +144,7 @@ class Flow:
                 waiting.extend(self._contents(value))
 
     def _object(self, value: Obj, holds: bool) -> None:
-        root = made_of(value)
+        root = self.root(value)
         if not holds and root is not None and plain(root) in _gadgets.HOOKS:
             self.note(root, "is put where no module has its hooks")
 

@@ -159,6 +159,11 @@ _NAMED = frozenset(
         *_names("torch._C", "_VariableFunctionsClass"),
         *_names("torch", _classes.FUNCTIONAL + " rsqrt"),
         *_names("torch.nn.init", _classes.INITIAL),
+        *(
+            name
+            for module in ("numpy", "torch", "torch._C._VariableFunctionsClass")
+            for name in _names(module, "mean median sum amax amin max min std var prod argmax argmin exp log sqrt abs")
+        ),
         *_names("torch.optim.lr_scheduler", "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"),
         *_names("torch.optim.lr_scheduler", "CyclicLR._triangular_scale_fn CyclicLR._triangular2_scale_fn"),
         *_names(
@@ -468,8 +473,7 @@ def is_made_empty(whole: str) -> bool:
 
 def harm(module: str, name: str, *, called: bool = False) -> str | None:
     """What the name is known for, in a few words; None where nothing is known of it. Not for clean names."""
-    whole = f"{module}.{name}"
-    parts = whole.split(".")
+    parts = f"{module}.{name}".partition("[")[0].split(".")
     known = _known(parts)
     if any(part.startswith("__") and part.endswith("__") for part in parts[1:]):
         return known or "reaches inside an object, where any function can be had"

@@ -13,7 +13,7 @@ from typing import Any
 
 from statecli.errors import MalformedError
 from statecli.formats import _gadgets
-from statecli.formats._flow import Flow, is_tame, made_of, plain
+from statecli.formats._flow import Flow, plain
 from statecli.formats._graph import is_module
 from statecli.formats._pickle import Global, Handler, Machine, Obj, Persistent, Value, as_key
 from statecli.state import Mention
@@ -22,8 +22,10 @@ _PLAIN = re.compile(r"[A-Za-z_]\w*")
 #: The classes of the three values that have no name, which pickle spells `type(None)`.
 _NAMELESS = {"builtins.Ellipsis": "EllipsisType", "builtins.NotImplemented": "NotImplementedType"}
 #: Strings that may hold a pickle, an archive or an array: bytes by their beginning, text as UTF-8 if it is Latin-1.
-_INNER = re.compile(rb"\x80[\x00-\x05]|PK\x03\x04|\x93NUMPY|[()\]}NIFLSVXUcd][^\n]{0,300}\n", re.DOTALL)
-_INNER_TEXT = re.compile(rb"\xc2\x80[\x00-\x05]|PK\x03\x04|\xc2\x93NUMPY|[()\]}NIFLSVXUcd][^\n]{0,300}\n", re.DOTALL)
+_INNER = re.compile(rb"\x80[\x00-\x05]|PK\x03\x04|\x93NUMPY")
+_INNER_TEXT = re.compile(rb"\xc2\x80[\x00-\x05]|PK\x03\x04|\xc2\x93NUMPY")
+#: Older pickles begin with any opcode, and name what they call in two lines, or by STACK_GLOBAL.
+_NAMES = re.compile(rb"[ci][A-Za-z_][\w.]*\r?\n[A-Za-z_][\w.]*\r?\n|\x93", re.ASCII)
 #: No pickle that calls anything is shorter.
 _SHORTEST = 6
 
@@ -40,16 +42,15 @@ class Scanner(Machine):
         self._called: set[int] = set()
         #: Names that were called only to spell others out.
         self._spelled: set[int] = set()
-        #: Calls, BUILDs, and values that are reached from neither, for the flow of names through them.
-        self._made: list[Obj] = []
+        #: BUILDs, and values that are reached from no call, for the flow of names through them.
         self._built: list[tuple[Value, Value]] = []
         self._loose: list[Value] = []
 
     def mentions(self) -> Iterator[Mention]:
         """Each name once, in the order of first mention. `getattr` is left out where all it did was to spell others."""
         flow = self.flow
-        if self._spelled or not is_tame(self.globals.values(), self._made):
-            flow.follow(self._made, self._built, [self.root, *self.persistent, *self._loose])
+        if self._spelled or not flow.is_tame(self.globals.values()):
+            flow.follow(self._built, [self.root, *self.persistent, *self._loose])
         spelling = self._spelled - flow.kept - self._called - flow.misuses.keys()
         called = self._called | flow.called
         for one in self.globals.values():
@@ -69,7 +70,7 @@ class Scanner(Machine):
             self._called.add(id(function))
         self.objects += 1
         made = Obj(function, args if type(args) is tuple else (args,), how)
-        self._made.append(made)
+        self.flow.made(made)
         return made
 
     def take_record(self, match: re.Match[bytes]) -> bool:
@@ -81,7 +82,7 @@ class Scanner(Machine):
                 if type(one.cls) is Global:
                     self._called.add(id(one.cls))
                 else:
-                    self._made.append(one)
+                    self.flow.made(one)
         return taken
 
     def _spell(self, function: Global, args: Value, pos: int) -> Any:
@@ -139,7 +140,7 @@ class Scanner(Machine):
         if type(target) is Global:
             self.flow.note(target, "is changed by it for the whole process")
         elif type(target) is Obj:
-            root = made_of(target)
+            root = self.flow.root(target)
             name = plain(root) if root else ""
             own = target.how == "newobj" and name.startswith("accelerate.state.")
             if (name in _gadgets.SHARED or name in _gadgets.SPELLING) and not own:
@@ -161,24 +162,35 @@ class Scanner(Machine):
     # What may be a pickle itself.
 
     def take(self, start: int, length: int) -> bytes:
-        """As the machine does it, what begins like a pickle remembered."""
+        """As the machine does it, what may be a pickle remembered."""
         data = super().take(start, length)
-        if length >= _SHORTEST and _INNER.match(data):
+        if length >= _SHORTEST and _may_be_one(data):
             self.inner.append((start, data))
         return data
 
     def text(self, start: int, end: int) -> str:
-        """As the machine does it, what begins like a pickle remembered."""
+        """As the machine does it, what may be a pickle remembered."""
         text = super().text(start, end)
-        if end - start >= _SHORTEST and _INNER_TEXT.match(self.data, start, end):
-            self.see(start, text)
+        if end - start >= _SHORTEST:
+            data = self.data
+            if (
+                _INNER_TEXT.match(data, start, end)
+                or data.find(b"\n", start, end) >= 0
+                or data.find(b"\xc2\x93", start, end) >= 0
+            ):
+                self.see(start, text)
         return text
 
     def see(self, start: int, text: Any) -> None:
         """Remember a text or bytes of another opcode that may be a pickle."""
         data = text if type(text) is bytes else text.encode("latin-1", "replace") if type(text) is str else b""
-        if len(data) >= _SHORTEST and _INNER.match(data):
+        if len(data) >= _SHORTEST and _may_be_one(data):
             self.inner.append((start, data))
+
+
+def _may_be_one(data: bytes) -> bool:
+    """Whether a string may hold a pickle, an archive or an array."""
+    return _INNER.match(data) is not None or (data[0] in _BEGINNINGS and _NAMES.search(data) is not None)
 
 
 def _integer(line: bytes, error: MalformedError) -> int:
@@ -262,3 +274,5 @@ _OTHERS: dict[int, Handler] = {
     0x98: _same,
 }
 Scanner.handlers = tuple(_OTHERS.get(op, handler) for op, handler in enumerate(Machine.handlers))
+#: Opcodes that find something to work on when nothing is there yet: all but those that want a stack, or end.
+_BEGINNINGS = frozenset(b"()]}NIFLSVXUTBCGJKMPcdl\x80\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x82\x83\x84\x95\x96\x97i")

@@ -53,6 +53,14 @@ _USUAL = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
 _STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 #: The pickles that are read from a legacy file, whatever follows them.
 _LEGACY = 5
+#: Pickles one after another that are read without a sign that the next one is any.
+_IN_A_ROW = 64
+#: The `descr` of a numpy array: of objects; of numbers and text; of fields that are none of objects.
+_OBJECTS = re.compile(rb"""["']descr["']\s*:\s*["'][<>|=]?(?:O\d*|object_?)["']""")
+_NUMBERS = re.compile(rb"""\{[^{]{0,99}["']descr["']\s*:\s*["'][<>|=]?[?bBhHiIlLqQefdgFDGSaUVmMc]\d*(?:\[\w+\])?["']""")
+_FIELDS = re.compile(rb"""\{[^{]{0,99}["']descr["']\s*:\s*\[[^O\\]*\}\s*\Z""")
+#: Bytes of a header that are read.
+_MAX_HEADER = 2**20
 
 
 def scan(path: str) -> tuple[ScannedPickle, ...]:
@@ -205,14 +213,20 @@ class _Scan:
             self._stream(piece)
 
     def _stream(self, piece: _Piece) -> None:
-        """Pickles one after another. Of a legacy file the first five are loaded, and storages follow."""
+        """Pickles one after another, to what is none: whoever loads the first may load the others.
+
+        Of a legacy file the first five are loaded, and storages follow.
+        """
         at, count, size = 0, 0, piece.region.size
         legacy = piece.sure and torch_legacy.sniff("", piece.region.head)
         while at < size and (end := self._pickle(piece, at)):
             at, count = at + end, count + 1
-            rest = piece.region.read(at, min(_HEAD, size - at))
-            if not (count < _LEGACY if legacy else _BEGINS.match(rest)):
-                break
+            if not legacy or count >= _LEGACY:
+                rest = piece.region.read(at, min(_HEAD, size - at))
+                begins = _BEGINS.match(rest) is not None
+                piece = piece._replace(sure=piece.sure and begins)
+                if count >= _IN_A_ROW and not begins:
+                    break
 
     def _pickle(self, piece: _Piece, at: int) -> int:
         """Read the pickle at byte `at`; its length, 0 where it has no end."""
@@ -250,12 +264,16 @@ class _Scan:
         return scanner, failed
 
     def _array(self, piece: _Piece) -> None:
-        """A numpy array: of objects it is a pickle behind the header."""
+        """A numpy array: of objects it is a pickle behind the header. What is not surely none is looked at."""
         head, wide = piece.region.head, 4 if piece.region.head[6:7] != b"\1" else 2
-        start = 8 + wide + int.from_bytes(head[8 : 8 + wide], "little")
-        if re.search(rb"'descr':\s*'\|?O", head) and start < piece.region.size:
-            region = piece.region.part(start, piece.region.size - start)
-            self.pieces.append(piece._replace(region=region, where=f"{piece.where}, its objects", sure=True))
+        length = int.from_bytes(head[8 : 8 + wide], "little")
+        start, left = 8 + wide + length, piece.region.size - 8 - wide - length
+        if left > 0:
+            header = piece.region.read(8 + wide, min(length, _MAX_HEADER))
+            sure = _OBJECTS.search(header) is not None
+            if sure or not (_NUMBERS.match(header) or _FIELDS.match(header)):
+                region = piece.region.part(start, left)
+                self.pieces.append(piece._replace(region=region, where=f"{piece.where}, its objects", sure=sure))
 
     # Archives.
 
@@ -291,6 +309,8 @@ class _Scan:
     def _salvage(self, piece: _Piece) -> None:
         """The records that have a local header, whatever the directory says."""
         region, at = piece.region, 0
+        other = self.whole.head[:1] == b"\x80" or self.whole.head[8:9] == b"{"
+        own = set() if piece.depth or other else set(_USUAL)
         while (at := _next(region, at)) >= 0 and len(self.pieces) < MAX_PICKLES:
             if at + _LOCAL.size > region.size:
                 break
@@ -300,7 +320,10 @@ class _Scan:
                 raw = region.read(at + _LOCAL.size, fields[-2])
                 rest = region.part(start, region.size - start)
                 name = str(raw, "utf-8", "backslashreplace")
-                self._member(rest, name, piece.depth, fields[3] != STORED, _NAMED.search(name) is not None, True)
+                last = name.rpartition("/")[2]
+                sure = _NAMED.search(name) is not None
+                self._member(rest, name, piece.depth, fields[3] != STORED, sure, last not in own)
+                own.discard(last)
             at += 4
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, a_file
@@ -11,6 +12,8 @@ from statecli.formats import _gadgets, _shown
 from statecli.state import Mention, Place, ScannedPickle
 
 _LENGTH = 1
+#: Findings of one rule in one file; of the rest the number is told.
+_MOST = 100
 
 
 def _at(pickle: ScannedPickle, mention: Mention) -> Place:
@@ -54,6 +57,19 @@ def _told(pickle: ScannedPickle, mention: Mention, why: str) -> Found:
     return Found(message, place=_at(pickle, mention), about=mention.qualified)
 
 
+def _most(found: Iterable[Found]) -> Iterator[Found]:
+    """The first hundred of each file, and how many more there are: a hostile file can have a million."""
+    counts: Counter[str] = Counter()
+    for one in found:
+        path = one.place.path if one.place else ""
+        counts[path] += 1
+        if counts[path] <= _MOST:
+            yield one
+    for path, count in counts.items():
+        if count > _MOST:
+            yield Found(f"and {count - _MOST} more like these", place=Place(path, 0, 0), about=f"more than {_MOST}")
+
+
 @rule(Severity.ERROR, a_file)
 def unsafe_global(subject: Subject) -> Iterator[Found]:
     """A pickle of the file imports what an attack is made of.
@@ -67,10 +83,9 @@ def unsafe_global(subject: Subject) -> Iterator[Found]:
 
     Fix: do not load it, and ask whoever published it. If it is yours, save the state_dict, without what needs the name.
     """
-    for pickle in subject.pickles:
-        for mention, harm in _foreign(pickle):
-            if harm:
-                yield _told(pickle, mention, harm)
+    yield from _most(
+        _told(pickle, mention, harm) for pickle in subject.pickles for mention, harm in _foreign(pickle) if harm
+    )
 
 
 @rule(Severity.WARNING, a_file)
@@ -84,10 +99,12 @@ def unknown_global(subject: Subject) -> Iterator[Found]:
 
     Fix: save plain dicts, numbers and text beside the tensors; or accept it with a reason.
     """
-    for pickle in subject.pickles:
-        for mention, harm in _foreign(pickle):
-            if not harm and mention.qualified not in pickle.modules:
-                yield _told(pickle, mention, "is neither torch's own nor plain data")
+    yield from _most(
+        _told(pickle, mention, "is neither torch's own nor plain data")
+        for pickle in subject.pickles
+        for mention, harm in _foreign(pickle)
+        if not harm and mention.qualified not in pickle.modules
+    )
 
 
 @rule(Severity.WARNING, a_file)
@@ -119,12 +136,16 @@ def nested_pickle(subject: Subject) -> Iterator[Found]:
 
     Fix: find out what reads it; keep plain data in its place, or accept it with a reason.
     """
-    for pickle in subject.pickles:
-        if pickle.hidden and (pickle.names or not pickle.unread):
-            clean = not _foreign(pickle)
-            said = "it names nothing but plain data" if clean else "it names more than plain data"
-            message = f"a pickle inside: {_shown.name(pickle.where)}; {said}"
-            yield Found(message, severity=Severity.NOTE if clean else None, place=pickle.place, about=pickle.where)
+    yield from _most(
+        _inside(pickle) for pickle in subject.pickles if pickle.hidden and (pickle.names or not pickle.unread)
+    )
+
+
+def _inside(pickle: ScannedPickle) -> Found:
+    clean = not _foreign(pickle)
+    said = "it names nothing but plain data" if clean else "it names more than plain data"
+    message = f"a pickle inside: {_shown.name(pickle.where)}; {said}"
+    return Found(message, severity=Severity.NOTE if clean else None, place=pickle.place, about=pickle.where)
 
 
 @rule(Severity.ERROR, a_file)
@@ -138,11 +159,13 @@ def unscanned_pickle(subject: Subject) -> Iterator[Found]:
 
     Fix: do not load it. If it is yours, the file is damaged: fetch it again, or save it again.
     """
-    for pickle in subject.pickles:
-        if pickle.unread:
-            unread = pickle.unread.removeprefix(pickle.where).lstrip(": ")
-            message = f"{_shown.name(pickle.where)}: not read to its end: {unread}"
-            yield Found(message, place=pickle.place, about=pickle.where)
+    yield from _most(_broken(pickle, pickle.unread) for pickle in subject.pickles if pickle.unread)
+
+
+def _broken(pickle: ScannedPickle, unread: str) -> Found:
+    unread = unread.removeprefix(pickle.where).lstrip(": ")
+    message = f"{_shown.name(pickle.where)}: not read to its end: {unread}"
+    return Found(message, place=pickle.place, about=pickle.where)
 
 
 RULES = (unsafe_global, unknown_global, whole_module_pickle, nested_pickle, unscanned_pickle)
