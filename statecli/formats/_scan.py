@@ -55,10 +55,14 @@ _STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 _LEGACY = 5
 #: Pickles one after another that are read without a sign that the next one is any.
 _IN_A_ROW = 64
-#: The `descr` of a numpy array: of objects; of numbers and text; of fields that are none of objects.
+#: The header of a numpy array of objects; and those that numpy writes for numbers, text and fields of them.
 _OBJECTS = re.compile(rb"""["']descr["']\s*:\s*["'][<>|=]?(?:O\d*|object_?)["']""")
-_NUMBERS = re.compile(rb"""\{[^{]{0,99}["']descr["']\s*:\s*["'][<>|=]?[?bBhHiIlLqQefdgFDGSaUVmMc]\d*(?:\[\w+\])?["']""")
-_FIELDS = re.compile(rb"""\{[^{]{0,99}["']descr["']\s*:\s*\[[^O\\]*\}\s*\Z""")
+_KIND = rb"'[<>|=]?[?biufcSUVmM]\d*(?:\[\w+\])?'"
+_FIELD = rb"\('\w*', " + _KIND + rb"(?:, \([\d, ]*\))?\)"
+_PLAIN_ARRAY = re.compile(
+    rb"\{'descr': (?:" + _KIND + rb"|\[(?:" + _FIELD + rb"(?:, )?)*\])"
+    rb", 'fortran_order': (?:True|False), 'shape': \([\dL, ]*\),? ?\}\s*"
+)
 #: Bytes of a header that are read.
 _MAX_HEADER = 2**20
 
@@ -271,7 +275,7 @@ class _Scan:
         if left > 0:
             header = piece.region.read(8 + wide, min(length, _MAX_HEADER))
             sure = _OBJECTS.search(header) is not None
-            if sure or not (_NUMBERS.match(header) or _FIELDS.match(header)):
+            if sure or not _PLAIN_ARRAY.fullmatch(header):
                 region = piece.region.part(start, left)
                 self.pieces.append(piece._replace(region=region, where=f"{piece.where}, its objects", sure=sure))
 

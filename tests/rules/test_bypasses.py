@@ -344,6 +344,92 @@ GADGETS = {
     ),
 }
 
+SPELLED = called(
+    stacked("builtins", "getattr"), stacked("torch.optim.lr_scheduler", "OneCycleLR"), short("_annealing_cos")
+)
+
+
+def partial(function, *args):
+    """functools.partial."""
+    return called(stacked("functools", "partial"), function, *args)
+
+
+def spaced(attribute, value):
+    """A SimpleNamespace with that attribute."""
+    return called(stacked("types", "SimpleNamespace")) + b"}" + short(attribute) + value + b"sb"
+
+
+IDENTITY = stacked("torch.jit._pickle", "restore_type_tag")
+NEVER = stacked("builtins", "getattr")
+SPECTRAL = stacked("torch.nn.utils.spectral_norm", "SpectralNorm") + b")\x81}" + short("name") + short("a") + b"sb"
+
+# Clean names put to another use than to hold data: ours, no advisory's.
+FLOWS = {
+    "getattr by partial, beside one that spells a name": four(
+        SPELLED + b"0" + called(partial(NEVER, stacked("logging", "getLogger"), short("__globals__")))
+    ),
+    "getattr as __new__": four(
+        SPELLED
+        + b"0"
+        + called(
+            stacked("copyreg", "_reconstructor"),
+            stacked("logging", "getLogger"),
+            spaced("__new__", NEVER),
+            short("__globals__"),
+        )
+    ),
+    "getattr in a list that is given": four(SPELLED + b"0" + called(stacked("builtins", "list"), b"](" + NEVER + b"e")),
+    "getattr in an item set and set again": four(SPELLED + b"0}" + short("a") + NEVER + b"s\x94" + short("a") + b"Ns"),
+    "a metaclass that a module of torch imports": four(
+        called(stacked("torch.ao.quantization.observer", "ABCMeta"), short("X"), b")", b"}")
+    ),
+    "a partial that is called": four(called(partial(stacked("builtins", "dict")))),
+    "a partial of a partial": four(partial(partial(stacked("builtins", "dict")))),
+    "a partial whose function is set": four(
+        partial(stacked("builtins", "dict")) + b"(" + stacked("copyreg", "_reconstructor") + b")}Ntb"
+    ),
+    "a partial of what calls anything": four(partial(stacked("torch._tensor", "_rebuild_from_type_v2"))),
+    "a partial in the place of __setstate__": four(spaced("__setstate__", partial(stacked("builtins", "dict")))),
+    "_rebuild_from_type_v2 of another function": four(
+        called(
+            stacked("torch._tensor", "_rebuild_from_type_v2"),
+            stacked("pathlib", "Path"),
+            stacked("torch", "Tensor"),
+            short("a") + b"\x85",
+            b"N",
+        )
+    ),
+    "a hook that is called": four(called(SPECTRAL, stacked("torch.nn.modules.linear", "Linear"), b"N")),
+    "a hook that an optimizer would call": four(
+        stacked("torch.optim.adam", "Adam") + b")\x81}" + short("state") + spaced("get", SPECTRAL) + b"sb"
+    ),
+    "a module made with arguments": four(called(stacked("torch.nn.modules.linear", "Linear"), number(1), number(1))),
+    "an activation that is called": four(called(stacked("torch.nn.functional", "relu"), number(1))),
+    "a module changed through an identity": four(
+        called(IDENTITY, stacked("torch.nn.modules.linear", "F"), short("")) + b"}" + short("linear") + b"Nsb"
+    ),
+    "a class changed through an identity": four(
+        called(IDENTITY, stacked("torch.nn.modules.linear", "Linear"), short("")) + b"}" + short("forward") + b"Nsb"
+    ),
+    "the logger of the process": four(called(stacked("logging", "getLogger")) + b"}" + short("disabled") + b"\x88sb"),
+    "a member of an enumeration changed": four(
+        called(stacked("uuid", "SafeUUID"), number(0)) + b"}" + short("a") + b"Nsb"
+    ),
+    "Popen by another module": four(
+        called(
+            stacked("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler", "Popen"),
+            short("true"),
+        )
+    ),
+    "Popen by somebody's module": four(called(stacked("my.tools", "subprocess.Popen"), short("true"))),
+    "CDLL by another module": four(stacked("torch._inductor.codecache", "CDLL")),
+    "PyTorchFileWriter": four(called(stacked("torch._C", "PyTorchFileWriter"), short("a"))),
+    "PackageImporter": four(called(stacked("torch.package", "PackageImporter"), short("a"))),
+    "a class of torch on no list": four(called(stacked("torch.optim.swa_utils", "Module"))),
+    "type() of something": four(called(stacked("builtins", "type"), short("X"), b")", b"}")),
+    "operator.getitem of something": four(called(stacked("_operator", "getitem"), b"}", short("a"))),
+}
+
 # A stream that a scanner's own reading of the opcodes took for another one.
 STREAMS = {
     # picklescan issue 22: memo entries out of order
@@ -431,6 +517,27 @@ def misled():
 NUMPY_HEADER = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
 ARRAY = b"\x93NUMPY\1\0" + struct.pack("<H", len(NUMPY_HEADER)) + NUMPY_HEADER + pickled(SYSTEM)
 
+MAGIC = b"\x80\x02N0" + number(0x1950A86A20F9469CFC6C) + b"."
+
+
+def numpy(header, pickle):
+    """An array file with that header."""
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + pickle
+
+
+HEADERS = {
+    "double quotes": b'{"descr": "|O", "fortran_order": False, "shape": (1,), }',
+    "native": b"{'descr': '=O', 'fortran_order': False, 'shape': (1,), }",
+    "by name": b"{'descr': 'object', 'fortran_order': False, 'shape': (1,), }",
+    "of a field": b"{'descr': [('a', '<i4'), ('b', '|O')], 'fortran_order': False, 'shape': (1,), }",
+    "in two strings": b"{'descr': '|' 'O', 'fortran_order': False, 'shape': (1,), }",
+    "escaped": b"{'descr': [('a', '|\\x4f')], 'fortran_order': False, 'shape': (1,), }",
+    "far behind": b"{" + b" " * 600 + b"'descr': '|O', 'fortran_order': False, 'shape': (1,), }",
+    "of a field, in two strings": b"{'descr': [('a', 'obj' 'ect')], 'fortran_order': False, 'shape': (1,), }",
+    "twice, in two strings": b"{'descr': '<i4', 'fortran_order': False, 'shape': (1,), 'des' 'cr': '|' 'O'}",
+    "twice": b"{'descr': '<i4', 'fortran_order': False, 'shape': (1,), 'descr': '|O'}",
+}
+
 # A file that a scanner did not open, or not to the end.
 FILES = {
     # CVE-2025-1889: a pickle under a name that is none's
@@ -466,10 +573,27 @@ FILES = {
     "the first pickle of a legacy stream": pickled(SYSTEM + b"0" + number(0x1950A86A20F9469CFC6C)) + legacy(EVIL, []),
     "two records of one name": build([*records(), Member("archive/data.pkl", EVIL)]),
     "truncated": archive(EVIL)[:-200],
+    # a stream of torch's by another beginning than torch writes, and a pickle in it that says no protocol
+    "a legacy stream with another first pickle": MAGIC
+    + pickled(number(1001))
+    + pickled(b"}")
+    + b"N0"
+    + SYSTEM
+    + b"."
+    + pickled(b"]"),
+    **{f"an array of objects, {name}": numpy(header, pickled(SYSTEM)) for name, header in HEADERS.items()},
+    **{
+        f"bytes in a state_dict that begin with {begin!r}": archive(
+            state_dict(w=tensor(), x=short(begin + SYSTEM + b"."))
+        )
+        for begin in (b"K\x010", b"J\0\0\0\0000", b"M\0\0000", b"G" + bytes(8) + b"0", b"B\0\0\0\0000", b"\x8c\0000")
+    },
 }
 ALL = {
     **{f"gadget: {name}": pickle for name, pickle in GADGETS.items()},
     **{f"in an archive: {name}": build(records(pickle)) for name, pickle in GADGETS.items()},
+    **{f"flow: {name}": pickle for name, pickle in FLOWS.items()},
+    **{f"in an archive: {name}": build(records(pickle)) for name, pickle in FLOWS.items()},
     **{f"stream: {name}": pickle for name, pickle in STREAMS.items()},
     **{f"in an archive: {name}": build(records(pickle)) for name, pickle in STREAMS.items()},
     **{f"file: {name}": data for name, data in FILES.items()},

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import array
 import copy
 import datetime
 import decimal
+import functools
 import importlib
 import pathlib
 import random
+import signal
 import types
+import typing
 import uuid
+import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
 from fractions import Fraction
 
@@ -18,8 +23,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.nn.utils import prune
 
 from statecli.auditing.run import Request, audit
+from statecli.formats._classes import CLASSES
 from statecli.formats._gadgets import is_clean
 
 from .test_pickles import RULES
@@ -149,6 +157,25 @@ def parametrized():
     }
 
 
+def hyperparameters():
+    """What people give to their trainers, and trainers keep."""
+    return {
+        "state_dict": model().state_dict(),
+        "losses": [functional.cross_entropy, functional.mse_loss, functional.linear, functional.conv2d, np.mean],
+        "later": [functools.partial(torch.optim.AdamW, lr=0.1), functools.partial(nn.init.normal_, std=0.02)],
+        "nested": defaultdict(functools.partial(defaultdict, list)),
+        "types": [typing.Optional[int], typing.List[int], list[int], int | str, type(None), type(...)],  # noqa: UP006, UP045
+        "signal": signal.SIGTERM,
+        "zone": datetime.datetime(2024, 1, 2, tzinfo=zoneinfo.ZoneInfo("UTC")),
+        "array": array.array("d", [1.0]),
+        "masked": np.ma.array([1, 2], mask=[True, False]),
+        "records": np.recarray((1,), dtype=[("a", "f4")]),
+        "failed": ValueError("x"),
+        "data": torch.utils.data.TensorDataset(torch.ones(3)),
+        "prior": torch.distributions.Normal(torch.zeros(2), torch.ones(2)),
+    }
+
+
 ADAM = {"lr": 0.1}
 ORDINARY = {
     "state_dict": lambda: model().state_dict(),
@@ -174,6 +201,7 @@ ORDINARY = {
     "odd tensors": odd_tensors,
     "an average": averaged,
     "parametrized": parametrized,
+    "hyperparameters": hyperparameters,
     "an optimizer pickled whole": lambda: {"o": trained(torch.optim.AdamW, **ADAM), "w": torch.zeros(1)},
     "a scheduler pickled whole": lambda: {
         "s": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 3)
@@ -206,6 +234,9 @@ WHOLE = {
     "weight_norm": lambda: nn.utils.weight_norm(nn.Linear(2, 2)),
     "spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(2, 2)),
     "quantized": lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2))),
+    "a loss among settings": lambda: argparse.Namespace(loss=nn.CrossEntropyLoss()),
+    "hooks": lambda: nn.utils.spectral_norm(nn.utils.weight_norm(nn.Linear(2, 2), "bias", None)),
+    "pruned": lambda: prune.l1_unstructured(nn.Linear(2, 2), "weight", 1),
     "a copy": lambda: copy.deepcopy(model()),
 }
 
@@ -259,6 +290,35 @@ def test_what_torch_itself_calls_safe_is_clean():
     names = [(one.__module__, one.__qualname__) for one in torch.serialization.get_safe_globals()]
     assert len(names) > 10
     assert [name for name in names if not is_clean(*name)] == []
+
+
+def defined(table):
+    """What the table has of the installed torch: each name with what it is there, None where it is not."""
+    for whole in table:
+        module, _, name = whole.rpartition(".")
+        try:
+            yield whole, getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            yield whole, None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_class_of_the_table_is_defined_where_it_says():
+    """None is a metaclass, and none is another module's."""
+    found = {whole: one for whole, one in defined(CLASSES) if one is not None}
+    assert len(found) > 400
+    moved = {whole for whole, one in found.items() if f"{one.__module__}.{one.__qualname__}" != whole}
+    assert {one for one in moved if not one.startswith(("torch.cuda.amp.", "torch.nn.utils.rnn."))} == set()
+    assert not [whole for whole, one in found.items() if not isinstance(one, type) or issubclass(one, type)]
+
+
+@pytest.mark.parametrize("package", [nn.modules, torch.optim, torch.optim.lr_scheduler])
+def test_every_module_and_optimizer_of_torch_is_in_the_table(package):
+    """What the installed torch exports: a new one is missed here first."""
+    kinds = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    classes = [one for one in vars(package).values() if isinstance(one, type) and issubclass(one, kinds)]
+    assert len(classes) > 10
+    assert [one for one in classes if f"{one.__module__}.{one.__qualname__}" not in CLASSES] == []
 
 
 def test_safetensors_has_no_pickle(tmp_path):

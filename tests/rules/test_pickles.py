@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from statecli.auditing.result import Status
@@ -123,3 +124,31 @@ def test_unscanned_pickle_spares_a_whole_one(found, tmp_path):
     members[0].method = 8
     (tmp_path / "a.pt").write_bytes(build(members))
     assert not found("unscanned-pickle", tmp_path / "a.pt")
+
+
+def test_unknown_global_finds_a_thousand_and_tells_a_hundred(tmp_path):
+    """And how many more there are, in one line."""
+    names = b"".join(f"cm{n}\nf\n".encode() for n in range(1000))
+    findings = judged(
+        write(tmp_path / "a.pt", state_dict(w=tensor(), x=b"](" + names + b"e")), "unknown-global"
+    ).findings
+    assert len(findings) == 101
+    assert "and 900 more like these" in {one.message for one in findings}
+
+
+def test_nested_pickle_spares_the_pickle_of_a_damaged_archive(tmp_path):
+    """Without its directory or behind other bytes, `data.pkl` is the archive's own still."""
+    whole = write(tmp_path / "a.pt").read_bytes()
+    for damaged in (whole[:-100], b"#!/bin/sh\n" + whole):
+        (tmp_path / "a.pt").write_bytes(damaged)
+        assert {one.rule for one in judged(tmp_path / "a.pt").findings} <= {"unscanned-pickle"}
+
+
+def test_an_array_of_numbers_is_not_looked_at(tmp_path):
+    """Whatever its bytes are: of numbers, of fields."""
+    numpy = pytest.importorskip("numpy")
+    inner = numpy.frombuffer(pickled(called(named("os", "system"), text("true"))).ljust(64, b"."), "u1")
+    for array in (inner, inner.view([("a", "<i4"), ("b", "<f4")])):
+        numpy.save(tmp_path / "a.npy", array)
+        (tmp_path / "a.pt").write_bytes(build([*records(), Member("archive/a.npy", (tmp_path / "a.npy").read_bytes())]))
+        assert not judged(tmp_path / "a.pt").findings
