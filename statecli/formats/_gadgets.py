@@ -4,7 +4,8 @@ Three answers, asked in this order:
 
 clean     torch's own list (`_globals.allowed`), and names here that ordinary checkpoints have and that only build data:
           containers, numbers, dates, paths, enumerations, configurations. Exact names, since every pattern lets more
-          in than was meant; the few patterns are of classes whose constructors keep their arguments and do no more.
+          in than was meant; classes of torch where they are defined (`_classes`). Functions may be named and not called
+          (`_NAMED`); what is done with the rest is `_flow`'s.
 unsafe    everything else in Python's standard library, functions of torch and numpy, names with a dunder in them, and
           packages whose functions run code: what a checkpoint has no use for and published attacks are made of.
 unknown   all the rest: somebody's classes, which loading imports and runs.
@@ -246,9 +247,17 @@ HOOKS = frozenset(
         *(one for one in _classes.CLASSES if one.startswith("torch.nn.utils.prune.")),
     ]
 )
-#: Classes that pickle makes by calling them; all others of torch it makes empty, and gives them their attributes.
+#: Enumerations: pickle makes their members by calling them; other classes of torch it makes empty.
 _CALLED_CLASSES = frozenset(
-    [*_names("torch.amp.grad_scaler", "OptState"), *_names("torch.cuda.amp.grad_scaler", "OptState")]
+    [
+        *_names("torch.amp.grad_scaler", "OptState"),
+        *_names("torch.cuda.amp.grad_scaler", "OptState"),
+        *_names("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
+    ]
+)
+#: Constructors here open connections, make folders and look for devices.
+_CONFIGURED = re.compile(
+    r"(?:transformers|accelerate|torch\.distributed\.(?:device_mesh|_shard\.sharded_tensor))\.(?:\w+\.)*[A-Z]\w*\Z"
 )
 #: The name of an enumeration's member, behind that of the enumeration.
 _MEMBER = re.compile(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
@@ -468,7 +477,9 @@ def is_class(whole: str) -> bool:
 
 def is_made_empty(whole: str) -> bool:
     """Whether pickle makes objects of this class empty, so that calling it is nothing a pickler writes."""
-    return is_class(whole) and whole not in _CALLED_CLASSES
+    if whole in _CALLED_CLASSES or whole in SHARED:
+        return False
+    return is_class(whole) or _CONFIGURED.match(whole) is not None
 
 
 def harm(module: str, name: str, *, called: bool = False) -> str | None:

@@ -229,7 +229,7 @@ class _Scan:
                 rest = piece.region.read(at, min(_HEAD, size - at))
                 begins = _BEGINS.match(rest) is not None
                 piece = piece._replace(sure=piece.sure and begins)
-                if count >= _IN_A_ROW and not begins:
+                if not begins and (legacy or count >= _IN_A_ROW):
                     break
 
     def _pickle(self, piece: _Piece, at: int) -> int:

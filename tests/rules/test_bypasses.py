@@ -404,6 +404,9 @@ FLOWS = {
         stacked("torch.optim.adam", "Adam") + b")\x81}" + short("state") + spaced("get", SPECTRAL) + b"sb"
     ),
     "a module made with arguments": four(called(stacked("torch.nn.modules.linear", "Linear"), number(1), number(1))),
+    "a configuration that makes its folder": four(
+        called(stacked("transformers.training_args", "TrainingArguments"), short("a"))
+    ),
     "an activation that is called": four(called(stacked("torch.nn.functional", "relu"), number(1))),
     "a module changed through an identity": four(
         called(IDENTITY, stacked("torch.nn.modules.linear", "F"), short("")) + b"}" + short("linear") + b"Nsb"
