@@ -115,6 +115,10 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
     reason: str | None = None
 
 
+#: What is said of a tensor that is one of a model's `example_input_array`, `dummy_inputs`.
+AN_INPUT = "a sample input that the model carries, and no state"
+
+
 class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     """One tensor under one name.
 
@@ -159,6 +163,8 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     parts: tuple[tuple[str, TensorData], ...] = ()
     #: Whether only the first forward made it; it is not there when the constructor returns.
     appeared: bool = False
+    #: Whether it is a sample input that the model carries (`example_input_array`), and no state of it.
+    is_input: bool = False
     #: Why it cannot be read, in one line with its file: nothing else that is said of it counts.
     damage: str | None = None
 

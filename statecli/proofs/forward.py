@@ -27,7 +27,7 @@ from statecli.errors import ModelError
 from statecli.finding import Finding
 from statecli.modules import measure
 from statecli.modules.build import text_of
-from statecli.proofs import fake, judging, move, pretend, sources
+from statecli.proofs import fake, judging, move, pretend, remade, sources
 from statecli.proofs.devices import Watch, Watching
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.sources import Fault, How, Mismatch, Place, Refused, Source, is_theirs
@@ -49,7 +49,6 @@ _ADVICE = {
     How.BROUGHT: "copy it to where the model is, next(self.parameters()).device, not to a device that was remembered",
     How.COMPUTED: "copy it to where it is needed: .to(x.device)",
 }
-_OF_CACHES = "an earlier forward left it there: keep one for each device, or make it again where the device is another"
 
 
 #: Seconds of runs that carry over no more than the mismatches which ended those before: what a model catches is its
@@ -171,7 +170,7 @@ def _once(subject: Subject, trial: _Trial, watch: Watch) -> _Run:
     module = subject.used(values=trial.values)
     inputs = subject.inputs.make(seed=0)
     try:
-        with trial.stage(watch) as kept, torch.no_grad():
+        with judging.class_attributes_kept(module), trial.stage(watch) as kept, torch.no_grad():
             with subject.user_code(f"moving it to {trial.shown}"):
                 module = measure.moved(module, module.to(trial.device))
             run.asked = kept.asked
@@ -339,7 +338,7 @@ def _what(subject: Subject, source: Source, device: str) -> tuple[str, str | Non
     """What is on `device`, and what to do; None is the fix of the tensor's row."""
     is_on = f"{'what is computed from it is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
-        return f"{source.fqn}: {is_on}", _OF_CACHES if source.fqn in subject.appeared else None
+        return f"{source.fqn}: {is_on}", remade.MEND.format("device") if source.fqn in subject.appeared else None
     if source.of_file is not None:
         name, filename = source.of_file
         help = f"make it a buffer of the model, or read {name}.to(x.device)"

@@ -12,6 +12,7 @@ from statecli.errors import UsageError
 from statecli.finding import Severity
 from statecli.proofs import cast, move, save
 from statecli.proofs.result import Name, Verdict
+from statecli.state import AN_INPUT
 
 from ..zoo import SMALL, make
 from .proving import cell, of_live, of_source, rules, sample, verdicts
@@ -227,17 +228,100 @@ def forward(self, x):
     ("init", "forward", "verdict"),
     [
         ("None", "self.cache = torch.ones(3) if self.cache is None else self.cache; return x", "failed"),
-        ("{}", "self.cache[str(x.device)] = torch.ones(3); return x", "skipped"),
+        ("{}", "self.cache.setdefault(x.device, torch.ones(3, device=x.device)); return x", "skipped"),
         ("None", "self.cache = x * self.w.detach(); return x", "skipped"),
         ("None", "self.cache = x if self.cache is None else self.cache + x; return x", "failed"),
     ],
     ids=["kept", "by device", "made anew", "accumulated"],
 )
 def test_a_cache(init, forward, verdict):
-    """A cache fails where forward goes on reading it, and not where it has one for each device or overwrites it."""
+    """A cache fails where forward goes on holding it, and not where it has one for each device or overwrites it."""
     check = moved(CACHE.format(init=init, forward=forward), "3")
     (name,) = {name for name in verdicts(check, "moves") if name.startswith("cache")}
     assert verdicts(check, "moves")[name] == verdict
+
+
+# --- what is told of a failure ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
+def test_a_stale_view_has_its_line(device):
+    """A further name is no row: its own line is in the message."""
+    check = moved("self.a = nn.Linear(3, 3)\nself.w = self.a.weight.detach()[:2]", device=device)
+    assert rules(check) == {"w": "stale-view"}
+    assert check.findings[0].message.startswith(
+        "w (assigned at net.py:7) is another name of a.weight, and after a move"
+    )
+
+
+def test_on_its_own_device_it_is_told_what_was_measured():
+    """Nothing has been moved from the cpu to the cpu."""
+    (finding,) = sample(Name.MOVE, "net:Net", device="cpu").findings
+    what = "memory was given anew to what is registered and not to it: a move elsewhere leaves it behind"
+    assert finding.message == f"table: {what}"
+
+
+APPLY = "self.a = nn.Linear(3, 3)\n---\ndef _apply(self, fn, recurse=True):\n    {}\n    return self\n"
+
+
+@pytest.mark.parametrize(
+    ("does", "rule", "mend"),
+    [
+        ("super()._apply(fn); self.a.weight.data = self.a.weight.data * 2", "changed-by-move", "change nothing but"),
+        ("pass", "left-behind", "call super() and move"),
+        ("super()._apply(fn)", None, ""),
+    ],
+)
+def test_the_method_that_is_to_blame_is_named(does, rule, mend):
+    """With the line on which it begins, where the class has one of its own."""
+    check = moved(APPLY.format(does), device="cpu")
+    assert {finding.rule for finding in check.findings} == ({rule} if rule else set())
+    assert all(one.help.startswith(f"net.py:7: let Net._apply {mend}") for one in check.findings)
+
+
+# --- inputs that a model carries -------------------------------------------------------------------------------------
+
+CARRIED = "self.a = nn.Linear(3, 3); {}\n---\n{}\ndef forward(self, x):\n    return self.a(x){}\n"
+HOLDING = {
+    "an attribute": ("self.example_input_array = torch.randn(2, 3, requires_grad=True)", ""),
+    "a class attribute": ("", "example_input_array = torch.randn(2, 3)"),
+    "by name": ("self.dummy_inputs = {'x': torch.randn(2, 3)}", ""),
+    "behind a property, as Lightning has it": ("self._example_input_array = torch.randn(2, 3)", ""),
+}
+
+
+@pytest.mark.parametrize("name", list(Name))
+@pytest.mark.parametrize("way", HOLDING)
+def test_a_sample_input_is_no_state(way, name):
+    """No proof judges what the model itself carries to be called with."""
+    check = of_source(name, CARRIED.format(*HOLDING[way], ""), "2x3", device="fake-cuda")
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    cells = check.columns[0].cells
+    (carried,) = [cells[fqn] for fqn in cells if "input" in fqn]
+    assert (carried.verdict, carried.reason) == (Verdict.SKIPPED, AN_INPUT)
+
+
+@pytest.mark.parametrize(
+    ("init", "fails"),
+    [
+        ("self.example_inputs = torch.randn(2, 3)", "example_inputs"),
+        ("self.a.example_input_array = torch.randn(2, 3)", "a.example_input_array"),
+        ("self.example_input_array = self.mean = torch.randn(2, 3)", "example_input_array"),
+    ],
+    ids=["another name", "of a part", "with another name that forward may read"],
+)
+def test_only_the_models_own_sample_input_is_left_out(init, fails):
+    """All else is judged as ever."""
+    check = of_source(Name.MOVE, CARRIED.format(init, "", ""), "2x3")
+    assert rules(check) == {fails: "left-behind"}
+
+
+def test_a_sample_input_that_forward_reads_is_found():
+    """It is on the cpu, and so no input of that forward."""
+    body = CARRIED.format(HOLDING["an attribute"][0], "", " + self.example_input_array")
+    check = of_source(Name.FORWARD, body, "2x3", device="fake-cuda")
+    assert rules(check) == {"example_input_array": "device-mismatch"}
+    assert check.findings[0].message.endswith("; assigned at net.py:6")
 
 
 # --- devices ---------------------------------------------------------------------------------------------------------

@@ -226,6 +226,63 @@ def test_what_safetensors_does_not_write(make_it, words):
         save_file({"b": eval(make_it, {"torch": torch})})  # noqa: S307 - the text above
 
 
+def test_what_is_not_contiguous_is_mended_where_it_is_saved():
+    """A constructor of torch's may have made it. The oracle: safetensors takes what the advice gives it."""
+    from safetensors.torch import save as save_file
+
+    check = saved("self.c = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))")
+    (finding,) = check.findings
+    assert finding.rule == "not-in-safetensors"
+    assert finding.help == (
+        "give save_file a copy of each: {name: one.contiguous() for name, one in model.state_dict().items()}"
+    )
+    model = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="contiguous"):
+        save_file(model.state_dict())
+    save_file({name: one.contiguous() for name, one in model.state_dict().items()})
+
+
+LOADS = {
+    "_load_from_state_dict(self, state, prefix, *args)": (
+        "state['t'] = state['t'].half().float(); super()._load_from_state_dict(state, prefix, *args)",
+        "brings back other values",
+    ),
+    "load_state_dict(self, state, strict=True, assign=False)": (
+        "return super().load_state_dict({**state, 't': self.t}, strict)",
+        "does not bring it back",
+    ),
+}
+
+
+@pytest.mark.parametrize("method", LOADS)
+def test_what_loading_makes_of_it_is_told_with_the_method(method):
+    """Rounded is another value, its own value put in the place of what was saved is none."""
+    does, what = LOADS[method]
+    check = saved(f'self.register_buffer("t", torch.rand(3))\n---\ndef {method}:\n    {does}')
+    assert rules(check) == {"t": "not-restored"}
+    assert check.findings[0].message == f"t: saved, and load_state_dict() {what}"
+    name = method.partition("(")[0]
+    assert check.findings[0].help == f"net.py:7: let Net.{name} hand super() what was saved"
+
+
+def test_a_method_that_saves_something_else_is_named():
+    """Left out, and rounded."""
+    body = 'self.register_buffer("t", torch.rand(3))\n---\ndef state_dict(self, *args, **kwargs):\n    return {}'
+    for made, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
+        (finding,) = [one for one in saved(body.replace("{}", made)).findings if one.fqn == "t"]
+        assert (finding.rule, finding.help) == (rule, "net.py:7: let Net.state_dict keep what torch's puts there")
+
+
+def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
+    """A fresh model has None there and refuses it; the line is that of the forward which made it."""
+    body = 'self.a = nn.Linear(3, 3); self.register_buffer("q", {})\n---\ndef forward(self, x):\n'
+    body += "    if self.q is None: self.q = torch.ones(3)\n    return self.a(x) * self.q"
+    helps = {one.rule: one.help for one in saved(body.format("None"), "2x3").findings}
+    what = "only forward makes it: register it in the constructor, with the shape that it will have"
+    assert helps == {"not-loadable": f"net.py:8: {what}", "not-restored": f"{what}; assigned at net.py:8"}
+    assert saved(body.format("torch.ones(3)"), "2x3").findings == ()
+
+
 # --- nothing is left behind ------------------------------------------------------------------------------------------
 
 
