@@ -1,15 +1,18 @@
-"""Up to three rounds of forward, backward and optimizer step on one instance, and what they showed of each tensor.
+"""Rounds of forward, backward and optimizer step on one instance, and what they showed of each tensor.
 
 The loss is each floating-point output times a random tensor of its shape, summed. A plain sum would be constant behind
 a softmax or a normalisation, and everything before it would get no gradient.
 
 Later rounds are for what the first did not reach: the A of a LoRA, whose B starts at zero, has its first gradient once
-B has been updated; other inputs choose other experts.
+B has been updated; other inputs choose other experts; a copy that follows a parameter (EMA) starts equal to it. What
+forward drops by chance (dropout, drop path) has more rounds.
 """
 
 from __future__ import annotations
 
 import inspect
+import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,10 +20,8 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from statecli.errors import ModelError
-from statecli.modules.tensors import storage
 from statecli.modules.walk import walk
 from statecli.proofs import bits, judging
 from statecli.proofs import inputs as inputs_of
@@ -28,6 +29,11 @@ from statecli.proofs.subject import Subject
 
 #: Rounds of forward, backward and step at most.
 ROUNDS = 3
+#: As many more at most where chance may be what keeps a gradient away: a branch that is dropped every other time is
+#: dropped in all rounds once in 4,096.
+MORE = 9
+#: The first round's seed, far from those of the inputs: what is dropped must not depend on what is given.
+SEED = 0x5EED
 #: Values of a parameter that are compared first to see whether it was updated.
 SAMPLE = 4096
 #: The learning rate where the optimizer's own is not larger. With gradients scaled to 1 each update shows, and none
@@ -62,6 +68,11 @@ class Seen:
         return next(bad, None)
 
     @property
+    def missing(self) -> bool:
+        """Whether the optimizer waits for a gradient that none of the rounds gave."""
+        return self.trained and self.peak is None and self.broken is None
+
+    @property
     def settled(self) -> bool:
         """Whether another round could tell no more."""
         return self.broken is not None or (self.peak is not None and (self.updated is True or not self.trained))
@@ -72,7 +83,8 @@ class Training:
     """One instance in training. `seen` has the leaves that require grad, by FQN, `frozen` the other parameters.
 
     `changed_by` says of other tensors than those trained what changed their values: "forward" or "step".
-    `cut_off`: no output required grad. `finite`: every output was.
+    `cut_off`: no output required grad. `finite`: every output was. `draws`: forward drew random numbers.
+    `in_eval`: the largest |gradient| in eval mode of what had none, asked for where it draws; `no_eval` says why not.
     """
 
     subject: Subject
@@ -86,7 +98,17 @@ class Training:
     rounds: int = 0
     cut_off: bool = False
     finite: bool = True
+    draws: bool = False
+    in_eval: dict[str, float | None] | None = None
+    no_eval: str | None = None
     _held: frozenset[int] = frozenset()
+
+    def is_up_to_chance(self, name: str) -> bool:
+        """Whether what has no gradient may have one in another round: eval mode gives it one, or does not say."""
+        if self.in_eval is None:
+            return False
+        in_eval = self.in_eval.get(name)
+        return in_eval != 0 if 0 in self.seen[name].peaks else bool(in_eval)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that are rows of the subject and have a shape, by FQN."""
@@ -101,7 +123,7 @@ def train(subject: Subject, made_by: type[torch.optim.Optimizer]) -> tuple[Train
     Raises ModelError where the model's code or the optimizer raises. The CPU's random generators and the grad mode are
     as before afterwards.
     """
-    with _as_it_was():
+    with _as_it_was(0):
         run = Training(subject, subject.fresh(values=True), made_by)
         with subject.user_code("setting it to train mode"):
             run.module.train()
@@ -111,13 +133,30 @@ def train(subject: Subject, made_by: type[torch.optim.Optimizer]) -> tuple[Train
         why_not = None
         while run.rounds < ROUNDS and why_not is None and not _settled(run):
             why_not = _round(run)
+        if why_not is None and run.draws and _missing(run):
+            _ask_eval(run)
+            while run.rounds < ROUNDS + MORE and why_not is None and any(map(run.is_up_to_chance, _missing(run))):
+                why_not = _round(run)
         return run, why_not
 
 
 @contextmanager
-def _as_it_was() -> Iterator[None]:
-    with inputs_of.seeded(0), torch.inference_mode(False), torch.enable_grad():
+def _as_it_was(seed: int) -> Iterator[None]:
+    with inputs_of.seeded(seed), torch.inference_mode(False), torch.enable_grad():
         yield
+
+
+@contextmanager
+def round_of(run: Training) -> Iterator[None]:
+    """Around what is done in the next round: its seed, no gradients left from the last."""
+    with _as_it_was(SEED + run.rounds):
+        _clear(run)
+        yield
+
+
+def _clear(run: Training) -> None:
+    for seen in run.seen.values():
+        seen.tensor.grad = None
 
 
 # --- a round ------------------------------------------------------------------------------------------------
@@ -144,18 +183,33 @@ def _options(made_by: type[torch.optim.Optimizer]) -> dict[str, Any]:
 
 
 def _settled(run: Training) -> bool:
-    """Whether another round could tell no more. What keeps its graph shows only when it is called again."""
+    """Whether another round could tell no more."""
     if not run.rounds:
         return False
-    keeps_graph = run.rounds == 1 and any(not one.is_leaf for one in run.tensors().values())
-    return not keeps_graph and all(seen.settled for seen in run.seen.values())
+    return not (run.rounds == 1 and _shows_later(run)) and all(seen.settled for seen in run.seen.values())
+
+
+def _shows_later(run: Training) -> bool:
+    """Whether there is what shows only when it is called again after a step.
+
+    It keeps its graph; or it has the shape of a trained tensor, which it may follow (an EMA, a target network): it
+    starts equal to that, and so is unchanged.
+    """
+    shapes = {seen.tensor.shape for seen in run.seen.values() if seen.trained and not seen.tensor.is_nested}
+    found = run.tensors()
+    still = [one for name, one in found.items() if name not in run.changed_by and not one.requires_grad]
+    follows = (_is_floating(one) and not one.is_nested and one.shape in shapes for one in still)
+    return any(not one.is_leaf for one in found.values()) or any(follows)
 
 
 def _round(run: Training) -> str | None:
+    with round_of(run):
+        return _trained(run)
+
+
+def _trained(run: Training) -> str | None:
     kept = _copies(run.tensors(), run._held)
-    for seen in run.seen.values():
-        seen.tensor.grad = None
-    found = floating(_forward(run))
+    found = floating(forward(run))
     run.rounds += 1
     _note_changes(run, kept, "forward")
     _find_leaves(run)
@@ -164,7 +218,8 @@ def _round(run: Training) -> str | None:
         return None
     if not found:
         return "forward gives no floating-point tensor, so there is no loss to train with"
-    loss = _loss(run, found)
+    run.finite = run.finite and all(bool(torch.isfinite(_wide(one)).all()) for one in found)
+    loss = loss_of(found)
     run.cut_off = not loss.requires_grad
     if loss.requires_grad:
         with run.subject.user_code(f"backward{_again(run.rounds)}"):
@@ -179,12 +234,23 @@ def _again(number: int) -> str:
     return f" in round {number}" if number > 1 else ""
 
 
-def _forward(run: Training) -> Any:
+def forward(run: Training, mode: str = "train") -> Any:
+    """What the module gives for the next round's inputs. Raises ModelError."""
     assert run.subject.inputs is not None  # noqa: S101 - prove has looked
     number = run.rounds + 1
     args, kwargs = run.subject.inputs.make(seed=number)
-    with run.subject.user_code(f"calling it in train mode{_again(number)}"):
-        return run.module(*args, **kwargs)
+    before = _generators()
+    with run.subject.user_code(f"calling it in {mode} mode{_again(number) if mode == 'train' else ''}"):
+        output = run.module(*args, **kwargs)
+    run.draws = run.draws or before != _generators()
+    return output
+
+
+def _generators() -> tuple[Any, ...]:
+    """The states of the generators that forward may draw from."""
+    numpy: Any = sys.modules.get("numpy")
+    _, state, *rest = numpy.random.get_state() if numpy else (None, b"")
+    return torch.default_generator.get_state().tolist(), random.getstate(), bytes(state), rest
 
 
 def floating(output: Any) -> list[torch.Tensor]:
@@ -204,17 +270,20 @@ def _is_floating(value: Any) -> bool:
     return issubclass(type(value), torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _loss(run: Training, found: list[torch.Tensor]) -> torch.Tensor:
+def loss_of(found: list[torch.Tensor]) -> torch.Tensor:
     """The sum of each output times random weights; what is not finite (a mask of -inf) counts for nothing."""
     total = torch.zeros(())
-    for output in found:
-        values = _strided(output)
-        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-        values = values.to(torch.promote_types(values.dtype, torch.float32))
-        run.finite = run.finite and bool(torch.isfinite(values).all())
+    for values in map(_wide, found):
         values = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
         total = total + (values * torch.randn_like(values)).sum().to(total.device)
     return total
+
+
+def _wide(output: torch.Tensor) -> torch.Tensor:
+    """All its values, as real numbers of 32 bits or more."""
+    values = _strided(output)
+    values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _step(run: Training, loss: torch.Tensor) -> None:
@@ -259,6 +328,35 @@ def _lost(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> float | Non
     """The largest |value| where a step of the learning rate is less than its rounding."""
     peak, rate = _peak(tensor), float(optimizer.defaults.get("lr", RATE))
     return peak if peak and rate < peak * torch.finfo(tensor.dtype).eps else None
+
+
+# --- chance -------------------------------------------------------------------------------------------------
+
+
+def _missing(run: Training) -> list[str]:
+    return [name for name, seen in run.seen.items() if seen.missing]
+
+
+def _ask_eval(run: Training) -> None:
+    """Note the gradients of what has none in eval mode, where nothing is dropped; no step, and the modes as before."""
+    modes = [(one, one.training) for one in run.module.modules() if hasattr(one, "training")]
+    try:
+        with round_of(run):
+            run.in_eval = _eval_peaks(run)
+    except ModelError as error:
+        run.in_eval, run.no_eval = {}, judging.reason_of(run.subject, error)
+    for one, training in modes:
+        one.training = training
+
+
+def _eval_peaks(run: Training) -> dict[str, float | None]:
+    with run.subject.user_code("setting it to eval mode"):
+        run.module.eval()
+    loss = loss_of(floating(forward(run, "eval")))
+    if loss.requires_grad:
+        with run.subject.user_code("backward in eval mode"):
+            loss.backward()  # type: ignore[no-untyped-call]
+    return {name: _scaled(run.seen[name].tensor) for name in _missing(run)}
 
 
 # --- what a round showed ------------------------------------------------------------------------------------
@@ -331,31 +429,3 @@ def _copies(of: dict[str, torch.Tensor], without: frozenset[int]) -> dict[str, t
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         return tensor.detach().clone()
-
-
-# --- who is used --------------------------------------------------------------------------------------------
-
-
-class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the storage of each tensor that an operator is given."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages: set[int | str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for one in inputs_of.leaves((args, kwargs or {})):
-            if issubclass(type(one), torch.Tensor):
-                self.storages.add(storage(one)[0])
-        return func(*args, **(kwargs or {}))
-
-
-def used_in_forward(run: Training) -> frozenset[str] | None:
-    """The names among `run.seen` that some operator of one more forward reads; None where it cannot be watched."""
-    uses = _Uses()
-    try:
-        with _as_it_was(), uses:
-            _forward(run)
-    except ModelError:  # what it does under a dispatch mode says nothing of the model
-        return None
-    return frozenset(name for name, seen in run.seen.items() if storage(seen.tensor)[0] in uses.storages)
