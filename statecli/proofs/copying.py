@@ -54,6 +54,7 @@ class _Proof:
         self._findings: dict[tuple[str, str | None], Finding] = {}
         self._columns: dict[str, dict[str, Cell]] = {"copied": {}, "pickled": {}}
         self._found: dict[str, torch.Tensor] = {}
+        self._module = nn.Module()
         self._left_behind: frozenset[str] = frozenset()
         self._recomputed = judging.recomputed(subject.state)
         self._how = "copy.deepcopy, torch.save and torch.load of the module"
@@ -64,7 +65,7 @@ class _Proof:
         except ModelError as error:
             return judging.check(Name.COPY, "", {}, (), [judging.reason_of(self._subject, error)])
         self._found = judging.tensors(module)
-        self._shared = _shared_by_all(module)
+        self._module, self._shared = module, _shared_by_all(module)
         self._refreshed = _refreshed(module)
         if module is not self._subject.original:
             # Parameters are left undrawn, and zeros are no proof of anything. Their ends will do: memory that nobody
@@ -187,7 +188,8 @@ class _Proof:
         return judging.skipped(f"the class leaves it out: {what} is without it")
 
     def _failed(self, rule: str, row: TensorInfo, message: str) -> Cell:
-        self._fail(rule, row.fqn, f"{row.fqn}: {message}")
+        help = judging.in_own_method(self._subject, self._module, row.fqn, _METHODS, "let {} make a copy of its own")
+        self._fail(rule, row.fqn, f"{row.fqn}: {message}", help)
         return Cell(Verdict.FAILED, reason=message)
 
     def _fail(self, rule: str, fqn: str | None, message: str, help: str | None = None) -> None:
@@ -207,6 +209,10 @@ class _Proof:
                 if name in cells:
                     cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
                 self._fail(rule, name, f"{name}: {message} in {what}")
+
+
+#: What a class decides by how it is copied and pickled.
+_METHODS = ("__deepcopy__", "__getstate__", "__setstate__", "__reduce_ex__", "__reduce__")
 
 
 def _computed(module: nn.Module) -> frozenset[str]:

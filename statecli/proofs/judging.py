@@ -154,7 +154,8 @@ def _on_the_way(module: nn.Module, fqn: str) -> Iterator[nn.Module]:
 
 
 def _is_of_torch(method: Callable[..., Any]) -> bool:
-    return method.__module__.startswith("torch.")
+    """Or Python's own, which says no module."""
+    return getattr(method, "__module__", None) is None or method.__module__.startswith("torch.")
 
 
 def memos(subject: Subject) -> frozenset[str]:
