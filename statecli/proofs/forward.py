@@ -4,6 +4,9 @@ On CUDA it is really run, below the same watch that sees a pretended run. A pret
 then with data where that cannot tell; where neither can, the proof is inconclusive. It is called in eval mode and, by
 another instance, in train mode.
 
+A pretended GPU knows shapes and devices, and little of dtypes, indices and values: a model that raises in a plain call
+on the CPU is inconclusive there, unless what it raised is of the CPU's own.
+
 An operator that gets tensors of several devices raises as on CUDA; what the model catches is its own. What it does not
 catch is told with the operator's line, then carried over in one more run, so that the next is found too.
 
@@ -42,6 +45,10 @@ RULE = "device-mismatch"
 _SAME_DEVICE = re.compile(r"\b(on|at) the same device\b")
 #: And of an argument that has to be on the CPU, by its name.
 _ON_CPU = re.compile(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b", re.IGNORECASE)
+#: What a plain call raises because it is on the CPU, or half on a GPU: it says nothing of the moved model.
+_OF_THE_CPU = re.compile(
+    rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{_SAME_DEVICE.pattern}"
+)
 _UNTOLD = "the model asks torch.cuda.is_available(), which is not so here,"
 _ADVICE = {
     How.MADE: "make it where it is needed, device=x.device, or copy it there: .to(x.device)",
@@ -91,7 +98,7 @@ class _Run:
 def prove(subject: Subject, device: str) -> Check:
     """Call an instance that was moved to `device`: "fake-cuda", "cuda:1", "cpu". On meta there is nothing to prove.
 
-    Raises UsageError for a device that is not here.
+    Raises UsageError for a device that is not here, ModelError where the plain call raises too.
     """
     if subject.inputs is None:
         return Check(Name.FORWARD, Verdict.SKIPPED, reason=subject.no_inputs)
@@ -115,6 +122,8 @@ def _on_cpu(subject: Subject) -> Check:
 def _pretended(subject: Subject) -> Check:
     trials = [_Trial(fake.DEVICE, fake.SHOWN, "called on a pretended GPU, without data", fake.faked, values=False)]
     if not any(row.device == "meta" for row in subject.state.tensors):
+        if subject.raises and not _OF_THE_CPU.search(subject.raises):
+            raise ModelError(subject.raises)
         how = "called on a pretended GPU, with data on the cpu"
         trials.append(_Trial(fake.DEVICE, fake.SHOWN, how, pretend.pretended, values=True))
     return _both(subject, trials)
