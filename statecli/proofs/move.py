@@ -13,6 +13,10 @@ Every tensor that stays behind fails, class attributes too: forward reads them t
 - what the model's own `_apply` clears.
 
 A 0-dim or empty tensor that stays is a warning: operators on CUDA take a 0-dim one from the CPU.
+
+Whether values survive, and whether all comes back, is looked at where there are values and another device. Elsewhere
+torch's own code is taken to be right; of a class with an `_apply` or a `to` of its own, values are compared on the
+CPU, and the way back is tried on a pretended GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +46,18 @@ def prove(subject: Subject, device: str) -> Check:
 
         return fake.move(subject)
     wanted = device_of(device)
-    return judging.nothing(subject, Name.MOVE) or judged(subject, str(wanted), _moved(subject, wanted))
+    moved = _moved(subject, wanted)
+    if moved.own and wanted.type == "meta":
+        compare(subject, moved)
+    if moved.own and wanted.type in ("cpu", "meta"):
+        _pretend(subject, moved)
+    return judging.nothing(subject, Name.MOVE) or judged(subject, str(wanted), moved)
+
+
+def moves_itself(module: nn.Module) -> bool:
+    """Whether code that is not torch's has a part in what `module.to` does."""
+    methods = (module.to, *(one._apply for one in module.modules()))
+    return not all(map(judging.is_of_torch, methods))
 
 
 def device_of(text: str) -> torch.device:
@@ -76,15 +91,17 @@ HELP = {
 class Moved:
     """Devices by name before and after; `changed` are what is not what it was after the way there and back.
 
-    `reasons` say what could not be done; `one_way`: nothing came back, so that values are not compared. `call` is what
-    was done, `lost` a finding if it gave no model.
+    `stuck` are those that followed and did not come back, each with the device on which it stays. `reasons` say what
+    could not be done. `call` is what was done, `lost` a finding if it gave no model. `own`: code that is not torch's
+    has a part in it.
     """
 
     before: dict[str, str] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)
+    stuck: dict[str, str] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
-    one_way: bool = False
+    own: bool = False
     call: str = ""
     lost: Finding | None = None
 
@@ -123,7 +140,7 @@ class _Proof:
     def check(self) -> Check:
         cells = {row.fqn: self._cell(row) for row in self._subject.state.tensors}
         self._broken(cells)
-        how = self._moved.call + ("" if self._moved.one_way else " and back")
+        how = self._moved.call
         if set(self._moved.before.values()) == {self._wanted}:
             how = f"everything is on {self._wanted} already: memory given anew by _apply, and {how}"
         return judging.check(Name.MOVE, how, {"moves": cells}, self._findings, self._reasons())
@@ -157,6 +174,9 @@ class _Proof:
 
     def _changed(self, row: TensorInfo, before: str, after: str) -> Cell:
         what = self._moved.changed.get(row.fqn)
+        if what is None and row.fqn in self._moved.stuck:
+            there = self._moved.stuck[row.fqn]
+            return self._stayed(row, before, there, f"stays on {there} when the model moves back to the cpu")
         if what is None:
             return Cell(Verdict.PASSED, before, after)
         message = f"{what} when the model moves there and back"
@@ -231,8 +251,8 @@ def _moved(subject: Subject, wanted: torch.device) -> Moved:
     if set(moved.before.values()) == {"meta"} and wanted.type != "meta":
         moved.reasons.append(f"it was built on meta and holds no values to move to {wanted}; build it on the cpu")
         return moved
-    moved.one_way = wanted.type == "meta"
-    if moved.one_way:
+    moved.own = moves_itself(module)
+    if wanted.type == "meta":
         _move(subject, module, wanted, moved)
     else:
         _there_and_back(subject, module, wanted, found, moved)
@@ -259,14 +279,41 @@ def _there_and_back(
     there = _move(subject, module, wanted, moved)
     if there is None:
         return
+    moved.call += " and back"
     given, raised = judging.attempt(subject, "moving it back", lambda: there.to("cpu"))
     if raised:
         moved.reasons.append(raised)
         return
     after = judging.tensors(measure.moved(there, given))
+    moved.stuck = stuck(moved.after, _devices(after), str(wanted))
     for name, tensor in before.items():
         if name in after and tensor is not None and bits.same(tensor, after[name]) is False:
             moved.changed[name] = _difference(tensor, after[name])
+
+
+def stuck(there: dict[str, str], back: dict[str, str], wanted: str) -> dict[str, str]:
+    """What was on `wanted`, and is when all is `back`."""
+    return {name: wanted for name, device in there.items() if device == back.get(name) == wanted != "cpu"}
+
+
+def compare(subject: Subject, moved: Moved) -> None:
+    """Notes what the model's own code does to values, there and back on the CPU; a model on meta has none."""
+    if any(row.device == "meta" for row in subject.state.tensors):
+        return
+    here = _moved(subject, torch.device("cpu"))
+    moved.changed = here.changed
+    moved.reasons += here.reasons
+    moved.call += ", values compared on the cpu"
+
+
+def _pretend(subject: Subject, moved: Moved) -> None:
+    """Notes what does not come back from a pretended GPU: on the CPU nothing moves, and meta is no way back."""
+    from statecli.proofs import fake
+
+    there = fake.tried(subject)
+    moved.stuck = there.stuck
+    why = f"; the way back cannot be tried: {there.reasons[0]}" if there.reasons else ""
+    moved.call += why or ", to a pretended GPU and back"
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> str:

@@ -397,3 +397,55 @@ def test_a_move_that_gives_no_model(returns, device, tmp_path, monkeypatch):
 def test_a_pretended_move_is_a_call_that_exists():
     """`cuda:0 (fake)` is no device that can be asked for."""
     assert sample(Name.MOVE, "net:Net", device="fake-cuda").how == '.to("cuda") on a pretended GPU'
+
+
+#: Classes whose own methods move: wrong ones, each with the rule of its buffer t and what is said, and sound ones.
+MOVERS = {
+    "doubles a buffer": (
+        "def to(self, *a):\n    super().to(*a)\n    self.t = self.t * 2\n    return self",
+        "values change",
+    ),
+    "doubles it in _apply": (
+        "def _apply(self, fn, recurse=True):\n    super()._apply(fn)\n    self.t = self.t * 2\n    return self",
+        "values change",
+    ),
+    "goes once": (
+        "n = 0\ndef _apply(self, fn, recurse=True):\n    self.n += 1\n"
+        "    return super()._apply(fn) if self.n < 2 else self",
+        "moves back to the cpu",
+    ),
+    "does no more than torch": ("def _apply(self, fn, recurse=True):\n    return super()._apply(fn)", None),
+    "moves a plain one": (
+        "plain = torch.ones(3)\ndef to(self, *a):\n    super().to(*a)\n    self.plain = self.plain.to(*a)\n"
+        "    return self",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
+@pytest.mark.parametrize("name", MOVERS)
+def test_a_class_that_moves_itself_is_moved_there_and_back(name, device):
+    """Values and the way back are told alike, whatever device it is moved to."""
+    body, said = MOVERS[name]
+    init = "self.register_buffer('t', torch.rand(3))\nself.w = nn.Parameter(torch.rand(3))"
+    check = moved(f"{init}\n---\n{body}", device=device)
+    assert check.verdict is (Verdict.FAILED if said else Verdict.PASSED), check
+    assert "and back" in check.how
+    if said:
+        assert said in cell(check, "moves", "t").reason
+        assert ".to" in check.findings[0].help or "._apply" in check.findings[0].help
+
+
+def test_what_torch_moves_is_not_moved_twice():
+    """An ordinary class costs no trip on the CPU and no way back; nor does one of torch's with an _apply of its own."""
+    assert moved("self.r = nn.LSTM(2, 2)", device="fake-cuda").how == '.to("cuda") on a pretended GPU'
+    assert moved("self.r = nn.LSTM(2, 2)").how == '.to("meta")'
+
+
+def test_a_way_back_that_cannot_be_pretended_is_said():
+    """On meta it is not claimed to have been tried."""
+    body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef _apply(self, fn, recurse=True):\n    super()._apply(fn)\n"
+    body += "    if self.w.device.type not in ('cpu', 'meta'):\n        raise ValueError('no way')\n    return self"
+    check = moved(body)
+    assert "the way back cannot be tried: moving it to cuda:0 (fake) raised ValueError: no way" in check.how
