@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_iter
 
 from statecli.errors import ModelError
 from statecli.finding import Finding, Severity
@@ -267,6 +268,7 @@ class _Safetensors:
         self._proof, self._target = proof, target
         self._entries: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {}
         self._refused: dict[str, str] = {}
+        self._beside: str | None = None
         self._altered: dict[str, torch.Tensor] = {}
 
     def prove(self, strictly: bool) -> None:
@@ -291,16 +293,20 @@ class _Safetensors:
         if name in self._refused:
             return Cell(Verdict.FAILED, reason=self._refused[name])
         if not self._altered:
-            return Cell(Verdict.PASSED)
+            return self._same()
         there = found.get(name)
         same = False if there is None else bits.same(self._proof._expected[name], there)
         if same:
-            return Cell(Verdict.PASSED)
+            return self._same()
         if same is None:
             return judging.unclear("its values cannot be compared")
         message = "comes back from safetensors with other values"
         self._proof.fail("changed-by-safetensors", f"{name}: {message}", name)
         return Cell(Verdict.FAILED, reason=message)
+
+    def _same(self) -> Cell:
+        """Nothing is proved of a file that safetensors does not write as a whole."""
+        return judging.skipped(self._beside) if self._beside else Cell(Verdict.PASSED)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
         """Why it could not be tried, or None.
@@ -333,9 +339,14 @@ class _Safetensors:
         self._proof.fail(rule, f"{name}: {what}", name, help, Severity.WARNING)
 
     def _refuse_others(self) -> None:
+        """An entry that is no tensor; one that holds none is no loss: the user saves it elsewhere, or by torch.save."""
         for name, value in self._entries.items():
-            if not isinstance(value, torch.Tensor):
-                what = f"of type {type(value).__name__}, and safetensors takes nothing but tensors"
+            if isinstance(value, torch.Tensor):
+                continue
+            what = f"of type {type(value).__name__}, and safetensors takes nothing but tensors"
+            if all(isinstance(leaf, _PLAIN_DATA) for leaf in tree_iter(value)):
+                self._refused[name], self._beside = what, f"{name} is {what}"
+            else:
                 self._refuse("not-in-safetensors", name, what, "save it beside the tensors, or as a tensor")
 
     def _refuse_shared(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -362,6 +373,8 @@ class _Safetensors:
             self._proof._findings.append(found)
 
 
+#: What is surely no tensor, and holds none.
+_PLAIN_DATA = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _CONTIGUOUS = "give save_file a copy of each: {name: one.contiguous() for name, one in model.state_dict().items()}"
 
 

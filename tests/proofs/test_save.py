@@ -167,14 +167,32 @@ def test_a_state_dict_that_raises_is_inconclusive():
     assert "not today" in check.reason
 
 
+EXTRA = "self.w = nn.Parameter(torch.ones(3)); self.seen = 3\n---\n"
+EXTRA += "def get_extra_state(self):\n    return {}\ndef set_extra_state(self, state):\n    assert state"
+
+
 def test_extra_state_runs_as_it_is():
-    """Plain data passes through torch.save; safetensors has no place for it."""
-    body = "self.w = nn.Parameter(torch.ones(3)); self.seen = 3\n---\n"
-    body += "def get_extra_state(self):\n    return {}\ndef set_extra_state(self, state):\n    assert state"
-    (finding,) = saved(body.format('{"seen": self.seen}')).findings
+    """Plain data passes through torch.save; safetensors writes no such state_dict, which loses no tensor."""
+    check = saved(EXTRA.format('{"seen": [self.seen, "often", None]}'))
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    assert cell(check, "restored", "w").verdict is Verdict.PASSED
+    plain = cell(check, "safetensors", "w")
+    why = "_extra_state is of type dict, and safetensors takes nothing but tensors"
+    assert (plain.verdict, plain.reason) == (Verdict.SKIPPED, why)
+
+
+def test_what_extra_state_may_lose_fails():
+    """A tensor in it has no place in safetensors; an object may hold one, and is refused by torch.load too."""
+    (finding,) = saved(EXTRA.format('{"seen": [torch.ones(self.seen)]}')).findings
     assert (finding.rule, finding.fqn, finding.severity) == ("not-in-safetensors", "_extra_state", Severity.WARNING)
-    found = rules(saved(body.format("__import__('fractions').Fraction(1, 3)")))
+    found = rules(saved(EXTRA.format("__import__('fractions').Fraction(1, 3)")))
     assert found == {None: "not-plain-data", "_extra_state": "not-in-safetensors"}
+
+
+def test_what_else_safetensors_refuses_is_told_beside_extra_state():
+    """Names of one memory are found though the file as a whole is none."""
+    check = saved(EXTRA.replace("---", "self.v = self.w\n---").format('{"seen": 3}'))
+    assert rules(check) == {"w": "shared-in-safetensors"} or rules(check) == {"v": "shared-in-safetensors"}
 
 
 @pytest.mark.parametrize("piece", [1, 1 << 30])
