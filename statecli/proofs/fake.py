@@ -88,9 +88,11 @@ def _tried(subject: Subject, stage: Stage, *, values: bool) -> Moved:
         moved.own = move.moves_itself(module)
         with stage(Watch(DEVICE)) as kept:
             with subject.user_code(f"moving it to {SHOWN}"):
-                module = moved.gave(subject, module, module.to(DEVICE))
-            moved.after = {name: _after(tensor, kept) for name, tensor in judging.tensors(module).items()}
-            if moved.own:
+                there = moved.gave(subject, module, module.to(DEVICE))
+            moved.after = {name: _after(tensor, kept) for name, tensor in judging.tensors(there).items()}
+            if there is not module:
+                moved.untried = "its .to gives another model"  # which may be the user's own
+            elif moved.own:
                 _back(subject, module, moved)
     except ModelError as error:
         moved.reasons.append(why(judging.reason_of(subject, error), error.__cause__))

@@ -93,7 +93,7 @@ class Moved:
 
     `stuck` are those that followed and did not come back, each with the device on which it stays. `reasons` say what
     could not be done. `call` is what was done, `lost` a finding if it gave no model. `own`: code that is not torch's
-    has a part in it.
+    has a part in it. `untried`: why the way back from a pretended GPU was not.
     """
 
     before: dict[str, str] = field(default_factory=dict)
@@ -102,6 +102,7 @@ class Moved:
     stuck: dict[str, str] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     own: bool = False
+    untried: str | None = None
     call: str = ""
     lost: Finding | None = None
 
@@ -312,8 +313,8 @@ def _pretend(subject: Subject, moved: Moved) -> None:
 
     there = fake.tried(subject)
     moved.stuck = there.stuck
-    why = f"; the way back cannot be tried: {there.reasons[0]}" if there.reasons else ""
-    moved.call += why or ", to a pretended GPU and back"
+    why = next(iter(there.reasons), there.untried)
+    moved.call += f"; the way back cannot be tried: {why}" if why else ", to a pretended GPU and back"
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> str:

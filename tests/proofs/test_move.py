@@ -449,3 +449,11 @@ def test_a_way_back_that_cannot_be_pretended_is_said():
     body += "    if self.w.device.type not in ('cpu', 'meta'):\n        raise ValueError('no way')\n    return self"
     check = moved(body)
     assert "the way back cannot be tried: moving it to cuda:0 (fake) raised ValueError: no way" in check.how
+
+
+def test_another_model_is_not_moved_back():
+    """It may be the live one, and what came back from a pretended GPU has no values."""
+    body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef to(self, *a):\n    import copy\n"
+    body += "    return nn.Module.to(copy.deepcopy(self), *a)"
+    assert moved(body, device="fake-cuda").how == '.to("cuda") on a pretended GPU, values compared on the cpu'
+    assert "the way back cannot be tried: its .to gives another model" in moved(body).how
