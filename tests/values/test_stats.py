@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -137,7 +137,7 @@ def test_any_values_at_all(monkeypatch, values, chunk):
     parts=st.lists(st.lists(st.floats(-1e300, 1e300), max_size=6), max_size=5),
 )
 @settings(max_examples=200, deadline=None)
-@example([[0.0], [5e-324, 5e-324]])
+@example(parts=[[0.0], [5e-324, 5e-324]])
 def test_merging_parts_is_the_same_as_one_whole(parts):
     """In any grouping, with empty parts."""
     from statecli.values.elements import Decoder
