@@ -218,7 +218,7 @@ def _left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
     stayed = [
         _stayed(tensor, state, to)
         for tensor in state.tensors
-        if tensor.after and tensor.after.followed is not True and tensor.fqn not in recomputed
+        if tensor.after and tensor.after.followed is not True and not (tensor.fqn in recomputed or tensor.is_input)
     ]
     names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
     broken = [

@@ -116,6 +116,10 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
     reason: str | None = None
 
 
+#: What is said of a tensor that is one of a model's `example_input_array`, `dummy_inputs`.
+AN_INPUT = "a sample input that the model carries, and no state"
+
+
 class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     """One tensor under one name.
 
@@ -164,6 +168,8 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     within: str | None = None
     #: What it was computed from before it was assigned: its grad_fn, or the registered names.
     derived: str | None = None
+    #: Whether it is a sample input that the model carries (`example_input_array`), and no state of it.
+    is_input: bool = False
     #: Why it cannot be read, in one line with its file: nothing else that is said of it counts.
     damage: str | None = None
 

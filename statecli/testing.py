@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from statecli.proofs.result import Check, Name, Verification
+    from statecli.report import Report
     from statecli.state import Kind
 
 __all__ = ["assert_state_follows"]
@@ -65,23 +66,27 @@ def assert_state_follows(
 
 
 def failure(found: Verification, asked: Iterable[Name] = ()) -> str:
-    """What is wrong, as text: a line that says which proofs, then the table as plain text; "" where nothing is."""
+    """What is wrong, as text: a line that says which proofs, then the table of a terminal; "" where nothing is."""
     from statecli.report import View, verifying
 
     untold = verifying.untold(found, tuple(asked))
     bad = bool(found.findings) or any(map(_is_bad, found.checks))
     if not (bad or untold):
         return ""
-    report = verifying.of_verification(found, View(unfold=True))
+    report = verifying.of_verification(found, View())
     verdict = f"{found.state.target}: {report.page().verdict}"
-    return "\n".join([verdict, "", _plain(report), *(() if bad else untold)]).rstrip()
+    return "\n".join([verdict, "", _laid_out(report), *(() if bad else untold)]).rstrip()
+
+
+#: pytest puts four columns in front of each line.
+_WIDTH = 100
 
 
 def _is_bad(check: Check) -> bool:
     return check.verdict.value in ("failed", "inconclusive")
 
 
-def _plain(report: Any) -> str:
+def _laid_out(report: Report) -> str:
     from statecli import render
 
     class Text:
@@ -95,5 +100,5 @@ def _plain(report: Any) -> str:
             self.parts.append(raw.decode())
 
     sink = Text()
-    render.write(report, render.Output.PLAIN, sink, render.Look())
+    render.write(report, render.Output.TABLE, sink, render.Look(terminal=True, width=_WIDTH))
     return "".join(sink.parts)

@@ -523,7 +523,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         ),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: 1 / 0), ModelError, "ZeroDivisionError"),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: None), ModelError, "gave nothing"),
-        (lambda: statecli.verify(nn.Linear(2, 2), inputs=3), ModelError, "no tensor"),
+        (lambda: statecli.verify(nn.Linear(2, 2), inputs=3), ModelError, "it is an int, in which there is no"),
         (lambda: statecli.verify(f"{SAMPLES}/net.py:Nett"), ModelError, "Net"),
     ],
 )

@@ -31,7 +31,7 @@ FAILING = {
     "positions:Positions": ("int64:2x4<100", ""),
     "precomputed:Normed": ("2x4", "move cast save copy forward"),
     "relative_bias:Attention": ("1x4x4", "move forward"),
-    "rotary:Rotary": ("2x4x8", "move"),
+    "rotary:Rotary": ("2x4x8", "move cast"),
     "tied:Tied": ("int64:2x4<100", "save"),
     "unused:Net": ("4x8", "step"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import textwrap
@@ -12,8 +13,11 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+import statecli  # noqa: E402
+from statecli import render  # noqa: E402
 from statecli.errors import StateError  # noqa: E402
 from statecli.proofs.result import Verdict, Verification  # noqa: E402
+from statecli.report import View, verifying  # noqa: E402
 from statecli.testing import assert_state_follows as checked  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -44,16 +48,31 @@ def test_what_follows_is_given_back():
     assert {check.verdict for check in checked(nn.Linear(4, 4), inputs="2x4").checks} == {Verdict.PASSED}
 
 
-def test_a_failure_has_the_table_of_the_command(statecli):
-    """All that the command prints off a terminal, below a line that says which proofs fail."""
+def test_a_failure_has_the_table_of_the_command():
+    """All that the command shows on a terminal, below a line that says which proofs fail."""
     spec = "sample_models/net.py:Net"
     with pytest.raises(AssertionError) as raised:
         checked(spec, device="meta", checks=["move", "save"])
     verdict, _, table = str(raised.value).partition("\n\n")
     assert verdict == f"{spec}: move, save failed for 1 of 3 tensors"
-    printed = statecli("verify", spec, "--device", "meta", "--check", "move", "--check", "save")
-    assert table == printed.out.rstrip()
+    sink = io.StringIO()
+    sink.text = sink.write
+    found = statecli.verify(spec, device="meta", checks=["move", "save"])
+    look = render.Look(terminal=True, width=100)
+    render.write(verifying.of_verification(found, View()), render.Output.TABLE, sink, look)
+    assert table == sink.getvalue().rstrip()
     assert "error[left-behind]: table: stays on cpu when the model moves to meta" in table
+
+
+def test_a_failure_is_laid_out_for_a_terminal():
+    """No line is wider than 100 columns, and what is true of every row is said once."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    model.register_forward_hook(lambda *_: None)  # which cannot be pickled
+    with pytest.raises(AssertionError, match="copy inconclusive") as raised:
+        checked(model, inputs="2x4")
+    text = str(raised.value)
+    assert max(map(len, text.splitlines())) <= 100
+    assert " ".join(text.split()).count("pickling it raised") <= 2
 
 
 def test_a_proof_that_says_nothing_of_what_is_left_is_no_pass():
@@ -142,6 +161,15 @@ def test_the_fixture_passes_and_fails(tmp_path):
     assert "error[left-behind]: table: stays on cpu when the model moves to meta" in found.stdout
     assert 'assert_state_follows(Left(), device="meta", checks=["move"])' in found.stdout
     assert "statecli/testing.py" not in found.stdout
+
+
+def test_what_cannot_be_tried_is_one_line_of_the_fixture_too(tmp_path):
+    """Below the line of the test; no line of ours."""
+    using = "def test_it(assert_state_follows):\n    assert_state_follows(object, inputs=3)\n"
+    found = run_pytest(tmp_path, using)
+    (line,) = [line for line in found.stdout.splitlines() if line.startswith("E  ")]
+    assert line.endswith("UsageError: object is a class: give an instance, or name it: 'file.py:object'"), line
+    assert "statecli/" not in found.stdout
 
 
 def test_a_run_that_does_not_use_it_imports_nothing(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,7 +16,10 @@ from statecli.modules import fix, measure, origin
 from statecli.modules.build import Built
 from statecli.modules.tensors import Facts, derived_by, facts, is_lazy, kind_of, leaves_of
 from statecli.modules.walk import Held, Registered, Walk, in_code, walk
-from statecli.state import After, Evidence, Kind, ModelState, Oddity, Origin, Stats, TensorInfo
+from statecli.state import AN_INPUT, After, Evidence, Kind, ModelState, Oddity, Origin, Stats, TensorInfo
+
+#: Attributes of a model that hold what it may be called with; Lightning keeps the second behind the first.
+_INPUTS = ("example_input_array", "_example_input_array", "dummy_inputs")
 
 
 @dataclass
@@ -48,6 +52,13 @@ class _Sheet:
     aliases: dict[str, tuple[_Row, Held]] = field(default_factory=dict)
     oddities: list[Oddity] = field(default_factory=list)
     _by_storage: dict[int | str, list[_Row]] = field(default_factory=dict)
+    _modules: dict[str, nn.Module] = field(default_factory=dict)
+
+    def module(self, name: str) -> nn.Module:
+        """The registered module of that name; "" is the root."""
+        if not self._modules:
+            self._modules = {prefix.rstrip("."): module for prefix, module in self.found.modules}
+        return self._modules[name]
 
     def sharing(self, row: _Row) -> list[_Row]:
         """The other rows that lie in the storage of `row`."""
@@ -171,12 +182,23 @@ def _odd_places(sheet: _Sheet) -> None:
 def _add_registered(sheet: _Sheet, entry: Registered) -> None:
     if entry.tensor is None:
         return
-    place = sheet.built.origins.raw(entry.owner, entry.attribute)
+    place = _registered_at(sheet, entry)
     persistent = None if entry.is_parameter else entry.persistent
     kind = kind_of(entry.is_parameter)
     row = _Row(entry.fqn, entry.tensor, facts(entry.tensor), kind, persistent, entry.owner, place, entry.key)
     _note_no_shape(row)
     sheet.rows.append(row)
+
+
+def _registered_at(sheet: _Sheet, entry: Registered) -> tuple[str, int] | None:
+    """The line that assigned it, else the nearest module that it is in: what was deep-copied has passed no setter."""
+    place = sheet.built.origins.raw(entry.owner, entry.attribute)
+    path = entry.key.removesuffix(entry.attribute).rstrip(".")
+    while place is None and path:
+        above, _, name = path.rpartition(".")
+        place = sheet.built.origins.raw(sheet.module(above), name)
+        path = above
+    return place
 
 
 def _add_held(sheet: _Sheet) -> None:
@@ -227,11 +249,30 @@ def _place(sheet: _Sheet, held: Held) -> tuple[str, int] | None:
         return None  # the line noted for that name is the registered one's
     name = first.label.rpartition(".")[2]
     if first.how != "class":
-        return sheet.built.origins.raw(held.owner, name)
+        return sheet.built.origins.raw(held.owner, name) or _of_function(held)
     for base in type(held.owner).__mro__:
         if name in vars(base):
             return origin.class_attribute(base, name)
     return None
+
+
+def _of_function(held: Held) -> tuple[str, int] | None:
+    """Where the function begins that has captured it: a hook is no attribute that anybody has assigned."""
+    holders = (step.parent.held for step in held.steps if step.parent and step.how in ("closure", "default"))
+    code = next((holder.__code__ for holder in holders if type(holder) is types.FunctionType), None)
+    return None if code is None else (code.co_filename, code.co_firstlineno)
+
+
+def _is_input(sheet: _Sheet, row: _Row) -> bool:
+    """Whether the model itself holds it as something to be called with, and nothing else holds it."""
+    helds = [row.held, *(sheet.aliases[alias][1] for alias in row.aliases)]
+    return all(
+        held is not None
+        and held.owner is sheet.built.module
+        and held.steps[0].label.rpartition(".")[2] in _INPUTS
+        and held.steps[0].how in ("attribute", "class")
+        for held in helds
+    )
 
 
 # --- what the move showed -----------------------------------------------------------------------------------
@@ -272,9 +313,10 @@ def _stale_views(sheet: _Sheet, trial: measure.Trial) -> None:
     for name, (row, held) in sheet.aliases.items():
         if not trial.followed(row.fqn) or trial.followed(name) is not False or _set_anew(held):
             continue
-        message = f"{name} is another name of {row.fqn}, and after a move it still points at the old storage"
-        line = sheet.built.origins.shown(_place(sheet, held))
-        sheet.oddities.append(Oddity("stale-view", message, name, origin=line or UNSET))
+        origin = sheet.built.origins.shown(_place(sheet, held))
+        line = f" (assigned at {origin.file}:{origin.line})" if origin else ""
+        message = f"{name}{line} is another name of {row.fqn}, and after a move it still points at the old storage"
+        sheet.oddities.append(Oddity("stale-view", message, name, origin=origin or UNSET))
 
 
 def _note_recomputed(sheet: _Sheet, trial: measure.Trial) -> None:
@@ -364,7 +406,9 @@ def _state(sheet: _Sheet, target: str) -> ModelState:
 
 
 def _info(sheet: _Sheet, row: _Row, number: int) -> TensorInfo:
-    about = row.facts
+    about, is_input = row.facts, _is_input(sheet, row)
+    if is_input:
+        row.notes.append(AN_INPUT)
     return TensorInfo(
         fqn=row.fqn,
         dtype=about.dtype,
@@ -382,7 +426,7 @@ def _info(sheet: _Sheet, row: _Row, number: int) -> TensorInfo:
         layout=about.layout,
         aliases=tuple(row.aliases),
         note="; ".join(row.notes) or None,
-        fix=_fix(sheet, row),
+        fix=None if is_input else _fix(sheet, row),
         after=row.after,
         stats=row.stats,
         storage=number,
@@ -390,6 +434,7 @@ def _info(sheet: _Sheet, row: _Row, number: int) -> TensorInfo:
         storage_offset=about.storage_offset,
         within=_within(row.held),
         derived=derived_by(row.tensor) if row.held else None,
+        is_input=is_input,
     )
 
 

@@ -9,6 +9,7 @@ Importing this package imports no torch.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,8 @@ from msgspec.structs import replace
 from statecli import inspection, target
 from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding
-from statecli.proofs.result import Check, Column, Name, Verdict, Verification
-from statecli.state import Kind, ModelState
+from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
+from statecli.state import AN_INPUT, Kind, ModelState
 
 if TYPE_CHECKING:
     from torch import nn
@@ -163,10 +164,24 @@ def _proved(name: Name, subject: Subject, request: Request) -> Check:
         return Check(name, Verdict.INCONCLUSIVE, reason=_CUT.format(subject.cut[0]))
     if subject.renames and name is not Name.FORWARD:  # which calls one instance and compares it with no other
         return Check(name, Verdict.INCONCLUSIVE, reason=subject.renames)
+    inputs = [row.fqn for row in subject.state.tensors if row.is_input]
+    if inputs and name is not Name.FORWARD:  # which may find that it is read
+        state = replace(subject.state, tensors=tuple(row for row in subject.state.tensors if not row.is_input))
+        subject = dataclasses.replace(subject, state=state)
     try:
-        return PROOFS[name](subject, request)
+        return _with(PROOFS[name](subject, request), inputs)
     except ModelError as error:
         return Check(name, Verdict.INCONCLUSIVE, reason=str(error).removeprefix(f"{subject.target}: "))
+
+
+def _with(check: Check, inputs: Iterable[str]) -> Check:
+    """The proof, and in its first column the inputs that the model carries, unless it is to be told that one fails."""
+    if not check.columns:
+        return check
+    first, *others = check.columns
+    failed = {fqn for fqn, cell in first.cells.items() if cell.verdict is Verdict.FAILED}
+    carried = {fqn: Cell(Verdict.SKIPPED, reason=AN_INPUT) for fqn in inputs if fqn not in failed}
+    return replace(check, columns=(replace(first, cells={**first.cells, **carried}), *others))
 
 
 _CUT = (

@@ -1,11 +1,12 @@
 """Proof `cast`: the model is cast to other dtypes, and each tensor's dtype and integers are read after each.
 
-`.to(torch.float64)`, `.half()` and `.bfloat16()` in turn on one instance, or the one dtype that was asked for. A
-floating-point tensor has to follow each, integers and bools have to stay what they are, complex numbers complex.
+`.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or the one dtype that was asked for; on one instance as long
+as all is well, else each on its own. A floating-point tensor has to follow each, integers and bools have to stay what
+they are, complex numbers complex. So has each further name of a tensor, which is no row of its own.
 
-Not judged: what torch computes anew before each forward; what forward itself makes anew each time; and what is
-unregistered, follows moves by the class's own `_apply` and keeps its dtype, because the class has decided so
-(torchmetrics keeps its sums out of half precision), as it has where it overrides `half()` to do nothing.
+Not judged: what torch computes anew before each forward; what forward itself makes anew each time, or for another
+dtype; and what is unregistered, follows moves by the class's own `_apply` and keeps its dtype, because the class has
+decided so (torchmetrics keeps its sums out of half precision), as it has where it overrides `half()` to do nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding, Severity
 from statecli.modules import measure
 from statecli.modules.walk import is_scripted
-from statecli.proofs import bits, judging, move
+from statecli.proofs import bits, judging, move, remade
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.subject import Subject
 from statecli.state import Kind, TensorInfo
@@ -53,25 +54,27 @@ def _way(text: str) -> _Way:
 
 @dataclass
 class _Steps:
-    """What one tensor was after each way: dtypes, and the first that is wrong with its rule and one line on it.
+    """What one tensor was after each way: dtypes, and the rule that it broke with one line on it, by way.
 
     `declined` is the way that the class which holds it has a method of its own for, one that keeps its dtype.
     """
 
     before: torch.dtype
-    values: torch.Tensor | None
-    dtypes: list[torch.dtype] = field(default_factory=list)
-    wrong: tuple[str, str] | None = None
+    values: torch.Tensor | None = None
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    wrong: dict[str, tuple[str, str]] = field(default_factory=dict)
     declined: str | None = None
-
-    @property
-    def last(self) -> torch.dtype:
-        """What it was before the way that is being looked at."""
-        return self.dtypes[-1] if self.dtypes else self.before
 
     def after(self) -> str:
         """`float64 → float16`, each once."""
-        return " → ".join(_short(dtype) for dtype in dict.fromkeys(self.dtypes))
+        return " → ".join(_short(dtype) for dtype in dict.fromkeys(self.dtypes.values()))
+
+    def fault(self) -> tuple[str, str] | None:
+        """The first rule that it broke and one line on it, with the ways that it does follow."""
+        for rule, what in self.wrong.values():
+            followed = [called for called in self.dtypes if called not in self.wrong and called != self.declined]
+            return rule, f"{what}, though it follows {followed[0]}" if followed and rule == _KEEPS else what
+        return None
 
 
 class _Proof:
@@ -82,45 +85,80 @@ class _Proof:
         self._done: list[str] = []
         self._findings: list[Finding] = []
         self._known_remade: frozenset[str] | None = None
+        self._known_again: remade.Again | None = None
         self._used = nn.Module()
-        self._recomputed = judging.recomputed(judging.stand_in(subject))
+        self._found: dict[str, torch.Tensor] = {}
+        self._stand_in = judging.stand_in(subject)
+        self._recomputed = judging.recomputed(self._stand_in)
+        self._memos = judging.memos(subject)
 
     def check(self) -> Check:
         module: nn.Module | None = None
-        for called, dtype, cast in self._ways:
-            module = self._cast(module, called, dtype, cast)
+        for way in self._ways:
+            module = self._cast(module, way)
         cells = {row.fqn: self._cell(row) for row in self._subject.state.tensors}
+        for row in self._subject.state.tensors:
+            if cells[row.fqn].verdict is Verdict.PASSED:
+                cells.update(self._stale(row))
         how = ", ".join(self._done or [called for called, _, _ in self._ways])
         return judging.check(Name.CAST, how, {"casts": cells}, self._findings, self._reasons)
 
-    def _cast(
-        self, module: nn.Module | None, called: str, dtype: torch.dtype, cast: Callable[[nn.Module], object]
-    ) -> nn.Module | None:
-        """Cast `module`, a fresh instance where there is none; it, or None where that failed and it is half cast."""
+    # --- one way ---------------------------------------------------------------------------------------------------
+
+    def _cast(self, module: nn.Module | None, way: _Way) -> nn.Module | None:
+        """Cast `module`, a fresh instance where there is none; it, or None where the next way needs a fresh one."""
         try:
-            start = self._subject.used() if module is None else module
+            start = self._fresh() if module is None else module
         except ModelError as error:
             self._reasons.append(judging.reason_of(self._subject, error))
             return None
-        if is_scripted(start) and called == ".bfloat16()":  # a ScriptModule has none of its own
-            called, dtype, cast = _way("bfloat16")
-        for name, tensor in judging.tensors(start).items():
-            self._steps.setdefault(name, _Steps(tensor.dtype, _integers(tensor)))
+        if is_scripted(start) and way[0] == ".bfloat16()":  # a ScriptModule has none of its own
+            way = _way("bfloat16")
+        before = {name: tensor.dtype for name, tensor in self._found.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what the cells say
-            given, raised = judging.attempt(self._subject, f"{called} of it", lambda: cast(start))
+            given, raised = judging.attempt(self._subject, f"{way[0]} of it", lambda: way[2](start))
         if raised:
             self._reasons.append(raised)
             return None
-        module = self._used = measure.moved(start, given)
-        self._done.append(called)
-        now = {name: tensor for name, tensor in judging.tensors(module).items() if name in self._steps}
-        declining = _declining(module, called, [n for n, tensor in now.items() if tensor.dtype != self._steps[n].last])
+        self._used = measure.moved(start, given)
+        self._found = judging.tensors(self._used)
+        wrong = self._wrong(way, before)
+        if wrong and module is not None:
+            return self._cast(None, way)  # what it is now may be left over from the way before
+        self._note(way[0], wrong)
+        return None if wrong else self._used
+
+    def _fresh(self) -> nn.Module:
+        start = self._subject.used()
+        self._found = judging.tensors(start)
+        for name, tensor in self._found.items():
+            self._steps.setdefault(name, _Steps(tensor.dtype)).values = _integers(tensor)
+        return start
+
+    def _wrong(self, way: _Way, before: dict[str, torch.dtype]) -> dict[str, tuple[str, str]]:
+        """The rule that each tensor breaks, with one line on it."""
+        called, dtype, _ = way
+        now = {name: tensor for name, tensor in self._found.items() if name in self._steps}
+        followed = [name for name, tensor in now.items() if tensor.dtype != before.get(name)]
+        declining = _declining(self._used, called, followed)
+        wrong: dict[str, tuple[str, str]] = {}
         for name, tensor in now.items():
             if name.rpartition(".")[0] in declining:
                 self._steps[name].declined = called
-            _note(self._steps[name], tensor, dtype, called)
-        return module
+            elif fault := _wrong(self._steps[name], tensor, dtype, called):
+                wrong[name] = fault
+        return wrong
+
+    def _note(self, called: str, wrong: dict[str, tuple[str, str]]) -> None:
+        self._done.append(called)
+        for name, tensor in self._found.items():
+            if name in self._steps:
+                self._steps[name].dtypes[called] = tensor.dtype
+        for name, fault in wrong.items():
+            self._steps[name].wrong[called] = fault
+
+    # --- one tensor ------------------------------------------------------------------------------------------------
 
     def _cell(self, row: TensorInfo) -> Cell:
         steps = self._steps.get(row.fqn)
@@ -129,47 +167,99 @@ class _Proof:
         before = _short(steps.before)
         if not steps.dtypes:
             return judging.unclear("it could not be cast", before=before) if not self._done else _gone(before)
-        if steps.wrong is None:
+        fault = steps.fault()
+        if fault is None:
             why = f"the class's own {steps.declined} keeps its dtype" if steps.declined else None
             return Cell(Verdict.PASSED, before, steps.after(), why)
-        rule, what = steps.wrong
-        harmless = self._harmless(row) if rule == "keeps-dtype" else None
-        if harmless:
-            return judging.skipped(harmless, before=before, after=steps.after())
-        mild = rule == "keeps-dtype" and judging.dimensionless(row)
+        rule, what = fault
+        excused = self._excused(row, steps) if rule == _KEEPS else None
+        return excused or self._fail(rule, row, what, steps)
+
+    def _fail(self, rule: str, row: TensorInfo, what: str, steps: _Steps) -> Cell:
+        mild = rule == _KEEPS and judging.dimensionless(row)
         severity = Severity.WARNING if mild else Severity.ERROR
-        self._findings.append(
-            judging.finding(self._subject, rule, f"{row.fqn}: {what}", row.fqn, severity=severity, help=_HELP.get(rule))
-        )
-        return Cell(Verdict.FAILED, before, steps.after(), what)
+        message, help = f"{row.fqn}: {what}", self._help(rule, row, steps)
+        self._findings.append(judging.finding(self._subject, rule, message, row.fqn, severity=severity, help=help))
+        return Cell(Verdict.FAILED, _short(steps.before), steps.after(), what)
+
+    def _help(self, rule: str, row: TensorInfo, steps: _Steps) -> str | None:
+        """What to do where the row itself has no fix."""
+        if rule == "imaginary-lost":
+            return _AS_REAL
+        if row.fqn in self._subject.appeared:
+            return remade.MEND.format("dtype")
+        if row.kind is Kind.UNREGISTERED:
+            return None if row.fix else _IN_APPLY
+        methods = [called.lstrip(".").partition("(")[0] for called in steps.wrong]
+        return judging.in_own_method(self._subject, self._used, row.fqn, (*methods, "_apply"), _OWN[rule])
+
+    def _excused(self, row: TensorInfo, steps: _Steps) -> Cell | None:
+        """The cell of what keeps its dtype and does no harm by it, or may do none."""
+        measured = {"before": _short(steps.before), "after": steps.after()}
+        harmless = self._harmless(row)
+        if harmless:
+            return judging.skipped(harmless, **measured)
+        if row.fqn not in self._subject.appeared:
+            return None
+        again = self._again()
+        if again.reason is None or row.fqn in again.read:
+            return None
+        return judging.unclear(f"whether forward makes it anew cannot be told: {again.reason}", **measured)
 
     def _harmless(self, row: TensorInfo) -> str | None:
         if row.fqn in self._recomputed:
             return judging.RECOMPUTED
-        if judging.is_memo(self._subject, row):
+        if row.fqn in self._memos:
             return judging.MEMO
         if row.fqn in self._subject.appeared and row.fqn in self._remade():
-            return move.REMADE
+            return remade.EACH_TIME
+        if row.fqn in self._subject.appeared and row.fqn in self._again().made:
+            return remade.ELSEWHERE.format("dtype")
         if row.kind is Kind.UNREGISTERED and row.moves and judging.is_moved_by_its_class(self._used, row.fqn):
             return "moved by the class's own _apply, which keeps its dtype"
         return None
 
     def _remade(self) -> frozenset[str]:
         if self._known_remade is None:
-            self._known_remade = move.remade(self._subject)
+            self._known_remade = remade.each_time(self._subject)
         return self._known_remade
 
+    def _again(self) -> remade.Again:
+        if self._known_again is None:
+            doubles = any(self._steps[name].before is torch.float64 for name in self._subject.appeared & {*self._steps})
+            self._known_again = remade.of_dtype(self._subject, torch.float32 if doubles else torch.float64)
+        return self._known_again
 
-_HELP = {
-    "imaginary-lost": "keep real and imaginary part as a last dimension (torch.view_as_real), "
+    # --- further names -----------------------------------------------------------------------------------------------
+
+    def _stale(self, row: TensorInfo) -> dict[str, Cell]:
+        """The cells of further names of a tensor that was cast, which are left with the memory that it had."""
+        stale = {odd.fqn: odd.message for odd in self._stand_in.oddities if odd.name == "stale-view"}
+        cells: dict[str, Cell] = {}
+        for name in row.aliases:
+            steps = self._steps.get(name)
+            fault = steps.fault() if steps else None
+            if steps is None or fault is None or fault[0] != _KEEPS or name in self._recomputed:
+                continue
+            what = f"{stale.get(name, f'{name} is another name of {row.fqn}')}: it {fault[1]}"
+            help = move.HELP["stale-view"]
+            self._findings.append(judging.finding(self._subject, "stale-view", what, name, help=help))
+            cells[name] = Cell(Verdict.FAILED, _short(steps.before), steps.after(), what)
+        return cells
+
+
+_KEEPS = "keeps-dtype"
+_AS_REAL = (
+    "keep real and imaginary part as a last dimension (torch.view_as_real), "
     "and make it complex in forward (torch.view_as_complex)"
+)
+_IN_APPLY = "register it, or cast it in an _apply of the class's own, which .to(), .half() and .bfloat16() all call"
+#: What to do with the method of the class's own that breaks a rule.
+_OWN = {
+    _KEEPS: "let {} call super() and cast this one too",
+    "integer-cast": "let {} leave integers what they are",
+    "integer-changed": "let {} leave integers what they are",
 }
-
-
-def _note(steps: _Steps, tensor: torch.Tensor, dtype: torch.dtype, called: str) -> None:
-    steps.dtypes.append(tensor.dtype)
-    if steps.wrong is None and steps.declined != called:
-        steps.wrong = _wrong(steps, tensor, dtype, called)
 
 
 def _wrong(steps: _Steps, tensor: torch.Tensor, dtype: torch.dtype, called: str) -> tuple[str, str] | None:
@@ -177,7 +267,7 @@ def _wrong(steps: _Steps, tensor: torch.Tensor, dtype: torch.dtype, called: str)
     if before.is_floating_point:
         if tensor.dtype == dtype:
             return None
-        return "keeps-dtype", f"is {_short(tensor.dtype)} after {called}"
+        return _KEEPS, f"is {_short(tensor.dtype)} after {called}"
     if before.is_complex:
         if tensor.dtype.is_complex:
             return None

@@ -36,6 +36,9 @@ _NON_LEAF_HELP = "compute it in forward, or store it with .detach()"
 _RECOMPUTED_HELP = (
     "use torch.nn.utils.parametrizations, or make it plain (remove_weight_norm, prune.remove) before copying"
 )
+_REFRESHED_HELP = (
+    "copy it before its first forward, or make it plain (parametrize.remove_parametrizations) before copying"
+)
 _OBSTACLE_HELP = "leave it out in a __getstate__ of the class's own, and make it anew in __setstate__"
 #: What torch.save raises of modules that it leaves out of pickles on purpose, and what that means.
 _BY_DESIGN = {
@@ -51,6 +54,7 @@ class _Proof:
         self._findings: dict[tuple[str, str | None], Finding] = {}
         self._columns: dict[str, dict[str, Cell]] = {"copied": {}, "pickled": {}}
         self._found: dict[str, torch.Tensor] = {}
+        self._module = nn.Module()
         self._left_behind: frozenset[str] = frozenset()
         self._recomputed = judging.recomputed(subject.state)
         self._how = "copy.deepcopy, torch.save and torch.load of the module"
@@ -61,8 +65,8 @@ class _Proof:
         except ModelError as error:
             return judging.check(Name.COPY, "", {}, (), [judging.reason_of(self._subject, error)])
         self._found = judging.tensors(module)
-        self._shared = _shared_by_all(module)
-        self._recomputed |= _refreshed(module)
+        self._module, self._shared = module, _shared_by_all(module)
+        self._refreshed = _refreshed(module)
         if module is not self._subject.original:
             # Parameters are left undrawn, and zeros are no proof of anything. Their ends will do: memory that nobody
             # has written to costs nothing until it is copied.
@@ -120,7 +124,8 @@ class _Proof:
             what = f"{is_what}, so {when}copy.deepcopy of the model raises"
             if name in rows:
                 self._columns["copied"][name] = Cell(Verdict.FAILED, reason=what)
-            help = _RECOMPUTED_HELP if name in self._recomputed else _NON_LEAF_HELP
+            help = _REFRESHED_HELP if name in self._refreshed else _NON_LEAF_HELP
+            help = _RECOMPUTED_HELP if name in self._recomputed else help
             rule = "non-leaf-attribute" if operation else "not-copyable"
             self._fail(rule, name, f"{name} is {what}", help if operation else None)
         return bool(broken)
@@ -183,7 +188,8 @@ class _Proof:
         return judging.skipped(f"the class leaves it out: {what} is without it")
 
     def _failed(self, rule: str, row: TensorInfo, message: str) -> Cell:
-        self._fail(rule, row.fqn, f"{row.fqn}: {message}")
+        help = judging.in_own_method(self._subject, self._module, row.fqn, _METHODS, "let {} make a copy of its own")
+        self._fail(rule, row.fqn, f"{row.fqn}: {message}", help)
         return Cell(Verdict.FAILED, reason=message)
 
     def _fail(self, rule: str, fqn: str | None, message: str, help: str | None = None) -> None:
@@ -195,7 +201,7 @@ class _Proof:
         for names in judging.groups({n: t for n, t in self._found.items() if n in copied and n not in self._shared}):
             first = names[0]
             for name in names[1:]:
-                if name in self._recomputed or _in_one_storage(copied[first], copied[name]):
+                if name in self._recomputed | self._refreshed or _in_one_storage(copied[first], copied[name]):
                     continue
                 back = name not in cells and _in_one_storage(self._found[name], copied[name])
                 rule = "shared-with-copy" if back else "broken-tie"
@@ -203,6 +209,10 @@ class _Proof:
                 if name in cells:
                     cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
                 self._fail(rule, name, f"{name}: {message} in {what}")
+
+
+#: What a class decides by how it is copied and pickled.
+_METHODS = ("__deepcopy__", "__getstate__", "__setstate__", "__reduce_ex__", "__reduce__")
 
 
 def _computed(module: nn.Module) -> frozenset[str]:

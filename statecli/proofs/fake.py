@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from statecli.errors import ModelError
+from statecli.modules import measure
 from statecli.modules.build import text_of
 from statecli.modules.tensors import is_lazy
 from statecli.proofs.devices import Watch, Watching
@@ -58,28 +59,54 @@ _LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 
 def move(subject: Subject) -> Check:
     """Proof `move` of a pretended GPU: column `moves`, the rules of a real move. Needs no values."""
-    from statecli.proofs import judging, move, pretend
+    from statecli.proofs import judging, move
+
+    moved = tried(subject)
+    if moved.own:
+        move.compare(subject, moved)
+    return judging.nothing(subject, Name.MOVE) or move.judged(subject, SHOWN, moved)
+
+
+def tried(subject: Subject) -> Moved:
+    """What moved there, without data, or with data where that cannot tell; and what came back of a class's own move."""
+    from statecli.proofs import pretend
 
     moved = _tried(subject, faked, values=False)
-    if moved.reasons and not any(row.device == "meta" for row in subject.state.tensors):
-        again = _tried(subject, pretend.pretended, values=True)
-        moved = again if not again.reasons else moved
-    return judging.nothing(subject, Name.MOVE) or move.judged(subject, SHOWN, moved)
+    if not moved.reasons or any(row.device == "meta" for row in subject.state.tensors):
+        return moved
+    again = _tried(subject, pretend.pretended, values=True)
+    return again if not again.reasons else moved
 
 
 def _tried(subject: Subject, stage: Stage, *, values: bool) -> Moved:
     from statecli.proofs import judging, move
 
-    moved = move.Moved(one_way=True, call='.to("cuda") on a pretended GPU')
+    moved = move.Moved(call='.to("cuda") on a pretended GPU')
     try:
         module = subject.used(values=values)
         moved.before = {name: str(tensor.device) for name, tensor in judging.tensors(module).items()}
-        with stage(Watch(DEVICE)) as kept, subject.user_code(f"moving it to {SHOWN}"):
-            module = moved.gave(subject, module, module.to(DEVICE))
-        moved.after = {name: _after(tensor, kept) for name, tensor in judging.tensors(module).items()}
+        moved.own = move.moves_itself(module)
+        with stage(Watch(DEVICE)) as kept:
+            with subject.user_code(f"moving it to {SHOWN}"):
+                there = moved.gave(subject, module, module.to(DEVICE))
+            moved.after = {name: _after(tensor, kept) for name, tensor in judging.tensors(there).items()}
+            if there is not module:
+                moved.untried = "its .to gives another model"  # which may be the user's own
+            elif moved.own:
+                _back(subject, module, moved)
     except ModelError as error:
         moved.reasons.append(why(judging.reason_of(subject, error), error.__cause__))
     return moved
+
+
+def _back(subject: Subject, module: nn.Module, moved: Moved) -> None:
+    from statecli.proofs import judging, move
+
+    with subject.user_code("moving it back"):
+        module = measure.moved(module, module.to("cpu"))
+    back = {name: shown(tensor) for name, tensor in judging.tensors(module).items()}
+    moved.stuck = move.stuck(moved.after, back, SHOWN)
+    moved.call += " and back"
 
 
 def why(reason: str, cause: BaseException | None) -> str:
@@ -368,15 +395,16 @@ def _renewed(parameter: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]
     """`parameter` with the data that `fn` gives, the same object wherever torch can swap it."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    if true_device(parameter) == DEVICE:
-        return parameter
     if parameter in kept:
         return kept.replaced[id(parameter)][1]
     with _disable_current_modes():
         # An alias: FakeTensorMode keeps weak references to what it converts, and such a tensor cannot be swapped.
         alias = parameter.data
     with torch.no_grad():
-        new = nn.Parameter(fn(alias), parameter.requires_grad)
+        data = fn(alias)
+        if data is alias:
+            return parameter
+        new = nn.Parameter(data, parameter.requires_grad)
     vars(new).update({name: value for name, value in vars(parameter).items() if name not in vars(new)})
     kept.release()
     try:

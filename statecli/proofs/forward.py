@@ -4,6 +4,9 @@ On CUDA it is really run, below the same watch that sees a pretended run. A pret
 then with data where that cannot tell; where neither can, the proof is inconclusive. It is called in eval mode and, by
 another instance, in train mode.
 
+A pretended GPU knows shapes and devices, and little of dtypes, indices and values: a model that raises in a plain call
+on the CPU is inconclusive there, unless what it raised is of the CPU's own.
+
 An operator that gets tensors of several devices raises as on CUDA; what the model catches is its own. What it does not
 catch is told with the operator's line, then carried over in one more run, so that the next is found too.
 
@@ -27,7 +30,7 @@ from statecli.errors import ModelError
 from statecli.finding import Finding
 from statecli.modules import measure
 from statecli.modules.build import text_of
-from statecli.proofs import fake, judging, move, pretend, sources
+from statecli.proofs import fake, judging, move, pretend, remade, sources
 from statecli.proofs.devices import Watch, Watching
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.sources import Fault, How, Mismatch, Place, Refused, Source, is_theirs
@@ -42,6 +45,10 @@ RULE = "device-mismatch"
 _SAME_DEVICE = re.compile(r"\b(on|at) the same device\b")
 #: And of an argument that has to be on the CPU, by its name.
 _ON_CPU = re.compile(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b", re.IGNORECASE)
+#: What a plain call raises because it is on the CPU, or half on a GPU: it says nothing of the moved model.
+_OF_THE_CPU = re.compile(
+    rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{_SAME_DEVICE.pattern}"
+)
 _UNTOLD = "the model asks torch.cuda.is_available(), which is not so here,"
 _ADVICE = {
     How.MADE: "make it where it is needed, device=x.device, or copy it there: .to(x.device)",
@@ -49,7 +56,6 @@ _ADVICE = {
     How.BROUGHT: "copy it to where the model is, next(self.parameters()).device, not to a device that was remembered",
     How.COMPUTED: "copy it to where it is needed: .to(x.device)",
 }
-_OF_CACHES = "an earlier forward left it there: keep one for each device, or make it again where the device is another"
 
 
 #: Seconds of runs that carry over no more than the mismatches which ended those before: what a model catches is its
@@ -92,7 +98,7 @@ class _Run:
 def prove(subject: Subject, device: str) -> Check:
     """Call an instance that was moved to `device`: "fake-cuda", "cuda:1", "cpu". On meta there is nothing to prove.
 
-    Raises UsageError for a device that is not here.
+    Raises UsageError for a device that is not here, ModelError where the plain call raises too.
     """
     if subject.inputs is None:
         return Check(Name.FORWARD, Verdict.SKIPPED, reason=subject.no_inputs)
@@ -116,6 +122,8 @@ def _on_cpu(subject: Subject) -> Check:
 def _pretended(subject: Subject) -> Check:
     trials = [_Trial(fake.DEVICE, fake.SHOWN, "called on a pretended GPU, without data", fake.faked, values=False)]
     if not any(row.device == "meta" for row in subject.state.tensors):
+        if subject.raises and not _OF_THE_CPU.search(subject.raises):
+            raise ModelError(subject.raises)
         how = "called on a pretended GPU, with data on the cpu"
         trials.append(_Trial(fake.DEVICE, fake.SHOWN, how, pretend.pretended, values=True))
     return _both(subject, trials)
@@ -171,7 +179,7 @@ def _once(subject: Subject, trial: _Trial, watch: Watch) -> _Run:
     module = subject.used(values=trial.values)
     inputs = subject.inputs.make(seed=0)
     try:
-        with trial.stage(watch) as kept, torch.no_grad():
+        with judging.class_attributes_kept(module), trial.stage(watch) as kept, torch.no_grad():
             with subject.user_code(f"moving it to {trial.shown}"):
                 module = measure.moved(module, module.to(trial.device))
             run.asked = kept.asked
@@ -339,7 +347,7 @@ def _what(subject: Subject, source: Source, device: str) -> tuple[str, str | Non
     """What is on `device`, and what to do; None is the fix of the tensor's row."""
     is_on = f"{'what is computed from it is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
-        return f"{source.fqn}: {is_on}", _OF_CACHES if source.fqn in subject.appeared else None
+        return f"{source.fqn}: {is_on}", remade.MEND.format("device") if source.fqn in subject.appeared else None
     if source.of_file is not None:
         name, filename = source.of_file
         help = f"make it a buffer of the model, or read {name}.to(x.device)"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from statecli.errors import ModelError, UsageError
+from statecli.modules import build
 from statecli.modules import spec as specs
 from statecli.modules.build import Built, load
 
@@ -216,16 +217,18 @@ def _load_beside(spec: specs.Spec) -> Any:
             sys.modules.setdefault(name, module)
 
 
-def _as_call(text: str, made: Any) -> Call:
+def _as_call(text: str, made: Any, is_or_gave: str = "it gave") -> Call:
     """What a function gave, as (args, kwargs), its tensors copied: it may give the same ones each time."""
     import torch
 
     args, kwargs = _split(made)
     if not args and not kwargs:
         what = "nothing" if made is None else f"an empty {type(made).__name__}"
-        raise ModelError(f"{text}: it gave {what}; give a tensor, a tuple of arguments, a dict of keyword arguments")
+        raise ModelError(
+            f"{text}: {is_or_gave} {what}; give a tensor, a tuple of arguments, a dict of keyword arguments"
+        )
     if not any(issubclass(type(one), torch.Tensor) for one in leaves((args, kwargs))):
-        raise ModelError(f"{text}: there is no tensor in what it gave, a {type(made).__name__}")
+        raise ModelError(f"{text}: {is_or_gave} {build._a(made)}, in which there is no tensor")
     odd = next((key for key in kwargs if type(key) is not str), None)
     if odd is not None:
         raise ModelError(f"{text}: {odd!r} is no name of a keyword argument; give a dict with names")

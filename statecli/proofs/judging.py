@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from statecli.modules.origin import Origins
 from statecli.modules.spec import Spec
 from statecli.modules.tensors import is_lazy, storage
 from statecli.modules.walk import walk
+from statecli.proofs import sources
 from statecli.proofs.result import Cell, Check, Column, Name, Verdict
 from statecli.proofs.subject import Subject
 from statecli.state import ModelState, Origin, TensorInfo
@@ -37,6 +39,30 @@ def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     for name, tensor in measure.names(walk(module)):
         found.setdefault(name, tensor)
     return found
+
+
+def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy of the values; None where they cannot be copied, or are not on the CPU."""
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        if is_lazy(tensor) or tensor.device.type != "cpu":
+            return None
+        try:
+            return tensor.detach().clone()
+        except (RuntimeError, NotImplementedError):
+            return None
+
+
+@contextmanager
+def class_attributes_kept(module: nn.Module) -> Iterator[None]:
+    """The dicts and lists of its classes, which all instances share, hold afterwards what they do now."""
+    shared = [step.held for one in walk(module).held if one.steps[0].how == "class" for step in one.steps]
+    kept = [(one, one.copy()) for one in shared if type(one) in (dict, list)]
+    try:
+        yield
+    finally:
+        for one, entries in kept:
+            one.clear()
+            one.update(entries) if type(one) is dict else one.extend(entries)
 
 
 def storages(found: Iterable[torch.Tensor]) -> set[int | str]:
@@ -103,16 +129,41 @@ MEMO = "remembered by a function (functools.lru_cache), and not the model's: for
 
 def is_moved_by_its_class(module: nn.Module, fqn: str) -> bool:
     """Whether one of the modules that `fqn` leads through has an `_apply` that is not torch's."""
-    holders = (one for name, one in module.named_modules() if not name or re.match(rf"{re.escape(name)}[.\[]", fqn))
-    return any(not type(one)._apply.__module__.startswith("torch.") for one in holders)
+    return any(not is_of_torch(type(one)._apply) for one in _on_the_way(module, fqn))
 
 
-def is_memo(subject: Subject, row: TensorInfo) -> bool:
-    """Whether a tensor is an argument or a result that functools.lru_cache keeps for a function of the class."""
-    if "__closure__" not in row.fqn and "[#" not in row.fqn:
-        return False  # nearly all, without an instance to walk
-    held = (one for one in walk(subject.used()).held if one.fqn == row.fqn)
-    return any(type(step.held) is _LRU_CACHE for one in held for step in one.steps)
+def in_own_method(subject: Subject, module: nn.Module, fqn: str, names: Iterable[str], mend: str) -> str | None:
+    """`net.py:12: let Net._apply call super()`: `mend` for the first of these methods that is not torch's.
+
+    The methods are those of the modules on the way to `fqn`.
+    """
+    kinds = (type(one) for one in _on_the_way(module, fqn))
+    methods = ((kind, name, getattr(kind, name, None)) for kind in kinds for name in names)
+    own = next(((kind, name, one) for kind, name, one in methods if one and not is_of_torch(one)), None)
+    return own and at_method(subject, own[2], mend.format(f"{own[0].__name__}.{own[1]}"))
+
+
+def at_method(subject: Subject, method: Callable[..., Any], mend: str) -> str:
+    """`net.py:12: ` and what to do there, in a method; without a line where it is no Python."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return f"{sources.shown(code.co_filename, subject.target)}:{code.co_firstlineno}: {mend}" if code else mend
+
+
+def _on_the_way(module: nn.Module, fqn: str) -> Iterator[nn.Module]:
+    return (one for name, one in module.named_modules() if not name or re.match(rf"{re.escape(name)}[.\[]", fqn))
+
+
+def is_of_torch(method: Callable[..., Any]) -> bool:
+    """Or Python's own, which says no module."""
+    return getattr(method, "__module__", None) is None or method.__module__.startswith("torch.")
+
+
+def memos(subject: Subject) -> frozenset[str]:
+    """The arguments and results that functools.lru_cache keeps for a function of the class, by name."""
+    if not any("__closure__" in row.fqn or "[#" in row.fqn for row in subject.state.tensors):
+        return frozenset()  # nearly all, without an instance to walk
+    held = walk(subject.used()).held
+    return frozenset(one.fqn for one in held if any(type(step.held) is _LRU_CACHE for step in one.steps))
 
 
 # --- verdicts -------------------------------------------------------------------------------------------------------
@@ -128,6 +179,10 @@ def unclear(reason: str, **measured: str | None) -> Cell:
     return Cell(Verdict.INCONCLUSIVE, reason=reason, **measured)
 
 
+#: `net.py:12: ` in front of what to do there.
+PLACED = re.compile(r"\S.*?:\d+: ")
+
+
 def finding(
     subject: Subject,
     rule: str,
@@ -137,8 +192,13 @@ def finding(
     help: str | None = None,
     severity: Severity | None = None,
 ) -> Finding:
-    """A finding on one tensor. Its help is `help`, else the row's fix, with the line if it is the user's own."""
+    """A finding on one tensor. Its help is `help`, else the row's fix, with the line if it is the user's own.
+
+    A `help` that begins with a line of its own is not to be followed where the tensor was assigned.
+    """
     row = subject.rows().get(fqn or "")
+    if help and PLACED.match(help):
+        row = None
     line = f"{row.origin.file}:{row.origin.line}" if row and row.origin and not _is_installed(row.origin) else None
     if help is None and row and row.fix:
         shown = [f"{line}: {row.fix}" if line else row.fix]

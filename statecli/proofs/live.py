@@ -49,7 +49,7 @@ def inputs_of(given: Any, built: Built) -> tuple[Inputs | None, str]:
 
     def make(seed: int = 0) -> Call:
         if not callable(given) or isinstance(given, torch.Tensor):
-            return inputs._as_call("inputs", given)
+            return inputs._as_call("inputs", given, "it is")
         with guard.user_code("calling it"), inputs.seeded(seed):
             return inputs._as_call("inputs", given())
 

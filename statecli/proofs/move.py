@@ -7,19 +7,20 @@ device already can only be judged by the stand-in.
 Every tensor that stays behind fails, class attributes too: forward reads them through the instance. Not judged:
 
 - what torch computes anew before each forward (old weight_norm, spectral_norm, pruning);
-- an entry of a cache whose key names the device it is for: the new device gets one of its own;
-- what appeared with the first forward and is made anew, whatever it held, by every other;
+- what appeared with the first forward and is made anew, whatever it held, by every other, or for another device;
 - what a function of the class remembers (functools.lru_cache): no move of a model can reach it, and whether forward
   mixes it with what has moved is for the proof `forward` to say;
 - what the model's own `_apply` clears.
 
 A 0-dim or empty tensor that stays is a warning: operators on CUDA take a 0-dim one from the CPU.
+
+Whether values survive, and whether all comes back, is looked at where there are values and another device. Elsewhere
+torch's own code is taken to be right; of a class with an `_apply` or a `to` of its own, values are compared on the
+CPU, and the way back is tried on a pretended GPU.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 from dataclasses import dataclass, field
 
 import torch
@@ -28,13 +29,14 @@ from torch import nn
 from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding, Severity
 from statecli.modules import measure
-from statecli.proofs import bits, judging, sources
+from statecli.proofs import bits, judging, remade
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.subject import Subject
 from statecli.state import ModelState, TensorInfo
 
 FAKE = "fake-cuda"
-_DEVICE_KEY = re.compile(r"\[[^\]]*\b(cpu|cuda(:\d+)?|meta|mps|xpu)\b[^\]]*\]")
+#: Methods that decide what moves, where a class has its own.
+_MOVERS = ("to", "cuda", "_apply")
 
 
 def prove(subject: Subject, device: str) -> Check:
@@ -44,7 +46,18 @@ def prove(subject: Subject, device: str) -> Check:
 
         return fake.move(subject)
     wanted = device_of(device)
-    return judging.nothing(subject, Name.MOVE) or judged(subject, str(wanted), _moved(subject, wanted))
+    moved = _moved(subject, wanted)
+    if moved.own and wanted.type == "meta":
+        compare(subject, moved)
+    if moved.own and wanted.type in ("cpu", "meta"):
+        _pretend(subject, moved)
+    return judging.nothing(subject, Name.MOVE) or judged(subject, str(wanted), moved)
+
+
+def moves_itself(module: nn.Module) -> bool:
+    """Whether code that is not torch's has a part in what `module.to` does."""
+    methods = (module.to, *(one._apply for one in module.modules()))
+    return not all(map(judging.is_of_torch, methods))
 
 
 def device_of(text: str) -> torch.device:
@@ -66,8 +79,8 @@ def device_of(text: str) -> torch.device:
         raise UsageError(f"--device {text}: no such device here; {instead}") from error
 
 
-REMADE = "every forward makes it anew, whatever it held"
-_HELP = {
+#: What to do about a name that is no longer what it was a name of.
+HELP = {
     "broken-tie": "register it once and read it under the other name through a property, "
     "or tie them again in an _apply of the class's own",
     "stale-view": "make it a property that computes it from the registered tensor",
@@ -78,15 +91,18 @@ _HELP = {
 class Moved:
     """Devices by name before and after; `changed` are what is not what it was after the way there and back.
 
-    `reasons` say what could not be done; `one_way`: nothing came back, so that values are not compared. `call` is what
-    was done, `lost` a finding if it gave no model.
+    `stuck` are those that followed and did not come back, each with the device on which it stays. `reasons` say what
+    could not be done. `call` is what was done, `lost` a finding if it gave no model. `own`: code that is not torch's
+    has a part in it. `untried`: why the way back from a pretended GPU was not.
     """
 
     before: dict[str, str] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)
+    stuck: dict[str, str] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
-    one_way: bool = False
+    own: bool = False
+    untried: str | None = None
     call: str = ""
     lost: Finding | None = None
 
@@ -98,11 +114,11 @@ class Moved:
 
 
 def _lost(subject: Subject, owner: type[nn.Module], given: object) -> Finding:
-    code = getattr(inspect.unwrap(owner.to), "__code__", None)
-    at = f"{sources.shown(code.co_filename, subject.target)}:{code.co_firstlineno}: " if code else ""
     what = "None" if given is None else f"a {type(given).__name__}"
     message = f"{owner.__name__}.to gives {what}: model = model.to(...) loses the model"
-    return judging.finding(subject, "lost-by-move", message, None, help=f"{at}end it with: return self")
+    return judging.finding(
+        subject, "lost-by-move", message, None, help=judging.at_method(subject, owner.to, "end it with: return self")
+    )
 
 
 def judged(subject: Subject, wanted: str, moved: Moved) -> Check:
@@ -116,14 +132,16 @@ class _Proof:
         self._stand_in: ModelState = judging.stand_in(subject)
         self._follows = {row.fqn: row.moves for row in self._stand_in.tensors}
         self._recomputed = judging.recomputed(self._stand_in)
+        self._memos = judging.memos(subject)
         self._moved = moved
         self._remade: frozenset[str] | None = None
+        self._again: remade.Again | None = None
         self._findings: list[Finding] = [moved.lost] if moved.lost else []
 
     def check(self) -> Check:
         cells = {row.fqn: self._cell(row) for row in self._subject.state.tensors}
         self._broken(cells)
-        how = self._moved.call + ("" if self._moved.one_way else " and back")
+        how = self._moved.call
         if set(self._moved.before.values()) == {self._wanted}:
             how = f"everything is on {self._wanted} already: memory given anew by _apply, and {how}"
         return judging.check(Name.MOVE, how, {"moves": cells}, self._findings, self._reasons())
@@ -142,7 +160,7 @@ class _Proof:
         if after is None:
             return judging.skipped("gone after the move: the model clears it", before=before)
         if after != self._wanted:
-            return self._stayed(row, before, after)
+            return self._stayed(row, before, after, f"stays on {after} when the model moves to {self._wanted}")
         return self._changed(row, before, after)
 
     def _by_stand_in(self, row: TensorInfo, before: str) -> Cell:
@@ -151,42 +169,61 @@ class _Proof:
             note = next((one.message for one in self._stand_in.oddities if one.name == "not-measured"), None)
             return judging.unclear(note or "cannot tell whether it follows", before=before)
         if not follows:
-            return self._stayed(row, before, before)
+            what = "memory was given anew to what is registered and not to it: a move elsewhere leaves it behind"
+            return self._stayed(row, before, before, what)
         return self._changed(row, before, f"{before}, new memory")
 
     def _changed(self, row: TensorInfo, before: str, after: str) -> Cell:
         what = self._moved.changed.get(row.fqn)
+        if what is None and row.fqn in self._moved.stuck:
+            there = self._moved.stuck[row.fqn]
+            return self._stayed(row, before, there, f"stays on {there} when the model moves back to the cpu")
         if what is None:
             return Cell(Verdict.PASSED, before, after)
-        return self._fail(
-            "changed-by-move", row, f"{row.fqn}: {what} when the model moves there and back", before, after
-        )
+        message = f"{what} when the model moves there and back"
+        return self._fail("changed-by-move", row, message, before, after, "let {} change nothing but the device")
 
-    def _stayed(self, row: TensorInfo, before: str, after: str) -> Cell:
+    def _stayed(self, row: TensorInfo, before: str, after: str, what: str) -> Cell:
         harmless = self._harmless(row)
         if harmless:
             return judging.skipped(harmless, before=before, after=after)
-        message = f"{row.fqn}: stays on {after} when the model moves to {self._wanted}"
-        return self._fail("left-behind", row, message, before, after)
+        untold = self._left_by_forward().reason if row.fqn in self._subject.appeared else None
+        if untold and row.fqn not in self._left_by_forward().read:
+            return judging.unclear(
+                f"whether forward makes it anew cannot be told: {untold}", before=before, after=after
+            )
+        return self._fail("left-behind", row, what, before, after, "let {} call super() and move this one too")
 
-    def _fail(self, rule: str, row: TensorInfo, message: str, before: str, after: str) -> Cell:
+    def _fail(self, rule: str, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
+        """`mend` is what to do with the class's own `_apply` or `to`, where there is one and nothing else is known."""
         mild = rule == "left-behind" and judging.dimensionless(row)
         severity = Severity.WARNING if mild else Severity.ERROR
-        self._findings.append(judging.finding(self._subject, rule, message, row.fqn, severity=severity))
-        return Cell(Verdict.FAILED, before, after, message.removeprefix(f"{row.fqn}: "))
+        help = None
+        if row.fqn in self._subject.appeared:
+            help = remade.MEND.format("device")
+        elif not row.fix:
+            help = judging.in_own_method(self._subject, self._subject.fresh(), row.fqn, _MOVERS, mend)
+        message = f"{row.fqn}: {what}"
+        self._findings.append(judging.finding(self._subject, rule, message, row.fqn, severity=severity, help=help))
+        return Cell(Verdict.FAILED, before, after, what)
 
     def _harmless(self, row: TensorInfo) -> str | None:
         if row.fqn in self._recomputed:
             return judging.RECOMPUTED
-        if judging.is_memo(self._subject, row):
+        if row.fqn in self._memos:
             return judging.MEMO
         if row.fqn not in self._subject.appeared:
             return None
-        if _DEVICE_KEY.search(row.fqn):
-            return "a cache with a key for each device: forward makes one for the new device"
         if self._remade is None:
-            self._remade = remade(self._subject)
-        return REMADE if row.fqn in self._remade else None
+            self._remade = remade.each_time(self._subject)
+        if row.fqn in self._remade:
+            return remade.EACH_TIME
+        return remade.ELSEWHERE.format("device") if row.fqn in self._left_by_forward().made else None
+
+    def _left_by_forward(self) -> remade.Again:
+        if self._again is None:
+            self._again = remade.on_device(self._subject, self._wanted)
+        return self._again
 
     # --- ties and views ------------------------------------------------------------------------------------------
 
@@ -199,7 +236,7 @@ class _Proof:
             cell = cells.get(name) or Cell(Verdict.PASSED, self._moved.before.get(name), self._moved.after.get(name))
             if cell.verdict is Verdict.PASSED:
                 cells[name] = Cell(Verdict.FAILED, cell.before, cell.after, oddity.message)
-                help = _HELP[oddity.name]
+                help = HELP[oddity.name]
                 self._findings.append(judging.finding(self._subject, oddity.name, oddity.message, name, help=help))
 
 
@@ -215,8 +252,8 @@ def _moved(subject: Subject, wanted: torch.device) -> Moved:
     if set(moved.before.values()) == {"meta"} and wanted.type != "meta":
         moved.reasons.append(f"it was built on meta and holds no values to move to {wanted}; build it on the cpu")
         return moved
-    moved.one_way = wanted.type == "meta"
-    if moved.one_way:
+    moved.own = moves_itself(module)
+    if wanted.type == "meta":
         _move(subject, module, wanted, moved)
     else:
         _there_and_back(subject, module, wanted, found, moved)
@@ -239,29 +276,45 @@ def _there_and_back(
 ) -> None:
     # Only Parameters, which are left undrawn: what else there is has its values, and may be shared by all instances.
     bits.perturb(tensor for tensor in found.values() if type(tensor) is nn.Parameter)
-    before = {name: _copy(tensor) for name, tensor in found.items()}
+    before = {name: judging.values_of(tensor) for name, tensor in found.items()}
     there = _move(subject, module, wanted, moved)
     if there is None:
         return
+    moved.call += " and back"
     given, raised = judging.attempt(subject, "moving it back", lambda: there.to("cpu"))
     if raised:
         moved.reasons.append(raised)
         return
     after = judging.tensors(measure.moved(there, given))
+    moved.stuck = stuck(moved.after, _devices(after), str(wanted))
     for name, tensor in before.items():
         if name in after and tensor is not None and bits.same(tensor, after[name]) is False:
             moved.changed[name] = _difference(tensor, after[name])
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The values that were there; None where they cannot be copied, or were not on the CPU, where all ends."""
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        if judging.lazy(tensor) or tensor.device.type != "cpu":
-            return None
-        try:
-            return tensor.detach().clone()
-        except (RuntimeError, NotImplementedError):
-            return None
+def stuck(there: dict[str, str], back: dict[str, str], wanted: str) -> dict[str, str]:
+    """What was on `wanted`, and is when all is `back`."""
+    return {name: wanted for name, device in there.items() if device == back.get(name) == wanted != "cpu"}
+
+
+def compare(subject: Subject, moved: Moved) -> None:
+    """Notes what the model's own code does to values, there and back on the CPU; a model on meta has none."""
+    if any(row.device == "meta" for row in subject.state.tensors):
+        return
+    here = _moved(subject, torch.device("cpu"))
+    moved.changed = here.changed
+    moved.reasons += here.reasons
+    moved.call += ", values compared on the cpu"
+
+
+def _pretend(subject: Subject, moved: Moved) -> None:
+    """Notes what does not come back from a pretended GPU: on the CPU nothing moves, and meta is no way back."""
+    from statecli.proofs import fake
+
+    there = fake.tried(subject)
+    moved.stuck = there.stuck
+    why = next(iter(there.reasons), there.untried)
+    moved.call += f"; the way back cannot be tried: {why}" if why else ", to a pretended GPU and back"
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> str:
@@ -275,31 +328,3 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> str:
 def _devices(found: dict[str, torch.Tensor]) -> dict[str, str]:
     with torch._C.DisableTorchFunctionSubclass():
         return {name: str(tensor.device) for name, tensor in found.items()}
-
-
-# --- what forward makes anew -----------------------------------------------------------------------------------------
-
-
-def remade(subject: Subject) -> frozenset[str]:
-    """What appeared, and a second forward replaces by a tensor of the same bits though it had been overwritten."""
-    try:
-        module = subject.used(values=True)
-    except ModelError:
-        return frozenset()
-    found = judging.tensors(module)
-    appeared = {name: found[name] for name in subject.appeared if name in found}
-    known = {name: (tensor, _copy(tensor)) for name, tensor in appeared.items()}
-    put_back = bits.keeper(appeared.values())  # all instances share some, the user's too: a memo, a dict of the class
-    try:
-        bits.perturb(appeared.values())
-        subject.call(module)
-    except ModelError:
-        return frozenset()  # it reads what was overwritten
-    finally:
-        put_back()
-    after = judging.tensors(module)
-    return frozenset(
-        name
-        for name, (tensor, values) in known.items()
-        if name in after and after[name] is not tensor and values is not None and bits.same(values, after[name])
-    )

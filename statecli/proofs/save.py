@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_iter
 
 from statecli.errors import ModelError
 from statecli.finding import Finding, Severity
@@ -58,6 +59,9 @@ class _Proof:
         self._unproved: set[str] = set()
         self._overwritten: set[int | str] = set()
         self._unloadable: str | None = None
+        self._target = nn.Module()
+        self._loaded: Any = None
+        self._again: dict[str, torch.Tensor] | None = None
 
     def check(self) -> Check:
         try:
@@ -69,10 +73,12 @@ class _Proof:
 
     def _run(self) -> None:
         source, target = self._subject.used(), self._subject.fresh()
+        self._target = target
         with _put_back(source, target) as put_back:
-            loaded = self._written(source, target)
+            blank = judging.tensors(target)
+            loaded = self._written(source, blank)
             put_back()
-            self._unproved = self._same_already(target)
+            self._unproved = self._same_already(blank)
             strictly = self._load(target, loaded)
             restored = judging.tensors(target)
             lost = [row for row in self._subject.state.tensors if not self._came_back(row, restored, loaded)]
@@ -80,9 +86,9 @@ class _Proof:
             self._judge_lost(lost)
             _Safetensors(self, target, loaded).prove(strictly)
 
-    def _written(self, source: nn.Module, target: nn.Module) -> Any:
-        """Changes A, and gives what `torch.load` makes of its state_dict as it was saved."""
-        found, blank = judging.tensors(source), judging.tensors(target)
+    def _written(self, source: nn.Module, blank: Mapping[str, torch.Tensor]) -> Any:
+        """Changes A, and gives what `torch.load` makes of its state_dict as it was saved. `blank`: the tensors of B."""
+        found = judging.tensors(source)
         shared = judging.storages(found.values()) & judging.storages(blank.values())
         self._overwritten = bits.perturb(found.values())
         self._expected = {name: _own(tensor, shared) for name, tensor in found.items()}
@@ -98,9 +104,8 @@ class _Proof:
             self.fail("not-plain-data", message, None, help, Severity.WARNING)
         return loaded
 
-    def _same_already(self, target: nn.Module) -> set[str]:
+    def _same_already(self, blank: Mapping[str, torch.Tensor]) -> set[str]:
         """The names under which B holds what it should before anything was loaded. Many changed elements cannot."""
-        blank = judging.tensors(target)
         few = {
             name: tensor
             for name, tensor in self._expected.items()
@@ -113,13 +118,17 @@ class _Proof:
 
     def _load(self, target: nn.Module, loaded: Any) -> bool:
         """Whether a strict load succeeds. torch's own loads what it can before it raises; of others it is not known."""
+        self._loaded = loaded
         doing = "load_state_dict(strict=True) of its own state_dict"
         _, raised = judging.attempt(self._subject, doing, lambda: target.load_state_dict(loaded, strict=True))
         if raised is None:
             return True
         by_torch = re.search(r"Error\(s\) in loading state_dict for \w+: (.*)", raised)
         why = by_torch[1] if by_torch else raised.removeprefix(f"{doing} raised ")
-        self.fail("not-loadable", f"load_state_dict(strict=True) refuses the model's own state_dict: {why}", None)
+        new = (row for row in self._subject.state.tensors if row.appeared and f'"{row.fqn}"' in why)
+        places = (row.origin for row in new if row.origin)
+        help = next((f"{place.file}:{place.line}: {_IN_CONSTRUCTOR}" for place in places), None)
+        self.fail("not-loadable", f"load_state_dict(strict=True) refuses the model's own state_dict: {why}", None, help)
         self._unloadable = None if by_torch else f"load_state_dict raised {why}"
         return False
 
@@ -142,12 +151,15 @@ class _Proof:
         entry = loaded.get(name) if isinstance(loaded, Mapping) else None
         if not isinstance(entry, torch.Tensor):
             return False
-        self._differs(row, expected, entry, same)
+        self._differs(row, expected, entry, there)
         return True
 
-    def _differs(self, row: TensorInfo, expected: torch.Tensor, entry: torch.Tensor, same: bool | None) -> None:
+    def _differs(
+        self, row: TensorInfo, expected: torch.Tensor, entry: torch.Tensor, there: torch.Tensor | None
+    ) -> None:
         """The cells of what is in the state_dict and was not seen to be restored."""
         name = row.fqn
+        same = False if there is None else bits.same(expected, there)
         self._saved[name] = Cell(Verdict.PASSED)
         if self._unloadable:
             self._restored[name] = judging.unclear(self._unloadable)
@@ -158,10 +170,29 @@ class _Proof:
             cast = f"it as {entry.dtype}, which changes its values".replace("torch.", "")
             other = "something else under its name" if entry.dtype == expected.dtype else cast
             message = f"{name}: state_dict() holds {other}"
-            self._saved[name] = self._failed("changed-by-saving", row, message)
+            help = self._in_own(name, _SAVERS, _KEEP)
+            self._saved[name] = self._failed("changed-by-saving", row, message, help)
         else:
-            message = f"{name}: saved, and load_state_dict() does not bring it back"
-            self._restored[name] = self._failed("not-restored", row, message)
+            what = "brings back other values" if self._is_decided(name, there) else "does not bring it back"
+            message = f"{name}: saved, and load_state_dict() {what}"
+            help = self._in_own(name, _LOADERS, "let {} hand super() what was saved")
+            if name in self._subject.appeared and not help:
+                help = _IN_CONSTRUCTOR
+            self._restored[name] = self._failed("not-restored", row, message, help)
+
+    def _is_decided(self, name: str, there: torch.Tensor | None) -> bool:
+        """Whether B holds what load_state_dict() gave it: another instance, which held something else, has the same."""
+        if self._again is None:
+            self._again = {}
+            other = self._subject.fresh()
+            ours = judging.storages(judging.tensors(self._target).values())
+            bits.perturb((one for one in judging.tensors(other).values() if storage(one)[0] not in ours), phase=100)
+            loads = judging.attempt(self._subject, "", lambda: other.load_state_dict(self._loaded, strict=True))
+            self._again = judging.tensors(other) if loads[1] is None else {}
+        return there is not None and name in self._again and bits.same(there, self._again[name]) is True
+
+    def _in_own(self, fqn: str, methods: tuple[str, ...], mend: str) -> str | None:
+        return judging.in_own_method(self._subject, self._target, fqn, methods, mend)
 
     # --- what was not saved --------------------------------------------------------------------------------------
 
@@ -188,7 +219,8 @@ class _Proof:
             return judging.skipped("not saved; it appears with the first forward, which makes it again")
         if row.kind is Kind.PARAMETER or row.persistent:
             message = f"{row.fqn}: registered, and state_dict() leaves it out"
-            return self._failed("lost-by-saving", row, message, _OWN_STATE_DICT)
+            help = self._in_own(row.fqn, _SAVERS, _KEEP) or _OWN_STATE_DICT
+            return self._failed("lost-by-saving", row, message, help)
         if row.requires_grad and row.kind is Kind.UNREGISTERED and "derived from" not in (row.note or ""):
             message = f"{row.fqn}: not saved, though it requires grad: what it learns is lost"
             return self._failed("lost-by-saving", row, message)
@@ -222,6 +254,11 @@ class _Proof:
 
 
 _OWN_STATE_DICT = "let the class's own state_dict, or its hook, keep what torch's puts there"
+_IN_CONSTRUCTOR = "only forward makes it: register it in the constructor, with the shape that it will have"
+#: Methods that decide what is saved and what is loaded, where a class has its own.
+_SAVERS = ("state_dict", "_save_to_state_dict")
+_KEEP = "let {} keep what torch's puts there"
+_LOADERS = ("load_state_dict", "_load_from_state_dict")
 
 
 class _Safetensors:
@@ -231,6 +268,7 @@ class _Safetensors:
         self._proof, self._target = proof, target
         self._entries: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {}
         self._refused: dict[str, str] = {}
+        self._beside: str | None = None
         self._altered: dict[str, torch.Tensor] = {}
 
     def prove(self, strictly: bool) -> None:
@@ -255,16 +293,20 @@ class _Safetensors:
         if name in self._refused:
             return Cell(Verdict.FAILED, reason=self._refused[name])
         if not self._altered:
-            return Cell(Verdict.PASSED)
+            return self._same()
         there = found.get(name)
         same = False if there is None else bits.same(self._proof._expected[name], there)
         if same:
-            return Cell(Verdict.PASSED)
+            return self._same()
         if same is None:
             return judging.unclear("its values cannot be compared")
         message = "comes back from safetensors with other values"
         self._proof.fail("changed-by-safetensors", f"{name}: {message}", name)
         return Cell(Verdict.FAILED, reason=message)
+
+    def _same(self) -> Cell:
+        """Nothing is proved of a file that safetensors does not write as a whole."""
+        return judging.skipped(self._beside) if self._beside else Cell(Verdict.PASSED)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
         """Why it could not be tried, or None.
@@ -297,9 +339,14 @@ class _Safetensors:
         self._proof.fail(rule, f"{name}: {what}", name, help, Severity.WARNING)
 
     def _refuse_others(self) -> None:
+        """An entry that is no tensor; one that holds none is no loss: the user saves it elsewhere, or by torch.save."""
         for name, value in self._entries.items():
-            if not isinstance(value, torch.Tensor):
-                what = f"of type {type(value).__name__}, and safetensors takes nothing but tensors"
+            if isinstance(value, torch.Tensor):
+                continue
+            what = f"of type {type(value).__name__}, and safetensors takes nothing but tensors"
+            if all(isinstance(leaf, _PLAIN_DATA) for leaf in tree_iter(value)):
+                self._refused[name], self._beside = what, f"{name} is {what}"
+            else:
                 self._refuse("not-in-safetensors", name, what, "save it beside the tensors, or as a tensor")
 
     def _refuse_shared(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -317,8 +364,18 @@ class _Safetensors:
             if name in self._refused or judging.lazy(tensor) or not _is_odd(tensor) or _takes(through, {name: tensor}):
                 continue
             what = f"{_oddness(tensor)}, which safetensors does not write"
-            help = "call .contiguous() on it" if tensor.layout is torch.strided and not tensor.is_contiguous() else None
-            self._refuse("not-in-safetensors", name, what, help or "save it in a form that safetensors has")
+            if tensor.layout is not torch.strided or tensor.is_contiguous():
+                self._refuse("not-in-safetensors", name, what, "save it in a form that safetensors has")
+                continue
+            self._refused[name] = what  # nothing to mend at the line of the tensor, which may be one of torch's own
+            target = self._proof._subject.target
+            found = Finding("not-in-safetensors", Severity.WARNING, f"{name}: {what}", target, name, _CONTIGUOUS)
+            self._proof._findings.append(found)
+
+
+#: What is surely no tensor, and holds none.
+_PLAIN_DATA = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_CONTIGUOUS = "give save_file a copy of each: {name: one.contiguous() for name, one in model.state_dict().items()}"
 
 
 def _altered(

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from statecli.errors import UsageError
 from statecli.finding import Finding, Severity
+from statecli.proofs import graph, judging, overwriting, training
 from statecli.proofs import inputs as inputs_of
-from statecli.proofs import judging, training
 from statecli.proofs.inputs import Inputs
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.subject import Subject
@@ -24,6 +24,9 @@ _DIGITS = re.compile(r"\d+")
 #: Says so in a message; in the column of gradients it goes without saying.
 _NONE = "gets no gradient: "
 _OTHER_INPUTS = "give inputs that the model is made for"
+#: A teacher that follows its student does so on purpose.
+_BY_FORWARD = "frozen, and forward changes it"
+_FREEZE = "freeze it with requires_grad_(False)"
 
 
 def optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
@@ -47,7 +50,8 @@ class _Verdicts:
     """What is said of the tensors of one training."""
 
     run: Training
-    used: frozenset[str] | None = None
+    watched: graph.Watched | None = None
+    overwritten: overwriting.Overwritten = field(default_factory=overwriting.Overwritten)
     gradient: dict[str, Cell] = field(default_factory=dict)
     updated: dict[str, Cell] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -60,7 +64,7 @@ class _Verdicts:
 
 
 def prove(subject: Subject, optimizer: str | type = "sgd") -> Check:
-    """Train a fresh instance for up to three rounds in train mode, and look at each tensor before and after.
+    """Train a fresh instance for some rounds in train mode, and look at each tensor before and after.
 
     `optimizer` is a class, or the name of one of torch.optim in lower case. Columns: `gradient` and `updated` of what
     requires grad, `forward updates` of what forward changes. Raises UsageError for an unknown optimizer, ModelError
@@ -91,14 +95,19 @@ def _how(run: Training) -> str:
     given = f"on {inputs.text}" if inputs else ""
     if not run.seen:
         return f"forward in train mode {given}"
-    rounds = f"{run.rounds} round{'s' if run.rounds != 1 else ''}"
-    return f"{rounds} of forward, backward and {run.made_by.__name__} in train mode {given}"
+    return f"{_rounds(run)} of forward, backward and {run.made_by.__name__} in train mode {given}"
+
+
+def _rounds(run: Training) -> str:
+    return f"{run.rounds} round{'s' if run.rounds != 1 else ''}"
 
 
 def _judged(run: Training) -> Check:
     verdicts = _Verdicts(run)
-    if any(_is_without(seen) for seen in run.seen.values()):
-        verdicts.used = training.used_in_forward(run)
+    if any(seen.missing for seen in run.seen.values()):
+        verdicts.watched = graph.watch(run)
+    if run.written:
+        verdicts.overwritten = overwriting.overwritten(run)
     for name, seen in run.seen.items():
         verdicts.gradient[name] = _gradient(verdicts, name, seen)
         verdicts.updated[name] = _updated(verdicts, name, seen)
@@ -115,10 +124,6 @@ def _judged(run: Training) -> Check:
 # --- gradient -----------------------------------------------------------------------------------------------
 
 
-def _is_without(seen: Seen) -> bool:
-    return seen.trained and seen.peak is None and seen.broken is None
-
-
 def _gradient(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     if seen.broken is not None:
         return _not_finite(verdicts, name, seen)
@@ -127,13 +132,14 @@ def _gradient(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     if not seen.trained:
         return judging.skipped("it gets no gradient")
     if any(peak is not None for peak in seen.peaks):
-        return _zero(verdicts, name)
-    siblings = _chosen_by_inputs(verdicts.run, name)
-    if siblings:
-        reason = f"no input chose it; {siblings} got a gradient in some rounds only: give more inputs"
-        return judging.unclear(reason)
-    inputs = verdicts.run.subject.inputs
-    if verdicts.used is not None and name not in verdicts.used and inputs and not inputs.given:
+        return _zero(verdicts, name, seen)
+    if verdicts.run.is_up_to_chance(name):
+        return _by_chance(verdicts.run, name)
+    sibling = _chosen_by_inputs(verdicts, name)
+    if sibling:
+        return judging.unclear(_not_chosen(sibling))
+    inputs, watched = verdicts.run.subject.inputs, verdicts.watched
+    if watched and name not in watched.used and inputs and not inputs.given:
         reason = (
             "forward does not use it with the inputs that were found: say with --input or --inputs how it is called"
         )
@@ -152,42 +158,109 @@ def _not_finite(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     return verdicts.fail("non-finite-gradient", name, why, help)
 
 
-def _zero(verdicts: _Verdicts, name: str) -> Cell:
-    if not verdicts.run.finite:
-        what = "something in the output is NaN or infinite, which counts for nothing in the loss"
-        return judging.unclear(f"its gradient is zero, and {what}: {_OTHER_INPUTS}")
-    rounds = verdicts.run.rounds
-    why = f"gets a gradient that is zero everywhere, in each of {rounds} rounds"
+def _not_chosen(sibling: str | None, when: str = "") -> str:
+    return f"no input chose it{when}{f', and {sibling} was chosen' if sibling else ''}: give more inputs"
+
+
+def _zero(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
+    run = verdicts.run
+    if cancelled := run.cancelled(name):
+        what = f"{cancelled:.3g} with the batch norms in eval mode: batch statistics cancel what it adds"
+        return judging.skipped(f"zero in each of {_rounds(run)}, and {what}")
+    if run.is_up_to_chance(name):
+        return _by_chance(run, name)
+    if reason := _unclear_zero(verdicts, name, seen):
+        return judging.unclear(reason)
+    why = f"gets a gradient that is zero everywhere, in each of {_rounds(run)}"
+    if run.in_eval is not None:
+        why += " and in eval mode, where nothing is dropped"
     help = "look for a factor of zero behind it, for what cancels out, and for a hook that changes its gradient"
     return verdicts.fail("zero-gradient", name, why, help, Severity.WARNING)
 
 
-def _none(verdicts: _Verdicts, name: str) -> Cell:
-    if verdicts.run.cut_off:
-        why = f"{_NONE}nothing that forward gives requires grad"
-        help = "forward runs under torch.no_grad() or detaches what it gives"
-    elif verdicts.used is None:
-        why = f"{_NONE}forward does not use it, or nothing of it reaches the output"
-        help = "use it in forward, or freeze it with requires_grad_(False)"
-    elif name in verdicts.used:
-        why = f"{_NONE}forward uses it, and nothing of that reaches the output"
-        help = (
-            "its result is thrown away, or look for detach(), .data, torch.no_grad() or an integer step behind it; "
-            "if meant, requires_grad_(False)"
-        )
-    else:
-        why = f"{_NONE}forward does not use it"
-        help = "use it in forward, delete it, or freeze it with requires_grad_(False)"
-    return verdicts.fail("no-gradient", name, why, help)
-
-
-def _chosen_by_inputs(run: Training, name: str) -> str | None:
-    """A tensor of the same name but for its numbers that got a gradient in some rounds and none in others."""
-    alike = _DIGITS.sub("#", name)
-    for other, seen in run.seen.items():
-        if other != name and seen.peak is not None and None in seen.peaks and _DIGITS.sub("#", other) == alike:
-            return other
+def _unclear_zero(verdicts: _Verdicts, name: str, seen: Seen) -> str | None:
+    """Why a gradient that is zero in each round need not be the model's fault, if so."""
+    run = verdicts.run
+    if not run.finite:
+        what = "something in the output is NaN or infinite, which counts for nothing in the loss"
+        return f"its gradient is zero, and {what}: {_OTHER_INPUTS}"
+    if seen.idle:
+        when = f" in {seen.idle} of {_rounds(run)}, and its gradient is zero in the others"
+        return _not_chosen(_alike(run, name), when if seen.idle < run.rounds else "")
+    if run.growing:
+        return f"zero in each of {_rounds(run)}, and the last still gave another its first gradient"
+    if run.in_running and run.in_running.why_not:
+        return f"its gradient is zero, and whether batch statistics cancel it is not told: {run.in_running.why_not}"
     return None
+
+
+def _by_chance(run: Training, name: str) -> Cell:
+    """Of what got no gradient from a forward that draws random numbers, and that eval mode does not say is at fault."""
+    got = f"{'zero' if 0 in run.seen[name].peaks else 'none'} in each of {_rounds(run)}"
+    if run.in_eval and run.in_eval.peaks.get(name):
+        help = "lower its rate, or give a larger input"
+        return judging.unclear(f"{got}, and not in eval mode: dropout or drop path may drop it each time; {help}")
+    why = (run.in_eval and run.in_eval.why_not) or "it gets none there"
+    return judging.unclear(f"{got} with random numbers, and eval mode does not tell whether by chance: {why}")
+
+
+def _none(verdicts: _Verdicts, name: str) -> Cell:
+    watched = verdicts.watched
+    if watched and name in watched.late:
+        reason = f"none in {_rounds(verdicts.run)}, and one in a further: forward does not always use it"
+        return judging.unclear(reason)
+    why, help = _cause(watched, name, cut_off=verdicts.run.cut_off)
+    return verdicts.fail("no-gradient", name, _NONE + why, help)
+
+
+def _cause(watched: graph.Watched | None, name: str, *, cut_off: bool) -> tuple[str, str]:
+    """Why there is no gradient, and what to do."""
+    if watched and name in watched.reentrant:
+        return (
+            "it is used in a reentrant checkpoint, and none of that checkpoint's inputs requires grad",
+            "checkpoint(..., use_reentrant=False), or give it an input that requires grad",
+        )
+    if cut_off:
+        return (
+            "nothing that forward gives requires grad",
+            "forward runs under torch.no_grad() or detaches what it gives",
+        )
+    if watched is None:
+        return "forward does not use it, or nothing of it reaches the output", f"use it in forward, or {_FREEZE}"
+    if name in watched.reached:
+        return _ends(watched.reached[name])
+    if name in watched.used:
+        return (
+            "forward uses it, and nothing of that reaches the output",
+            "its result is thrown away, or look for detach(), .data, torch.no_grad() or an integer step behind it; "
+            "if meant, requires_grad_(False)",
+        )
+    return "forward does not use it", f"use it in forward, delete it, or {_FREEZE}"
+
+
+def _ends(giver: str | None) -> tuple[str, str]:
+    """Of what the output's graph goes back to."""
+    if giver is None:
+        return "the output depends on it, and after backward its grad is None", "look for a hook that takes it away"
+    return f"the output depends on it, and {giver} gives none for it", f"return it from {giver}, or {_FREEZE}"
+
+
+def _chosen_by_inputs(verdicts: _Verdicts, name: str) -> str | None:
+    """A tensor of the same name but for its numbers that got a gradient, where forward may choose among them.
+
+    It does so by values that it reads; or some rounds gave the other a gradient, and others none.
+    """
+    watched = verdicts.watched
+    reads = watched is not None and watched.chooses and name not in watched.used
+    return _alike(verdicts.run, name, always=reads)
+
+
+def _alike(run: Training, name: str, *, always: bool = True) -> str | None:
+    """Another of the same name but for its numbers that got a gradient; `always`: also if in each round."""
+    alike = _DIGITS.sub("#", name)
+    others = ((other, seen) for other, seen in run.seen.items() if other != name and seen.peak is not None)
+    chosen = (other for other, seen in others if always or None in seen.peaks)
+    return next((other for other in chosen if _DIGITS.sub("#", other) == alike), None)
 
 
 # --- updated ------------------------------------------------------------------------------------------------
@@ -196,10 +269,19 @@ def _chosen_by_inputs(run: Training, name: str) -> str | None:
 def _updated(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     if not seen.trained:
         return _left_out(verdicts, name, seen)
-    if seen.updated:
-        return Cell(Verdict.PASSED, after="changed")
     if seen.peak is None:
         return judging.skipped("no gradient to update it by")
+    if name in verdicts.overwritten.names:
+        why, help = (
+            "is overwritten by forward, so that each update is lost",
+            "make it a buffer, or leave it to training",
+        )
+        return verdicts.fail("overwritten-by-forward", name, why, help)
+    if name in verdicts.run.written and verdicts.overwritten.why_not:
+        why_not = verdicts.overwritten.why_not
+        return judging.unclear(f"forward writes to it, and whether an update outlives that is not told: {why_not}")
+    if seen.updated:
+        return Cell(Verdict.PASSED, after="changed")
     if seen.updated is None:
         return judging.unclear("its values cannot be compared")
     if seen.lost is not None:
@@ -236,12 +318,11 @@ def _made_trainable(row: TensorInfo) -> str:
 
 
 def _frozen(verdicts: _Verdicts, name: str) -> Cell:
-    cause = verdicts.run.changed_by.get(name)
-    if cause is None:
-        return judging.skipped("frozen, and unchanged")
-    if cause == "forward":
-        why, help = "is frozen, and forward changes it", "make it a buffer if forward is to change it"
-        return verdicts.fail("frozen-changed", name, why, help, Severity.WARNING)
+    causes = verdicts.run.changed_by.get(name)
+    if causes is None:
+        return judging.skipped(f"frozen, and unchanged in {_rounds(verdicts.run)}")
+    if "step" not in causes:
+        return judging.skipped(_BY_FORWARD)
     tied = verdicts.run.subject.rows()[name].tied_to
     shares = f": it shares its memory with {tied[0]}" if tied else ""
     why = f"is frozen, and the optimizer's step changes it{shares}"
@@ -252,5 +333,9 @@ def _frozen(verdicts: _Verdicts, name: str) -> Cell:
 
 
 def _by_forward(run: Training) -> dict[str, Cell]:
-    """Told, not judged: BatchNorm's statistics, a counter, a cache."""
-    return {name: Cell(Verdict.PASSED, after="changed") for name, by in run.changed_by.items() if by == "forward"}
+    """Told, not judged: BatchNorm's statistics, a counter, a cache; a mean of others' values; weights put in range."""
+    changed = [name for name, causes in run.changed_by.items() if "forward" in causes]
+    frozen = run.frozen - set(run.seen)
+    return {
+        name: Cell(Verdict.PASSED, after="changed", reason=_BY_FORWARD if name in frozen else None) for name in changed
+    }

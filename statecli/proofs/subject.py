@@ -45,6 +45,7 @@ class Subject:
     tensors that are there only after a first forward, `assigned` those under which it puts another tensor. `cut` are
     those that were computed from others before the model was copied: a copy's have no graph back to them. `origins` are
     the lines of the constructor's assignments.
+    `raises` is what the plain call of a second instance raised, in a line; None where it gave something.
     `renames` says so where two instances register different names, and cannot be compared. `original` is the live model
     that `fresh` copies: nothing may be written to it.
     """
@@ -60,6 +61,7 @@ class Subject:
     assigned: frozenset[str] = frozenset()
     cut: tuple[str, ...] = ()
     origins: Origins = field(default_factory=Origins)
+    raises: str | None = None
     renames: str | None = None
     original: nn.Module | None = None
 
@@ -156,10 +158,11 @@ def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subjec
         return subject
     from statecli.proofs import appearing
 
-    ran = _called(subject)
-    if ran is None:
-        return subject  # the proofs that need a forward say so
-    name, (module, origins, there) = subject.target, ran
+    try:
+        module, origins, there = _called(subject)
+    except ModelError as error:  # the proofs that need a forward say so
+        return replace(subject, raises=str(error).removeprefix(f"{subject.target}: "))
+    name = subject.target
     subject = replace(subject, assigned=_assigned(module, there))
     known = subject.rows()
     shapeless = {fqn for fqn, row in known.items() if row.shape is None}
@@ -175,21 +178,22 @@ def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subjec
     return replace(subject, state=state, appeared=appeared)
 
 
-def _called(subject: Subject) -> tuple[nn.Module, Origins, dict[str, torch.Tensor]] | None:
-    """An instance after one forward, and the tensors that it had before; None where forward raises.
+def _called(subject: Subject) -> tuple[nn.Module, Origins, dict[str, torch.Tensor]]:
+    """An instance after one forward, and the tensors that it had before. Raises ModelError where forward raises.
 
     Without initial values where forward does not need them.
     """
     from statecli.proofs import appearing
 
-    for values in (False, True):
-        try:
-            module = subject.fresh(values=values)
-            there = _tensors(module)
-            return module, appearing.called(subject, module), there
-        except ModelError:
-            continue
-    return None
+    def once(*, values: bool) -> tuple[nn.Module, Origins, dict[str, torch.Tensor]]:
+        module = subject.fresh(values=values)
+        there = _tensors(module)
+        return module, appearing.called(subject, module), there
+
+    try:
+        return once(values=False)
+    except ModelError:
+        return once(values=True)
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:

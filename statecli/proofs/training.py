@@ -1,15 +1,19 @@
-"""Up to three rounds of forward, backward and optimizer step on one instance, and what they showed of each tensor.
+"""Rounds of forward, backward and optimizer step on one instance, and what they showed of each tensor.
 
 The loss is each floating-point output times a random tensor of its shape, summed. A plain sum would be constant behind
 a softmax or a normalisation, and everything before it would get no gradient.
 
 Later rounds are for what the first did not reach: the A of a LoRA, whose B starts at zero, has its first gradient once
-B has been updated; other inputs choose other experts.
+B has been updated; other inputs choose other experts; a copy that follows a parameter (EMA) starts equal to it. As long
+as each round gives a gradient to what had none (a chain of gates that start at zero), there is another; and what
+forward drops by chance (dropout, drop path) has more.
 """
 
 from __future__ import annotations
 
 import inspect
+import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +21,6 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from statecli.errors import ModelError
 from statecli.modules.tensors import storage
@@ -28,6 +31,16 @@ from statecli.proofs.subject import Subject
 
 #: Rounds of forward, backward and step at most.
 ROUNDS = 3
+#: Rounds at most while each gives something its first gradient.
+GROWING = 8
+#: As many more at most where chance may be what keeps a gradient away: a branch that is dropped every other time is
+#: dropped in all rounds once in 4,096.
+MORE = 9
+#: The first round's seed, far from those of the inputs: what is dropped must not depend on what is given.
+SEED = 0x5EED
+#: Each round's step is that much larger than the last. Equal ones of opposite signs would put a gate back to zero; no
+#: sum of these, whatever their signs, is zero.
+FASTER = 1.25
 #: Values of a parameter that are compared first to see whether it was updated.
 SAMPLE = 4096
 #: The learning rate where the optimizer's own is not larger. With gradients scaled to 1 each update shows, and none
@@ -41,7 +54,8 @@ class Seen:
 
     `trained`: the optimizer has it. `peaks` is the largest |gradient| of each round, None where it got none. `updated`
     is None until there was a step on a gradient, and where that cannot be told; `lost` the largest |value| where a step
-    of the learning rate is less than its rounding.
+    of the learning rate is less than its rounding. `idle` counts the rounds in which a module that holds it was called
+    and gave tensors without elements alone, as an expert does that no token chose.
     """
 
     tensor: torch.Tensor
@@ -49,11 +63,17 @@ class Seen:
     peaks: list[float | None] = field(default_factory=list)
     updated: bool | None = None
     lost: float | None = None
+    idle: int = 0
 
     @property
     def peak(self) -> float | None:
         """The largest finite |gradient|, None where every round gave none or zero."""
-        return max((peak for peak in self.peaks if peak and peak < float("inf")), default=None)
+        return max(filter(_is_usable, self.peaks), default=None)  # type: ignore[type-var]
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the last round gave it its first finite gradient that is not zero."""
+        return any(map(_is_usable, self.peaks[-1:])) and not any(map(_is_usable, self.peaks[:-1]))
 
     @property
     def broken(self) -> int | None:
@@ -62,17 +82,37 @@ class Seen:
         return next(bad, None)
 
     @property
+    def missing(self) -> bool:
+        """Whether the optimizer waits for a gradient that none of the rounds gave."""
+        return self.trained and self.peak is None and self.broken is None
+
+    @property
     def settled(self) -> bool:
         """Whether another round could tell no more."""
         return self.broken is not None or (self.peak is not None and (self.updated is True or not self.trained))
+
+
+def _is_usable(peak: float | None) -> bool:
+    return bool(peak) and peak < float("inf")  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The largest |gradient| in another mode, by FQN, of what had none; or `why_not`, and no peaks."""
+
+    peaks: dict[str, float | None]
+    why_not: str | None = None
 
 
 @dataclass
 class Training:
     """One instance in training. `seen` has the leaves that require grad, by FQN, `frozen` the other parameters.
 
-    `changed_by` says of other tensors than those trained what changed their values: "forward" or "step".
-    `cut_off`: no output required grad. `finite`: every output was.
+    `changed_by` says what changed the values of a tensor: "forward", or of one that is not trained "step". `written`
+    has the trained parameters that forward wrote to, whether or not their values changed by that. `cut_off`: no output
+    required grad. `finite`: every output was. `draws`: forward drew random numbers. `in_eval` and `in_running` are what
+    was asked of the last round again, in eval mode where forward draws, with the batch norms alone in eval mode where
+    there are any.
     """
 
     subject: Subject
@@ -82,11 +122,31 @@ class Training:
     seen: dict[str, Seen] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)
     replaced: set[str] = field(default_factory=set)
-    changed_by: dict[str, str] = field(default_factory=dict)
+    changed_by: dict[str, set[str]] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
     rounds: int = 0
     cut_off: bool = False
     finite: bool = True
+    draws: bool = False
+    in_eval: Asked | None = None
+    in_running: Asked | None = None
     _held: frozenset[int] = frozenset()
+
+    def is_up_to_chance(self, name: str) -> bool:
+        """Whether what has no gradient may have one in another round: eval mode gives it one, or does not say."""
+        if self.in_eval is None or self.cancelled(name):
+            return False
+        in_eval = self.in_eval.peaks.get(name)
+        return in_eval != 0 if 0 in self.seen[name].peaks else bool(in_eval)
+
+    def cancelled(self, name: str) -> float | None:
+        """The gradient of what batch statistics alone make zero, such as a bias in front of a BatchNorm."""
+        return self.in_running.peaks.get(name) if self.in_running and 0 in self.seen[name].peaks else None
+
+    @property
+    def growing(self) -> bool:
+        """Whether even the last of many rounds gave something its first gradient."""
+        return self.rounds >= GROWING and _grew(self)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that are rows of the subject and have a shape, by FQN."""
@@ -101,7 +161,7 @@ def train(subject: Subject, made_by: type[torch.optim.Optimizer]) -> tuple[Train
     Raises ModelError where the model's code or the optimizer raises. The CPU's random generators and the grad mode are
     as before afterwards.
     """
-    with _as_it_was():
+    with _as_it_was(0):
         run = Training(subject, subject.fresh(values=True), made_by)
         with subject.user_code("setting it to train mode"):
             run.module.train()
@@ -109,15 +169,32 @@ def train(subject: Subject, made_by: type[torch.optim.Optimizer]) -> tuple[Train
             subject.call(run.module)
         _start(run)
         why_not = None
-        while run.rounds < ROUNDS and why_not is None and not _settled(run):
+        while why_not is None and run.rounds < (GROWING if _grew(run) else ROUNDS) and not _settled(run):
+            why_not = _round(run)
+        if why_not is None:
+            _ask(run)
+        while why_not is None and run.rounds < ROUNDS + MORE and any(map(run.is_up_to_chance, _missing(run))):
             why_not = _round(run)
         return run, why_not
 
 
 @contextmanager
-def _as_it_was() -> Iterator[None]:
-    with inputs_of.seeded(0), torch.inference_mode(False), torch.enable_grad():
+def _as_it_was(seed: int) -> Iterator[None]:
+    with inputs_of.seeded(seed), torch.inference_mode(False), torch.enable_grad():
         yield
+
+
+@contextmanager
+def round_of(run: Training) -> Iterator[None]:
+    """Around what is done in the next round: its seed, no gradients left from the last."""
+    with _as_it_was(SEED + run.rounds):
+        _clear(run)
+        yield
+
+
+def _clear(run: Training) -> None:
+    for seen in run.seen.values():
+        seen.tensor.grad = None
 
 
 # --- a round ------------------------------------------------------------------------------------------------
@@ -144,27 +221,51 @@ def _options(made_by: type[torch.optim.Optimizer]) -> dict[str, Any]:
 
 
 def _settled(run: Training) -> bool:
-    """Whether another round could tell no more. What keeps its graph shows only when it is called again."""
+    """Whether another round could tell no more."""
     if not run.rounds:
         return False
-    keeps_graph = run.rounds == 1 and any(not one.is_leaf for one in run.tensors().values())
-    return not keeps_graph and all(seen.settled for seen in run.seen.values())
+    return not (run.rounds == 1 and _shows_later(run)) and all(seen.settled for seen in run.seen.values())
+
+
+def _grew(run: Training) -> bool:
+    return any(seen.is_new for seen in run.seen.values())
+
+
+def _shows_later(run: Training) -> bool:
+    """Whether there is what shows only when it is called again after a step.
+
+    It keeps its graph; or it has the shape of a trained tensor, which it may follow (an EMA, a target network): it
+    starts equal to that, and so is unchanged.
+    """
+    shapes = {seen.tensor.shape for seen in run.seen.values() if seen.trained and not seen.tensor.is_nested}
+    found = run.tensors()
+    still = [one for name, one in found.items() if name not in run.changed_by and not one.requires_grad]
+    follows = (_is_floating(one) and not one.is_nested and one.shape in shapes for one in still)
+    return any(not one.is_leaf for one in found.values()) or any(follows)
 
 
 def _round(run: Training) -> str | None:
+    with round_of(run):
+        return _trained(run)
+
+
+def _trained(run: Training) -> str | None:
     kept = _copies(run.tensors(), run._held)
-    for seen in run.seen.values():
-        seen.tensor.grad = None
-    found = floating(_forward(run))
+    marks = {name: _Mark(seen.tensor) for name, seen in run.seen.items() if seen.trained}
+    with _calls() as gave:
+        found = floating(forward(run))
     run.rounds += 1
     _note_changes(run, kept, "forward")
+    _note_writes(run, marks)
     _find_leaves(run)
+    _note_idle(run, gave)
     if not run.seen:
         run.rounds = ROUNDS
         return None
     if not found:
         return "forward gives no floating-point tensor, so there is no loss to train with"
-    loss = _loss(run, found)
+    run.finite = run.finite and all(bool(torch.isfinite(_wide(one)).all()) for one in found)
+    loss = loss_of(found)
     run.cut_off = not loss.requires_grad
     if loss.requires_grad:
         with run.subject.user_code(f"backward{_again(run.rounds)}"):
@@ -179,12 +280,23 @@ def _again(number: int) -> str:
     return f" in round {number}" if number > 1 else ""
 
 
-def _forward(run: Training) -> Any:
+def forward(run: Training, mode: str = "train mode") -> Any:
+    """What the module gives for the next round's inputs. Raises ModelError."""
     assert run.subject.inputs is not None  # noqa: S101 - prove has looked
     number = run.rounds + 1
     args, kwargs = run.subject.inputs.make(seed=number)
-    with run.subject.user_code(f"calling it in train mode{_again(number)}"):
-        return run.module(*args, **kwargs)
+    before = _generators()
+    with run.subject.user_code(f"calling it in {mode}{_again(number) if mode == 'train mode' else ''}"):
+        output = run.module(*args, **kwargs)
+    run.draws = run.draws or before != _generators()
+    return output
+
+
+def _generators() -> tuple[Any, ...]:
+    """The states of the generators that forward may draw from."""
+    numpy: Any = sys.modules.get("numpy")
+    _, state, *rest = numpy.random.get_state() if numpy else (None, b"")
+    return torch.default_generator.get_state().tolist(), random.getstate(), bytes(state), rest
 
 
 def floating(output: Any) -> list[torch.Tensor]:
@@ -204,17 +316,20 @@ def _is_floating(value: Any) -> bool:
     return issubclass(type(value), torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _loss(run: Training, found: list[torch.Tensor]) -> torch.Tensor:
+def loss_of(found: list[torch.Tensor]) -> torch.Tensor:
     """The sum of each output times random weights; what is not finite (a mask of -inf) counts for nothing."""
     total = torch.zeros(())
-    for output in found:
-        values = _strided(output)
-        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-        values = values.to(torch.promote_types(values.dtype, torch.float32))
-        run.finite = run.finite and bool(torch.isfinite(values).all())
+    for values in map(_wide, found):
         values = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
         total = total + (values * torch.randn_like(values)).sum().to(total.device)
     return total
+
+
+def _wide(output: torch.Tensor) -> torch.Tensor:
+    """All its values, as real numbers of 32 bits or more."""
+    values = _strided(output)
+    values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _step(run: Training, loss: torch.Tensor) -> None:
@@ -231,7 +346,8 @@ def _step(run: Training, loss: torch.Tensor) -> None:
         seen.lost = _lost(seen.tensor, run.optimizer) if seen.updated is False else None
 
 
-def _is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+def is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Whether it is one dense block of values."""
     return tensor is not None and tensor.layout is torch.strided and not tensor.is_nested
 
 
@@ -240,11 +356,11 @@ class _Before:
 
     def __init__(self, tensor: torch.Tensor, *, sample: bool) -> None:
         self._tensor, self._stride = tensor, 1
-        if sample and type(tensor) is nn.Parameter and tensor.is_contiguous() and _is_strided(grad := tensor.grad):
+        if sample and type(tensor) is nn.Parameter and tensor.is_contiguous() and is_strided(grad := tensor.grad):
             stride = tensor.numel() // SAMPLE or 1
             if bool(grad.reshape(-1)[::stride].any()):
                 self._stride = stride
-        self._values = _copy(self._now())
+        self._values = copy(self._now())
 
     def _now(self) -> torch.Tensor:
         return self._tensor if self._stride == 1 else self._tensor.detach().reshape(-1)[:: self._stride]
@@ -259,6 +375,56 @@ def _lost(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> float | Non
     """The largest |value| where a step of the learning rate is less than its rounding."""
     peak, rate = _peak(tensor), float(optimizer.defaults.get("lr", RATE))
     return peak if peak and rate < peak * torch.finfo(tensor.dtype).eps else None
+
+
+# --- other modes --------------------------------------------------------------------------------------------
+
+
+def _missing(run: Training) -> list[str]:
+    return [name for name, seen in run.seen.items() if seen.missing]
+
+
+def _ask(run: Training) -> None:
+    """Ask in other modes what has no gradient in train mode: what batch statistics cancel, and what chance drops."""
+    norms = [one for one in run.module.modules() if _is_batch_norm(one)]
+    if norms and any(0 in run.seen[name].peaks for name in _missing(run)):
+        run.in_running = _asked(run, "train mode, with its batch norms in eval mode", norms)
+    if run.draws and not all(map(run.cancelled, _missing(run))):
+        run.in_eval = _asked(run, "eval mode", None)
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    """Whether it normalises by what it is given now, and in eval mode by the mean of what it was given."""
+    return module.training and isinstance(getattr(module, "running_mean", None), torch.Tensor)
+
+
+def _asked(run: Training, mode: str, only: list[nn.Module] | None) -> Asked:
+    """The gradients of what has none, with `only` or all modules in eval mode; no step, and the modes as before.
+
+    It is the last round once more, inputs and chance and all, so that nothing differs but the mode.
+    """
+    modes = [(one, one.training) for one in run.module.modules() if hasattr(one, "training")]
+    run.rounds -= 1
+    try:
+        with round_of(run):
+            return Asked(_peaks_in(run, mode, only))
+    except ModelError as error:
+        return Asked({}, judging.reason_of(run.subject, error))
+    finally:
+        run.rounds += 1
+        for one, training in modes:
+            one.training = training
+
+
+def _peaks_in(run: Training, mode: str, only: list[nn.Module] | None) -> dict[str, float | None]:
+    with run.subject.user_code(f"setting it to {mode}"):
+        for one in [run.module] if only is None else only:
+            one.eval()
+    loss = loss_of(floating(forward(run, mode)))
+    if loss.requires_grad:
+        with run.subject.user_code(f"backward in {mode}"):
+            loss.backward()  # type: ignore[no-untyped-call]
+    return {name: _scaled(run.seen[name].tensor) for name in _missing(run)}
 
 
 # --- what a round showed ------------------------------------------------------------------------------------
@@ -278,24 +444,55 @@ def _find_leaves(run: Training) -> None:
             run.replaced |= {name} if known else set()
 
 
+@contextmanager
+def _calls() -> Iterator[dict[int, bool]]:
+    """Of each module that is called meanwhile, by its id, whether some call gave more than tensors without elements."""
+    gave: dict[int, bool] = {}
+
+    def note(module: nn.Module, _: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            gave[id(module)] = gave.get(id(module), False) or not _is_empty(output)
+
+    handle = nn.modules.module.register_module_forward_hook(note)
+    try:
+        yield gave
+    finally:
+        handle.remove()
+
+
+def _is_empty(output: Any) -> bool:
+    found = [one for one in (output if type(output) in (tuple, list) else (output,)) if isinstance(one, torch.Tensor)]
+    return bool(found) and not any(one.numel() for one in found)
+
+
+def _note_idle(run: Training, gave: dict[int, bool]) -> None:
+    """Count the round for each leaf of a module that was called, and each time with nothing to do."""
+    if all(gave.values()):
+        return
+    named = run.module.named_modules(remove_duplicate=False)
+    idle = tuple(f"{name}." for name, one in named if name and not gave.get(id(one), True))
+    for name, seen in run.seen.items():
+        seen.idle += name.startswith(idle)
+
+
 def _read_gradients(run: Training) -> None:
-    """Note each gradient's size and divide it by that, so that the step shows; one that is not finite is dropped."""
+    """Note each gradient's size and give it the round's, so that the step shows; one that is not finite is dropped."""
     peaks: dict[int, float | None] = {}
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for seen in run.seen.values():
             key = id(seen.tensor)
             if key not in peaks:  # a tied tensor has two names and one gradient
-                peaks[key] = _scaled(seen.tensor)
+                peaks[key] = _scaled(seen.tensor, FASTER ** (run.rounds - 1))
             seen.peaks.append(peaks[key])
 
 
-def _scaled(tensor: torch.Tensor) -> float | None:
-    """The largest |gradient|, by which it has been divided since."""
+def _scaled(tensor: torch.Tensor, to: float = 1.0) -> float | None:
+    """The largest |gradient|, which is `to` since."""
     if tensor.grad is None:
         return None
     peak = _peak(tensor.grad)
     if 0 < peak < float("inf"):
-        tensor.grad.div_(peak)
+        tensor.grad.div_(peak).mul_(to)
     elif peak:
         tensor.grad = None
     return peak
@@ -320,42 +517,49 @@ def _note_changes(run: Training, kept: dict[str, torch.Tensor], cause: str) -> N
     """Which of the tensors that were kept have other values now; those are kept from here on."""
     for name, tensor in run.tensors().items():
         if name in kept and bits.same(kept[name], tensor) is False:
-            run.changed_by.setdefault(name, cause)
-            kept[name] = _copy(tensor)
+            run.changed_by.setdefault(name, set()).add(cause)
+            kept[name] = copy(tensor)
+
+
+class _Mark:
+    """What a trained parameter was before forward: where it lies, how often it was written to, some of its values.
+
+    What is written by way of `.data` is not counted as written to, and shows in the values alone.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._place, self._sample = self._now()
+
+    def _now(self) -> tuple[Any, torch.Tensor | None]:
+        tensor = self._tensor
+        place = storage(tensor)[0], None if tensor.is_inference() else tensor._version
+        if type(tensor) is not nn.Parameter or not is_strided(tensor):
+            return place, None
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            return place, tensor.detach().reshape(-1)[:: tensor.numel() // SAMPLE or 1].clone()
+
+    def told(self) -> tuple[bool, bool]:
+        """Whether it was written to since, and whether its values are others."""
+        place, sample = self._now()
+        both = self._sample is not None and sample is not None
+        changed = both and bits.same(self._sample, sample) is False  # type: ignore[arg-type]
+        return changed or place != self._place, changed
+
+
+def _note_writes(run: Training, marks: dict[str, _Mark]) -> None:
+    for name, mark in marks.items():
+        written, changed = mark.told()
+        run.written |= {name} if written else set()
+        if changed:
+            run.changed_by.setdefault(name, set()).add("forward")
 
 
 def _copies(of: dict[str, torch.Tensor], without: frozenset[int]) -> dict[str, torch.Tensor]:
-    return {name: _copy(tensor) for name, tensor in of.items() if id(tensor) not in without}
+    return {name: copy(tensor) for name, tensor in of.items() if id(tensor) not in without}
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of its values, in no graph."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         return tensor.detach().clone()
-
-
-# --- who is used --------------------------------------------------------------------------------------------
-
-
-class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the storage of each tensor that an operator is given."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages: set[int | str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for one in inputs_of.leaves((args, kwargs or {})):
-            if issubclass(type(one), torch.Tensor):
-                self.storages.add(storage(one)[0])
-        return func(*args, **(kwargs or {}))
-
-
-def used_in_forward(run: Training) -> frozenset[str] | None:
-    """The names among `run.seen` that some operator of one more forward reads; None where it cannot be watched."""
-    uses = _Uses()
-    try:
-        with _as_it_was(), uses:
-            _forward(run)
-    except ModelError:  # what it does under a dispatch mode says nothing of the model
-        return None
-    return frozenset(name for name, seen in run.seen.items() if storage(seen.tensor)[0] in uses.storages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -364,8 +365,12 @@ def _fixes(found: Verification) -> tuple[Fix, ...]:
 def _fix(finding: Finding, row: TensorInfo | None) -> Fix | None:
     """Lines to paste where the row has some; advice in words is a comment among them. None where it has only a line."""
     line = place(row.origin) if row is not None and row.origin else None
+    if row is None and (assigned := re.search(r"assigned at (\S+:\d+)", finding.message)):
+        line = assigned[1]  # a further name of a tensor
     where = line if line and line in f"{finding.message} {finding.help}" else finding.fqn or finding.rule
     if row is not None and row.fix and row.fix in (finding.help or ""):
         return Fix(where, row.fix)
     advice = (finding.help or "").removesuffix(f"assigned at {where}").removesuffix("; ")
+    if placed := re.match(r"(\S.*?:\d+): ", advice):  # a line of its own, where a method begins
+        where, advice = placed[1], advice[placed.end() :]
     return None if not advice else Fix(where, "\n".join(f"# {line}" for line in advice.splitlines()))

@@ -14,8 +14,8 @@ from statecli.state import Evidence, Kind, TensorInfo
 
 
 def _unregistered(subject: Subject) -> Iterator[TensorInfo]:
-    """Those of which it is known: what is assumed is kept by a class with code of its own for it."""
-    rows = subject.module.tensors if subject.module else ()
+    """Those of which it is known: what is assumed is kept by a class with code of its own for it. No sample inputs."""
+    rows = [row for row in (subject.module.tensors if subject.module else ()) if not row.is_input]
     return (row for row in rows if row.kind is Kind.UNREGISTERED and row.evidence is Evidence.REGISTERED)
 
 

@@ -381,3 +381,34 @@ def test_a_nested_tensor_as_a_plain_attribute(inspect, rows):
     """A strided nested tensor has no sizes to ask for."""
     found = rows(inspect(PLAIN.replace("torch.ones(3)", "torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])")))
     assert (found["t"].shape, found["t"].saved, found["t"].moves) == (None, False, False)
+
+
+def test_the_lines_of_what_passed_no_setter(inspect, rows):
+    """A closure's tensor is at the function that captured it; a deep-copied parameter at the module that it is in."""
+    source = """
+import copy
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        k = torch.ones(2)
+        self.a.register_forward_hook(lambda module, args, out: out * k)
+        self.b = copy.deepcopy(self.a)
+"""
+    found = rows(inspect(source))
+    assert {fqn: row.origin.line for fqn, row in found.items() if not fqn.startswith("b._")} == {
+        "a.weight": 8,
+        "a.bias": 8,
+        "b.weight": 11,
+        "b.bias": 11,
+        "a._forward_hooks[#0].__closure__['k']": 10,
+    }
+
+
+@pytest.mark.parametrize("to", [None, "meta"])
+def test_a_sample_input_is_told_to_be_one(inspect, rows, to):
+    """It is listed, without a fix: nobody wants it registered."""
+    row = rows(inspect(PLAIN.replace("self.t", "self.example_input_array"), to=to))["example_input_array"]
+    assert (row.kind, row.fix, row.is_input) == (Kind.UNREGISTERED, None, True)
+    assert "sample input" in row.note
+    assert not rows(inspect(PLAIN, to=to))["t"].is_input

@@ -274,7 +274,7 @@ def test_a_proof_that_fails_names_the_line_in_forward(after):
     after("if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None")
     found = run(Request("net.py:Net", checks=(Name.MOVE,), device="meta", input=("2x3",)))
     (finding,) = found.findings
-    assert finding.help == f"assigned at net.py:{line_of('self.mask = torch.ones(3)')}"
+    assert finding.help.endswith(f"; assigned at net.py:{line_of('self.mask = torch.ones(3)')}")
 
 
 MODULES = {

@@ -77,8 +77,9 @@ def __deepcopy__(self, memo):
 )
 def test_a_deepcopy_of_the_class(what, rule):
     """What it shares, changes or forgets fails; the other parameter is copied right."""
-    body = OWN_COPY.format(f"other.v.data.copy_(self.v.data); {what}")
-    assert rules(copied(body)) == rule
+    check = copied(OWN_COPY.format(f"other.v.data.copy_(self.v.data); {what}"))
+    assert rules(check) == rule
+    assert all("__deepcopy__ make a copy of its own" in finding.help for finding in check.findings)
 
 
 def test_a_tie_that_a_copy_parts():

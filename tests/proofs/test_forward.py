@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from statecli.errors import ModelError, UsageError  # noqa: E402
-from statecli.proofs import forward  # noqa: E402
+from statecli.proofs import forward, remade  # noqa: E402
 from statecli.proofs.result import Verdict  # noqa: E402
 from statecli.proofs.sources import How  # noqa: E402
 
@@ -95,7 +95,7 @@ def test_a_cache_is_told_to_be_one():
     """What an earlier forward left on the CPU was assigned in forward: no line of the constructor is to be changed."""
     (finding,) = forward.prove(sample("cached_mask:Causal", (2, 4, 8)), FAKE).findings
     advice, _, line = finding.help.partition("; assigned at ")
-    assert advice == forward._OF_CACHES
+    assert advice == remade.MEND.format("device")
     assert line.endswith("cached_mask.py:23")
 
 
@@ -335,6 +335,52 @@ def test_a_forward_that_raises_is_inconclusive():
 
     with pytest.raises(ModelError, match="three is too many"):
         forward.prove(live(lambda: Plain(broken), (3,)), FAKE)
+
+
+RAISING = {
+    "a layer of another dtype": (lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).bfloat16()), (2, 3), "dtype"),
+    "an input of another dtype": (lambda: nn.Linear(3, 3), torch.ones(2, 3, dtype=torch.int64), "dtype"),
+    "an index past the table": (lambda: nn.Embedding(3, 4), torch.tensor([1, 40]), "out of range"),
+    "a class that there is not": (
+        lambda: Plain(lambda _, x, w: nn.functional.cross_entropy(x * w, torch.tensor([9], device=x.device))),
+        (1, 3),
+        "out of bounds",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RAISING)
+def test_what_raises_on_every_device_is_no_pass(name):
+    """A pretended GPU looks at no dtypes and no indices: the plain call does."""
+    make, given, words = RAISING[name]
+    with pytest.raises(ModelError, match=words):
+        forward.prove(live(make, given), FAKE)
+
+
+BESIDES_CUDA = {
+    "asks for CUDA": lambda table, x, weight: x + torch.zeros(3).cuda() + weight,
+    "lacks a kernel": lambda table, x, weight: _lacking(x) + weight,
+    "meets its own input": lambda table, x, weight: _apart(x) + weight,
+}
+
+
+def _lacking(x):
+    if x.device.type == "cpu":
+        raise RuntimeError("\"erfinv\" not implemented for 'Half'")
+    return x
+
+
+def _apart(x):
+    if x.device.type == "cpu":
+        raise RuntimeError("Expected all tensors to be on the same device, cuda:0 and cpu")
+    return x
+
+
+@pytest.mark.parametrize("name", BESIDES_CUDA)
+def test_what_the_cpu_alone_raises_says_nothing_of_the_gpu(name):
+    """No CUDA here, no such kernel on the CPU, the model left on the CPU while its code goes to CUDA."""
+    check = forward.prove(live(lambda: Plain(BESIDES_CUDA[name]), (3,)), FAKE)
+    assert check.verdict is Verdict.PASSED
 
 
 def test_what_cannot_be_pretended_is_inconclusive():

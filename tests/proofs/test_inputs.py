@@ -205,7 +205,7 @@ def test_a_function_may_have_arguments(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("body", "message"), [
     ("return None", "mine.py:make: it gave nothing; give a tensor"),
     ("return ()", "mine.py:make: it gave an empty tuple; give a tensor"),
-    ("return 3", "mine.py:make: there is no tensor in what it gave, a int"),
+    ("return 3", "mine.py:make: it gave an int, in which there is no tensor"),
     ("return {1: torch.ones(2)}", "mine.py:make: 1 is no name of a keyword argument"),
     ("raise ValueError('no data')", "mine.py:make: calling it raised ValueError: no data (mine.py:4)"),
 ])  # fmt: skip

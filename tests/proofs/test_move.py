@@ -12,6 +12,7 @@ from statecli.errors import UsageError
 from statecli.finding import Severity
 from statecli.proofs import cast, move, save
 from statecli.proofs.result import Name, Verdict
+from statecli.state import AN_INPUT
 
 from ..zoo import SMALL, make
 from .proving import cell, of_live, of_source, rules, sample, verdicts
@@ -227,17 +228,100 @@ def forward(self, x):
     ("init", "forward", "verdict"),
     [
         ("None", "self.cache = torch.ones(3) if self.cache is None else self.cache; return x", "failed"),
-        ("{}", "self.cache[str(x.device)] = torch.ones(3); return x", "skipped"),
+        ("{}", "self.cache.setdefault(x.device, torch.ones(3, device=x.device)); return x", "skipped"),
         ("None", "self.cache = x * self.w.detach(); return x", "skipped"),
         ("None", "self.cache = x if self.cache is None else self.cache + x; return x", "failed"),
     ],
     ids=["kept", "by device", "made anew", "accumulated"],
 )
 def test_a_cache(init, forward, verdict):
-    """A cache fails where forward goes on reading it, and not where it has one for each device or overwrites it."""
+    """A cache fails where forward goes on holding it, and not where it has one for each device or overwrites it."""
     check = moved(CACHE.format(init=init, forward=forward), "3")
     (name,) = {name for name in verdicts(check, "moves") if name.startswith("cache")}
     assert verdicts(check, "moves")[name] == verdict
+
+
+# --- what is told of a failure ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
+def test_a_stale_view_has_its_line(device):
+    """A further name is no row: its own line is in the message."""
+    check = moved("self.a = nn.Linear(3, 3)\nself.w = self.a.weight.detach()[:2]", device=device)
+    assert rules(check) == {"w": "stale-view"}
+    assert check.findings[0].message.startswith(
+        "w (assigned at net.py:7) is another name of a.weight, and after a move"
+    )
+
+
+def test_on_its_own_device_it_is_told_what_was_measured():
+    """Nothing has been moved from the cpu to the cpu."""
+    (finding,) = sample(Name.MOVE, "net:Net", device="cpu").findings
+    what = "memory was given anew to what is registered and not to it: a move elsewhere leaves it behind"
+    assert finding.message == f"table: {what}"
+
+
+APPLY = "self.a = nn.Linear(3, 3)\n---\ndef _apply(self, fn, recurse=True):\n    {}\n    return self\n"
+
+
+@pytest.mark.parametrize(
+    ("does", "rule", "mend"),
+    [
+        ("super()._apply(fn); self.a.weight.data = self.a.weight.data * 2", "changed-by-move", "change nothing but"),
+        ("pass", "left-behind", "call super() and move"),
+        ("super()._apply(fn)", None, ""),
+    ],
+)
+def test_the_method_that_is_to_blame_is_named(does, rule, mend):
+    """With the line on which it begins, where the class has one of its own."""
+    check = moved(APPLY.format(does), device="cpu")
+    assert {finding.rule for finding in check.findings} == ({rule} if rule else set())
+    assert all(one.help.startswith(f"net.py:7: let Net._apply {mend}") for one in check.findings)
+
+
+# --- inputs that a model carries -------------------------------------------------------------------------------------
+
+CARRIED = "self.a = nn.Linear(3, 3); {}\n---\n{}\ndef forward(self, x):\n    return self.a(x){}\n"
+HOLDING = {
+    "an attribute": ("self.example_input_array = torch.randn(2, 3, requires_grad=True)", ""),
+    "a class attribute": ("", "example_input_array = torch.randn(2, 3)"),
+    "by name": ("self.dummy_inputs = {'x': torch.randn(2, 3)}", ""),
+    "behind a property, as Lightning has it": ("self._example_input_array = torch.randn(2, 3)", ""),
+}
+
+
+@pytest.mark.parametrize("name", list(Name))
+@pytest.mark.parametrize("way", HOLDING)
+def test_a_sample_input_is_no_state(way, name):
+    """No proof judges what the model itself carries to be called with."""
+    check = of_source(name, CARRIED.format(*HOLDING[way], ""), "2x3", device="fake-cuda")
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    cells = check.columns[0].cells
+    (carried,) = [cells[fqn] for fqn in cells if "input" in fqn]
+    assert (carried.verdict, carried.reason) == (Verdict.SKIPPED, AN_INPUT)
+
+
+@pytest.mark.parametrize(
+    ("init", "fails"),
+    [
+        ("self.example_inputs = torch.randn(2, 3)", "example_inputs"),
+        ("self.a.example_input_array = torch.randn(2, 3)", "a.example_input_array"),
+        ("self.example_input_array = self.mean = torch.randn(2, 3)", "example_input_array"),
+    ],
+    ids=["another name", "of a part", "with another name that forward may read"],
+)
+def test_only_the_models_own_sample_input_is_left_out(init, fails):
+    """All else is judged as ever."""
+    check = of_source(Name.MOVE, CARRIED.format(init, "", ""), "2x3")
+    assert rules(check) == {fails: "left-behind"}
+
+
+def test_a_sample_input_that_forward_reads_is_found():
+    """It is on the cpu, and so no input of that forward."""
+    body = CARRIED.format(HOLDING["an attribute"][0], "", " + self.example_input_array")
+    check = of_source(Name.FORWARD, body, "2x3", device="fake-cuda")
+    assert rules(check) == {"example_input_array": "device-mismatch"}
+    assert check.findings[0].message.endswith("; assigned at net.py:6")
 
 
 # --- devices ---------------------------------------------------------------------------------------------------------
@@ -313,3 +397,63 @@ def test_a_move_that_gives_no_model(returns, device, tmp_path, monkeypatch):
 def test_a_pretended_move_is_a_call_that_exists():
     """`cuda:0 (fake)` is no device that can be asked for."""
     assert sample(Name.MOVE, "net:Net", device="fake-cuda").how == '.to("cuda") on a pretended GPU'
+
+
+#: Classes whose own methods move: wrong ones, each with the rule of its buffer t and what is said, and sound ones.
+MOVERS = {
+    "doubles a buffer": (
+        "def to(self, *a):\n    super().to(*a)\n    self.t = self.t * 2\n    return self",
+        "values change",
+    ),
+    "doubles it in _apply": (
+        "def _apply(self, fn, recurse=True):\n    super()._apply(fn)\n    self.t = self.t * 2\n    return self",
+        "values change",
+    ),
+    "goes once": (
+        "n = 0\ndef _apply(self, fn, recurse=True):\n    self.n += 1\n"
+        "    return super()._apply(fn) if self.n < 2 else self",
+        "moves back to the cpu",
+    ),
+    "does no more than torch": ("def _apply(self, fn, recurse=True):\n    return super()._apply(fn)", None),
+    "moves a plain one": (
+        "plain = torch.ones(3)\ndef to(self, *a):\n    super().to(*a)\n    self.plain = self.plain.to(*a)\n"
+        "    return self",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
+@pytest.mark.parametrize("name", MOVERS)
+def test_a_class_that_moves_itself_is_moved_there_and_back(name, device):
+    """Values and the way back are told alike, whatever device it is moved to."""
+    body, said = MOVERS[name]
+    init = "self.register_buffer('t', torch.rand(3))\nself.w = nn.Parameter(torch.rand(3))"
+    check = moved(f"{init}\n---\n{body}", device=device)
+    assert check.verdict is (Verdict.FAILED if said else Verdict.PASSED), check
+    assert "and back" in check.how
+    if said:
+        assert said in cell(check, "moves", "t").reason
+        assert ".to" in check.findings[0].help or "._apply" in check.findings[0].help
+
+
+def test_what_torch_moves_is_not_moved_twice():
+    """An ordinary class costs no trip on the CPU and no way back; nor does one of torch's with an _apply of its own."""
+    assert moved("self.r = nn.LSTM(2, 2)", device="fake-cuda").how == '.to("cuda") on a pretended GPU'
+    assert moved("self.r = nn.LSTM(2, 2)").how == '.to("meta")'
+
+
+def test_a_way_back_that_cannot_be_pretended_is_said():
+    """On meta it is not claimed to have been tried."""
+    body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef _apply(self, fn, recurse=True):\n    super()._apply(fn)\n"
+    body += "    if self.w.device.type not in ('cpu', 'meta'):\n        raise ValueError('no way')\n    return self"
+    check = moved(body)
+    assert "the way back cannot be tried: moving it to cuda:0 (fake) raised ValueError: no way" in check.how
+
+
+def test_another_model_is_not_moved_back():
+    """It may be the live one, and what came back from a pretended GPU has no values."""
+    body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef to(self, *a):\n    import copy\n"
+    body += "    return nn.Module.to(copy.deepcopy(self), *a)"
+    assert moved(body, device="fake-cuda").how == '.to("cuda") on a pretended GPU, values compared on the cpu'
+    assert "the way back cannot be tried: its .to gives another model" in moved(body).how

@@ -167,14 +167,32 @@ def test_a_state_dict_that_raises_is_inconclusive():
     assert "not today" in check.reason
 
 
+EXTRA = "self.w = nn.Parameter(torch.ones(3)); self.seen = 3\n---\n"
+EXTRA += "def get_extra_state(self):\n    return {}\ndef set_extra_state(self, state):\n    assert state"
+
+
 def test_extra_state_runs_as_it_is():
-    """Plain data passes through torch.save; safetensors has no place for it."""
-    body = "self.w = nn.Parameter(torch.ones(3)); self.seen = 3\n---\n"
-    body += "def get_extra_state(self):\n    return {}\ndef set_extra_state(self, state):\n    assert state"
-    (finding,) = saved(body.format('{"seen": self.seen}')).findings
+    """Plain data passes through torch.save; safetensors writes no such state_dict, which loses no tensor."""
+    check = saved(EXTRA.format('{"seen": [self.seen, "often", None]}'))
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    assert cell(check, "restored", "w").verdict is Verdict.PASSED
+    plain = cell(check, "safetensors", "w")
+    why = "_extra_state is of type dict, and safetensors takes nothing but tensors"
+    assert (plain.verdict, plain.reason) == (Verdict.SKIPPED, why)
+
+
+def test_what_extra_state_may_lose_fails():
+    """A tensor in it has no place in safetensors; an object may hold one, and is refused by torch.load too."""
+    (finding,) = saved(EXTRA.format('{"seen": [torch.ones(self.seen)]}')).findings
     assert (finding.rule, finding.fqn, finding.severity) == ("not-in-safetensors", "_extra_state", Severity.WARNING)
-    found = rules(saved(body.format("__import__('fractions').Fraction(1, 3)")))
+    found = rules(saved(EXTRA.format("__import__('fractions').Fraction(1, 3)")))
     assert found == {None: "not-plain-data", "_extra_state": "not-in-safetensors"}
+
+
+def test_what_else_safetensors_refuses_is_told_beside_extra_state():
+    """Names of one memory are found though the file as a whole is none."""
+    check = saved(EXTRA.replace("---", "self.v = self.w\n---").format('{"seen": 3}'))
+    assert rules(check) == {"w": "shared-in-safetensors"} or rules(check) == {"v": "shared-in-safetensors"}
 
 
 @pytest.mark.parametrize("piece", [1, 1 << 30])
@@ -224,6 +242,63 @@ def test_what_safetensors_does_not_write(make_it, words):
     assert verdicts(check, "restored") == {"b": "passed"}
     with pytest.raises(ValueError, match=r"sparse|contiguous"):
         save_file({"b": eval(make_it, {"torch": torch})})  # noqa: S307 - the text above
+
+
+def test_what_is_not_contiguous_is_mended_where_it_is_saved():
+    """A constructor of torch's may have made it. The oracle: safetensors takes what the advice gives it."""
+    from safetensors.torch import save as save_file
+
+    check = saved("self.c = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))")
+    (finding,) = check.findings
+    assert finding.rule == "not-in-safetensors"
+    assert finding.help == (
+        "give save_file a copy of each: {name: one.contiguous() for name, one in model.state_dict().items()}"
+    )
+    model = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="contiguous"):
+        save_file(model.state_dict())
+    save_file({name: one.contiguous() for name, one in model.state_dict().items()})
+
+
+LOADS = {
+    "_load_from_state_dict(self, state, prefix, *args)": (
+        "state['t'] = state['t'].half().float(); super()._load_from_state_dict(state, prefix, *args)",
+        "brings back other values",
+    ),
+    "load_state_dict(self, state, strict=True, assign=False)": (
+        "return super().load_state_dict({**state, 't': self.t}, strict)",
+        "does not bring it back",
+    ),
+}
+
+
+@pytest.mark.parametrize("method", LOADS)
+def test_what_loading_makes_of_it_is_told_with_the_method(method):
+    """Rounded is another value, its own value put in the place of what was saved is none."""
+    does, what = LOADS[method]
+    check = saved(f'self.register_buffer("t", torch.rand(3))\n---\ndef {method}:\n    {does}')
+    assert rules(check) == {"t": "not-restored"}
+    assert check.findings[0].message == f"t: saved, and load_state_dict() {what}"
+    name = method.partition("(")[0]
+    assert check.findings[0].help == f"net.py:7: let Net.{name} hand super() what was saved"
+
+
+def test_a_method_that_saves_something_else_is_named():
+    """Left out, and rounded."""
+    body = 'self.register_buffer("t", torch.rand(3))\n---\ndef state_dict(self, *args, **kwargs):\n    return {}'
+    for made, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
+        (finding,) = [one for one in saved(body.replace("{}", made)).findings if one.fqn == "t"]
+        assert (finding.rule, finding.help) == (rule, "net.py:7: let Net.state_dict keep what torch's puts there")
+
+
+def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
+    """A fresh model has None there and refuses it; the line is that of the forward which made it."""
+    body = 'self.a = nn.Linear(3, 3); self.register_buffer("q", {})\n---\ndef forward(self, x):\n'
+    body += "    if self.q is None: self.q = torch.ones(3)\n    return self.a(x) * self.q"
+    helps = {one.rule: one.help for one in saved(body.format("None"), "2x3").findings}
+    what = "only forward makes it: register it in the constructor, with the shape that it will have"
+    assert helps == {"not-loadable": f"net.py:8: {what}", "not-restored": f"{what}; assigned at net.py:8"}
+    assert saved(body.format("torch.ones(3)"), "2x3").findings == ()
 
 
 # --- nothing is left behind ------------------------------------------------------------------------------------------

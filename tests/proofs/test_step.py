@@ -366,15 +366,28 @@ def test_an_update_that_the_precision_swallows(train):
 
 
 def test_a_frozen_parameter_that_forward_changes(train):
-    """A momentum encoder in a parameter: it is told, as a warning."""
+    """A momentum encoder in a parameter does so on purpose: it is told, and no finding."""
     check = train(
         linear(
             "self.slow = nn.Parameter(torch.zeros(8), requires_grad=False)",
             "self.slow.data.add_(1)\nreturn self.used(x) + self.slow",
         )
     )
-    assert rules(check) == {"slow": "frozen-changed"}
-    assert check.findings[0].message == "slow is frozen, and forward changes it"
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    assert cells(check, "forward updates") == {"slow": "passed"}
+    assert reason(check, "forward updates", "slow") == "frozen, and forward changes it"
+
+
+def test_a_frozen_parameter_that_forward_and_the_optimizer_change(train):
+    """That forward changes it is no excuse for the step."""
+    check = train(
+        linear(
+            "self.old = nn.Parameter(self.used.weight.data, requires_grad=False)",
+            "self.old.data.mul_(0.5)\nreturn self.used(x)",
+        )
+    )
+    assert rules(check) == {"old": "frozen-changed"}
+    assert cells(check, "forward updates") == dict.fromkeys(("old", "used.weight"), "passed")
 
 
 def test_a_frozen_parameter_that_shares_memory_with_a_trained_one(train):

@@ -81,6 +81,8 @@ STORIES: dict[str, set[tuple[str, str]]] = {
     "DecisionTransformerModel": {("no-gradient", "encoder.wte.weight")},
     "orthogonal": {("not-in-safetensors", "parametrizations.weight.0.base")},
     "old weight_norm": {("non-leaf-attribute", "weight")},
+    "old spectral_norm": {("non-leaf-attribute", "weight")},
+    "parametrized LSTM": {("non-leaf-attribute", "_flat_weights[1]")},
     "pruned": {("non-leaf-attribute", "weight")},
     "LSTMCell": {("zero-gradient", "weight_hh")},
 }
@@ -98,6 +100,19 @@ def test_a_real_class_fails_what_is_true_of_it_and_nothing_else(name):
     assert broken(name) == shared(name) | STORIES.get(name, set())
     unclear = {one.check for one in proved(name).checks if one.verdict is Verdict.INCONCLUSIVE}
     assert unclear == UNCLEAR.get(name, set())
+
+
+@pytest.mark.parametrize("name", ["old spectral_norm", "parametrized LSTM"])
+def test_a_weight_that_forward_leaves_behind_cannot_be_copied(name):
+    """The oracle: copy.deepcopy works before a forward, and raises after it. The finding says so, and the way out."""
+    module = real.make(name).eval()
+    copy.deepcopy(module)
+    module(*(torch.ones(*map(int, text.split("x"))) for text in real.TORCH[name][1]))
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(module)
+    (found,) = check(name, Name.COPY).findings
+    assert found.message.endswith("so after a forward copy.deepcopy of the model raises")
+    assert "before copying" in found.help
 
 
 # --- stories of transformers ------------------------------------------------------------------------------------------

@@ -270,6 +270,22 @@ def test_a_fix_is_at_no_line_that_its_finding_does_not_name():
     assert (fix.place, fix.text) == ("table", "# save it with save_model")
 
 
+def test_a_fix_in_a_method_is_at_the_line_of_the_method():
+    """Not at the one that assigned the tensor."""
+    advice = "m.py:3: let Net._apply call super()"
+    for rows in ([TABLE], []):
+        check = Check(Name.MOVE, FAILED, findings=(finding("table", help=advice),))
+        (fix,) = page(run(check, rows=rows)).fixes
+        assert (fix.place, fix.text) == ("m.py:3", "# let Net._apply call super()")
+
+
+def test_a_further_name_of_a_tensor_is_mended_at_its_own_line():
+    """It is no row, and its message has the line."""
+    found = Finding("stale-view", Severity.ERROR, "w (assigned at m.py:7) is another name of a", "x", "w", "a property")
+    (fix,) = page(run(Check(Name.MOVE, FAILED, findings=(found,)), rows=[TABLE])).fixes
+    assert (fix.place, fix.text) == ("m.py:7", "# a property")
+
+
 def test_a_line_alone_is_no_fix():
     """`assigned at net.py:9` says where to look, and mends nothing."""
     check = Check(Name.MOVE, FAILED, findings=(finding("table", help="assigned at net.py:9"),))

@@ -62,6 +62,11 @@ def test_unregistered_tensor_spares_buffers_and_second_names(found, net):
     assert not found("unregistered-tensor", f"{SAMPLES / 'net_fixed.py'}:Net")
 
 
+def test_unregistered_tensor_spares_a_sample_input_that_the_model_carries(found, net):
+    """`example_input_array` is what Lightning calls it with, and no state."""
+    assert not found("unregistered-tensor", net("self.example_input_array = torch.ones(4, 2)"))
+
+
 def test_unregistered_parameter_finds_leaves_that_no_optimizer_gets(found, net):
     """A bare leaf, and parameters in a plain list."""
     lines = ("self.scale = torch.ones(3, requires_grad=True)", "self.many = [nn.Parameter(torch.ones(2))]")

@@ -1,0 +1,116 @@
+"""Why a leaf gets no gradient, held against torch's graph and its own warning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from statecli.modules import spec
+from statecli.modules.build import load
+from statecli.proofs.result import Check, Name, Verdict
+
+from .proving import cell, of_source, rules
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def step(init: str, forward: str, rest: str = "") -> Check:
+    """The proof of a class with one layer of its own, `used`, and what `init` and `rest` add."""
+    lines = forward.replace("\n", "\n    ")
+    imported = "from torch.utils.checkpoint import checkpoint"
+    body = f"self.used = nn.Linear(8, 8)\n{init}\n---\ndef forward(self, x):\n    {imported}\n    {lines}\n{rest}"
+    return of_source(Name.STEP, body, "4x8")
+
+
+def output() -> torch.Tensor:
+    """What the class that was proved gives."""
+    return load(spec.parse("net.py:Net"))()(torch.randn(4, 8))
+
+
+TIMES = """
+class Times(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        return x * w
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, {}
+"""
+
+
+@pytest.mark.parametrize("between", ["", " * 2"], ids=["at once", "behind another"])
+def test_a_function_whose_backward_gives_none_is_named(between):
+    """The output depends on it, as torch's graph says; mended, it trains."""
+    parts = "self.w = nn.Parameter(torch.ones(8))", f"return self.used(x) + self.Times.apply(x, self.w{between})"
+    check = step(*parts, TIMES.format("None"))
+    assert [one.message for one in check.findings] == [
+        "w gets no gradient: the output depends on it, and Times.backward gives none for it"
+    ]
+    assert check.findings[0].help.startswith("return it from Times.backward, or freeze it")
+    (_, (times, _)) = output().grad_fn.next_functions
+    assert times.name() == "TimesBackward"
+    assert times.next_functions[1][0] is not None
+    assert step(*parts, TIMES.format("gradient.sum(0)")).verdict is Verdict.PASSED
+
+
+def test_a_hook_that_takes_the_gradient_away():
+    """Backward gave it one, says torch."""
+    hook = "self.used.bias.register_post_accumulate_grad_hook(lambda one: setattr(one, 'grad', None))"
+    check = step(hook, "return self.used(x)")
+    assert [one.message for one in check.findings] == [
+        "used.bias gets no gradient: the output depends on it, and after backward its grad is None"
+    ]
+    assert check.findings[0].help.startswith("look for a hook")
+    net = load(spec.parse("net.py:Net"))()
+    (given,) = torch.autograd.grad(net(torch.ones(4, 8)).sum(), net.used.bias)
+    assert given.tolist() == [4.0] * 8
+
+
+@pytest.mark.parametrize("rest", ["", " + self.head(x)"], ids=["all of it", "a part"])
+@pytest.mark.filterwarnings("ignore:None of the inputs")
+def test_a_reentrant_checkpoint_whose_inputs_need_no_gradient(rest):
+    """torch warns of it, and gives none; with use_reentrant=False, or an input that requires grad, it does."""
+    forward = f"return checkpoint(self.used, x, use_reentrant=True){rest}"
+    check = step("self.head = nn.Linear(8, 8)", forward)
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True. Gradients will be None"):
+        output()
+    why = "it is used in a reentrant checkpoint, and none of that checkpoint's inputs requires grad"
+    found = {one.fqn: one for one in check.findings if "used" in one.fqn}
+    assert set(found) == {"used.weight", "used.bias"}
+    assert [one.message for one in found.values()] == [f"{fqn} gets no gradient: {why}" for fqn in found]
+    assert found["used.weight"].help.startswith("checkpoint(..., use_reentrant=False), or give it an input that")
+    for mended in (forward.replace("=True", "=False"), forward.replace(" x, use", " x.requires_grad_(), use")):
+        assert "used.weight" not in rules(step("self.head = nn.Linear(8, 8)", mended))
+
+
+def test_what_a_reentrant_checkpoint_gives_and_nobody_uses():
+    """Its input requires grad, so the checkpoint is not why."""
+    forward = "y = self.used(x)\ncheckpoint(self.lost, y, use_reentrant=True)\nreturn y"
+    check = step("self.lost = nn.Linear(8, 8)", forward)
+    why = "forward uses it, and nothing of that reaches the output"
+    assert [one.message for one in check.findings] == [
+        f"lost.{what} gets no gradient: {why}" for what in ("weight", "bias")
+    ]
+
+
+def test_an_expert_that_is_chosen_by_a_value():
+    """The same one in each round: forward reads what chooses, so that other inputs may choose another."""
+    init = "self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])"
+    check = step(init, "return self.used(x) + self.experts[int(x.mean() > 9)](x)")
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    told = "no input chose it, and experts.0.bias was chosen: give more inputs"
+    assert cell(check, "gradient", "experts.2.bias").reason == told
+    fixed = step(init, "return self.used(x) + self.experts[0](x)")
+    assert set(rules(fixed).values()) == {"no-gradient"}
+
+
+def test_what_a_further_round_uses_is_not_called_unused():
+    """It is used in the fourth call only, and no random number says so."""
+    forward = "self.calls += 1\nreturn (self.late if self.calls == 4 else self.used)(x)"
+    check = step("self.late, self.calls = nn.Linear(8, 8), 0", forward)
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    told = "none in 3 rounds, and one in a further: forward does not always use it"
+    assert cell(check, "gradient", "late.bias").reason == told

@@ -1,0 +1,96 @@
+"""Trained parameters that forward writes to: whether an update outlives the next forward, held against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from statecli.modules import spec
+from statecli.modules.build import load
+from statecli.proofs.result import Check, Name, Verdict
+
+from .proving import cell, of_source, rules, verdicts
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def step(write: str, start: str = "torch.ones(8)") -> Check:
+    """The proof of a class whose forward does `write` before it multiplies by the parameter w."""
+    body = f"self.used, self.calls = nn.Linear(8, 8), 0\nself.w = nn.Parameter({start})\n---\n"
+    forward = f"with torch.no_grad():\n        {write}\n    return self.used(x) * self.w"
+    return of_source(Name.STEP, f"{body}def forward(self, x):\n    self.calls += 1\n    {forward}", "4x8")
+
+
+def survives() -> bool:
+    """Whether two values that differ before a forward of the class that was proved differ after it."""
+    net, x, after = load(spec.parse("net.py:Net"))(), torch.ones(4, 8), []
+    for value in (2.0, -0.5):
+        with torch.no_grad():
+            net.w.copy_(torch.arange(8.0) * value)
+        net(x)
+        after.append(net.w.detach().clone())
+    return not torch.equal(*after)
+
+
+LOST = {
+    "with what it has": ("self.w.fill_(1.0)", "torch.ones(8)"),
+    "with other values": ("self.w.fill_(2.0)", "torch.ones(8)"),
+    "by way of data": ("self.w.data.fill_(2.0)", "torch.ones(8)"),
+    "new memory": ("self.w.data = torch.ones(8)", "torch.ones(8)"),
+    "with what hangs on the inputs": ("self.w.copy_(x.mean(0))", "torch.ones(8)"),
+    "of narrow numbers": ("self.w.fill_(3.0)", "torch.full((8,), 3.0, dtype=torch.bfloat16)"),
+}
+
+
+@pytest.mark.parametrize(("write", "start"), LOST.values(), ids=LOST)
+def test_what_forward_overwrites_keeps_no_update(write, start):
+    """Each step is lost with the next forward; without the write it trains."""
+    check = step(write, start)
+    assert not survives()
+    assert rules(check) == {"w": "overwritten-by-forward"}
+    assert check.findings[0].message == "w is overwritten by forward, so that each update is lost"
+    assert step("pass", start).verdict is Verdict.PASSED
+
+
+KEPT = {
+    "a projection to a norm": "self.w.div_(self.w.norm())",
+    "a range": "self.w.clamp_(0.0, 1.0)",
+    "a range by way of data": "self.w.data.clamp_(-0.5, 0.5)",
+    "whole numbers": "self.w.round_()",
+    "a mean of zero": "self.w.sub_(self.w.mean())",
+    "decay": "self.w.mul_(0.9)",
+}
+
+
+@pytest.mark.parametrize("write", KEPT.values(), ids=KEPT)
+def test_what_forward_puts_in_range_keeps_a_part_of_each_update(write):
+    """It is told where it changed something, and no fault."""
+    check = step(write)
+    assert survives()
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ()), check
+    assert verdicts(check, "updated")["w"] == "passed"
+
+
+def test_what_forward_changes_of_what_is_trained_is_told():
+    """In the column of what forward changes."""
+    assert verdicts(step("self.w.mul_(0.9)"), "forward updates") == {"w": "passed"}
+
+
+def test_an_embedding_that_torch_keeps_below_a_norm_is_trained():
+    """torch writes to the rows that it looks up."""
+    body = "self.table = nn.Embedding(4, 8, max_norm=0.5)\n---\ndef forward(self, x): return self.table(x)"
+    check = of_source(Name.STEP, body, "int64:64<4")
+    assert check.verdict is Verdict.PASSED, check
+    assert verdicts(check, "forward updates") == {"table.weight": "passed"}
+
+
+def test_a_forward_that_cannot_be_called_again_does_not_tell():
+    """Its own words say why."""
+    check = step("self.w.fill_(1.0)\n        if self.calls > 1: raise ValueError('one call only')")
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    told = cell(check, "updated", "w").reason
+    assert told.startswith("forward writes to it, and whether an update outlives that is not told: calling it in train")
+    assert "raised ValueError: one call only" in told

@@ -1,0 +1,113 @@
+"""What forward makes anew for another device or dtype; by hand, it is what the model holds after a cast and a call."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecli.proofs import Request, run
+from statecli.proofs.result import Name
+
+from .proving import cell, of_source, rules, verdicts
+
+CACHE = """
+self.a, self.c = nn.Linear(3, 3), {start}
+---
+{rest}
+def forward(self, x):
+    {forward}
+    return self.a(x) + {read}
+"""
+MAKE = "torch.ones(3, device=x.device, dtype=x.dtype)"
+IF_OTHER = f"if self.c is None or self.c.device != x.device or self.c.dtype != x.dtype: self.c = {MAKE}"
+ONCE = {
+    "checked": ("None", IF_OTHER, "self.c"),
+    "by device and dtype": ("{}", f"k = (x.device, x.dtype); self.c.setdefault(k, {MAKE})", "self.c[k]"),
+    "in pairs": ("{}", f"k = (x.device, x.dtype); self.c.setdefault(k, ({MAKE}, {MAKE}))", "self.c[k][1]"),
+    "where values decide": ("None", f"assert x.sum().item() < 1e9\n    {IF_OTHER}", "self.c"),
+}
+KEPT = {
+    "made once": ("None", f"self.c = {MAKE} if self.c is None else self.c", "self.c"),
+    "copied on": ("None", "self.c = torch.ones(3) if self.c is None else self.c.to(x)", "self.c"),
+    "a history": ("[]", "self.c.append(self.a(x).detach())", "self.c[-1]"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def proved(name: Name, start: str, forward: str, read: str, rest: str = "", device: str = "fake-cuda"):
+    body = CACHE.format(start=start, forward=forward, read=read, rest=rest)
+    return of_source(name, body, "2x3", device=device)
+
+
+def cache(check, column: str):
+    """The cell of what lies in `self.c`; of several, all have the same verdict and reason."""
+    found = [cell(check, column, name) for name in verdicts(check, column) if not name.startswith("a.")]
+    assert len({(one.verdict, one.reason) for one in found}) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
+@pytest.mark.parametrize("way", ONCE)
+def test_a_cache_for_each_device_is_not_judged(way, device):
+    """Measured on a pretended GPU, whatever the names of its entries."""
+    found = cache(proved(Name.MOVE, *ONCE[way], device=device), "moves")
+    assert (found.verdict.value, found.reason) == ("skipped", "forward makes it anew for another device")
+
+
+@pytest.mark.parametrize("way", ONCE)
+def test_a_cache_for_each_dtype_is_not_judged(way):
+    """As by hand, where a forward after .double() gives float64."""
+    found = cache(proved(Name.CAST, *ONCE[way]), "casts")
+    assert (found.verdict.value, found.reason) == ("skipped", "forward makes it anew for another dtype")
+
+
+def test_a_cache_by_device_alone_is_read_after_a_cast():
+    """Its entry has a name with the device in it, and a cast model goes on reading it."""
+    check = proved(Name.CAST, "{}", f"k = str(x.device); self.c.setdefault(k, {MAKE})", "self.c[k]")
+    assert rules(check) == {"c['cpu']": "keeps-dtype"}
+    assert check.findings[0].help == (
+        "an earlier forward left it there: keep one for each dtype, or make it again where the dtype is another; "
+        "assigned at net.py:7"
+    )
+
+
+@pytest.mark.parametrize("way", KEPT)
+def test_what_forward_goes_on_reading_or_adding_to_fails(way):
+    """The one that a first forward made is read, or stays beside the new ones for good."""
+    assert set(rules(proved(Name.MOVE, *KEPT[way])).values()) == {"left-behind"}
+    assert set(rules(proved(Name.CAST, *KEPT[way])).values()) == {"keeps-dtype"}
+
+
+def test_a_forward_that_raises_there_cannot_tell():
+    """Whether the cache would have been made anew is not known, and that is no failure."""
+    forward = "self.c = torch.ones(3) if self.c is None else self.c\n    "
+    forward += "assert x.dtype == torch.float32 and x.device.type == 'cpu', 'not here'"
+    for name, column in ((Name.MOVE, "moves"), (Name.CAST, "casts")):
+        check = proved(name, "None", forward, "self.c")
+        assert check.findings == ()
+        assert cache(check, column).verdict.value == "inconclusive"
+        assert "whether forward makes it anew cannot be told: calling it" in cache(check, column).reason
+        assert "not here (net.py:11)" in cache(check, column).reason
+
+
+def test_a_dict_of_the_class_keeps_nothing_of_a_pretended_gpu():
+    """All instances share it: what one left there without data would be read by the next, and be a false mismatch."""
+    body = CACHE.format(start="None", forward=ONCE["by device and dtype"][1], read="self.c[k]", rest="c = {}")
+    body = body.replace(", self.c = nn.Linear(3, 3), None", " = nn.Linear(3, 3)")
+    assert rules(of_source(Name.FORWARD, body, "2x3", device="fake-cuda")) == {}
+    found = run(Request("net.py:Net", device="fake-cuda", input=("2x3",)))
+    assert found.findings == ()
+    (moves,) = [one for check in found.checks for one in check.columns if one.name == "moves"]
+    assert moves.cells["c[#0]"].reason == "forward makes it anew for another device"
+
+
+def test_a_model_of_doubles_is_asked_with_floats():
+    """A cast to what it is already would tell nothing."""
+    rest = "example_input_array = property(lambda self: torch.ones(2, 3, dtype=torch.float64))"
+    body = CACHE.format(start="None", forward=ONCE["checked"][1], read="self.c", rest=rest)
+    body = body.replace("nn.Linear(3, 3)", "nn.Linear(3, 3).double()")
+    found = cache(of_source(Name.CAST, body), "casts")
+    assert (found.before, found.reason) == ("float64", "forward makes it anew for another dtype")

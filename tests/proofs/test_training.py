@@ -1,0 +1,310 @@
+"""Rounds of training: which further ones there are, and what they are for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from statecli.modules import spec
+from statecli.modules.build import build, load
+from statecli.proofs import inputs, subject, training
+from statecli.proofs.result import Check, Name, Verdict
+
+from .proving import cell, of_source, rules, verdicts
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def step(init: str, forward: str, *input: str) -> Check:
+    """The proof of a class with one layer of its own, `used`, and what `init` adds."""
+    lines = forward.replace("\n", "\n    ")
+    body = f"self.used = nn.Linear(8, 8)\n{init}\n---\ndef forward(self, x):\n    {lines}"
+    return of_source(Name.STEP, body, *(input or ("4x8",)))
+
+
+# --- what follows what is trained -----------------------------------------------------------------------------------
+
+SLOW = {
+    "a frozen parameter": "nn.Parameter(self.used.weight.detach().clone(), requires_grad=False)",
+    "a plain tensor": "self.used.weight.detach().clone()",
+}
+FOLLOWS = "with torch.no_grad():\n    self.slow.lerp_(self.used.weight, 0.1)\nreturn self.used(x) + x @ self.slow"
+
+
+@pytest.mark.parametrize("slow", SLOW.values(), ids=SLOW)
+def test_a_mean_that_starts_equal_to_its_parameter_shows_in_a_second_round(slow):
+    """An EMA: by hand it is unchanged by the first forward, and changed by the one after a step."""
+    check = step(f"self.slow = {slow}", FOLLOWS)
+    net = load(spec.parse("net.py:Net"))()
+    start, changed = net.slow.clone(), []
+    for _ in range(2):
+        net(torch.randn(4, 8)).square().sum().backward()
+        changed.append(not torch.equal(start, net.slow))
+        torch.optim.SGD(net.used.parameters(), lr=1.0).step()
+    assert changed == [False, True]
+    assert verdicts(check, "forward updates") == {"slow": "passed"}
+    assert rules(check) == {}
+    assert check.how.startswith("2 rounds")
+
+
+def test_a_graph_that_is_kept_in_a_tensors_place_shows_in_a_second_round():
+    """A hidden state that starts as zeros and that nobody detached: the second backward fails."""
+    forward = "self.hidden = torch.tanh(self.used(x) + self.hidden)\nreturn self.hidden"
+    check = step("self.hidden = torch.zeros(4, 8)", forward)
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "backward in round 2 raised RuntimeError" in check.reason
+
+
+@pytest.mark.parametrize(("shape", "rounds"), [("8, 8", "2 rounds"), ("8, 7", "1 round")])
+def test_a_second_round_has_a_reason(shape, rounds):
+    """Only what has the shape of a trained tensor asks for one, and it stays as it is in each round that there was."""
+    check = step(f"self.still = nn.Parameter(torch.ones({shape}), requires_grad=False)", "return self.used(x)")
+    assert check.verdict is Verdict.PASSED
+    assert check.how.startswith(f"{rounds} of")
+    assert cell(check, "updated", "still").reason == f"frozen, and unchanged in {rounds}"
+
+
+# --- chance ---------------------------------------------------------------------------------------------------------
+
+DROPS = """
+self.calls += 1
+{draw}
+y = self.branch(x)
+if {when}:
+    {drop}
+return self.used(x) + y
+"""
+DRAW = "torch.rand(())"
+
+
+def dropping(when: str, drop: str = "y = y * 0", draw: str = DRAW) -> Check:
+    forward = DROPS.strip().format(when=when, drop=drop, draw=draw)
+    return step("self.branch, self.calls = nn.Linear(8, 8), 0", forward)
+
+
+@pytest.mark.parametrize("drop", ["y = y * 0", "y = y.detach()"])
+def test_what_training_drops_by_chance_has_more_rounds(drop):
+    """Dropped in the first five calls, and random numbers are drawn: it is no fault."""
+    check = dropping("self.training and self.calls < 6", drop)
+    assert check.verdict is Verdict.PASSED, check
+    assert check.how.startswith("5 rounds")  # and a call in eval mode
+
+
+@pytest.mark.parametrize(("drop", "got"), [("y = y * 0", "zero"), ("y = y.detach()", "none")])
+def test_what_training_alone_drops_each_time_cannot_be_told(drop, got):
+    """A rate near 1 looks like that, and so does a fault; in eval mode it has its gradient."""
+    check = dropping("self.training", drop)
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    told = cell(check, "gradient", "branch.weight").reason
+    assert told.startswith(f"{got} in each of 12 rounds, and not in eval mode: dropout or drop path")
+
+
+DROPOUT = "return self.head(nn.functional.dropout(self.used(x), {}, self.training))"
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(0.99999, Verdict.INCONCLUSIVE), (0.9, Verdict.PASSED)])
+def test_dropout_of_nearly_all_cannot_be_told(rate, verdict):
+    """Of 32 values none is left, round after round; of three that are left one has a gradient."""
+    check = step("self.head = nn.Linear(8, 8)", DROPOUT.format(rate))
+    assert (check.verdict, check.findings) == (verdict, ())
+
+
+def test_what_is_zero_in_eval_mode_too_is_no_dropout():
+    """Random numbers are drawn, and they are not why."""
+    check = dropping("True")
+    assert rules(check) == {"branch.weight": "zero-gradient", "branch.bias": "zero-gradient"}
+    told = "gets a gradient that is zero everywhere, in each of 3 rounds and in eval mode, where nothing is dropped"
+    assert check.findings[0].message == f"branch.weight {told}"
+
+
+def test_what_draws_no_random_numbers_drops_nothing_by_chance():
+    """Multiplied by zero in training alone, and there is no chance in it."""
+    check = dropping("self.training", draw="pass")
+    assert rules(check) == {"branch.weight": "zero-gradient", "branch.bias": "zero-gradient"}
+    assert check.how.startswith("3 rounds")
+
+
+@pytest.mark.parametrize("draw", [DRAW, "__import__('random').random()", "__import__('numpy').random.rand()"])
+def test_an_eval_mode_that_cannot_be_called_does_not_tell(draw):
+    """Whatever generator is drawn from; its own words say why."""
+    check = dropping("self.training", draw=f"{draw}\nif not self.training: raise ValueError('labels')")
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    told = cell(check, "gradient", "branch.weight").reason
+    assert "eval mode does not tell whether by chance: calling it in eval mode raised ValueError: labels" in told
+
+
+def test_the_modes_are_as_before_after_a_call_in_eval_mode():
+    """What keeps a part in eval mode is called in that mode in each further round."""
+    init = "self.used, self.branch, self.modes = nn.BatchNorm1d(8), nn.Linear(8, 8), []"
+    forward = "def forward(self, x):\n    self.modes.append((self.training, self.used.training)); torch.rand(())\n"
+    forward += "    return self.used(x) + self.branch(x) * (not self.training)"
+    train = "def train(self, mode=True):\n    super().train(mode)\n    self.used.eval()\n    return self"
+    of_source(Name.STEP, f"{init}\n---\n{train}\n{forward}", "4x8")
+    run, _ = training.train(_subject("net.py:Net"), torch.optim.SGD)
+    assert run.module.modes == [(True, False)] * 3 + [(False, False)] + [(True, False)] * 9
+
+
+def test_a_real_drop_path_is_no_fault():
+    """Swin drops a whole branch of a batch of one, seven times in ten: some round lets it through."""
+    pytest.importorskip("transformers")
+    sizes = "image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4"
+    for rate in (0.1, 0.7):
+        made = f"SwinModel(SwinConfig({sizes}, drop_path_rate={rate}))"
+        Path("swin.py").write_text(f"from transformers import *\ndef make():\n    return {made}\n")
+        run, why_not = training.train(_subject("swin.py:make", "1x3x32x32"), torch.optim.SGD)
+        assert why_not is None
+        assert not [name for name, seen in run.seen.items() if seen.missing]
+
+
+def _subject(target: str, input: str = "4x8") -> subject.Subject:
+    built = build(spec.parse(target))
+    return subject.with_inputs(subject.of_built(built, target), *inputs.find([input], None, built))
+
+
+def test_what_a_round_draws_does_not_hang_on_the_constructor():
+    """However many numbers it has drawn, no two rounds draw the same; the call in eval mode draws what the last did."""
+    drawn = []
+    for count in (1, 1000):
+        forward = "self.drawn.append(float(torch.rand(()))); return self.used(x) * 0"
+        step(f"torch.rand({count}); self.drawn = []", forward)
+        run, _ = training.train(_subject("net.py:Net"), torch.optim.SGD)
+        drawn.append(run.module.drawn)
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0][:3])) == 3
+    assert drawn[0][3:] == drawn[0][2:3]
+
+
+# --- gates that start at zero ---------------------------------------------------------------------------------------
+
+GATES = "self.gates = nn.ParameterList(nn.Parameter(torch.zeros(1)) for _ in range({}))"
+THROUGH = "y = self.used(x)\nfor gate in self.gates: y = x + gate * torch.tanh(y)\nreturn y{}"
+
+
+def test_a_chain_of_gates_that_start_at_zero_has_a_round_for_each():
+    """Each gate's first gradient needs that the one behind it was updated. So it is by hand."""
+    check = step(GATES.format(5), THROUGH.format(""))
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    assert check.how.startswith("6 rounds")
+    net, reached = load(spec.parse("net.py:Net"))(), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        net(torch.ones(4, 8)).sum().backward()
+        reached.append(sum(bool(one.grad.any()) for one in net.parameters()))
+        optimizer.step()
+    assert reached == [1, 2, 3, 4, 5, 7]
+
+
+def test_a_longer_chain_cannot_be_told():
+    """After eight rounds each has still given another gate its first gradient."""
+    check = step(GATES.format(12), THROUGH.format(""))
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    told = "zero in each of 8 rounds, and the last still gave another its first gradient"
+    assert cell(check, "gradient", "gates.0").reason == told
+
+
+def test_what_is_zero_when_the_chain_is_open_is_a_fault():
+    """The rounds end with the growth, and what has none by then is multiplied by zero."""
+    check = step(f"{GATES.format(4)}\nself.off = nn.Parameter(torch.ones(8))", THROUGH.format(" + 0 * self.off"))
+    assert rules(check) == {"off": "zero-gradient"}
+    assert check.how.startswith("6 rounds")
+
+
+# --- experts --------------------------------------------------------------------------------------------------------
+
+EXPERTS = "self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))"
+CHOSEN = """
+index, y = (torch.arange(4) + x[0, 0].sign().long()) % 2, self.used(x)
+for number, expert in enumerate(self.experts):
+    rows = (index == number).nonzero()[:, 0]
+    {}y = y.index_add(0, rows, expert(x[rows]){})
+return y
+"""
+
+
+@pytest.mark.parametrize("when", ["", "if rows.numel(): "], ids=["called on no rows", "not called"])
+def test_an_expert_without_rows_was_not_chosen(when):
+    """Its gradient is zero where it is called and None where it is not, and both say the same."""
+    check = step(EXPERTS, CHOSEN.strip().format(when, ""))
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    told = "no input chose it, and experts.0.bias was chosen: give more inputs"
+    assert cell(check, "gradient", "experts.2.bias").reason == told
+    assert verdicts(check, "gradient")["experts.1.bias"] == "passed"
+
+
+def test_an_expert_with_rows_and_a_factor_of_zero_is_a_fault():
+    """The first two have rows in each round; of the third it cannot be told."""
+    check = step(EXPERTS, CHOSEN.strip().format("", " * 0"))
+    assert rules(check) == {f"experts.{n}.{what}": "zero-gradient" for n in (0, 1) for what in ("weight", "bias")}
+
+
+def test_an_expert_that_had_rows_in_some_rounds_only():
+    """A zero there may be that of the few rows that it had (a ReLU that is off)."""
+    forward = "self.calls += 1\nreturn self.used(x) + self.few(x[:self.calls - 1]).sum() * 0"
+    check = step("self.few, self.calls = nn.Linear(8, 8), 0", forward)
+    told = "no input chose it in 1 of 3 rounds, and its gradient is zero in the others: give more inputs"
+    assert cell(check, "gradient", "few.bias").reason == told
+
+
+# --- batch statistics -----------------------------------------------------------------------------------------------
+
+NORM = """
+self.shift, self.norm, self.out = nn.Parameter(torch.ones(8)), Centre(), nn.Linear(8, 2)
+---
+def forward(self, x):
+    {}
+"""
+#: For two rows: takes the other from each, so that what is in both cancels out to the last bit, as a BatchNorm's may.
+CENTRE = """
+class Centre(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(8))
+    def forward(self, x):
+        if self.training:
+            self.running_mean = 0.9 * self.running_mean + 0.1 * x.detach().mean(0)
+        return x - (x.flip(0) if self.training else self.running_mean)
+"""
+
+
+def normed(forward: str) -> Check:
+    Path("centre.py").write_text(f"import torch\nfrom torch import nn\n{CENTRE}")
+    forward = forward.replace("\n", "\n    ")
+    return of_source(Name.STEP, f"from centre import Centre{NORM.format(forward)}", "2x8")
+
+
+@pytest.mark.parametrize("draw", ["", "torch.rand(())\n"], ids=["", "with random numbers"])
+def test_a_shift_that_batch_statistics_cancel(draw):
+    """They take out what it adds to each row alike. In eval mode torch gives it a gradient."""
+    check = normed(f"{draw}return self.out(self.norm(x + self.shift))")
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    shift = cell(check, "gradient", "shift")
+    assert shift.verdict is Verdict.SKIPPED
+    assert shift.reason.startswith("zero in each of 3 rounds, and ")
+    assert shift.reason.endswith("with the batch norms in eval mode: batch statistics cancel what it adds")
+    net = load(spec.parse("net.py:Net"))()
+    for train in (True, False):
+        (gradient,) = torch.autograd.grad(net.train(train)(torch.ones(2, 8))[:, 0].sum(), net.shift)
+        assert bool(gradient.any()) is not train
+
+
+def test_a_factor_of_zero_in_front_of_a_batch_norm_is_a_fault():
+    """It is zero with the running statistics too."""
+    assert rules(normed("return self.out(self.norm(x + 0 * self.shift))")) == {"shift": "zero-gradient"}
+
+
+def test_batch_norms_that_cannot_be_called_in_eval_mode_do_not_tell():
+    """Their own words say why."""
+    raises = "if not self.norm.training: raise ValueError('no statistics yet')\n"
+    check = normed(f"{raises}return self.out(self.norm(x + self.shift))")
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    told = cell(check, "gradient", "shift").reason
+    assert told.startswith(
+        "its gradient is zero, and whether batch statistics cancel it is not told: calling it in train"
+    )
+    assert "raised ValueError: no statistics yet" in told
