@@ -19,6 +19,9 @@ try:
     from statecli.values import _native
 except ImportError:  # there was no compiler when statecli was installed
     _native = None  # type: ignore[assignment]
+else:
+    if not hasattr(_native, "floats"):  # it was built before an update of the source: `pip install -e .` builds it anew
+        _native = None  # type: ignore[assignment]
 
 #: Bytes of a block: with what is made of it, it stays in a core's second-level cache.
 BLOCK = 512 << 10
