@@ -152,7 +152,7 @@ def test_several_targets_are_a_group_each():
         "c.pt  1 note",
         "  note[inf]: fc.weight: is inf",
     ]
-    assert text.splitlines()[-1] == "3 audited: 1 error, 1 note in 2 of them; 2 rules ran"
+    assert text.splitlines()[-1] == "3 audited: 1 error, 1 note in 2 targets; 2 rules ran"
 
 
 def test_targets_of_which_the_same_is_said_are_one_group():
