@@ -253,6 +253,13 @@ def test_verbose_says_which_rules_did_not_run(output):
     assert "give --against" in verbose
 
 
+def test_a_rule_that_ran_on_other_targets_is_not_said_to_have_run_nowhere(statecli):
+    """A class has no pickles; the checkpoint beside it was scanned."""
+    text = statecli("audit", "clean.pt", "torch.nn:Linear(2, 2)", "-v").out
+    assert "unsafe-global (on 1 target)" in text
+    assert "unregistered-tensor (on 1 target)" in text
+
+
 @pytest.mark.parametrize("output", PEOPLE)
 def test_nothing_audited_is_never_clean(output):
     """Neither failed nor skipped targets are said to be clean."""

@@ -240,12 +240,14 @@ def _accepted(found: Audit, view: View) -> Iterator[Line]:
 
 
 def _unheard(found: Audit) -> Iterator[Line]:
-    """The rules that did not run, by their reasons."""
-    alike: dict[str, dict[str, None]] = {}
+    """The rules that did not run, by their reasons; of those that ran on other targets, on how many they did not."""
+    ran = frozenset(found.ran)
+    alike: dict[str, Counter[str]] = {}
     for one in found.skipped:
-        alike.setdefault(one.reason, {})[one.rule] = None
+        alike.setdefault(one.reason, Counter())[one.rule] += 1
     for reason, unheard in alike.items():
-        yield Line((f"not run: {', '.join(unheard)}",), reason, "dim")
+        named = (f"{rule} (on {plural(count, 'target')})" if rule in ran else rule for rule, count in unheard.items())
+        yield Line((f"not run: {', '.join(named)}",), reason, "dim")
 
 
 def _others(found: Audit) -> list[str]:
