@@ -68,9 +68,8 @@ class Flow:
     def is_tame(self, names: Iterable[Global]) -> bool:
         """Whether no name is of a kind whose use matters, and only names are called: so it is for most checkpoints."""
         known = [plain(one) for one in names]
-        return not any(one in _NEVER or _gadgets.is_made_empty(one) for one in known) and all(
-            type(one.cls) is Global for one in self._made
-        )
+        odd = (one in _NEVER or one.startswith(_NO_CONTAINERS) or _gadgets.is_made_empty(one) for one in known)
+        return not any(odd) and all(type(one.cls) is Global for one in self._made)
 
     def note(self, name: Value, why: str) -> None:
         """The first reason stands."""
@@ -82,6 +81,7 @@ class Flow:
         """All calls, all BUILDs, and values that are reached from neither."""
         for one in self._made:
             self._call(one)
+            self._added(one)
             self._walk(one, (one.args, one.kwargs, one.items, one.elems))
         for target, state in built:
             if type(target) is Obj:
@@ -101,9 +101,26 @@ class Flow:
         for place in _gadgets.CALLERS.get(name, ()):
             if place < len(made.args):
                 self._callee(made.cls, name, place, made.args[place])
+        self._rebuilt(made.cls, name, made.args)
+
+    def _rebuilt(self, name: Global, called: str, args: Any) -> None:
+        """A tensor is rebuilt from a storage or from another tensor; of any other object methods would be called."""
+        if called == "torch._tensor._rebuild_from_type_v2" and len(args) > 2 and type(args[2]) is tuple:
+            self._rebuilt(name, "torch._utils._rebuild_", args[2])
+        elif called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args and type(args[0]) is Obj:
+            root = self.root(args[0])
+            if root is None or not _is_data(plain(root)):
+                self.note(name, "is given an object where a tensor's data belongs")
+
+    def _added(self, made: Obj) -> None:
+        root = self.root(made)
+        if root is not None and (made.items or made.elems) and plain(root).startswith(_NO_CONTAINERS):
+            self.note(root, "is no container, and is given items")
 
     def _build(self, target: Obj, state: Value) -> None:
         root = self.root(target)
+        if root is not None and plain(root) == "types.GenericAlias":
+            self.note(root, "hands the state that it is given on to what it stands for")
         if root is not None and plain(root) == "functools.partial" and type(state) is tuple and state:
             self._callee(root, "functools.partial", 0, state[0])
 
@@ -163,9 +180,27 @@ class Flow:
         return value  # type: ignore[no-any-return]
 
     def _pair(self, key: Value, value: Value) -> None:
-        if type(key) is str and key not in _SAID and type(value) in (Global, Obj) and _DUNDER.match(key):
+        if type(key) is not str or key in _SAID or type(value) not in (Global, Obj):
+            return
+        if _DUNDER.match(key) or key in _LOOKED_UP:
             self.note(value, f"is put in the place of {key}")
 
+
+def _is_data(name: str) -> bool:
+    """Whether what this gives may be what a tensor is rebuilt from."""
+    last = name.rpartition(".")[2]
+    return name.startswith(_OF_TENSORS) or (name.startswith("torch.") and last.endswith(("Storage", "Tensor")))
+
+
+#: What gives tensors, their storages, layouts and arrays.
+_OF_TENSORS = (
+    *("torch._utils.", "torch._tensor.", "torch.serialization.", "torch.storage.", "torch.nn.parameter."),
+    *("torch.distributed.", "torch._subclasses.", "numpy."),
+)
+#: Their objects are no containers: what pickle adds to one reaches a method of it, or of what it stands for.
+_NO_CONTAINERS = ("types.", "logging.", "functools.", "torch.nn.modules.", "torch.jit.", "torch.optim.")
+#: Methods that rebuilding a tensor, and pickle itself, look up on what they are given.
+_LOOKED_UP = frozenset(["as_subclass", "detach", "requires_grad_", "extend", "append", "setdefault"])
 
 _CONTAINERS = frozenset([dict, list, tuple, SetOf, Persistent])
 

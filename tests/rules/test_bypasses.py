@@ -364,7 +364,26 @@ NEVER = stacked("builtins", "getattr")
 SPECTRAL = stacked("torch.nn.utils.spectral_norm", "SpectralNorm") + b")\x81}" + short("name") + short("a") + b"sb"
 
 # Clean names put to another use than to hold data: ours, no advisory's.
+MODULE = stacked("torch.nn.modules.linear", "Identity") + b")\x81"
 FLOWS = {
+    "a tensor rebuilt from a module, which as_subclass makes the class whose attributes the state sets": four(
+        called(
+            stacked("torch._tensor", "_rebuild_from_type_v2"),
+            stacked("torch._utils", "_rebuild_parameter_with_state"),
+            stacked("torch", "Tensor"),
+            b"(" + MODULE + b"\x89})t",
+            b"}" + short("tolist") + MODULE + b"s",
+        )
+    ),
+    "an alias that hands its state on to a function": four(
+        called(stacked("types", "GenericAlias"), stacked("torch.nn.functional", "dropout"), b")")
+        + b"}"
+        + short("inplace")
+        + b"\x88sb"
+    ),
+    "a namespace whose extend is a function, and that is given items": four(
+        spaced("extend", stacked("torch.nn.functional", "relu")) + b"(K\x01e"
+    ),
     "getattr by partial, beside one that spells a name": four(
         SPELLED + b"0" + called(partial(NEVER, stacked("logging", "getLogger"), short("__globals__")))
     ),
