@@ -169,16 +169,27 @@ class Watch:
         return True
 
     def note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Where the results come from."""
+        """Where the results come from. What is written to in place comes from what was written to it as well."""
         tensors = list(_tensors(out))
         if not tensors:
             return
         given = [] if name_of(func) in _LIFTS else list(_tensors((args, kwargs)))
         drawn = kwargs.get("generator") is not None
         for tensor in tensors:
-            source = None if id(tensor) in self._sources else self._made(func, tensor, given, drawn)
+            source = self.source(tensor) or self._made(func, tensor, given, drawn)
             if source is not None:
-                self._sources[id(tensor)] = (tensor, source)
+                others = self._beside(func, args, kwargs, tensor, given)
+                self._sources[id(tensor)] = (tensor, source.along(others) if others else source)
+
+    def _beside(self, func: Any, args: Any, kwargs: Any, out: torch.Tensor, given: list[torch.Tensor]) -> list[Source]:
+        """What of the given has to move with the first of which it is known where it comes from."""
+        if out.device == self.device or len(given) < 2:
+            return []
+        first = next((one for one in given if self.source(one) is not None), None)
+        if first is None:
+            return []
+        wrong = strays(func, args, kwargs, self.device, id(first))
+        return [one for one in map(self._looked_up, wrong) if one is not None]
 
     def _made(self, func: Any, tensor: torch.Tensor, given: list[torch.Tensor], drawn: bool) -> Source | None:
         there = tensor.device == self.device
@@ -217,10 +228,10 @@ class Watch:
         named = known.fqn if known is not None and known.fqn is not None else sources.local(frame, other)
         found = []
         for tensor in wrong:
-            source = self._looked_up(tensor) or Source()
-            if source.fqn not in self._excused:
-                device = str(tensor.device).replace("meta", "cpu")
-                found.append(Mismatch(source, device, named or "", name_of(func).strip("_"), sources.place(frame)))
+            device = str(tensor.device).replace("meta", "cpu")
+            for source in (self._looked_up(tensor) or Source()).each:
+                if source.fqn not in self._excused:
+                    found.append(Mismatch(source, device, named or "", name_of(func).strip("_"), sources.place(frame)))
         self._object(found, _SAME_DEVICE)
 
     def _object(self, found: list[Mismatch], words: str) -> None:
@@ -238,23 +249,30 @@ class Watch:
         return not any(one.is_as(known) for known in self.carried)
 
 
-def strays(func: Any, args: Any, kwargs: Any, device: torch.device) -> list[torch.Tensor]:
-    """The tensors that are not on `device` although CUDA asks `func` for all of them there; [] for a legal call."""
+def strays(func: Any, args: Any, kwargs: Any, device: torch.device, moved: int = 0) -> list[torch.Tensor]:
+    """The tensors that are not on `device` although CUDA asks `func` for all of them there; [] for a legal call.
+
+    The tensor of the id `moved` is looked at as if it were there.
+    """
     name = name_of(func)
     if name in FREE or name.endswith("_like") or name.startswith("new_"):
         return []
     tensors = list(_tensors((args, kwargs)))
     if name.startswith("_foreach_"):
-        return _of_lists(func, args, kwargs, device)
+        return _of_lists(func, args, kwargs, device, moved)
     if name in _INDEXED:
-        tensors = _indexed(args, kwargs, device, tensors)
+        tensors = _indexed(args, kwargs, device, tensors, moved)
     elif name in _PACKED:
         tensors = [tensor for tensor in tensors if tensor.dtype is not torch.int64]
-    if not any(tensor.device == device for tensor in tensors):
+    away = [tensor for tensor in tensors if not _is_there(tensor, device, moved)]
+    if len(away) == len(tensors):
         return []
-    away = [tensor for tensor in tensors if tensor.device != device]
     numbers = _numbers(func, args, kwargs, away)
     return [tensor for tensor in away if id(tensor) not in numbers]
+
+
+def _is_there(tensor: torch.Tensor, device: torch.device, moved: int) -> bool:
+    return tensor.device == device or id(tensor) == moved
 
 
 def _numbers(func: Any, args: Any, kwargs: Any, away: list[torch.Tensor]) -> set[int]:
@@ -282,7 +300,7 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _of_lists(func: Any, args: Any, kwargs: Any, device: torch.device) -> list[torch.Tensor]:
+def _of_lists(func: Any, args: Any, kwargs: Any, device: torch.device, moved: int) -> list[torch.Tensor]:
     """A `_foreach_` operator is one call for each place in its lists: the first of all, the second of all, ..."""
     bound = [(argument, one) for argument, one in _bound(func, args, kwargs) if argument.name != _SCALARS]
     lists = [list(_tensors(one)) for _, one in bound if isinstance(one, (list, tuple))]
@@ -294,19 +312,21 @@ def _of_lists(func: Any, args: Any, kwargs: Any, device: torch.device) -> list[t
 
         call = {argument.name: here(one) for argument, one in bound}
         tensors = [one for one in call.values() if isinstance(one, torch.Tensor)]
-        away = [one for one in tensors if one.device != device]
+        away = [one for one in tensors if not _is_there(one, device, moved)]
         if len(away) < len(tensors):
             numbers = _numbers(func, (), call, away)
             wrong.update({id(one): one for one in away if id(one) not in numbers})
     return list(wrong.values())
 
 
-def _indexed(args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _indexed(
+    args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor], moved: int
+) -> list[torch.Tensor]:
     """What of an indexing must be on one device: all but the indices where the table is there."""
     table = args[0] if args else kwargs["self"]
-    if table.device != device:
+    if not _is_there(table, device, moved):
         # The indices are right: it is the table (and what is written to it) that is not there.
-        return [table, *(tensor for tensor in tensors if tensor.device == device)]
+        return [table, *(tensor for tensor in tensors if _is_there(tensor, device, moved))]
     values = _tensors((args[2:], kwargs.get("values")))
     return [table, *(tensor for tensor in values if tensor.dim())]
 

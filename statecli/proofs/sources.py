@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import FrameType, ModuleType
 from typing import Any
@@ -38,7 +38,8 @@ class How(Enum):
 class Source:
     """`fqn` names a tensor of the model, `of_file` a variable of a file and that file; else forward had it at `place`.
 
-    `derived`: it was computed from that tensor. Without any of the three it is not known.
+    `derived`: it was computed from that tensor. Without any of the three it is not known. `beside` is where the others
+    come from that it was computed from and that CUDA would refuse beside the first, were the first on the device.
     """
 
     fqn: str | None = None
@@ -46,6 +47,19 @@ class Source:
     place: Place | None = None
     how: How = How.MADE
     derived: bool = False
+    beside: tuple[Source, ...] = ()
+
+    @property
+    def each(self) -> tuple[Source, ...]:
+        """It and what was computed with it, one by one: all of them have to move."""
+        return (replace(self, beside=()), *self.beside) if self.beside else (self,)
+
+    def along(self, others: Iterable[Source]) -> Source:
+        """The same, computed from others too."""
+        fresh = (replace(one, derived=True) for other in others for one in other.each)
+        known = {(one.fqn, one.of_file, one.place): one for one in (*self.each, *fresh)[::-1]}
+        del known[self.fqn, self.of_file, self.place]
+        return replace(self, beside=tuple(known.values())[::-1])
 
 
 class Fault(Enum):

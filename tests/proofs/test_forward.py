@@ -558,6 +558,61 @@ def test_values_kept_in_a_tensor_on_the_cpu():
     assert told(forward.prove(live(lambda: Plain(add), (3,)), FAKE)) == ["table"]
 
 
+class Strays(nn.Module):
+    """Plain tensors `a`, `b`, a number and an index, which a function reads."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.lin, self.use = nn.Linear(3, 3), use
+        self.a, self.b, self.number, self.index = torch.ones(3, 3), torch.ones(3), torch.tensor(2.0), torch.arange(3)
+
+    def forward(self, x):
+        return self.use(self, self.lin(x))
+
+
+def written(m, x):
+    """What is written to in place meets the device."""
+    return x + m.a.clone().add_(m.b)
+
+
+TOGETHER = {
+    "added": (lambda m, x: x + (m.a + m.b), ["a", "b"]),
+    "added to what was": (lambda m, x: x + (m.a * 2 + 1 + m.b.exp() + m.a), ["a", "b"]),
+    "chosen": (lambda m, x: x + torch.where(m.a > 0, m.a, m.b), ["a", "b"]),
+    "stacked": (lambda m, x: x + torch.cat([m.a, m.b[None]])[:3], ["a", "b"]),
+    "written": (written, ["a", "b"]),
+    "a number": (lambda m, x: x + m.a * m.number, ["a"]),
+    "an index": (lambda m, x: x + m.a[m.index], ["a"]),
+    "copied in": (lambda m, x: x + torch.empty(3).copy_(m.b), [None]),
+    "made in forward": (lambda m, x: x + (torch.ones(3) + m.b), ["b", None]),
+    "moved together": (lambda m, x: x + (m.a + m.b).to(x.device), []),
+}
+
+
+@ANY_GPU
+@pytest.mark.parametrize("name", TOGETHER)
+def test_tensors_that_are_combined_before_they_meet_the_device(name, device):
+    """Each that has to move is told; a number, or an index, that CUDA takes from the CPU beside the first is not."""
+    use, names = TOGETHER[name]
+    check = forward.prove(live(lambda: Strays(use), (3,)), device)
+    assert sorted(told(check), key=str) == sorted(names, key=str)
+    failed = {fqn for fqn, cell in check.columns[0].cells.items() if cell.verdict is Verdict.FAILED}
+    assert failed == set(filter(None, names))
+
+
+@pytest.mark.parametrize("name", [name for name, (_, names) in TOGETHER.items() if None not in names])
+def test_what_is_told_of_combined_tensors_is_enough_and_needed(name):
+    """Once all that are told are registered nothing is told; with any one of them left out, it is that one."""
+    use, names = TOGETHER[name]
+    for left in [None, *names]:
+        module = Strays(use)
+        for fqn in set(names) - {left}:
+            tensor = getattr(module, fqn)
+            delattr(module, fqn)
+            module.register_buffer(fqn, tensor)
+        assert told(forward.prove(live(lambda module=module: module, (3,)), FAKE)) == [left] * (left is not None)
+
+
 def by_name(module, x):
     """The idiom of code that was written for one GPU."""
     return x + (module.table.cuda() if x.is_cuda else module.table)
