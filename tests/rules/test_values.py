@@ -98,6 +98,24 @@ def test_nan_finds_an_optimizer_that_is_about_to_spread_it(told):
     assert finding.severity is Severity.ERROR
 
 
+@pytest.mark.parametrize("rule", ["nan", "inf"])
+@pytest.mark.parametrize("values", [[], [1.0]], ids=["a number", "a list"])
+def test_nan_and_inf_are_a_note_in_what_is_no_models(told, weight, rule, values):
+    """A best metric that is not known yet, a history of losses: the weights beside it are as good as ever."""
+    bad = torch.tensor([float(rule), *values]) if values else torch.tensor(float(rule))
+    (finding,) = told(rule, {"state_dict": {"w": weight}, "best_metric": bad})
+    assert (finding.fqn, finding.severity) == ("best_metric", Severity.NOTE)
+    assert finding.message.startswith("best_metric: ")
+
+
+@pytest.mark.parametrize("rule", ["nan", "inf"])
+def test_nan_and_inf_are_an_error_in_a_weight_beside_it(told, weight, rule):
+    """The one note does not make a note of the other."""
+    weight[0, 0] = float(rule)
+    found = told(rule, {"state_dict": {"w": weight}, "best_metric": torch.tensor(float(rule))})
+    assert sorted((one.fqn, one.severity.value) for one in found) == [("best_metric", "note"), ("w", "error")]
+
+
 def test_nan_finds_what_is_tied_once(told, weight):
     """One storage, one finding."""
     weight[0, 0] = math.nan
@@ -203,28 +221,53 @@ def test_constant_spares_norms_and_zeros_and_one_value_that_is_not(told):
 # --- denormals -------------------------------------------------------------------------------------------------------
 
 
-def test_denormal_finds_a_weight_that_decayed(told, weight):
-    """One in a hundred."""
-    weight.view(-1)[:4] = 1e-40
-    (finding,) = told("denormal", {"w": weight})
-    assert finding.message == "w: 4 of 400 values are denormal"
+def table(count, *, value=1e-40, shape=(640, 640)):
+    """A float32 weight of 409,600 values, `count` of them denormal: 4,096 are one in a hundred."""
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    made.view(-1)[:count] = value
+    return made
+
+
+def test_denormal_finds_a_weight_that_decayed(told):
+    """One in a hundred of a big one."""
+    (finding,) = told("denormal", {"w": table(4096)})
+    assert finding.message == "w: 4,096 of 409,600 values are denormal"
     assert finding.severity is Severity.WARNING
 
 
 def test_denormal_finds_moments_and_lets_them_pass(told):
     """Those of rows that no gradient reaches decay: ordinary, a note."""
     checkpoint = trained()
-    checkpoint["optimizer"]["state"][0]["exp_avg_sq"][:] = 1e-40
+    checkpoint["optimizer"]["state"][0]["exp_avg_sq"] = table(4096)
     assert [one.severity for one in told("denormal", checkpoint)] == [Severity.NOTE]
 
 
-def test_denormal_spares_a_few_the_smallest_normal_and_half_precision(told, weight):
-    """Fewer than one in a hundred; the smallest normal number; float16, which is widened before it is computed with."""
-    few = weight.clone()
-    few.view(-1)[:3] = 1e-40
-    least = torch.full((20, 20), torch.finfo(torch.float32).smallest_normal)
-    half = torch.full((20, 20), 1e-7).half()
-    assert not told("denormal", {"few": few, "least": least, "half": half})
+def test_denormal_lets_a_bias_pass_that_decayed(told):
+    """It is added, and in no product: a note, however many of its values are denormal."""
+    (finding,) = told("denormal", {"w": table(0), "bias": table(5000, shape=(5000,))})
+    assert (finding.fqn, finding.severity) == ("bias", Severity.NOTE)
+
+
+def test_denormal_spares_a_few_the_smallest_normal_and_half_precision(told):
+    """Fewer than one in a hundred, or than 4,096; the smallest normal number; float16, which is widened first."""
+    few, small = table(4097, shape=(640, 641)), table(4095, shape=(64, 64))
+    least = torch.full((640, 640), torch.finfo(torch.float32).smallest_normal)
+    half = torch.full((640, 640), 1e-7).half()
+    assert not told("denormal", {"few": few, "small": small, "least": least, "half": half})
+
+
+def test_denormal_warns_of_nothing_in_what_training_leaves(told):
+    """Rows of an embedding that no batch has any more, AdamW's moments of them, a bias without a gradient."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Embedding(500, 64), torch.nn.Linear(64, 64), torch.nn.ReLU())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.1)
+    for step in range(1200):
+        optimizer.zero_grad()
+        net(torch.randint(0, 500 if step < 100 else 5, (64,))).sum().backward()
+        optimizer.step()
+    found = told("denormal", {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
+    assert {one.severity for one in found} == {Severity.NOTE}
+    assert all(one.fqn.endswith("['exp_avg']") for one in found)
 
 
 # --- casts -----------------------------------------------------------------------------------------------------------
