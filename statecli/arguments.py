@@ -227,13 +227,17 @@ def verify(
 @app.command()
 def audit(
     targets: Annotated[
-        list[str], typer.Argument(metavar="TARGET...", help="Checkpoints, folders or globs of them, classes.")
+        list[str], typer.Argument(metavar="TARGET", help="Checkpoints, folders or globs of them, classes.")
     ],
     model: Annotated[
         str | None, typer.Option("--model", metavar="SPEC", help="Hold them to what this class registers.")
     ] = None,
-    select: Annotated[list[str] | None, typer.Option("--select", metavar="RULE", help="Only it (repeatable).")] = None,
-    ignore: Annotated[list[str] | None, typer.Option("--ignore", metavar="RULE", help="Not it (repeatable).")] = None,
+    select: Annotated[
+        list[str] | None, typer.Option("--select", metavar="RULE", help="Only it, or all of a subject (repeatable).")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="RULE", help="Not it, or a whole subject (repeatable).")
+    ] = None,
     fail_on: Annotated[
         Severity | None,
         typer.Option("--fail-on", help="End 1 for what is as bad as this: warning, unless configured."),
@@ -252,7 +256,8 @@ def audit(
     ] = None,
     reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why --write-baseline does.")] = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="This one, not the nearest pyproject.toml.")
+        str | None,
+        typer.Option("--config", metavar="FILE", help="This one, not the nearest statecli.toml or pyproject.toml."),
     ] = None,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Nothing to audit is no error.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
@@ -279,7 +284,7 @@ def audit(
 @app.command()
 def lock(
     targets: Annotated[
-        list[str], typer.Argument(metavar="TARGET...", help="Checkpoints, folders or globs of them, classes.")
+        list[str], typer.Argument(metavar="TARGET", help="Checkpoints, folders or globs of them, classes.")
     ],
     digest: Annotated[Algorithm, typer.Option("--digest", help="What the values' digests are.")] = Algorithm.BLAKE3,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
@@ -349,7 +354,8 @@ def rules(
 @app.command()
 def config(
     path: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="This one, not the nearest pyproject.toml.")
+        str | None,
+        typer.Option("--config", metavar="FILE", help="This one, not the nearest statecli.toml or pyproject.toml."),
     ] = None,
     output_format: Form = Output.TABLE,
     output: To = None,
@@ -401,7 +407,7 @@ def run() -> int:
 
 def _told(mistake: Any) -> int:
     command = mistake.ctx.command_path if mistake.ctx else "statecli"
-    if len(sys.argv) == 1:
+    if len(sys.argv) == 1 or sys.argv[1:] == [git_app.info.name]:
         typer.echo(mistake.format_message(), err=True)
         return 2
     message = mistake.format_message().rstrip(".").replace("Value error, ", "")

@@ -147,18 +147,15 @@ def audit(options: AuditOptions) -> int:
         )
         console.write(baseline.written(accepted, os.path.dirname(into) or "."), into)
         found = baseline.accepting(found, accepted, whole=request.whole)
-    report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose))
+    untold = reporting.untold(found, options.select, allow_empty=options.allow_empty)
+    report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose), untold)
     code = console.publish(report, written, options.color.value, options.quiet)
-    for target in found.targets:
-        if target.status is Status.FAILED:
-            code = console.complain(target.reason or target.target, debug=False)
+    bad = [one.reason or one.target for one in found.targets if one.status is Status.FAILED] + list(untold)
+    for message in bad if options.quiet or not console.on_screen(written[-1]) else ():
+        console.complain(message, debug=False)
     if not options.quiet:
         console.tell([*([] if options.verbose else baseline.fixed(found)), *beside.told(found, request)])
-    if not found.count(Status.AUDITED):
-        return console.complain("nothing was audited", debug=False) if code == 0 and not options.allow_empty else code
-    for one in found.unheard(options.select):
-        code = console.complain(f"{one.rule} did not run: {one.reason}", debug=False) if code == 0 else code
-    return code
+    return 2 if bad else code
 
 
 def lock(options: LockOptions) -> int:

@@ -118,6 +118,12 @@ def publish(report: Report, outputs: Sequence[Written], color: str, quiet: bool)
     return 1 if report.failed() else 0
 
 
+def on_screen(one: Written) -> bool:
+    """Whether a person has just read this output on the terminal to which standard error goes as well."""
+    people = one.output in (render.Output.TABLE, render.Output.PLAIN) and one.path is None
+    return people and sys.stderr is not None and sys.stderr.isatty() and out(None).raw.isatty()
+
+
 def write(pieces: Iterable[bytes], path: str | None) -> None:
     """Write what is no report, a file of ours, where it belongs."""
     if interrupts.came:

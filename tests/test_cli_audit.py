@@ -195,11 +195,11 @@ def test_repeated_layers_are_folded():
 
 
 def test_a_piped_table_is_not_cut():
-    """A row a finding with its target, however long."""
-    long = finding(message="w: " + "x" * 900)
+    """A row a finding with its target and what to do, however long."""
+    long = finding(message="w: " + "x" * 900, help="mend it")
     header, row, *rest = written("table", target("a.pt", long)).splitlines()
-    assert header.split() == ["target", "severity", "rule", "message"]
-    assert row.split() == ["a.pt", "error", "nan", "w:", "x" * 900]
+    assert header.split() == ["target", "severity", "rule", "message", "help"]
+    assert row.split() == ["a.pt", "error", "nan", "w:", "x" * 900, "mend", "it"]
     assert rest == ["", "1 audited: 1 error; 2 rules ran"]
 
 
@@ -266,6 +266,47 @@ def test_nothing_audited_is_never_clean(output):
     text = written(output, failed("no.pt"), skipped("a.md"), terminal=True)
     assert "nothing audited; 1 failed; 1 skipped" in text
     assert "clean" not in text.replace("clean up", "")
+
+
+UNTOLD = [
+    (("clean.pt", "--select", "nan"), "nan did not run: no values were read: give --values"),
+    (("none/",), "nothing was audited"),
+]
+
+
+@pytest.mark.parametrize("output", ["sarif", "junit", "gitlab", "github", "markdown"])
+@pytest.mark.parametrize(("words", "why"), UNTOLD, ids=["no-rule-ran", "nothing-there"])
+def test_no_output_looks_clean_where_nothing_was_judged(statecli, output, words, why):
+    """It ends 2, and a program that has the output alone sees as much; with -q too."""
+    Path("none").mkdir()
+    result = statecli("audit", *words, "-q", "-f", output)
+    assert (result.code, result.err) == (2, f"statecli: {why}\n")
+    assert SIGNS.get(output, why) in result.out
+
+
+#: What says that the run was none, in outputs that have a word for it.
+SIGNS = {"sarif": '"executionSuccessful":false', "junit": ' errors="1"', "gitlab": '"blocker"', "markdown": "**"}
+
+
+@pytest.mark.parametrize("output", ["sarif", "junit", "gitlab", "github", "markdown"])
+def test_what_is_allowed_to_be_empty_is_clean(statecli, output):
+    """--allow-empty says that nothing to audit is no error."""
+    Path("none").mkdir()
+    result = statecli("audit", "none", "--allow-empty", "-q", "-f", output)
+    assert (result.code, result.err) == (0, "")
+    assert SIGNS.get(output, "::error") not in result.out
+
+
+def test_quiet_markdown_says_that_a_target_failed(statecli):
+    """It ends 2: a summary that says nothing would look clean."""
+    assert "1 failed" in statecli("audit", "clean.pt", "empty.pt", "-q", "-f", "markdown").out
+
+
+def test_a_terminal_has_each_failure_once():
+    """The table on it names what failed; -q, which has no table, leaves that to stderr."""
+    for words in (("clean.pt", "empty.pt"), ("clean.pt", "empty.pt", "-q")):
+        out, code = on_a_terminal(["audit", *words], columns=100)
+        assert (out.count("is an empty file"), code) == (1, 2)
 
 
 # The documents, and the configuration.

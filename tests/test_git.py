@@ -201,3 +201,11 @@ def test_outside_a_repository_it_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(UsageError, match="not a git repository"):
         git.setup()
+
+
+def test_without_a_subcommand_it_says_which_there_are(statecli):
+    """As help, not squeezed into the line of an error; 2, for nothing was done."""
+    result = statecli("git")
+    assert result.code == 2
+    assert result.err.startswith("Usage: statecli git")
+    assert "\n  setup " in result.err

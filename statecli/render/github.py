@@ -104,6 +104,9 @@ def _together(rule: str, notes: Sequence[_Note]) -> _Note:
     lines = [f"{_targets(same)}: {line}" if several else line for line, same in told[:TOLD]]
     rest = sum(note.count for _, same in told[TOLD:] for note in same)
     lines += [f"… and {rest:,} more"] if rest else []
+    # What to do about each of them is the same, or is said of none.
+    (helps, *others) = {note.message.partition("\n")[2] for note in notes}
+    lines += [helps] if helps and not others else []
     return _Note(rule, "\n".join(lines), notes[0].where, sum(note.count for note in notes))
 
 

@@ -53,7 +53,7 @@ class _Room:
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:
-    if look.quiet and not report.failed():
+    if look.quiet and report.passed():
         return
     page = report.page()
     limit = math.inf if report.whole else LIMIT - RESERVED
@@ -80,7 +80,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:
 
 
 def _head(report: Report, page: Page) -> Iterable[str]:
-    yield f"### {_code(report.title)}\n\n"
+    yield f"### {_text(report.title) if report.several else _code(report.title)}\n\n"
     if page.verdict:
         yield f"**{_text(page.verdict)}**\n\n"
     yield f"{_text(page.subtitle)}\n"

@@ -199,6 +199,10 @@ class Report(msgspec.Struct, frozen=True):
         """Whether the command ends 1."""
         return bool(self.reasons())
 
+    def passed(self) -> bool:
+        """Whether the command ends 0: nothing makes it end 1, and all could be looked at."""
+        return not self.failed() and all(one.severity is not Severity.ERROR for one in self.troubles)
+
     def reasons(self) -> tuple[Finding, ...]:
         """The findings that make it end 1."""
         return self.findings if self.failing is None else self.failing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -38,14 +38,23 @@ ALIKE, LONGEST = 10, 180
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
 
-def of_audit(found: Audit, view: View) -> Report:
-    """Everything `audit` has to say."""
+def untold(found: Audit, select: Collection[str], *, allow_empty: bool) -> tuple[str, ...]:
+    """Why a run ends 2 that found nothing and in which no target failed: what was asked for was not judged."""
+    if found.failing or found.count(Status.FAILED):
+        return ()
+    if not found.count(Status.AUDITED):
+        return () if allow_empty else ("nothing was audited",)
+    return tuple(f"{one.rule} did not run: {one.reason}" for one in found.unheard(select))
+
+
+def of_audit(found: Audit, view: View, untold: Sequence[str] = ()) -> Report:
+    """Everything `audit` has to say; `untold` is why it ends 2, where no target says so."""
     notes = [note for target in found.targets for note in target.notes] if view.verbose else []
     return Report(
         title=found.targets[0].target if len(found.targets) == 1 else plural(len(found.targets), "target"),
         document=lambda: documents.of_audit(found),
         table=lambda: _flat(found),
-        page=lambda: _page(found, view),
+        page=lambda: _page(found, view, untold),
         findings=found.findings,
         notes=tuple(notes),
         in_rows=frozenset(finding.rule for finding in found.findings),
@@ -53,10 +62,15 @@ def of_audit(found: Audit, view: View) -> Report:
         whole=view.unfold,
         several=len(found.targets) > 1,
         rules=lambda: rules.of_audit(found.ran, _everything(found)),
-        cases=lambda: tuple(_cases(found)),
+        cases=lambda: (*_cases(found), *(Case(_first(found), "audit", Outcome.ERROR, one) for one in untold)),
         accepted=tuple((one.finding, one.reason) for target in found.targets for one in target.accepted),
-        troubles=_troubles(found),
+        troubles=(*_troubles(found), *(Trouble(_first(found), one) for one in untold)),
     )
+
+
+def _first(found: Audit) -> str:
+    """The target that stands for a run of which nothing is known: one that was audited, if any was."""
+    return max(found.targets, key=lambda one: one.status is Status.AUDITED).target
 
 
 def _everything(found: Audit) -> list[Finding]:
@@ -101,7 +115,7 @@ def _case(target: str, rule: str, found: Sequence[Finding], accepted: Sequence[s
 
 def _flat(found: Audit) -> Table:
     names = ("target", "severity", "rule", "section", "fqn", "message", "help", "place")
-    columns = tuple(report.Column(name, detail=name in ("section", "fqn", "help", "place")) for name in names)
+    columns = tuple(report.Column(name, detail=name in ("section", "fqn", "place")) for name in names)
     rows = tuple(
         (
             one.target,
@@ -125,9 +139,10 @@ def _sorted(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda one: (-one.severity.rank, first[one.rule]))
 
 
-def _page(found: Audit, view: View) -> Page:
+def _page(found: Audit, view: View, untold: Sequence[str]) -> Page:
     verdict = _verdict(found)
-    beside = [*_unread(found), *_accepted(found, view), *(_unheard(found) if view.verbose else ())]
+    not_run = [Line((rule,), why, "bad") for rule, told, why in (one.partition(": ") for one in untold) if told]
+    beside = [*_unread(found), *not_run, *_accepted(found, view), *(_unheard(found) if view.verbose else ())]
     groups = _by_rule(found.targets[0], view) if len(found.targets) == 1 else _by_target(found.targets, view)
     return Page(
         subtitle=_subtitle(found),

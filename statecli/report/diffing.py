@@ -127,7 +127,10 @@ def _tried(suite: str, name: str, told: str, found: Sequence[Finding]) -> Case:
 
 def _told(change: Change) -> str:
     of = f" from {change.renamed_from}" if change.renamed_from is not None else ""
-    return ": ".join(filter(None, (f"{change.status.value}{of}", what(change))))
+    values = f"values {values_text([change])}" if change.values is not None else ""
+    largest = f"max |Δ| {largest_text([change])}" if change.values is not None and change.values.max_abs else ""
+    told = ", ".join(filter(None, (what(change), values, largest, *odd([change]))))
+    return ": ".join(filter(None, (f"{change.status.value}{of}", told)))
 
 
 def _sectioned(diff: Diff) -> bool:

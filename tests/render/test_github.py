@@ -57,6 +57,15 @@ def test_more_than_ten_of_a_rule_are_one_annotation():
     assert message.splitlines()[9:] == ["namexxxxxxxxx: is nan", "… and 15 more"]
 
 
+def test_what_to_do_about_many_is_said_once():
+    """Where it is the same of all of them; what is to be done of some alone would be said of the others."""
+    same = [finding(fqn=f"name{'x' * n}", help="go back") for n in range(25)]
+    ((_, _, message),) = notes(target("a.pt", *same))
+    assert message.splitlines()[-2:] == ["… and 15 more", "go back"]
+    ((_, _, message),) = notes(target("a.pt", *same[1:], finding(fqn="other")))
+    assert "go back" not in message
+
+
 def test_ten_are_told_one_by_one():
     """As many as GitHub shows."""
     found = [finding(fqn=f"name{'x' * n}") for n in range(10)]

@@ -75,6 +75,13 @@ def test_a_target_that_was_not_audited_is_a_case():
     assert found["README.md", "audit"] == [("skipped", "is a text file", None)]
 
 
+def test_a_changed_tensor_says_by_how_much():
+    """How many of its values, the largest change, and NaN that came up."""
+    found = changes.diff(changes.nudged("w", changed=2, nan_after=1))
+    (failure,) = junit(changes.written(found, "junit")).iter("failure")
+    assert failure.text.splitlines()[0] == "changed: values 2/16, max |Δ| 0.5, NaN 0 → 1"
+
+
 def test_each_change_of_a_diff_is_a_case():
     """A tensor, a setting; one that was expected passed."""
     scalar = ScalarChange("epoch", Status.CHANGED, 1, 2)
