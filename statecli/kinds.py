@@ -97,8 +97,8 @@ def _trained(
     for n in candidates:
         if tensors[n].dtype not in INTEGER:
             sections[tensors[n].section].append(n)
-    copies = [rows for section, rows in sections.items() if _COPY.search(section)]
-    originals = [rows for section, rows in sections.items() if not _COPY.search(section)]
+    copies = [rows for section, rows in sections.items() if is_copy(section)]
+    originals = [rows for section, rows in sections.items() if not is_copy(section)]
     found: set[int] = set()
     for optimizer in state.optimizers:
         fits = [fit for rows in originals if (fit := _fit(optimizer, rows, by_convention, tensors))]
@@ -128,6 +128,11 @@ def _entry(tensor: TensorInfo) -> tuple[str, Shape]:
 
 #: Sections that are named as a copy of the model beside them. Two networks may well have the same names and shapes.
 _COPY = re.compile(r"(?:^|[_.])(?:ema|swa|averaged?|avg|shadow|polyak)(?:$|[_.\d])", re.IGNORECASE)
+
+
+def is_copy(section: str) -> bool:
+    """Whether a section is called a copy of the model beside it: an average of its weights."""
+    return _COPY.search(section) is not None
 
 
 def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:

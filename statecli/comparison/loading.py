@@ -44,17 +44,18 @@ def _is_expected(tensor: TensorInfo) -> bool:
 
 
 def of_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Oddity]]:
-    """The one section of a checkpoint that a class could load.
+    """The one section of a checkpoint that a class could load: `model`, else the one that is no average of another.
 
-    Raises NothingMatched where it holds no model, UsageError where it holds several and none is called `model`.
+    Raises NothingMatched where it holds no model, UsageError where it holds several and that does not tell.
     """
     held = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS))
     if not held:
         raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could load")
-    if len(held) > 1 and "model" not in held:
+    meant = ["model"] if "model" in held else [one for one in held if not kinds.is_copy(one)] or held
+    if len(meant) > 1:
         names = ", ".join(f"{state.target}#{section}" for section in held[:4])
         raise UsageError(f"{state.target}: holds {len(held)} models' states; name the one that is meant: {names}")
-    section = "model" if "model" in held else held[0]
+    section = meant[0]
     others = [other for other in state.sections if other != section]
     if not others:
         return state, []

@@ -172,6 +172,27 @@ def test_several_models(source, save):
     assert not compare(Request(target, f"{path}#generator")).findings
 
 
+@pytest.mark.parametrize("name", ["model", "state_dict", "net"])
+@pytest.mark.parametrize("copy", ["ema", "swa_state_dict", "averaged_model", "shadow_params"])
+def test_a_model_beside_its_average(source, save, name, copy):
+    """The model is meant, whatever it is called and whichever comes first; that the average is left out is noted."""
+    target = source("self.fc = nn.Linear(2, 2)")
+    state = built(target).state_dict()
+    for checkpoint in ({name: state, copy: {"fc.weight": torch.ones(3)}}, {copy: {"x": torch.ones(3)}, name: state}):
+        found = compare(Request(target, save(checkpoint, "net.pt")))
+        assert not found.findings
+        (note,) = [one.message for one in found.notes if one.name == "sections-left-out"]
+        assert note.startswith(copy)
+
+
+def test_several_averages_and_no_model(source, save):
+    """Which of them is meant has to be said."""
+    target = source("self.fc = nn.Linear(2, 2)")
+    state = built(target).state_dict()
+    with pytest.raises(UsageError, match=r"holds 2 models' states; name the one that is meant: .*#ema_1, .*#ema_2"):
+        compare(Request(target, save({"ema_1": state, "ema_2": state}, "net.pt")))
+
+
 def test_no_model_at_all(source, save):
     """A file of an optimizer alone, or of nothing, cannot be loaded: that is an error, not a clean diff."""
     target = source("self.fc = nn.Linear(2, 2)")
