@@ -50,11 +50,11 @@ def _does(mention: Mention) -> str:
     return "calls" if mention.called else "imports"
 
 
-def _told(pickle: ScannedPickle, mention: Mention, why: str) -> Found:
+def _told(pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Found:
     name = _shown.name(mention.qualified)
     where = f"{_shown.name(pickle.where)}, byte {mention.position}"
     message = f"loading it {_does(mention)} {name}, which {why} ({where})"
-    return Found(message, place=_at(pickle, mention), about=mention.qualified)
+    return Found(message, help=help, place=_at(pickle, mention), about=mention.qualified)
 
 
 def _most(found: Iterable[Found]) -> Iterator[Found]:
@@ -84,7 +84,10 @@ def unsafe_global(subject: Subject) -> Iterator[Found]:
     Fix: do not load it, and ask whoever published it. If it is yours, save the state_dict, without what needs the name.
     """
     yield from _most(
-        _told(pickle, mention, harm) for pickle in subject.pickles for mention, harm in _foreign(pickle) if harm
+        _told(pickle, mention, harm, "do not load it; ask who published it")
+        for pickle in subject.pickles
+        for mention, harm in _foreign(pickle)
+        if harm
     )
 
 
@@ -100,7 +103,7 @@ def unknown_global(subject: Subject) -> Iterator[Found]:
     Fix: save plain dicts, numbers and text beside the tensors; or accept it with a reason.
     """
     yield from _most(
-        _told(pickle, mention, "is neither torch's own nor plain data")
+        _told(pickle, mention, "is neither torch's own nor plain data", "save plain data in its place")
         for pickle in subject.pickles
         for mention, harm in _foreign(pickle)
         if not harm and mention.qualified not in pickle.modules
@@ -145,7 +148,8 @@ def _inside(pickle: ScannedPickle) -> Found:
     clean = not _foreign(pickle)
     said = "it names nothing but plain data" if clean else "it names more than plain data"
     message = f"a pickle inside: {_shown.name(pickle.where)}; {said}"
-    return Found(message, severity=Severity.NOTE if clean else None, place=pickle.place, about=pickle.where)
+    help = "find out what reads it"
+    return Found(message, None, None, help, Severity.NOTE if clean else None, place=pickle.place, about=pickle.where)
 
 
 @rule(Severity.ERROR, a_file)
@@ -165,7 +169,8 @@ def unscanned_pickle(subject: Subject) -> Iterator[Found]:
 def _broken(pickle: ScannedPickle, unread: str) -> Found:
     unread = unread.removeprefix(pickle.where).lstrip(": ")
     message = f"{_shown.name(pickle.where)}: not read to its end: {unread}"
-    return Found(message, place=pickle.place, about=pickle.where)
+    help = "do not load it; copy or save it again"
+    return Found(message, help=help, place=pickle.place, about=pickle.where)
 
 
 RULES = (unsafe_global, unknown_global, whole_module_pickle, nested_pickle, unscanned_pickle)

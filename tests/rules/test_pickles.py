@@ -152,3 +152,15 @@ def test_an_array_of_numbers_is_not_looked_at(tmp_path):
         numpy.save(tmp_path / "a.npy", array)
         (tmp_path / "a.pt").write_bytes(build([*records(), Member("archive/a.npy", (tmp_path / "a.npy").read_bytes())]))
         assert not judged(tmp_path / "a.pt").findings
+
+
+def test_each_finding_says_what_to_do(tmp_path):
+    """All five rules: who reads a line of a log has no page of the rule beside it."""
+    nested = Member("archive/extra/hook", pickled(called(named("os", "system"), text("true"))))
+    pickle = state_dict(w=tensor(), x=called(named("os", "system"), text("true")), y=named("my.config", "Config"))
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "whole.pt")
+    (tmp_path / "b.pkl").write_bytes(pickled(text("a"))[:-1] + b"\xff")
+    targets = write(tmp_path / "a.pt", pickle, nested), tmp_path / "b.pkl", tmp_path / "whole.pt"
+    found = [finding for one in targets for finding in judged(one).findings]
+    assert {one.rule for one in found} == set(RULES)
+    assert all(one.help for one in found)
