@@ -151,13 +151,21 @@ class Scanner(Machine):
         self._built.append((target, state))
 
     def decimal(self, line: bytes, pos: int) -> int:
-        """Integers as Python reads them: with spaces and underscores, hexadecimal."""
+        """Integers as Python reads them: with spaces and underscores, hexadecimal, of any length.
+
+        Zeros in front say nothing, and of a number that is still too long nothing depends on what it is worth.
+        """
         try:
             return super().decimal(line, pos)
         except MalformedError:
-            if len(line) > 256:
-                raise
+            if len(line) > _LONG and _NUMBER.fullmatch(line):
+                digits = line.strip().lstrip(b"+-0_")
+                return int(digits) if len(digits) <= _LONG and digits.isdigit() else _TOO_LONG
             return _integer(line, self.error(pos, "a number that is none"))
+
+    def real(self, line: bytes, pos: int) -> float:
+        """The same for what may have a fraction."""
+        return 0.0 if len(line) > _LONG and _NUMBER.fullmatch(line) else super().real(line, pos)
 
     # What may be a pickle itself.
 
@@ -186,6 +194,12 @@ class Scanner(Machine):
         data = text if type(text) is bytes else text.encode("latin-1", "replace") if type(text) is str else b""
         if len(data) >= _SHORTEST and _may_be_one(data):
             self.inner.append((start, data))
+
+
+#: Digits of a number beyond which only its form is looked at.
+_LONG = 256
+_TOO_LONG = 10**_LONG
+_NUMBER = re.compile(rb"[-+\s.0-9a-fA-FxXoO_]+")
 
 
 def _may_be_one(data: bytes) -> bool:

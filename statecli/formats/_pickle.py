@@ -47,8 +47,6 @@ _BURST = 50_000
 #: Integers of more bytes are no number a checkpoint has use for, and past 4300 digits Python does not print them.
 MAX_INT_BYTES = 1024
 MAX_TEXT_NUMBER = 2 * MAX_INT_BYTES
-#: Names of modules, and every other line of the text opcodes that is no string.
-MAX_LINE = 65_536
 #: hash(n) is n modulo 2**61 - 1, so larger integers can all be made to collide.
 _HASHED_INT = 2**60
 _HASHED_BYTES = 65_536
@@ -372,12 +370,10 @@ class Machine:
 
     def line(self, pos: int) -> tuple[bytes, int]:
         """The text argument at byte `pos`, without its newline, and the byte after that."""
-        end = self.data.find(b"\n", pos, pos + MAX_LINE)
-        if end >= 0:
-            return self.data[pos:end], end + 1
-        if pos + MAX_LINE < len(self.data):
-            raise self.error(pos, f"a name or number of more than {MAX_LINE} bytes")
-        raise self.truncated("a line has no end")
+        end = self.data.find(b"\n", pos)
+        if end < 0:
+            raise self.truncated("a line has no end")
+        return self.data[pos:end], end + 1
 
     def put(self, index: int, value: Value) -> None:
         """Remember `value` as memo entry `index`, in whatever order they come."""
@@ -478,6 +474,15 @@ class Machine:
         if not _DECIMAL.fullmatch(line):
             raise self.error(pos, "a number that is none")
         return int(line)
+
+    def real(self, line: bytes, pos: int) -> float:
+        """A number with a fraction in text."""
+        if len(line) > MAX_TEXT_NUMBER:
+            raise self.error(pos, f"absurd number of {len(line)} digits")
+        try:
+            return float(line)
+        except ValueError as error:
+            raise self.error(pos, "a number that is none") from error
 
 
 class _Numbers(dict[bytes, int]):
@@ -638,12 +643,7 @@ def _text_long(m: Machine, pos: int) -> int:
 
 def _text_float(m: Machine, pos: int) -> int:
     line, end = m.line(pos)
-    if len(line) > MAX_TEXT_NUMBER:
-        raise m.error(pos, f"absurd number of {len(line)} digits")
-    try:
-        m.stack.append(float(line))
-    except ValueError as error:
-        raise m.error(pos, "a number that is none") from error
+    m.stack.append(m.real(line, pos))
     return end
 
 
@@ -702,14 +702,12 @@ def _text_string(m: Machine, pos: int) -> int:
 
 
 def _text_unicode(m: Machine, pos: int) -> int:
-    end = m.data.find(b"\n", pos)
-    if end < 0:
-        raise m.truncated("a line has no end")
+    line, end = m.line(pos)
     try:
-        m.stack.append(str(m.data[pos:end], "raw-unicode-escape"))
+        m.stack.append(str(line, "raw-unicode-escape"))
     except UnicodeDecodeError as error:
         raise m.error(pos, "a string with a broken escape") from error
-    return end + 1
+    return end
 
 
 def _binstring(m: Machine, pos: int) -> int:

@@ -295,7 +295,7 @@ REFUSED = {
     "an unknown opcode": (b"\xff", "unknown opcode 0xff"),
     "protocol 9": (b"\x80\x09N", "pickle protocol 9"),
     "an out-of-band buffer": (b"\x97", "out-of-band buffer"),
-    "a million decimal digits": (b"L" + b"1" * 1_000_000 + b"L\n", "of more than 65536 bytes"),
+    "a million decimal digits": (b"L" + b"1" * 1_000_000 + b"L\n", "absurd integer of 1000000 digits"),
     "ten thousand decimal digits": (b"I" + b"1" * 10_000 + b"\n", "absurd integer of 10000 digits"),
     "an integer of negative length": (b"\x8b\xff\xff\xff\xff", "absurd integer of -1 bytes"),
     "a string of negative length": (b"T\xff\xff\xff\xff", "a string of -1 bytes"),

@@ -25,7 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statecli.formats import _pickle, _scan
-from statecli.formats._scan import scan
+from statecli.formats._scan import begins_as_pickle, scan
+from statecli.formats._source import Source
 
 from .attacks import (
     Member,
@@ -298,6 +299,52 @@ def test_a_pickle_longer_than_a_window_is_read_whole(scanned):
     assert found.unread is None
     assert names([found]) == {"os.system"}
     assert found.place.length == len(data) > 100_000
+
+
+MANY = 70_000
+CALL = b"cos\nsystem\n(S'true'\ntR."
+LONG_LINES = {
+    "a module": b"cos." + b"a" * MANY + b"\nsystem\n(S'true'\ntR.",
+    "a name": b"cos\n" + b"s" * MANY + b"\n(S'true'\ntR.",
+    "an instance": b"(S'true'\ni" + b"os." + b"a" * MANY + b"\nsystem\n.",
+    "an integer": b"I" + b"0" * MANY + b"1\n0" + CALL,
+    "an integer with underscores": b"L" + b"1_" * MANY + b"1L\n0" + CALL,
+    "a long integer": b"L" + b"7" * MANY + b"L\n0" + CALL,
+    "a hexadecimal one": b"I0x" + b"f" * MANY + b"\n0" + CALL,
+    "a float": b"F" + b"0" * MANY + b".5\n0" + CALL,
+    "bytes": b"S'" + b"a" * MANY + b"'\n0" + CALL,
+    "a text of three megabytes": b"V" + b"a" * 3_000_000 + b"\n0" + CALL,
+    "a memo entry": b"cos\nsystem\np" + b"0" * MANY + b"1\n0g1\n(S'true'\ntR.",
+    "an outer object": b"P" + b"a" * MANY + b"\n0" + CALL,
+}
+
+
+@pytest.mark.parametrize("name", LONG_LINES)
+def test_a_line_of_any_length_is_read(scanned, name):
+    """A name, a number or a text of more than a window does not hide what follows it: the call is known."""
+    (one,) = scanned(LONG_LINES[name])
+    assert one.unread is None
+    (mention,) = one.names
+    assert (mention.module.partition(".")[0], mention.name[:1], mention.called) == ("os", "s", True)
+
+
+@pytest.mark.parametrize("name", LONG_LINES)
+def test_a_walk_sees_a_pickle_whose_first_line_is_long(tmp_path, name):
+    """What begins like text is looked at until its lines end."""
+    path = tmp_path / "model.dat"
+    path.write_bytes(LONG_LINES[name])
+    with Source(str(path)) as source:
+        assert begins_as_pickle(source)
+
+
+@pytest.mark.parametrize("text", [b"I1,", b"cos,", b"F0,", b"{", b"S", b"V(I", b"I am ", b"0"], ids=ascii)
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n1\n"], ids=ascii)
+def test_a_walk_takes_a_long_line_of_text_for_none(tmp_path, text, end):
+    """A table, numbers or a document in one line."""
+    path = tmp_path / "notes.dat"
+    path.write_bytes(text + text * MANY + end)
+    with Source(str(path)) as source:
+        assert not begins_as_pickle(source)
 
 
 def test_getattr_of_a_name_is_the_longer_name(scanned):
