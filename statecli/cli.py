@@ -38,8 +38,7 @@ def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions | L
 
 def inspect(options: InspectOptions) -> int:
     """`statecli inspect`; the exit code."""
-    if options.input and options.inputs:
-        raise UsageError("--input and --inputs contradict each other; leave one of them out")
+    _refuse_both(options)
     written = outputs.asked(options)
     console.keep_stdout()
     request = Request(
@@ -94,6 +93,7 @@ def verify(options: VerifyOptions) -> int:
     from statecli.proofs.result import Name
     from statecli.report import verifying
 
+    _refuse_both(options)
     written = outputs.asked(options)
     request = proofs.Request(
         target=options.target,
@@ -128,8 +128,7 @@ def audit(options: AuditOptions) -> int:
     from statecli.auditing.result import Status
     from statecli.report import auditing as reporting
 
-    written = outputs.asked(options)
-    into = options.write_baseline
+    written, into = outputs.asked(options), options.write_baseline
     if into is not None:
         outputs.refuse_place(into, "--write-baseline")
         outputs.refuse_twice((*written, Written(Output.JSON, into, f"--write-baseline {into}")))
@@ -142,19 +141,17 @@ def audit(options: AuditOptions) -> int:
     with console.progress(enabled=reads and not options.no_progress, color=options.color.value) as progress:
         found = auditing.audit(request, progress=progress)
     if into is not None:
-        accepted = baseline.made(
-            found, request.baseline, options.reason or "", whole=request.whole, targets=request.targets
-        )
-        console.write(baseline.written(accepted, os.path.dirname(into) or "."), into)
-        found = baseline.accepting(found, accepted, whole=request.whole)
+        found, pieces = baseline.accept(found, into, options.reason or "", request)
+        console.write(pieces, into)
     untold = reporting.untold(found, options.select, allow_empty=options.allow_empty)
-    report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose), untold)
+    fixed, told = baseline.fixed(found), beside.told(found, request)
+    report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose), untold, [*fixed, *told])
     code = console.publish(report, written, options.color.value, options.quiet)
     bad = [one.reason or one.target for one in found.targets if one.status is Status.FAILED] + list(untold)
     for message in bad if options.quiet or not console.on_screen(written[-1]) else ():
         console.complain(message, debug=False)
     if not options.quiet:
-        console.tell([*([] if options.verbose else baseline.fixed(found)), *beside.told(found, request)])
+        console.tell([*([] if options.verbose else fixed), *told])
     return 2 if bad else code
 
 
@@ -185,6 +182,12 @@ def lock(options: LockOptions) -> int:
         console.tell(list(making.without_values(found, made)))
     console.write(file.written(made), written.path)
     return 0
+
+
+def _refuse_both(options: InspectOptions | VerifyOptions) -> None:
+    """Either says what forward is called with."""
+    if options.input and options.inputs:
+        raise UsageError("--input and --inputs contradict each other; leave one of them out")
 
 
 def _complained(broken: Sequence[tuple[str, str]], done: str, code: int) -> int:

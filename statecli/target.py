@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from msgspec.structs import replace
 
 from statecli import formats, kinds, modules
-from statecli.errors import UnreadableError, UsageError
+from statecli.errors import MalformedError, UnreadableError, UsageError
 from statecli.modules.build import Built, build
 from statecli.modules.spec import Spec, parse
 from statecli.state import ModelState
@@ -28,8 +28,15 @@ def spec_of(text: str) -> Spec | None:
 
 
 def checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
-    """A file or folder, or one section of it (`train.ckpt#optimizer`), with kinds by the best evidence in it."""
-    return part(whole(text, read=read), text)
+    """A file or folder, or one section of it (`train.ckpt#optimizer`), with kinds by the best evidence in it.
+
+    Raises `MalformedError` for a pickle that holds no tensor, as nothing in it can be listed or compared.
+    """
+    state = whole(text, read=read)
+    for odd in state.oddities if not state.tensors else ():
+        if odd.name == "no-tensors":
+            raise MalformedError(f"{state.target}: {odd.message}")
+    return part(state, text)
 
 
 def whole(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
@@ -58,7 +65,8 @@ def _cut(state: ModelState, section: str) -> ModelState:
     held = tuple(s for s in state.sections if s == section or (section and s.startswith(section + ".")))
     if not held:
         near = get_close_matches(section, state.sections, n=1)
-        hint = f"did you mean #{near[0]}?" if near else f"it has {', '.join('#' + s for s in state.sections)}"
+        there = f"it has {', '.join('#' + s for s in state.sections)}" if state.sections else "it holds no tensor"
+        hint = f"did you mean #{near[0]}?" if near else there
         raise UnreadableError(f"{state.target}: has no section {section!r}; {hint}")
     tensors = tuple(tensor for tensor in state.tensors if tensor.section in held)
     return replace(state, sections=held, tensors=tensors)

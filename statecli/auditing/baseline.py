@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +21,9 @@ from statecli.locking.file import document
 from statecli.places import named, path_of, unnamed
 from statecli.render.json import encoded
 from statecli.state import Oddity
+
+if TYPE_CHECKING:
+    from statecli.auditing.run import Request
 
 SCHEMA = "statecli.baseline/1"
 #: The rule of findings that say nothing of the target, and are not to be lived with.
@@ -167,6 +171,12 @@ def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool, target
         if key not in now and key not in missing and key[1] not in looked.get(key[0], ()):
             entries.append(entry)
     return Baseline(SCHEMA, tuple(sorted(entries, key=_order)))
+
+
+def accept(found: Audit, path: str, reason: str, request: Request) -> tuple[Audit, Iterator[bytes]]:
+    """The audit after all that it found was accepted, and the file that is to be written to `path`, piece by piece."""
+    baseline = made(found, request.baseline, reason, whole=request.whole, targets=request.targets)
+    return accepting(found, baseline, whole=request.whole), written(baseline, os.path.dirname(path) or ".")
 
 
 def _order(entry: Entry) -> list[tuple[bool, str]]:

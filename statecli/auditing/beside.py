@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from statecli.auditing import baseline, config
+from statecli.auditing import baseline, config, held
 from statecli.auditing.baseline import Baseline
 from statecli.auditing.result import Audit
 from statecli.auditing.run import Request
@@ -49,7 +49,8 @@ def _unjudged(found: Audit, request: Request) -> Iterator[Finding]:
     asked = [key for key, field in policy if getattr(request.policy, field) not in (None, ())]
     for (rule, reason), targets in where.items():
         keys = [f"policy.{key}" for key in asked if rule in JUDGES.get(key, ())]
-        if keys:
+        # That what is no model is not judged as one is told where nothing else was.
+        if keys and not (reason in held.WHYS and rule in found.ran):
             message = f"{' and '.join(keys)}: {rule} did not run on {names(targets)}: {reason}"
             yield _note("policy-not-judged", message, targets[0])
 

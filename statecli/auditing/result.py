@@ -51,10 +51,14 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """One run over all targets. What is of `fail_on` or worse makes it end 1."""
+    """One run over all targets. What is of `fail_on` or worse makes it end 1.
+
+    `unheld` says why the class or checkpoint that targets are to be held to was asked for in vain.
+    """
 
     targets: tuple[Target, ...]
     fail_on: Severity = Severity.WARNING
+    unheld: str | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:

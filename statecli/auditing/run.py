@@ -10,10 +10,11 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from statecli import inspection, modules, target
+from statecli import inspection, target
 from statecli.auditing import held
 from statecli.auditing.baseline import Baseline, accepting
 from statecli.auditing.config import Ignored, of_rules
+from statecli.auditing.held import Side
 from statecli.auditing.policy import Policy
 from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
@@ -26,6 +27,7 @@ from statecli.locking import holding
 from statecli.locking.file import Lock
 from statecli.places import located, named
 from statecli.rules import RULES
+from statecli.stamps import stamps
 from statecli.state import Kind, ModelState, ScannedPickle
 
 
@@ -74,108 +76,164 @@ def audit(
 
     `progress` is told of the values that are read, target by target.
     """
+    run = _Run(request, progress)
     targets = []
     for one in expand((*filter(None, (request.model,)), *request.targets), allow_empty=request.allow_empty):
-        targets.append(_one(one, request, progress) if isinstance(one, str) else one)
+        targets.append(run.of(one) if isinstance(one, str) else one)
         done(targets[-1])
-    found = Audit(tuple(targets), request.fail_on)
+    found = Audit(tuple(targets), request.fail_on, run.unheld())
     return found if request.baseline is None else accepting(found, request.baseline, whole=request.whole)
 
 
-def _one(text: str, request: Request, progress: inspection.Progress | None) -> Target:
-    pickles = _pickles(text, request)
-    try:
-        subject = _with_values(_subject(text, request), request, progress)
-        subject = dataclasses.replace(_locked(subject, request, progress), pickles=pickles)
-    except StateError as error:
-        return _accepted(_failed(text, error, request, pickles), request)
-    return _accepted(_judged(subject, _chosen(request), request.severity), request)
+class _Run:
+    """What one run has in common for all of its targets: its rules, and what targets are held to, each read once."""
 
+    def __init__(self, request: Request, progress: inspection.Progress | None) -> None:
+        self.request, self.progress = request, progress
+        chosen = [rule for rule in RULES if not request.select or rule.name in request.select]
+        self.rules = [rule for rule in chosen if rule.name not in request.ignore]
+        self.reference = request.against or request.policy.reference
+        self.sides: dict[str, Side | StateError] = {}
+        #: The folders of the models that were targets so far; the walk comes to a folder before what lies in it.
+        self.folders: set[str] = set()
+        #: Why targets were held to nothing, by their names, until one was held.
+        self.alone: dict[str, str] | None = {}
 
-def _pickles(text: str, request: Request) -> tuple[ScannedPickle, ...]:
-    """Every pickle of a target that is a file or a folder, where a rule about them is asked for."""
-    path, _ = target.split(text)
-    return scan(path) if os.path.exists(path) and any(map(_is_about_pickles, _chosen(request))) else ()
+    def of(self, text: str) -> Target:
+        """What becomes of one target."""
+        pickles = self._pickles(text)
+        try:
+            subject = self._subject(text)
+            subject = dataclasses.replace(self._locked(self._with_values(subject)), pickles=pickles)
+        except StateError as error:
+            return _accepted(self._failed(text, error, pickles), self.request)
+        return _accepted(_judged(subject, self.rules, self.request.severity), self.request)
+
+    def unheld(self) -> str | None:
+        """Why --model or --against was in vain; None where a target was held, or failed to be."""
+        option = "--model" if self.request.model else "--against"
+        asked = self.request.model or self.request.against
+        if not (asked and self.alone):
+            return None
+        first, why = next(iter(self.alone.items()))
+        return f"{option} {asked}: nothing was held to it: {first} {why}"
+
+    def _pickles(self, text: str) -> tuple[ScannedPickle, ...]:
+        """Every pickle of a target that is a file or a folder, where a rule about them is asked for."""
+        path, _ = target.split(text)
+        return scan(path) if os.path.exists(path) and any(map(_is_about_pickles, self.rules)) else ()
+
+    def _failed(self, text: str, error: StateError, pickles: tuple[ScannedPickle, ...]) -> Target:
+        """What could not be read, with a finding of the rule that the error breaks, where that rule is asked for.
+
+        Its pickles are judged all the same: what loading it would run does not depend on what its tensors are.
+        """
+        severity = self.request.severity
+        broken = [rule for rule in self.rules if rule.name == error.rule]
+        found = [_finding(rule, Found(str(error)), text, severity.get(rule.name)) for rule in broken]
+        ran = [rule.name for rule in broken]
+        subject = Subject(text, ModelState(text, "", ()), self.request.policy, pickles=pickles)
+        for rule in filter(_is_about_pickles, self.rules if pickles else ()):
+            found.extend(_found(rule, subject, severity.get(rule.name)))
+            ran.append(rule.name)
+        return Target(text, Status.FAILED, str(error), findings=tuple(found), ran=tuple(ran))
+
+    # --- what a target is, and what it is held to -------------------------------------------------------------------
+
+    def _subject(self, text: str) -> Subject:
+        policy = self.request.policy
+        if target.spec_of(text) is not None:
+            side = self._side(text) if text == self.request.model else held.read(text, self.request.init_device)
+            return Subject(text, self._filtered(side.state, text), policy, side.state, whole=side.state)
+        if os.path.isdir(text):
+            self.folders.add(os.path.abspath(text))
+        seen = stamps([target.split(text)[0]])
+        whole = target.whole(text)
+        side = Side(text, target.part(whole, text), None, seen)
+        module = side.state if side.state.whole_modules else None
+        beside = self._beside(text, whole)
+        return self._held(Subject(text, self._filtered(side.state, text), policy, module, beside, whole), side)
+
+    def _filtered(self, state: ModelState, text: str) -> ModelState:
+        """A file without tensors has none that a filter could leave."""
+        asked = self.request
+        if not state.tensors:
+            return state
+        wanted = inspection.Request(text, include=asked.include, exclude=asked.exclude, kind=asked.kind)
+        return inspection.filtered(state, wanted)
+
+    def _beside(self, text: str, state: ModelState) -> str | None:
+        """Why it is held to nothing; whoever names a file, and whoever keeps a model in a folder, means that one."""
+        if text in self.request.targets or os.path.isdir(text):
+            return None
+        return held.why_not(state, beside=held.is_inside(text, self.folders))
+
+    def _held(self, subject: Subject, side: Side) -> Subject:
+        """The checkpoint beside what it is held to."""
+        policy, model, reference = self.request.policy, self.request.model, self.reference
+        if subject.beside is not None:
+            if self.alone is not None:
+                self.alone[subject.target] = subject.beside
+            return subject
+        self.alone = None
+        load = held.to_class(side, self._side(model)) if model else None
+        values = bool(policy.must_change or policy.must_not_change)
+        against = held.to_checkpoint(side, self._side(reference), values=values) if reference else None
+        return dataclasses.replace(subject, load=load, reference=against)
+
+    def _side(self, text: str) -> Side:
+        """The class or the checkpoint that targets are held to; what is wrong with it is so for all of them."""
+        if text not in self.sides:
+            try:
+                self.sides[text] = held.read(text, self.request.init_device)
+            except StateError as error:
+                self.sides[text] = error
+        found = self.sides[text]
+        if isinstance(found, StateError):
+            raise found
+        if found.is_lazy:
+            del self.sides[text]
+        return found
+
+    def _with_values(self, subject: Subject) -> Subject:
+        """The same with facts of its values, where they are asked for; a class's are those of its constructor."""
+        jobs = self.request.jobs
+        if not self.request.values or subject.state.format == "module":
+            return subject
+        with inspection.numpy_needed():
+            from statecli.values.compare import damages
+            from statecli.values.facts import read_all
+        tensors = subject.state.tensors
+        tell = self.progress(sum(tensor.nbytes for tensor in tensors)) if self.progress else None
+        values = tuple(read_all(tensors, jobs=jobs, progress=tell))
+        return dataclasses.replace(subject, values=values, damages=tuple(damages(tensors, jobs=jobs)))
+
+    def _locked(self, subject: Subject) -> Subject:
+        """With what became of what the lock has of it; a class that only others are held to has nothing locked."""
+        text, request = subject.target, self.request
+        asked_for = any(rule.about == "lock" for rule in self.rules)
+        if request.lock is None or not asked_for or (text == request.model and text not in request.targets):
+            return subject
+        by_name = subject.beside is not None
+        if not subject.everything.tensors and request.lock.of(text, request.lock_folder, by_name=by_name) is None:
+            return dataclasses.replace(subject, lock=())
+        asked = holding.Request(
+            request.lock,
+            request.frozen_only,
+            request.policy.frozen,
+            request.include,
+            request.exclude,
+            request.kind,
+            request.jobs,
+            request.lock_folder,
+            by_name,
+        )
+        found = holding.held(target.part(subject.everything, text), holding.lines(text, asked), asked, self.progress)
+        return dataclasses.replace(subject, lock=found)
 
 
 def _is_about_pickles(rule: Rule) -> bool:
     return rule.about == "pickles"
-
-
-def _failed(text: str, error: StateError, request: Request, pickles: tuple[ScannedPickle, ...]) -> Target:
-    """What could not be read, with a finding of the rule that the error breaks, where that rule is asked for.
-
-    Its pickles are judged all the same: what loading it would run does not depend on what its tensors are.
-    """
-    broken = [rule for rule in _chosen(request) if rule.name == error.rule]
-    found = [_finding(rule, Found(str(error)), text, request.severity.get(rule.name)) for rule in broken]
-    ran = [rule.name for rule in broken]
-    subject = Subject(text, ModelState(text, "", ()), request.policy, pickles=pickles)
-    for rule in filter(_is_about_pickles, _chosen(request) if pickles else ()):
-        found.extend(_found(rule, subject, request.severity.get(rule.name)))
-        ran.append(rule.name)
-    return Target(text, Status.FAILED, str(error), findings=tuple(found), ran=tuple(ran))
-
-
-def _subject(text: str, request: Request) -> Subject:
-    spec = target.spec_of(text)
-    module: ModelState | None = None
-    if spec is not None:
-        state = module = whole = modules.read(target.model(spec, init_device=request.init_device, values=False), text)
-    else:
-        whole = target.whole(text)
-        state = target.part(whole, text)
-        module = state if state.whole_modules else None
-    asked = inspection.Request(text, include=request.include, exclude=request.exclude, kind=request.kind)
-    subject = Subject(text, inspection.filtered(state, asked), request.policy, module, whole)
-    return subject if spec is not None else _held(subject, request)
-
-
-def _held(subject: Subject, request: Request) -> Subject:
-    """The checkpoint beside what it is held to."""
-    policy, reference = request.policy, request.against or request.policy.reference
-    load = held.to_class(subject.target, request.model, request.init_device) if request.model else None
-    values = bool(policy.must_change or policy.must_not_change)
-    against = held.to_checkpoint(subject.target, reference, values=values) if reference else None
-    return dataclasses.replace(subject, load=load, reference=against)
-
-
-def _with_values(subject: Subject, request: Request, progress: inspection.Progress | None) -> Subject:
-    """The same with facts of its values, where they are asked for; a class's are those of its constructor."""
-    if not request.values or subject.state.format == "module":
-        return subject
-    with inspection.numpy_needed():
-        from statecli.values.compare import damages
-        from statecli.values.facts import read_all
-    tensors = subject.state.tensors
-    tell = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
-    values = tuple(read_all(tensors, jobs=request.jobs, progress=tell))
-    return dataclasses.replace(subject, values=values, damages=tuple(damages(tensors, jobs=request.jobs)))
-
-
-def _locked(subject: Subject, request: Request, progress: inspection.Progress | None) -> Subject:
-    """With what became of what the lock has of it; a class that is only there to hold others to has nothing locked."""
-    text = subject.target
-    asked_for = any(rule.about == "lock" for rule in _chosen(request))
-    if request.lock is None or not asked_for or (text == request.model and text not in request.targets):
-        return subject
-    asked = holding.Request(
-        request.lock,
-        request.frozen_only,
-        request.policy.frozen,
-        request.include,
-        request.exclude,
-        request.kind,
-        request.jobs,
-        request.lock_folder,
-    )
-    found = holding.held(target.part(subject.everything, text), holding.lines(text, asked), asked, progress)
-    return dataclasses.replace(subject, lock=found)
-
-
-def _chosen(request: Request) -> Sequence[Rule]:
-    chosen = [rule for rule in RULES if not request.select or rule.name in request.select]
-    return [rule for rule in chosen if rule.name not in request.ignore]
 
 
 def _accepted(found: Target, request: Request) -> Target:

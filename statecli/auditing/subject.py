@@ -32,6 +32,8 @@ class Subject:
     state: ModelState
     policy: Policy = field(default_factory=Policy)
     module: ModelState | None = None
+    #: Why it is held to nothing that the other targets are held to: it is no model, or not the one that is meant.
+    beside: str | None = None
     whole: ModelState | None = None
     load: Diff | None = None
     reference: Diff | None = None
@@ -44,9 +46,9 @@ class Subject:
     damages: tuple[StateError | None, ...] | None = None
 
     def called(self, tensor: TensorInfo) -> str:
-        """The tensor as a message names it: behind its section where there are several."""
+        """The tensor as a message names it: behind its section where there are several, and it is in one."""
         name = shown(tensor.fqn)
-        return name if len(self.state.sections) < 2 else f"{tensor.section}.{name}"
+        return name if len(self.state.sections) < 2 or not tensor.section else f"{tensor.section}.{name}"
 
     @property
     def everything(self) -> ModelState:
@@ -71,7 +73,9 @@ def a_module(subject: Subject) -> str | None:
 def something_to_hold_to(subject: Subject) -> str | None:
     """Needed where two states are compared."""
     there = subject.load is not None or subject.reference is not None
-    return None if there else "nothing to hold it to: give --model file.py:Class or --against CHECKPOINT"
+    return (
+        None if there else subject.beside or "nothing to hold it to: give --model file.py:Class or --against CHECKPOINT"
+    )
 
 
 def a_file(subject: Subject) -> str | None:
@@ -81,7 +85,9 @@ def a_file(subject: Subject) -> str | None:
 
 def a_reference(subject: Subject) -> str | None:
     """Needed where two checkpoints are compared."""
-    return None if subject.reference is not None else "nothing to hold it to: give --against CHECKPOINT"
+    if subject.reference is not None:
+        return None
+    return subject.beside or "nothing to hold it to: give --against CHECKPOINT"
 
 
 def the_values(subject: Subject) -> str | None:

@@ -121,7 +121,8 @@ def _in_folder(path: str) -> Iterator[_Found]:
     if own:
         yield _Model(path, own)
     for name in names:
-        inner = os.path.join(path, name)
+        # As one types it from here.
+        inner = os.path.join("" if path in (os.curdir, os.path.join(os.curdir, "")) else path, name)
         if os.path.isdir(inner):
             yield from _inner(inner, name)
         elif name not in own:

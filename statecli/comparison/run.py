@@ -61,6 +61,21 @@ def compare(request: Request, progress: Progress | None = None) -> Diff:
     built: dict[str, Built] = {}
     seen = stamps(_paths(request))
     before, after = _read_both(request, built)
+    return of_states(request, before, after, built, seen, progress)
+
+
+def of_states(
+    request: Request,
+    before: ModelState,
+    after: ModelState,
+    built: dict[str, Built],
+    seen: Mapping[str, Stamp],
+    progress: Progress | None = None,
+) -> Diff:
+    """`compare`, of two targets that were read already; `built` has the module of each that is a class, by its text.
+
+    `seen` are the stamps of their files from before they were read.
+    """
     with without_gc():
         return _Comparison(request, before, after, built, seen).diff(progress)
 

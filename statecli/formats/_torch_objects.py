@@ -39,7 +39,7 @@ def state_of(
 ) -> ModelState:
     """Everything that is a tensor in the pickled object, grouped into sections, of which `wanted` is to be one.
 
-    Raises `MalformedError` when there is no tensor at all. One that contradicts the storages of the file has `damage`.
+    A pickle without a tensor has the oddity `no-tensors`. One that contradicts the storages of the file has `damage`.
     """
     reading = Reading(Decoder(storages), list(oddities))
     for key in pickle.duplicate_keys:
@@ -51,7 +51,7 @@ def state_of(
         if len(tensors) > MAX_ROWS:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors")
     if not tensors:
-        raise MalformedError(f"holds no tensor: the pickle is {_describe(pickle.root)}")
+        reading.odd("no-tensors", f"holds no tensor: the pickle is {_describe(pickle.root)}")
     if bare := list(dict.fromkeys(reading.decoder.bare)):
         reading.odd("bare-storage", f"saved as a storage, shown as a tensor of one dimension: {_shown.names(bare)}")
     metadata = scalars(pickle.root, reading)

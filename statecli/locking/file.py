@@ -64,13 +64,14 @@ class Lock(msgspec.Struct, frozen=True):
     digest: Algorithm
     targets: tuple[LockedTarget, ...]
 
-    def of(self, text: str, folder: str = ".") -> LockedTarget | None:
+    def of(self, text: str, folder: str = ".", *, by_name: bool = False) -> LockedTarget | None:
         """What a lock in `folder` has of the target that was typed so; None where that is nothing.
 
-        A link is also what it leads to: a lock of a folder has that file once, under its own name.
+        The only one of a lock has no name and is of any target, unless that is looked for `by_name`. A link is also
+        what it leads to: a lock of a folder has that file once, under its own name.
         """
         if len(self.targets) == 1 and self.targets[0].target is None:
-            return self.targets[0]
+            return None if by_name else self.targets[0]
         path, section = split(text)
         real = os.path.realpath(path) + ("" if section is None else f"#{section}")
         found = {one.target: one for one in self.targets}

@@ -38,7 +38,8 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 class Request(msgspec.Struct, frozen=True):
     """What a target is held to. With `frozen_only` to what must not train: `frozen` are globs that say so too.
 
-    `folder` is where the lock lies, from which its names are meant.
+    `folder` is where the lock lies, from which its names are meant. `by_name`: it is a file beside a model, which a
+    lock of one target alone does not mean.
     """
 
     lock: Lock
@@ -49,11 +50,14 @@ class Request(msgspec.Struct, frozen=True):
     kind: tuple[Kind, ...] = ()
     jobs: int = 0
     folder: str = "."
+    by_name: bool = False
 
 
 def lines(text: str, request: Request) -> LockedTarget:
     """What the target that was typed so is held to. Raises `NothingMatched` where that is nothing."""
-    target = request.lock.of(text, request.folder)
+    target = request.lock.of(text, request.folder, by_name=request.by_name)
+    if target is None and request.lock.targets[0].target is None:
+        raise NothingMatched(f"{text}: is not in the lock, which is of one target alone: lock again")
     if target is None:
         names = [str(one.target) for one in request.lock.targets]
         near = get_close_matches(named(text, request.folder), names, n=1) or names[:1]

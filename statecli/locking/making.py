@@ -20,6 +20,8 @@ from statecli.state import Evidence, Kind, ModelState, TensorInfo
 if TYPE_CHECKING:
     from statecli.inspection import Progress
 
+#: What is said of a target of which nothing is locked: it is no failure, where there are others.
+HOLLOW = "holds no tensor"
 #: Evidence that is knowledge; a convention is a guess, which another format may not allow.
 KNOWN = frozenset([Evidence.REGISTERED, Evidence.TYPE, Evidence.OPTIMIZER])
 
@@ -46,10 +48,13 @@ class Read(msgspec.Struct, frozen=True):
 
 
 def read(request: Request) -> list[Read]:
-    """Every target, filtered. Raises `StateError` for the first that cannot be read whole: nothing is left out."""
+    """Every target, filtered, those too that hold no tensor. Raises `StateError` for the first that cannot be read
+    whole, and where there is nothing to lock: nothing is left out.
+    """
     found = [_read(text, request) for text in _expanded(request.targets)]
-    if not found:
-        raise NothingMatched(f"{' '.join(request.targets)}: no checkpoint there, nothing to lock")
+    if not any(one.state.tensors for one in found):
+        what = f"{found[0].state.target}: {HOLLOW}" if found else f"{' '.join(request.targets)}: no checkpoint there"
+        raise NothingMatched(f"{what}, nothing to lock")
     alone = len(found) == 1 and found[0].name == named(request.targets[0], request.folder)
     if alone:
         return [msgspec.structs.replace(found[0], name=None)]
@@ -73,13 +78,12 @@ def _read(text: str, request: Request) -> Read:
     before = stamps([path])
     spec = target.spec_of(text)
     if spec is None:
-        state = target.checkpoint(text)
+        state = target.part(target.whole(text), text)
     else:
         state = modules.read(target.model(spec, init_device=request.init_device, values=False), text)
-    asked = inspection.Request(text, include=request.include, exclude=request.exclude, kind=request.kind)
-    state = inspection.filtered(state, asked)
-    if not state.tensors:
-        raise NothingMatched(f"{text}: holds no tensor, nothing to lock")
+    if state.tensors:
+        asked = inspection.Request(text, include=request.include, exclude=request.exclude, kind=request.kind)
+        state = inspection.filtered(state, asked)
     for tensor in state.tensors:
         if tensor.damage is not None:
             raise UnreadableError(f"{tensor.damage}; leave it out with -x {tensor.fqn!r}, or copy the file again")
@@ -95,6 +99,7 @@ def lock(found: Sequence[Read], request: Request, progress: Progress | None = No
         from statecli.values.compare import damages
         from statecli.values.digest import digests
 
+    found = [one for one in found if one.state.tensors]
     tensors = [tensor for one in found for tensor in one.state.tensors]
     tell = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
     for error in damages(tensors, jobs=request.jobs):
@@ -110,8 +115,14 @@ def lock(found: Sequence[Read], request: Request, progress: Progress | None = No
 
 
 def without_values(found: Sequence[Read], lock: Lock) -> Iterator[Finding]:
-    """Notes of the targets some of whose values are not locked, since there are none: a class's are random."""
-    for one, lines in zip(found, lock.targets, strict=True):
+    """Notes of the targets that are not in the lock or some of whose values are not, as there are none: a class's are
+    random.
+    """
+    for one in found:
+        if not one.state.tensors:
+            message = f"{one.state.target}: {HOLLOW}, nothing to lock"
+            yield Finding("nothing-to-lock", Severity.NOTE, message, one.state.target)
+    for one, lines in zip((one for one in found if one.state.tensors), lock.targets, strict=True):
         count = sum(line.digest is None for line in lines.tensors)
         if count:
             why = "a class has those of its constructor" if one.state.format == "module" else "they are not in the file"

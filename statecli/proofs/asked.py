@@ -17,8 +17,6 @@ def check(request: Request) -> None:
     """Raise UsageError for what makes no sense, before the model is built."""
     if request.device is not None and not _DEVICE.fullmatch(request.device):
         raise UsageError(f"--device {request.device}: no such device; write meta, cpu, cuda, cuda:N or fake-cuda")
-    if request.input and request.inputs:
-        raise UsageError("--input and --inputs contradict each other; leave one of them out")
     asked = {name.value for name in request.checks}
     for option, of in _OF.items():
         value = getattr(request, option)

@@ -44,15 +44,18 @@ def untold(found: Audit, select: Collection[str], *, allow_empty: bool) -> tuple
         return ()
     if not found.count(Status.AUDITED):
         return () if allow_empty else ("nothing was audited",)
-    return tuple(f"{one.rule} did not run: {one.reason}" for one in found.unheard(select))
+    unheard = (f"{one.rule} did not run: {one.reason}" for one in found.unheard(select))
+    return (*unheard, *filter(None, (found.unheld,)))
 
 
-def of_audit(found: Audit, view: View, untold: Sequence[str] = ()) -> Report:
-    """Everything `audit` has to say; `untold` is why it ends 2, where no target says so."""
+def of_audit(found: Audit, view: View, untold: Sequence[str] = (), told: Sequence[Finding] = ()) -> Report:
+    """Everything `audit` has to say; `untold` is why it ends 2, where no target says so, `told` what is of no one
+    target.
+    """
     notes = [note for target in found.targets for note in target.notes] if view.verbose else []
     return Report(
         title=found.targets[0].target if len(found.targets) == 1 else plural(len(found.targets), "target"),
-        document=lambda: documents.of_audit(found),
+        document=lambda: documents.of_audit(found, told),
         table=lambda: _flat(found),
         page=lambda: _page(found, view, untold),
         findings=found.findings,
@@ -142,7 +145,13 @@ def _sorted(findings: Sequence[Finding]) -> list[Finding]:
 def _page(found: Audit, view: View, untold: Sequence[str]) -> Page:
     verdict = _verdict(found)
     not_run = [Line((rule,), why, "bad") for rule, told, why in (one.partition(": ") for one in untold) if told]
-    beside = [*_unread(found), *not_run, *_accepted(found, view), *(_unheard(found) if view.verbose else ())]
+    beside = [
+        *_unread(found),
+        *not_run,
+        *_hollow(found),
+        *_accepted(found, view),
+        *(_unheard(found) if view.verbose else ()),
+    ]
     groups = _by_rule(found.targets[0], view) if len(found.targets) == 1 else _by_target(found.targets, view)
     return Page(
         subtitle=_subtitle(found),
@@ -239,6 +248,15 @@ def _unread(found: Audit) -> Iterator[Line]:
             skipped.setdefault(reason, []).append(one.target)
     for reason, targets in skipped.items():
         yield Line((f"{len(targets):,} skipped: {names(targets)}",), reason, "dim")
+
+
+def _hollow(found: Audit) -> Iterator[Line]:
+    """Targets that were audited and hold no tensor: they are as clean as others, and it is of little."""
+    hollow = [one.target for one in found.targets if one.status is Status.AUDITED and not one.tensors]
+    if hollow:
+        yield Line(
+            (f"{len(hollow):,} of them {'holds' if len(hollow) == 1 else 'hold'} no tensor",), names(hollow), "dim"
+        )
 
 
 def _accepted(found: Audit, view: View) -> Iterator[Line]:

@@ -240,7 +240,8 @@ class AcceptedRow(msgspec.Struct, frozen=True):
 class AuditDocument(msgspec.Struct, frozen=True):
     """`statecli audit -f json`. Consumers ignore keys they do not know.
 
-    `passed` is what the exit code says: no finding is of `fail_on` or worse, and no target failed.
+    `passed` is what the exit code says: no finding is of `fail_on` or worse, and no target failed. `notes` are told on
+    standard error too: what is of no one target, and accepted findings that are fixed.
     """
 
     schema: str
@@ -253,6 +254,7 @@ class AuditDocument(msgspec.Struct, frozen=True):
     ran: tuple[str, ...]
     skipped: tuple[Skipped, ...]
     accepted: tuple[AcceptedRow, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
 
 class RuleRow(msgspec.Struct, frozen=True):
@@ -519,8 +521,8 @@ def _check(check: Check) -> CheckRow:
     )
 
 
-def of_audit(found: Audit) -> AuditDocument:
-    """The document of one audit."""
+def of_audit(found: Audit, notes: Sequence[Finding] = ()) -> AuditDocument:
+    """The document of one audit, with notes that are none of its findings."""
     counts = Counter(finding.severity for finding in found.findings)
     statuses = Counter(target.status for target in found.targets)
     accepted = tuple(
@@ -536,7 +538,7 @@ def of_audit(found: Audit) -> AuditDocument:
     targets = tuple(
         TargetRow(one.target, one.status, one.reason, one.format, one.tensors, one.bytes) for one in found.targets
     )
-    passed = not found.failing and not statuses[AuditStatus.FAILED] and bool(found.ran)
+    passed = not found.failing and not statuses[AuditStatus.FAILED] and bool(found.ran) and not found.unheld
     return AuditDocument(
         "statecli.audit/1",
         __version__,
@@ -548,4 +550,5 @@ def of_audit(found: Audit) -> AuditDocument:
         found.ran,
         found.skipped,
         accepted,
+        tuple(notes),
     )

@@ -18,8 +18,8 @@ def required_metadata(subject: Subject) -> str | None:
 
 
 def metadata(subject: Subject) -> str | None:
-    """Needs what has metadata."""
-    return a_file(subject) and "a class has no metadata: audit a checkpoint"
+    """Needs what has metadata: the model's file, not that of an optimizer beside it."""
+    return subject.beside or (a_file(subject) and "a class has no metadata: audit a checkpoint")
 
 
 def what_must_change(subject: Subject) -> str | None:
@@ -37,6 +37,8 @@ def _of_reference(subject: Subject, configured: bool, key: str) -> str | None:
         return f"no {key} is configured"
     if subject.reference is not None:
         return None
+    if subject.beside is not None:
+        return subject.beside
     if subject.state.format == "module":
         return "a class has the values of its constructor: audit a checkpoint"
     return f"{key} holds against a checkpoint: configure policy.reference, or give --against"

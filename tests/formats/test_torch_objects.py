@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from statecli import formats
+from statecli import formats, target
 from statecli.errors import MalformedError
 from statecli.formats import _globals
 from statecli.state import Evidence, Kind
@@ -381,9 +381,11 @@ def test_a_lone_tensor_is_one_row(tmp_path):
 
 
 def test_nothing_to_list_is_an_error(tmp_path):
-    """A file without a tensor is refused, with what it holds instead."""
-    with pytest.raises(MalformedError, match="holds no tensor: the pickle is a dict of 1"):
-        read(tmp_path, {"epoch": 3})
+    """A file without a tensor is read, and refused where tensors are wanted, with what it holds instead."""
+    state = read(tmp_path, {"epoch": 3})
+    assert (state.tensors, state.sections, state.metadata) == ((), (), {"epoch": 3})
+    with pytest.raises(MalformedError, match=r"file\.pt: holds no tensor: the pickle is a dict of 1"):
+        target.checkpoint(str(tmp_path / "file.pt"))
 
 
 def test_an_optimizer_alone(tmp_path):

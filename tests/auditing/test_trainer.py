@@ -1,0 +1,355 @@
+"""The folder that a Trainer writes: its model is held to what is asked, all that lies beside it audited and locked."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+
+SIZES = dict(  # noqa: C408 - as a call has them
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    vocab_size=50,
+    max_position_embeddings=16,
+)
+CLASS = f"""
+from transformers import BertConfig, BertForSequenceClassification
+def build():
+    return BertForSequenceClassification(BertConfig(**{SIZES!r}))
+"""
+#: What a Trainer writes that holds no tensor.
+HOLLOW = ["ck/scheduler.pt", "ck/training_args.bin"]
+
+
+def trained(folder):
+    """What `Trainer._save_checkpoint` writes, by the same calls."""
+    model = BertForSequenceClassification(BertConfig(**SIZES))
+    model.save_pretrained(folder)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = LambdaLR(optimizer, lambda step: 1.0)
+    model(input_ids=torch.ones(1, 4, dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+    scheduler.step()
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    torch.save(scheduler.state_dict(), folder / "scheduler.pt")
+    torch.save(states, folder / "rng_state.pth")
+    torch.save(arguments(), folder / "training_args.bin")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 1, "log_history": []}))
+
+
+def arguments():
+    """Without accelerate the constructor refuses: then what it sets is set by hand."""
+    try:
+        return TrainingArguments(output_dir="out")
+    except ImportError:
+        made = TrainingArguments.__new__(TrainingArguments)
+        vars(made).update(output_dir="out", learning_rate=5e-5, device=torch.device("cpu"))
+        return made
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("ck").mkdir()
+    trained(Path("ck"))
+    Path("net.py").write_text(CLASS)
+
+
+def nudge(path, *keys):
+    """Another first element of the tensor that lies there."""
+    held = tensor = torch.load(path, weights_only=False)
+    for key in keys:
+        tensor = tensor[key]
+    tensor.view(-1)[0] += 1
+    torch.save(held, path)
+
+
+def statuses(result):
+    return {one["target"]: one["status"] for one in result.json["targets"]}
+
+
+def test_it_is_audited_whole(statecli):
+    """What holds no tensor is no failure: its rules run."""
+    result = statecli("audit", "ck", "-f", "json")
+    assert (result.code, result.err, result.json["findings"]) == (0, "", [])
+    audited = [name for name, status in statuses(result).items() if status == "audited"]
+    assert audited == ["ck", "ck/optimizer.pt", "ck/rng_state.pth", *HOLLOW]
+    tensors = {one["target"]: one["tensors"] for one in result.json["targets"]}
+    assert {name for name in audited if not tensors[name]} == set(HOLLOW)
+
+
+def test_it_is_said_of_which_targets_there_is_no_tensor(statecli):
+    """In every text output: a clean audit of nothing looks like any other."""
+    for output in ("table", "plain", "markdown"):
+        text = statecli("audit", "ck", "-f", output).out
+        assert all(name in text.replace("\\_", "_") for name in HOLLOW), output
+        assert "hold no tensor" in text, output
+
+
+def test_its_lock_has_every_tensor_and_no_more(statecli):
+    """What has nothing to lock is told; the lock holds the folder it was made of."""
+    made = statecli("lock", "ck", "-o", "l.json")
+    assert made.code == 0
+    assert [line.split(": ")[1:] for line in made.err.splitlines()] == [
+        [name, "holds no tensor, nothing to lock"] for name in HOLLOW
+    ]
+    assert [one["target"] for one in json.loads(Path("l.json").read_text())["targets"]] == [
+        "ck",
+        "ck/optimizer.pt",
+        "ck/rng_state.pth",
+    ]
+    held = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
+    assert (held.code, held.err, held.json["findings"]) == (0, "", [])
+
+
+def test_a_nudge_of_the_optimizer_is_named(statecli):
+    """By its target and tensor, and nothing else."""
+    statecli("lock", "ck", "-o", "l.json")
+    nudge("ck/optimizer.pt", "state", 3, "exp_avg")
+    result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
+    assert result.code == 1
+    (found,) = result.json["findings"]
+    assert (found["rule"], found["target"], found["fqn"]) == (
+        "lock-mismatch",
+        "ck/optimizer.pt",
+        "state[3]['exp_avg']",
+    )
+
+
+def test_what_was_locked_and_is_empty_now_is_missing(statecli):
+    """An optimizer's state that came to hold nothing is no file without tensors."""
+    statecli("lock", "ck", "-o", "l.json")
+    torch.save({"state": {}, "param_groups": []}, "ck/optimizer.pt")
+    result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
+    assert result.code == 1
+    assert {one["target"] for one in result.json["findings"]} == {"ck/optimizer.pt"}
+
+
+def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
+    """Another file of tensors is not in it, which is said of the file; one without any is nothing to hold."""
+    for path in ("ck/optimizer.pt", "ck/rng_state.pth", *HOLLOW):
+        Path(path).rename(Path(path).name)
+    statecli("lock", "ck", "-o", "l.json")
+    Path("scheduler.pt").rename("ck/scheduler.pt")
+    assert statecli("audit", "ck", "--lock", "l.json").code == 0
+    Path("optimizer.pt").rename("ck/optimizer.pt")
+    result = statecli("audit", "ck", "--lock", "l.json")
+    assert (result.code, result.err) == (
+        2,
+        "statecli: ck/optimizer.pt: is not in the lock, which is of one target alone: lock again\n",
+    )
+
+
+def test_the_lock_of_a_folder_with_one_file_of_tensors_names_its_target(statecli):
+    """Or the file without tensors would be held to the model."""
+    for name in ("optimizer.pt", "rng_state.pth"):
+        Path("ck", name).unlink()
+    statecli("lock", "ck", "-o", "l.json")
+    assert [one["target"] for one in json.loads(Path("l.json").read_text())["targets"]] == ["ck"]
+    assert statecli("audit", "ck", "--lock", "l.json").code == 0
+
+
+def test_only_the_model_is_held_to_a_checkpoint(statecli):
+    """No rule that compares runs on the optimizer; why is said."""
+    shutil.copytree("ck", "before")
+    result = statecli("audit", "ck", "--against", "before", "-f", "json")
+    assert (result.code, result.err, result.json["findings"]) == (0, "", [])
+    reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
+    assert reasons == {
+        "ck/optimizer.pt": "holds an optimizer's state, no model",
+        "ck/rng_state.pth": "holds no model's tensors",
+        **dict.fromkeys(HOLLOW, "holds no tensor"),
+    }
+
+
+def test_only_the_model_is_held_to_a_class(statecli):
+    """The class is found to load it."""
+    result = statecli("audit", "ck", "--model", "net.py:build", "--ignore", "non-persistent-buffer", "-f", "json")
+    assert (result.code, result.json["findings"]) == (0, []), result.err
+    assert "missing-entry" in result.json["ran"]
+
+
+def test_the_model_is_found_to_differ(statecli):
+    """The one that is held is really compared."""
+    shutil.copytree("ck", "before")
+    from safetensors.torch import load_file, save_file
+
+    state = load_file("ck/model.safetensors")
+    del state["classifier.bias"]
+    save_file(state, "ck/model.safetensors")
+    for held in (("--against", "before"), ("--model", "net.py:build", "--ignore", "non-persistent-buffer")):
+        result = statecli("audit", "ck", *held, "-f", "json")
+        assert [(one["rule"], one["target"], one["fqn"]) for one in result.json["findings"]] == [
+            ("missing-entry", "ck", "classifier.bias")
+        ]
+
+
+def test_a_policy_holds_the_model_alone(statecli):
+    """Of the optimizer neither that it changed nor metadata is asked, and nobody is told so."""
+    shutil.copytree("ck", "before")
+    Path("statecli.toml").write_text(
+        '[policy]\nreference = "before"\nmust-not-change = ["bert.*"]\nrequire-metadata = ["format"]\n'
+    )
+    result = statecli("audit", "ck", "-f", "json")
+    assert (result.code, result.err, result.json["findings"]) == (0, "", [])
+    assert {"changed-tensor", "missing-metadata"} <= set(result.json["ran"])
+
+
+def test_what_is_named_is_held(statecli):
+    """An optimizer's state to another: whoever names the file means it."""
+    shutil.copytree("ck", "before")
+    words = ("audit", "ck/optimizer.pt", "--against", "before/optimizer.pt", "-f", "json")
+    assert statecli(*words).code == 0
+    torch.save({"state": {0: {"step": torch.ones(())}}, "param_groups": []}, "ck/optimizer.pt")
+    assert statecli(*words).code == 1
+
+
+def test_each_step_of_a_run_is_held(statecli):
+    """Of a folder of plain checkpoints those that hold a model; of one of Trainer's every model."""
+    Path("run").mkdir()
+    for name in ("step-1.pt", "step-2.pt"):
+        torch.save({"w": torch.ones(2)}, f"run/{name}")
+    torch.save({"v": torch.ones(2)}, "run/other.pt")
+    torch.save(torch.optim.SGD([torch.ones(1)]).state_dict(), "run/scheduler.pt")
+    shutil.copytree("ck", "runs/checkpoint-1")
+    shutil.copytree("ck", "runs/checkpoint-2")
+    plain = statecli("audit", "run", "--against", "run/step-1.pt", "-f", "json")
+    assert {one["target"] for one in plain.json["findings"]} == {"run/other.pt"}
+    steps = statecli("audit", "runs", "--against", "ck", "-f", "json")
+    assert (steps.code, steps.json["findings"]) == (0, [])
+    assert "runs/checkpoint-2" not in {one["target"] for one in steps.json["skipped"] if one["rule"] == "missing-entry"}
+
+
+def test_what_lies_beside_a_model_and_is_no_part_of_it_is_held_to_nothing(statecli):
+    """Though it holds a model: which of the two is meant, only the user knows."""
+    shutil.copytree("ck", "before")
+    torch.save({"head.weight": torch.ones(2)}, "ck/probe.pt")
+    result = statecli("audit", "ck", "--against", "before", "-f", "json")
+    assert result.code == 0
+    reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
+    assert reasons["ck/probe.pt"] == "lies beside a model and is no part of it: name the file to have it held"
+    assert statecli("audit", "ck/probe.pt", "--against", "before").code == 1
+
+
+def test_nothing_held_is_no_success(statecli):
+    """What was asked for by --against was done of no target."""
+    Path("run").mkdir()
+    shutil.copy("ck/optimizer.pt", "run")
+    result = statecli("audit", "run", "--against", "ck")
+    assert result.code == 2
+    assert (
+        result.err
+        == "statecli: --against ck: nothing was held to it: run/optimizer.pt holds an optimizer's state, no model\n"
+    )
+
+
+# What holds no tensor.
+
+
+@pytest.mark.parametrize(
+    "make", [dict, torch.nn.ReLU().state_dict, lambda: torch.optim.SGD([torch.ones(1)]).state_dict()]
+)
+def test_a_file_without_tensors_alone(statecli, make):
+    """Audited, and clean; there is nothing to lock, to list or to compare."""
+    for legacy in (True, False):
+        torch.save(make(), "a.pt", _use_new_zipfile_serialization=not legacy)
+        result = statecli("audit", "a.pt", "--values", "-f", "json")
+        assert (result.code, statuses(result)) == (0, {"a.pt": "audited"})
+        assert [
+            statecli(*words).code for words in (("lock", "a.pt"), ("inspect", "a.pt"), ("diff", "a.pt", "a.pt"))
+        ] == [2] * 3
+        assert "holds no tensor" in statecli("inspect", "a.pt").err
+
+
+def test_filters_are_not_asked_of_what_has_no_tensor(statecli):
+    """They leave nothing of it because nothing is there."""
+    torch.save({}, "run.pt")
+    assert statecli("audit", "run.pt", "-i", "*.weight").code == 0
+
+
+def test_a_section_of_it_is_not_there(statecli):
+    """And the error says why there is none."""
+    torch.save({"model": {}}, "a.pt")
+    result = statecli("audit", "a.pt#model")
+    assert (result.code, result.err) == (2, "statecli: a.pt: has no section 'model'; it holds no tensor\n")
+
+
+class _Evil:
+    def __reduce__(self):
+        import os
+
+        return os.system, ("exit 0",)
+
+
+def test_an_attack_without_a_tensor_is_flagged(statecli):
+    """What loading would run does not depend on tensors."""
+    torch.save({"x": _Evil()}, "evil.pt")
+    result = statecli("audit", "evil.pt", "-f", "json")
+    assert result.code == 1
+    assert "unsafe-global" in {one["rule"] for one in result.json["findings"]}
+
+
+# Paths.
+
+
+def test_paths_are_as_one_types_them(statecli):
+    """`.` is no part of them, in an audit and in a lock."""
+    result = statecli("audit", ".", "-f", "json")
+    assert not [name for name in statuses(result) if name.startswith("./")]
+    assert statecli("lock", ".", "-o", "-").json["targets"][0]["target"] == "ck"
+
+
+# Work is done once.
+
+
+def test_a_class_is_built_and_a_reference_read_once_in_a_run(statecli, monkeypatch):
+    """However many targets are held to them, and each target is read once."""
+    from statecli import formats, target
+
+    Path("run").mkdir()
+    for n in range(3):
+        torch.save({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, f"run/{n}.pt")
+    built, read = [], []
+    build, read_file = target.build, formats._named
+    monkeypatch.setattr(target, "build", lambda *spec, **how: built.append(spec) or build(*spec, **how))
+    monkeypatch.setattr(formats, "_named", lambda path, *more: read.append(path) or read_file(path, *more))
+    result = statecli("audit", "run", "--model", "torch.nn:Linear(2, 2)", "--against", "run/0.pt", "-f", "json")
+    assert (result.code, result.json["findings"]) == (0, [])
+    assert len(built) == 1
+    assert sorted(read) == ["run/0.pt", "run/0.pt", "run/1.pt", "run/2.pt"]
+
+
+def test_a_lazy_class_is_anew_for_each(statecli):
+    """A load gives it the shapes of what it loads, which are not those of the next."""
+    Path("run").mkdir()
+    for n in (2, 3):
+        torch.save({"weight": torch.ones(4, n), "bias": torch.ones(4)}, f"run/{n}.pt")
+    result = statecli("audit", "run", "--model", "torch.nn:LazyLinear(4)", "-f", "json")
+    assert [one for one in result.json["findings"] if one["rule"] == "shape-mismatch"] == []
+
+
+def test_a_class_that_cannot_be_built_is_tried_once(statecli):
+    """Every target that was to be held to it fails with the reason."""
+    Path("bad.py").write_text("def build():\n    print('tried')\n    raise ValueError('no')\n")
+    result = statecli("audit", "ck", "--model", "bad.py:build", "-f", "json")
+    assert result.code == 2
+    assert result.err.count("tried\n") == 1
+    assert statuses(result)["ck"] == statuses(result)["bad.py:build"] == "failed"
+    assert statuses(result)["ck/scheduler.pt"] == "audited"
+
+
+def test_pickles_are_made_as_transformers_makes_them():
+    """The folder's pickles name what a Trainer's name: the arguments' class is in no list of torch's."""
+    assert b"TrainingArguments" in Path("ck/training_args.bin").read_bytes()
+    assert pickle.loads(pickle.dumps(arguments())).output_dir == "out"
