@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
+from collections.abc import Iterator, Sequence
+from math import gcd, prod
 
 import msgspec
 
@@ -23,6 +23,11 @@ class View(msgspec.Struct, frozen=True):
     held: int
     form: tuple[object, ...]
     steps: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has every byte from its start to its end."""
+        return self.steps is not None and len(self.steps) == 1
 
 
 class Storage(msgspec.Struct):
@@ -111,10 +116,10 @@ def _of_piece(piece: TensorData) -> View:
 
 
 def _steps(piece: TensorData, held: int) -> tuple[tuple[int, int], ...] | None:
-    """Merged where one dimension continues the next; None for elements of less than a byte."""
+    """Merged where one dimension continues the next; None for elements of less than a byte with gaps between them."""
     size = BITS.get(piece.dtype, 0) // 8
     if not size or piece.dtype in PACKED:
-        return None
+        return None if piece.strides else ((nbytes(piece.dtype, held), 1),)
     steps = [(size, 1)]
     strided = zip(piece.shape, piece.strides, strict=True) if piece.strides else [(held, 1)]
     for count, stride in sorted(((n, by * size) for n, by in strided if n > 1 and by), key=lambda step: step[1]):
@@ -126,8 +131,57 @@ def _steps(piece: TensorData, held: int) -> tuple[tuple[int, int], ...] | None:
     return tuple(steps)
 
 
-def share(one: View, other: View, work: list[int]) -> bool:
-    """Whether a byte is in both. Decided exactly, but by their extents where that takes more than `work[0]` tries.
+#: How often a group of views is parted again.
+_ROUNDS = 8
+
+
+def apart(views: Sequence[View]) -> Iterator[list[View]]:
+    """The views in groups, each in order of their starts, where no view has a byte of another group's.
+
+    They are parted where their extents are, then by what they have of each period of their outermost strides: so all
+    columns of a matrix are apart, whose extents are not.
+    """
+    waiting = [(list(views), 0)]
+    while waiting:
+        group, rounds = waiting.pop()
+        parts = _parted([(view.start, view.end, view) for view in group])
+        if len(parts) == 1 and len(group) > 1:
+            parts = _by_period(group)
+        if len(parts) == 1 or rounds == _ROUNDS:
+            yield sorted(group, key=lambda view: (view.start, -view.end))
+        else:
+            waiting += ((part, rounds + 1) for part in reversed(parts))
+
+
+def _parted(spans: list[tuple[int, int, View]]) -> list[list[View]]:
+    """The views in the fewest groups whose spans lie apart, in order."""
+    parts: list[list[View]] = []
+    reach = 0
+    for start, end, view in sorted(spans, key=lambda span: span[:2]):
+        if not parts or start >= reach:
+            parts.append([])
+        parts[-1].append(view)
+        reach = max(reach, end)
+    return parts
+
+
+def _by_period(views: list[View]) -> list[list[View]]:
+    period = gcd(*(view.steps[-1][1] for view in views if view.steps and len(view.steps) > 1))
+    if not period:
+        return [views]
+    base = min(view.start for view in views)
+    return _parted([(*_within(view, view.start - base, period), view) for view in views])
+
+
+def _within(view: View, start: int, period: int) -> tuple[int, int]:
+    """Between which bytes of any period it has some. All between 0 and `period` where it goes on into the next."""
+    inner = sum((count - 1) * stride for count, stride in view.steps or () if stride % period)
+    first, end = start % period, start % period + inner + 1
+    return (first, end) if view.steps and end <= period else (0, period)
+
+
+def share(one: View, other: View, work: list[int]) -> bool | None:
+    """Whether a byte is in both; None where that cannot be told within `work[0]` tries, which are used up.
 
     The bytes of a view are its start plus 0 to count - 1 times each stride. So a byte is in both if and only if the
     distance of their starts is a sum of the one's steps less one of the other's; these are turned around, to count up
@@ -135,9 +189,11 @@ def share(one: View, other: View, work: list[int]) -> bool:
     """
     if one.end <= other.start or other.end <= one.start or not (one.held and other.held):
         return False
+    if one.whole and other.whole:
+        return True
     work[0] -= 1
     if one.steps is None or other.steps is None or work[0] < 0:
-        return True
+        return None
     reach = sum((count - 1) * stride for count, stride in other.steps)
     most: dict[int, int] = {}
     for count, stride in (*one.steps, *other.steps):
@@ -146,8 +202,8 @@ def share(one: View, other: View, work: list[int]) -> bool:
     return _reaches(other.start + reach - one.start, strides, work)
 
 
-def _reaches(distance: int, strides: list[tuple[int, int]], work: list[int]) -> bool:
-    """Whether `distance` is a sum of the strides, each taken at most as often as it says; True where work ran out."""
+def _reaches(distance: int, strides: list[tuple[int, int]], work: list[int]) -> bool | None:
+    """Whether `distance` is a sum of the strides, each taken at most as often as it says; None where work ran out."""
     (stride, most), *rest = strides
     if not rest:
         return distance % stride == 0 and 0 <= distance // stride <= most
@@ -155,6 +211,7 @@ def _reaches(distance: int, strides: list[tuple[int, int]], work: list[int]) -> 
     first, last = max(-((within - distance) // stride), 0), min(distance // stride, most)
     for times in range(first, last + 1):
         work[0] -= 1
-        if work[0] < 0 or _reaches(distance - times * stride, rest, work):
-            return True
+        found = None if work[0] < 0 else _reaches(distance - times * stride, rest, work)
+        if found is not False:
+            return found
     return False

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from statecli.auditing.rule import Found, rule
-from statecli.auditing.storages import Storage, View, share
+from statecli.auditing.storages import Storage, View, apart, share
 from statecli.auditing.subject import Subject
 from statecli.finding import Severity
 from statecli.formats import _shown
@@ -19,8 +19,7 @@ UNUSED_BYTES = 4096
 #: And the share of the storage that they are at least: libraries round up what many parameters lie in.
 UNUSED_SHARE = 0.1
 
-#: Steps in which views are tried for a byte that both have, in all of a target: some tenths of a second. Whatever is
-#: left then is held to begin and end, as if each view had all between.
+#: Steps in which views are tried for a byte that both have, in all of a target: some tenths of a second.
 MAX_TRIES = 100_000
 
 #: What a model loads. An optimizer's moments and a generator's state have dtypes of their own.
@@ -101,7 +100,8 @@ def shared_slices(subject: Subject) -> Iterator[Found]:
 
     Why: writing to the one changes the other, which nothing in their names says. safetensors refuses to save them, and
     what copies tensor by tensor makes two tensors of them. Slices that lie apart, or in one another's gaps as the
-    columns of a matrix do, do no such harm and are not flagged.
+    columns of a matrix do, do no such harm and are not flagged. Where too many lie in gaps for that to be told, a note
+    says so.
 
     Example: `w` beside `w_t = w.t()`, or `table[:10]` beside `table[5:]`.
 
@@ -109,32 +109,47 @@ def shared_slices(subject: Subject) -> Iterator[Found]:
     """
     work = [MAX_TRIES]
     for storage in _chosen(subject):
-        views = sorted(storage.views.items(), key=lambda pair: (pair[0].start, -pair[0].end))
-        clashes = list(_clashes([(view, tensors[0]) for view, tensors in views if view.held], work))
+        views = {view: tensors[0] for view, tensors in storage.views.items() if view.held}
+        pairs = [pair for group in apart(list(views)) for pair in _clashes(group, work)]
+        clashes = [(one, other) for one, other in pairs if one is not None]
         if clashes:
-            (one, first), (other, second) = clashes[0]
+            one, other = clashes[0]
             others = len(clashes) - 1
             more = f"; so {'do' if others > 1 else 'does'} {others:,} more" if others else ""
             message = (
-                f"{subject.called(second)}: bytes {other.start:,} to {other.end:,} of a storage of which "
-                f"{subject.called(first)} has {one.start:,} to {one.end:,}{more}"
+                f"{subject.called(views[other])}: bytes {other.start:,} to {other.end:,} of a storage of which "
+                f"{subject.called(views[one])} has {one.start:,} to {one.end:,}{more}"
             )
-            yield Found(message, second.fqn, second.section, "save a copy: .clone()", place=storage.place)
+            yield Found(message, views[other].fqn, views[other].section, "save a copy: .clone()", place=storage.place)
+        if len(clashes) < len(pairs):
+            yield _untold(subject, storage, len(views))
 
 
-_Owned = tuple[View, TensorInfo]
+def _clashes(views: list[View], work: list[int]) -> Iterator[tuple[View | None, View]]:
+    """Each view, in order of their starts, behind one before it that has a byte of it.
 
-
-def _clashes(views: list[_Owned], work: list[int]) -> Iterator[tuple[_Owned, _Owned]]:
-    """Each view, in order of their starts, that has a byte of one before it, with that one."""
+    None stands for that one where it cannot be told whether there is any; nothing is said then of those that follow.
+    """
     reaching: list[tuple[int, int]] = []
-    for n, (view, tensor) in enumerate(views):
+    for n, view in enumerate(views):
         while reaching and reaching[0][0] <= view.start:
             heappop(reaching)
-        clash = next((views[before] for _, before in reaching if share(views[before][0], view, work)), None)
-        if clash is not None:
-            yield clash, (view, tensor)
+        for _, before in reaching:
+            found = share(views[before], view, work)
+            if found is None:
+                yield None, view
+                return
+            if found:
+                yield views[before], view
+                break
         heappush(reaching, (view.end, n))
+
+
+def _untold(subject: Subject, storage: Storage, count: int) -> Found:
+    first = storage.users[0][0]
+    why = "too many lie in one another's gaps"
+    message = f"{subject.called(first)}: whether the {count:,} views of its storage share bytes cannot be told: {why}"
+    return Found(message, first.fqn, first.section, "save copies: .clone()", Severity.NOTE, place=storage.place)
 
 
 @rule(Severity.NOTE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import combinations
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from statecli import formats
 from statecli.auditing.policy import Policy
 from statecli.auditing.result import Status
 from statecli.auditing.run import Request, audit
-from statecli.auditing.storages import _of_piece, share, storages
+from statecli.auditing.storages import _of_piece, apart, share, storages
+from statecli.finding import Severity
 from statecli.rules.storage import UNUSED_BYTES
 from statecli.state import ByteRange, TensorData
 
@@ -169,12 +171,55 @@ def test_shared_slices_finds_columns_that_overlap_by_one(found, saved):
     assert finding.fqn == "b"
 
 
-def test_shared_slices_takes_extents_where_the_tries_run_out(found, saved, monkeypatch):
-    """What is not decided is not passed."""
+MANY = {
+    "all columns": lambda n: torch.zeros(n, n).unbind(1),
+    "all columns, in two halves each": lambda n: [
+        half for column in torch.zeros(n, n).unbind(1) for half in column.chunk(2)
+    ],
+    "pairs of columns": lambda n: torch.zeros(n, 2 * n).split(2, 1),
+    "every other element of each plane": lambda n: [
+        one[:, k::2] for one in torch.zeros(4, n, 8).unbind(1) for k in (0, 1)
+    ],
+    "tiles": lambda n: [tile for row in torch.zeros(n, n).split(40) for tile in row.split(40, 1)],
+    "columns below a row": lambda n: [(whole := torch.zeros(n, n))[0], *whole[1:].unbind(1)],
+    "columns of two matrices": lambda n: [
+        one for part in torch.zeros(n * (2 * n + 1)).split(n * n) for one in part.view(n, -1).unbind(1)
+    ],
+    "slices of the last dimension": lambda n: torch.zeros(3, 5, n).unbind(-1),
+    "columns that begin in the middle": lambda n: torch.zeros(n, n)[:, n // 2 :].unbind(1),
+}
+
+
+@pytest.mark.parametrize("parts", MANY.values(), ids=MANY)
+def test_shared_slices_spares_very_many_that_lie_in_gaps(found, saved, parts):
+    """Five hundred at least: they are parted, not tried pair by pair."""
+    state = {str(n): one for n, one in enumerate(parts(1_000))}
+    assert len(state) >= 500
+    assert not found("shared-slices", saved(state))
+
+
+def test_shared_slices_finds_one_among_very_many_columns(found, saved):
+    """The one that reaches into the next."""
+    big = torch.zeros(1_000, 1_000)
+    state = {str(n): column for n, column in enumerate(big.unbind(1))}
+    (finding,) = found("shared-slices", saved(state | {"wide": big[:, 500:502]}))
+    assert finding.severity is Severity.WARNING
+    assert finding.message.startswith("500: bytes 2,000 to 3,998,004 of a storage of which wide has ")
+    assert "so does 1 more" in finding.message
+
+
+def test_shared_slices_says_where_it_cannot_tell(found, saved, monkeypatch):
+    """What is not decided is neither passed nor called a mistake; what needs no tries is told all the same."""
     monkeypatch.setattr("statecli.rules.storage.MAX_TRIES", 1)
-    big = torch.zeros(8, 12)
-    (finding,) = found("shared-slices", saved(dict(zip("abc", big.chunk(3, 1), strict=True))))
-    assert finding.fqn in "bc"
+    flat = torch.zeros(10_000)
+    gaps = {str(n): flat.as_strided((10, 10), (7, 70 + n), n) for n in range(5)}
+    path = saved(gaps | {"x": (big := torch.zeros(9))[:5], "y": big[4:]})
+    note, clash = found("shared-slices", path)
+    assert (note.fqn, note.severity) == ("0", Severity.NOTE)
+    assert note.message == (
+        "0: whether the 5 views of its storage share bytes cannot be told: too many lie in one another's gaps"
+    )
+    assert (clash.fqn, clash.severity) == ("y", Severity.WARNING)
 
 
 SLICE = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted)
@@ -226,6 +271,16 @@ def test_views_share_a_byte_where_what_is_written_through_one_is_seen_through_th
     seen = bool((big.view(torch.int8).view(getattr(torch, dtype)).as_strided(*two) != 0).any())
     assert share(_view("int64", one), _view(dtype, two), [10_000]) is seen
     assert share(_view(dtype, two), _view("int64", one), [10_000]) is seen
+
+
+@given(st.lists(views(), min_size=2, max_size=6), st.sampled_from(["int8", "int32"]))
+def test_no_view_shares_a_byte_with_one_of_another_group(geometry, dtype):
+    """All views are in the groups, once each; held against all pairs of different groups."""
+    held = list(dict.fromkeys(one for one in (_view(dtype, part) for part in geometry) if one.held))
+    groups = list(apart(held))
+    assert sorted(map(id, held)) == sorted(id(view) for group in groups for view in group)
+    pairs = [(one, two) for a, b in combinations(groups, 2) for one in a for two in b]
+    assert not any(share(one, two, [10_000]) for one, two in pairs)
 
 
 def _view(dtype, geometry):
