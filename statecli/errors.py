@@ -3,6 +3,7 @@
     StateError                 exit 2; the base of all that statecli raises on purpose
     ├── UsageError             the command line asks for something that makes no sense
     │   └── NothingMatched     the globs, the kind or the section left no tensor
+    │       └── FilteredOut    the globs or the kind left none of one target
     ├── UnreadableError        the file cannot be opened, or is not a checkpoint that statecli reads
     │   └── MalformedError     it is one, and its bytes contradict themselves
     │       ├── MissingShard   a file that an index or its number names is not there
@@ -34,6 +35,10 @@ class UsageError(StateError):
 
 class NothingMatched(UsageError):
     """Filters left nothing to look at. "Nothing was checked" never ends 0."""
+
+
+class FilteredOut(NothingMatched):
+    """Filters left nothing of one target, of which there may be others."""
 
 
 class UnreadableError(StateError):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli import kinds, modules, target
-from statecli.errors import MissingDependency, NothingMatched, UsageError
+from statecli.errors import FilteredOut, MissingDependency, UsageError
 from statecli.finding import Finding, Severity
 from statecli.modules.spec import Spec
 from statecli.state import Kind, ModelState, Stats, TensorInfo
@@ -74,7 +74,7 @@ MOVE_RULES = ("broken-tie", "stale-view", "left-behind")
 def inspect(request: Request, progress: Progress | None = None, handed: Any = None) -> Inspection:
     """Read, group, filter, and where asked move and measure one target. `handed`: inputs as Python has them.
 
-    Raises `StateError` for whatever could not be done; `NothingMatched` when the filters leave no tensor.
+    Raises `StateError` for whatever could not be done; `FilteredOut` when the filters leave no tensor.
     """
     spec = target.spec_of(request.target)
     if spec is not None:
@@ -172,7 +172,7 @@ def filtered(state: ModelState, request: Request) -> ModelState:
         and _is_wanted(tensor.fqn, tensor.section, sectioned, request)
     )
     if not kept:
-        raise NothingMatched(f"{request.target}: {_nothing(request, len(state.tensors))}")
+        raise FilteredOut(f"{request.target}: {_nothing(request, len(state.tensors))}")
     sections = {tensor.section for tensor in kept}
     return replace(state, tensors=kept, sections=tuple(s for s in state.sections if s in sections))
 

@@ -20,7 +20,7 @@ from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
 from statecli.auditing.subject import Subject
 from statecli.auditing.targets import expand
-from statecli.errors import StateError
+from statecli.errors import FilteredOut, StateError
 from statecli.finding import Finding, Severity
 from statecli.formats._scan import scan
 from statecli.locking import holding
@@ -124,7 +124,7 @@ class _Run:
         return scan(path) if os.path.exists(path) and any(map(_is_about_pickles, self.rules)) else ()
 
     def _failed(self, text: str, error: StateError, pickles: tuple[ScannedPickle, ...]) -> Target:
-        """What could not be read, with a finding of the rule that the error breaks, where that rule is asked for.
+        """What could not be read or is left out, with a finding of the rule that the error breaks, if it is asked for.
 
         Its pickles are judged all the same: what loading it would run does not depend on what its tensors are.
         """
@@ -136,7 +136,10 @@ class _Run:
         for rule in filter(_is_about_pickles, self.rules if pickles else ()):
             found.extend(_found(rule, subject, severity.get(rule.name)))
             ran.append(rule.name)
-        return Target(text, Status.FAILED, str(error), findings=tuple(found), ran=tuple(ran))
+        # Filters are of some of the files in a folder, and need not be of each.
+        left_out = isinstance(error, FilteredOut) and text not in self.request.targets
+        status = Status.SKIPPED if left_out else Status.FAILED
+        return Target(text, status, str(error), findings=tuple(found), ran=tuple(ran))
 
     # --- what a target is, and what it is held to -------------------------------------------------------------------
 

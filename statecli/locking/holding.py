@@ -65,7 +65,7 @@ def lines(text: str, request: Request) -> LockedTarget:
     if not request.frozen_only:
         return target
     kept = tuple(line for line in target.tensors if _is_frozen(line, request.frozen))
-    if not kept:
+    if not kept and not request.by_name:
         message = "--frozen-only: no tensor of the lock is known to be frozen, and policy.frozen names none of them"
         raise NothingMatched(f"{text}: {message}")
     return replace(target, tensors=kept)
@@ -86,7 +86,7 @@ def held(
     filters leave nothing.
     """
     pairs = [pair for pair in _pairs(state, target, request) if _is_wanted(pair, state, request)]
-    if not pairs:
+    if not pairs and not request.by_name:
         raise NothingMatched(f"{state.target}: the filters leave nothing that is locked")
     return tuple(_with_values(pairs, state, request, progress))
 

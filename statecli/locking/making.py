@@ -10,7 +10,7 @@ import msgspec
 from statecli import inspection, modules, target
 from statecli.auditing import targets
 from statecli.auditing.result import Status
-from statecli.errors import NothingMatched, UnreadableError
+from statecli.errors import FilteredOut, NothingMatched, UnreadableError
 from statecli.finding import Finding, Severity
 from statecli.locking.file import SCHEMA, Algorithm, Lock, LockedTarget, LockedTensor, refuse_twins
 from statecli.places import named
@@ -20,8 +20,6 @@ from statecli.state import Evidence, Kind, ModelState, TensorInfo
 if TYPE_CHECKING:
     from statecli.inspection import Progress
 
-#: What is said of a target of which nothing is locked: it is no failure, where there are others.
-HOLLOW = "holds no tensor"
 #: Evidence that is knowledge; a convention is a guess, which another format may not allow.
 KNOWN = frozenset([Evidence.REGISTERED, Evidence.TYPE, Evidence.OPTIMIZER])
 
@@ -40,21 +38,25 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Read(msgspec.Struct, frozen=True):
-    """One target as it was read, the name that it has in the lock, and the stamps of its files before."""
+    """One target as it was read, the name that it has in the lock, and the stamps of its files before.
+
+    `unlocked` says why nothing of it is in the lock, which is no failure where there are others.
+    """
 
     state: ModelState
     name: str | None
     stamps: dict[str, Stamp]
+    unlocked: str | None = None
 
 
 def read(request: Request) -> list[Read]:
-    """Every target, filtered, those too that hold no tensor. Raises `StateError` for the first that cannot be read
-    whole, and where there is nothing to lock: nothing is left out.
+    """Every target, filtered, those too of which nothing is left. Raises `StateError` for the first that cannot be read
+    whole, and where there is nothing to lock.
     """
     found = [_read(text, request) for text in _expanded(request.targets)]
-    if not any(one.state.tensors for one in found):
-        what = f"{found[0].state.target}: {HOLLOW}" if found else f"{' '.join(request.targets)}: no checkpoint there"
-        raise NothingMatched(f"{what}, nothing to lock")
+    if all(one.unlocked for one in found):
+        what = found[0].unlocked if found else f"{' '.join(request.targets)}: no checkpoint there, nothing to lock"
+        raise NothingMatched(what)
     alone = len(found) == 1 and found[0].name == named(request.targets[0], request.folder)
     if alone:
         return [msgspec.structs.replace(found[0], name=None)]
@@ -81,14 +83,20 @@ def _read(text: str, request: Request) -> Read:
         state = target.part(target.whole(text), text)
     else:
         state = modules.read(target.model(spec, init_device=request.init_device, values=False), text)
-    if state.tensors:
+    unlocked = None if state.tensors else f"{text}: holds no tensor, nothing to lock"
+    try:
         asked = inspection.Request(text, include=request.include, exclude=request.exclude, kind=request.kind)
-        state = inspection.filtered(state, asked)
+        state = state if unlocked else inspection.filtered(state, asked)
+    except FilteredOut as error:
+        # A filter is of some of the files in a folder; whoever names a file means that one.
+        if text in request.targets:
+            raise
+        return Read(state, named(text, request.folder), before, f"{error}: nothing to lock")
     for tensor in state.tensors:
         if tensor.damage is not None:
             raise UnreadableError(f"{tensor.damage}; leave it out with -x {tensor.fqn!r}, or copy the file again")
     refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in state.tensors], f"{text}: has")
-    return Read(state, named(text, request.folder), before)
+    return Read(state, named(text, request.folder), before, unlocked)
 
 
 def lock(found: Sequence[Read], request: Request, progress: Progress | None = None) -> Lock:
@@ -99,7 +107,7 @@ def lock(found: Sequence[Read], request: Request, progress: Progress | None = No
         from statecli.values.compare import damages
         from statecli.values.digest import digests
 
-    found = [one for one in found if one.state.tensors]
+    found = [one for one in found if one.unlocked is None]
     tensors = [tensor for one in found for tensor in one.state.tensors]
     tell = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
     for error in damages(tensors, jobs=request.jobs):
@@ -119,10 +127,9 @@ def without_values(found: Sequence[Read], lock: Lock) -> Iterator[Finding]:
     random.
     """
     for one in found:
-        if not one.state.tensors:
-            message = f"{one.state.target}: {HOLLOW}, nothing to lock"
-            yield Finding("nothing-to-lock", Severity.NOTE, message, one.state.target)
-    for one, lines in zip((one for one in found if one.state.tensors), lock.targets, strict=True):
+        if one.unlocked is not None:
+            yield Finding("nothing-to-lock", Severity.NOTE, one.unlocked, one.state.target)
+    for one, lines in zip((one for one in found if one.unlocked is None), lock.targets, strict=True):
         count = sum(line.digest is None for line in lines.tensors)
         if count:
             why = "a class has those of its constructor" if one.state.format == "module" else "they are not in the file"

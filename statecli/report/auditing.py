@@ -254,9 +254,8 @@ def _hollow(found: Audit) -> Iterator[Line]:
     """Targets that were audited and hold no tensor: they are as clean as others, and it is of little."""
     hollow = [one.target for one in found.targets if one.status is Status.AUDITED and not one.tensors]
     if hollow:
-        yield Line(
-            (f"{len(hollow):,} of them {'holds' if len(hollow) == 1 else 'hold'} no tensor",), names(hollow), "dim"
-        )
+        holds = "holds" if len(hollow) == 1 else "hold"
+        yield Line((f"{plural(len(hollow), 'target')} {holds} no tensor",), names(hollow), "dim")
 
 
 def _accepted(found: Audit, view: View) -> Iterator[Line]:

@@ -353,3 +353,41 @@ def test_pickles_are_made_as_transformers_makes_them():
     """The folder's pickles name what a Trainer's name: the arguments' class is in no list of torch's."""
     assert b"TrainingArguments" in Path("ck/training_args.bin").read_bytes()
     assert pickle.loads(pickle.dumps(arguments())).output_dir == "out"
+
+
+# Filters.
+
+
+def test_a_filter_that_is_of_the_model_leaves_the_rest_out(statecli):
+    """Of what a walk finds; that nothing is left of a file is said, and its pickles are judged all the same."""
+    torch.save({"x": _Evil(), "y": torch.ones(1)}, "ck/optimizer.pt")
+    result = statecli("audit", "ck", "-i", "*.weight", "-f", "json")
+    assert result.code == 1
+    assert {one["target"]: one["rule"] for one in result.json["findings"]} == {"ck/optimizer.pt": "unsafe-global"}
+    assert (statuses(result)["ck"], statuses(result)["ck/rng_state.pth"]) == ("audited", "skipped")
+    reasons = {one["target"]: one["reason"] for one in result.json["targets"]}
+    assert "none of its 2 tensors matches -i '*.weight'" in reasons["ck/rng_state.pth"]
+    assert statecli("audit", "ck/rng_state.pth", "-i", "*.weight").code == 2
+    assert statecli("audit", "ck", "-i", "no.such").code == 2
+
+
+def test_a_filter_that_is_of_the_model_locks_the_model(statecli):
+    """The rest is told as not locked; a file that was named must have what is asked for."""
+    made = statecli("lock", "ck", "-i", "*.weight", "-o", "l.json")
+    assert made.code == 0
+    assert "ck/rng_state.pth: none of its 2 tensors matches -i '*.weight'" in made.err
+    assert [one["target"] for one in json.loads(Path("l.json").read_text())["targets"]] == ["ck"]
+    assert statecli("audit", "ck", "--lock", "l.json", "-i", "*.weight").code == 0
+    assert statecli("lock", "ck", "ck/rng_state.pth", "-i", "*.weight", "-o", "l.json").code == 2
+    assert statecli("lock", "ck", "-i", "no.such", "-o", "l.json").code == 2
+
+
+def test_only_the_frozen_part_of_the_model_is_held(statecli):
+    """What lies beside it has none, and that is no failure; the model must have some."""
+    statecli("lock", "ck", "-o", "l.json")
+    words = ("audit", "ck", "--lock", "l.json", "--frozen-only", "-f", "json")
+    assert statecli(*words).code == 2
+    Path("statecli.toml").write_text('[policy]\nfrozen = ["bert.embeddings.*"]\n')
+    assert statecli(*words).code == 0
+    nudge("ck/optimizer.pt", "state", 3, "exp_avg")
+    assert statecli(*words).code == 0
