@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from statecli.formats import _gadgets
+from statecli.formats import _gadgets, _globals
 from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf, Value
 
 _DUNDER = re.compile(r"__\w+__\Z")
@@ -50,6 +50,7 @@ class Flow:
         self.kept: set[int] = set()
         self.called: set[int] = set()
         self._made: list[Obj] = []
+        self._finished: set[int] = set()
         self._roots: dict[int, Global | None] = {}
         self._seen: set[int] = set()
         self._held: set[int] = set()
@@ -65,11 +66,30 @@ class Flow:
             value = self._roots.get(id(value), value.cls)
         return value if type(value) is Global else None
 
+    def changes(self, target: Value) -> None:
+        """An item, an element or a state is given to `target`: to an object of the pickle's own, and before its state.
+
+        Picklers write an object's elements, then its items, then its state, each once.
+        """
+        if type(target) is Global:
+            self.note(target, "is changed by it for the whole process")
+        elif type(target) is Obj:
+            root = self.root(target)
+            if id(target) in self._finished:
+                self.note(root, "is changed again when its state was set, which runs a method of it")
+            name = plain(root) if root else ""
+            own = target.how == "newobj" and name.startswith("accelerate.state.")
+            if not own and (name in _gadgets.SHARED or name in _gadgets.SPELLING or _gives_any(name)):
+                self.note(root, "gives an object of the whole process, and it changes that")
+
+    def finishes(self, target: Value) -> None:
+        """A state is given to `target`."""
+        self.changes(target)
+        self._finished.add(id(target))
+
     def is_tame(self, names: Iterable[Global]) -> bool:
-        """Whether no name is of a kind whose use matters, and only names are called: so it is for most checkpoints."""
-        known = [plain(one) for one in names]
-        odd = (one in _NEVER or one.startswith(_NO_CONTAINERS) or _gadgets.is_made_empty(one) for one in known)
-        return not any(odd) and all(type(one.cls) is Global for one in self._made)
+        """Whether all names are of tensors, and only names are called: so it is for most checkpoints."""
+        return _TAME.issuperset(map(plain, names)) and all(type(one.cls) is Global for one in self._made)
 
     def note(self, name: Value, why: str) -> None:
         """The first reason stands."""
@@ -89,6 +109,13 @@ class Flow:
             self._walk(target, (state,))
         self._walk(None, loose)
 
+    def stored(self, storages: Iterable[Persistent]) -> None:
+        """What the container is asked for is told by names, text and numbers: attributes of an object would be read."""
+        for one in storages:
+            for part in one.pid if type(one.pid) is tuple else (one.pid,):
+                if type(part) is Obj:
+                    self.note(part, "gives what a storage is looked up by")
+
     def _call(self, made: Obj) -> None:
         if type(made.cls) is not Global:
             self.note(made.cls, "returns what it calls next")
@@ -102,11 +129,28 @@ class Flow:
             if place < len(made.args):
                 self._callee(made.cls, name, place, made.args[place])
         self._rebuilt(made.cls, name, made.args)
+        if name in _CONVERTERS:
+            self._converted(made.cls, made.args)
+
+    def _converted(self, name: Global, args: tuple[Value, ...]) -> None:
+        """What is made of an object's items is computed by its methods, and is hidden here: picklers give literals."""
+        for one in args:
+            root = self.root(one) if type(one) is Obj else None
+            if type(one) is Obj and (root is None or not plain(root).startswith(_LITERAL)):
+                self.note(name, "is given an object, whose methods compute what it holds")
 
     def _rebuilt(self, name: Global, called: str, args: Any) -> None:
         """A tensor is rebuilt from a storage or from another tensor; of any other object methods would be called."""
-        if called == "torch._tensor._rebuild_from_type_v2" and len(args) > 2 and type(args[2]) is tuple:
-            self._rebuilt(name, "torch._utils._rebuild_", args[2])
+        if called == "torch._tensor._rebuild_from_type_v2" and len(args) > 2:
+            if type(args[2]) is not tuple or type(args[-1]) is Obj:
+                self.note(name, "is given an object where arguments or a state belong")
+            elif type(args[0]) is Global:
+                self._rebuilt(name, plain(args[0]), args[2])
+        elif called == _JAGGED and args:
+            parts = args[0].values() if type(args[0]) is dict else args
+            for one in parts:
+                if type(one) is Obj:
+                    self._rebuilt(name, "torch._utils._rebuild_", (one,))
         elif called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args and type(args[0]) is Obj:
             root = self.root(args[0])
             if root is None or not _is_data(plain(root)):
@@ -114,15 +158,40 @@ class Flow:
 
     def _added(self, made: Obj) -> None:
         root = self.root(made)
-        if root is not None and (made.items or made.elems) and plain(root).startswith(_NO_CONTAINERS):
+        if root is None or not (made.items or made.elems):
+            return
+        name = plain(root)
+        if name not in _HOLD_ITEMS and _is_clean(name):
             self.note(root, "is no container, and is given items")
+        if name not in _HASHED and any(type(key) is Key for key in made.items or ()):
+            self.note(root, "is given an attribute whose name is computed")
 
     def _build(self, target: Obj, state: Value) -> None:
         root = self.root(target)
-        if root is not None and plain(root) == "types.GenericAlias":
+        if root is None:
+            return
+        name = plain(root)
+        if name == "types.GenericAlias":
             self.note(root, "hands the state that it is given on to what it stands for")
-        if root is not None and plain(root) == "functools.partial" and type(state) is tuple and state:
+        if name == "functools.partial" and type(state) is tuple and state:
             self._callee(root, "functools.partial", 0, state[0])
+        if type(state) is Obj and not name.startswith("numpy.random.") and _is_clean(name):
+            self.note(root, "is given a state that a call computed")
+        if name == "numpy.dtype" and _forged(target, state):
+            self.note(root, "is told that its objects are none, so that bytes are taken for addresses")
+        for one in state if type(state) is tuple and len(state) == 2 else (state,):
+            if type(one) is dict:
+                self._attributes(root, name, one)
+
+    def _attributes(self, root: Global, name: str, state: dict[Value, Value]) -> None:
+        """The attributes that a BUILD sets."""
+        for key, value in state.items():
+            if type(key) is Key and _is_clean(name):
+                self.note(root, "is given an attribute whose name is computed")
+            elif key in _OF_THE_CLASS:
+                self.note(root, f"is given another {key} than it has")
+            elif name.startswith("torch.optim.") and key in _OF_OPTIMIZERS and not _OF_OPTIMIZERS[key](self, value):
+                self.note(root, f"is given an object for its {key}, whose methods it calls")
 
     def _callee(self, caller: Global, name: str, place: int, value: Value) -> None:
         """Something stands where `caller` takes what to call."""
@@ -186,6 +255,41 @@ class Flow:
             self.note(value, f"is put in the place of {key}")
 
 
+def _is_clean(name: str) -> bool:
+    module, _, last = name.rpartition(".")
+    return _gadgets.is_clean(module, last)
+
+
+def _gives_any(name: str) -> bool:
+    """Whether it is a clean function that is not known to make a new object: it may give one that others have."""
+    last = name.rpartition(".")[2]
+    return last.lstrip("_")[:1].islower() and name not in _NEW and "._rebuild_" not in name and _is_clean(name)
+
+
+def _forged(dtype: Obj, state: Value) -> bool:
+    """Whether a numpy dtype of objects is given flags that say it has none, or the other way round."""
+    if type(state) is not tuple or len(state) < 8 or type(state[7]) is not int:
+        return False
+    return _has_objects(dtype) != bool(state[7] & 1)
+
+
+def _has_objects(dtype: Obj) -> bool:
+    """Whether the elements are Python objects, or have fields that are."""
+    waiting, seen = [dtype], {id(dtype)}
+    while waiting:
+        one = waiting.pop()
+        code = one.args[0] if one.args else None
+        if type(code) is str and code.lstrip("0123456789<>|=").startswith("O"):
+            return True
+        state = one.state if type(one.state) is tuple else ()
+        for part in (*state[2:3], *(state[4].values() if len(state) > 4 and type(state[4]) is dict else ())):
+            inner = part[0] if type(part) is tuple and part else None
+            if type(inner) is Obj and id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)
+    return False
+
+
 def _is_data(name: str) -> bool:
     """Whether what this gives may be what a tensor is rebuilt from."""
     last = name.rpartition(".")[2]
@@ -197,10 +301,53 @@ _OF_TENSORS = (
     *("torch._utils.", "torch._tensor.", "torch.serialization.", "torch.storage.", "torch.nn.parameter."),
     *("torch.distributed.", "torch._subclasses.", "numpy."),
 )
-#: Their objects are no containers: what pickle adds to one reaches a method of it, or of what it stands for.
-_NO_CONTAINERS = ("types.", "logging.", "functools.", "torch.nn.modules.", "torch.jit.", "torch.optim.")
+#: What torch's own unpickler admits, of which nothing can be made but tensors, dicts and text.
+_TAME = _globals.allowed() - {"torch._tensor._rebuild_from_type_v2"}
+_JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
+#: What picklers add items and elements to. To anything else they would reach a method of it, or of what it stands for.
+_HASHED = frozenset(
+    ["collections.OrderedDict", "collections.Counter", "collections.defaultdict", "builtins.dict", *_MAKERS]
+)
+_HOLD_ITEMS = _HASHED | {
+    *("collections.deque", "builtins.list", "builtins.set", "torch.nn.utils.prune.PruningContainer"),
+    *(one for one in _gadgets.DATA if one.endswith(".AttributeDict")),
+}
+#: What makes a container or a number of what it is given; what picklers give to it beside literals.
+_CONVERTERS = frozenset(
+    [
+        *_gadgets.names("builtins", "dict list tuple set frozenset int float bool str bytes bytearray"),
+        *_gadgets.names("collections", "OrderedDict Counter deque ChainMap UserDict UserList UserString"),
+        "torch.Size",
+    ]
+)
+_LITERAL = ("_codecs.encode", "builtins.", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+#: Functions, and classes that are written small, which make a new object.
+_NEW = frozenset(
+    [
+        *_gadgets.names("builtins", "dict list set bytearray object"),
+        *("collections.deque", "collections.defaultdict", "functools.partial", "array.array", *_MAKERS),
+        *("numpy.ndarray", "numpy.dtype", "numpy.recarray", "numpy.rec.recarray", "numpy.ma.core._mareconstruct"),
+        *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
+        *(name for name in _gadgets.DATA if name.startswith("numpy.random.")),
+    ]
+)
+#: What a state may not set: the class of an object, all its attributes at once, other names for its attributes.
+_OF_THE_CLASS = frozenset(["__class__", "__dict__", "__setstate__", "attribute_map"])
+
+
+def _is_dict(flow: Flow, value: Value) -> bool:
+    root = flow.root(value) if type(value) is Obj else None
+    return type(value) is dict or (root is not None and plain(root) in _HASHED)
+
+
+def _is_groups(flow: Flow, value: Value) -> bool:
+    return type(value) is list and all(_is_dict(flow, one) for one in value)
+
+
+#: What an optimizer looks up in what it is given.
+_OF_OPTIMIZERS = {"defaults": _is_dict, "param_groups": _is_groups, "state": _is_dict}
 #: Methods that rebuilding a tensor, and pickle itself, look up on what they are given.
-_LOOKED_UP = frozenset(["as_subclass", "detach", "requires_grad_", "extend", "append", "setdefault"])
+_LOOKED_UP = frozenset(["as_subclass", "detach", "requires_grad_", "extend", "append", "add", "setdefault"])
 
 _CONTAINERS = frozenset([dict, list, tuple, SetOf, Persistent])
 
@@ -208,7 +355,7 @@ _CONTAINERS = frozenset([dict, list, tuple, SetOf, Persistent])
 def _fits(caller: str, place: int, called: str) -> bool:
     """Whether this is what the caller is given there by those who write it."""
     if caller == "torch._tensor._rebuild_from_type_v2" and place == 0:
-        return called.startswith("torch._utils._rebuild_")
+        return called.startswith("torch._utils._rebuild_") or called == _JAGGED
     if caller == "copyreg._reconstructor" and place == 1:
         return called.startswith("builtins.")
     return True

@@ -22,7 +22,8 @@ from functools import lru_cache
 from statecli.formats import _classes, _globals
 
 
-def _names(module: str, names: str) -> list[str]:
+def names(module: str, names: str) -> list[str]:
+    """Each of the names in a text, as that of this module."""
     return [f"{module}.{name}" for name in names.split()]
 
 
@@ -35,117 +36,125 @@ _EXCEPTIONS = (
     " Warning DeprecationWarning FutureWarning RuntimeWarning UserWarning"
 )
 #: What ordinary training checkpoints hold beside tensors. Each builds a value of its arguments and runs nothing.
-_DATA = frozenset(
+DATA = frozenset(
     [
         # Python's containers and numbers, as protocols 0 to 5 spell them.
-        *_names(
+        *names(
             "builtins", "dict list tuple set frozenset int float bool str bytes bytearray complex object slice range"
         ),
-        *_names("builtins", "Ellipsis NotImplemented"),
-        *_names("copyreg", "_reconstructor __newobj__ __newobj_ex__"),
+        *names("builtins", "Ellipsis NotImplemented"),
+        *names("copyreg", "_reconstructor __newobj__ __newobj_ex__"),
         # A call put off; what it would call is looked at.
-        *_names("functools", "partial"),
-        *_names("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString"),
-        *_names("datetime", "datetime date time timedelta timezone"),
-        *_names("decimal", "Decimal"),
-        *_names("fractions", "Fraction"),
-        *_names("uuid", "UUID SafeUUID"),
-        *_names("array", "array _array_reconstructor"),
-        *_names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
-        *_names("signal", "Signals Handlers"),
-        *_names("signal", "SIGTERM SIGINT SIGUSR1 SIGUSR2 SIGHUP SIGQUIT SIGKILL SIGALRM SIGCHLD SIGCONT"),
-        *_names("builtins", _EXCEPTIONS),
-        *_names("pathlib", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
-        *_names("pathlib._local", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
+        *names("functools", "partial"),
+        *names("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString"),
+        *names("datetime", "datetime date time timedelta timezone"),
+        *names("decimal", "Decimal"),
+        *names("fractions", "Fraction"),
+        *names("uuid", "UUID SafeUUID"),
+        *names("array", "array _array_reconstructor"),
+        *names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
+        *names("signal", "Signals Handlers"),
+        *names("signal", "SIGTERM SIGINT SIGUSR1 SIGUSR2 SIGHUP SIGQUIT SIGKILL SIGALRM SIGCHLD SIGCONT"),
+        *names("builtins", _EXCEPTIONS),
+        *names("pathlib", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
+        *names("pathlib._local", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
         # Command lines and configurations, whole or as type annotations in them.
-        *_names("argparse", "Namespace"),
-        *_names("types", "SimpleNamespace GenericAlias"),
-        *_names("re", "_compile"),
+        *names("argparse", "Namespace"),
+        *names("types", "SimpleNamespace GenericAlias"),
+        *names("re", "_compile"),
         # Finds a logger by its name, which is how one that a module keeps is pickled.
-        *_names("logging", "getLogger"),
-        *_names("omegaconf.dictconfig", "DictConfig"),
-        *_names("omegaconf.listconfig", "ListConfig"),
-        *_names("omegaconf.base", "ContainerMetadata Metadata"),
-        *_names(
+        *names("logging", "getLogger"),
+        *names("omegaconf.dictconfig", "DictConfig"),
+        *names("omegaconf.listconfig", "ListConfig"),
+        *names("omegaconf.base", "ContainerMetadata Metadata"),
+        *names(
             "omegaconf.nodes",
             "AnyNode StringNode IntegerNode FloatNode BooleanNode BytesNode PathNode EnumNode InterpolationResultNode",
         ),
         # Arrays and their scalars, before and after numpy 2 moved them.
-        *_names("numpy", "ndarray dtype recarray record"),
-        *_names("numpy.rec", "recarray record"),
-        *_names("numpy.ma", "MaskedArray"),
-        *_names("numpy.ma.core", "MaskedArray _mareconstruct"),
+        *names("numpy", "ndarray dtype recarray record"),
+        *names("numpy.rec", "recarray record"),
+        *names("numpy.ma", "MaskedArray"),
+        *names("numpy.ma.core", "MaskedArray _mareconstruct"),
         *(
             name
             for core in ("numpy.core", "numpy._core")
             for name in (
-                *_names(f"{core}.multiarray", "_reconstruct scalar"),
-                *_names(f"{core}.numeric", "_frombuffer"),
+                *names(f"{core}.multiarray", "_reconstruct scalar"),
+                *names(f"{core}.numeric", "_frombuffer"),
             )
         ),
-        *_names(
+        *names(
             "numpy",
             "bool bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 longdouble"
             " complex64 complex128 clongdouble str_ bytes_ void datetime64 timedelta64 intc uintc longlong ulonglong",
         ),
-        *_names("numpy.random._pickle", "__randomstate_ctor __generator_ctor __bit_generator_ctor"),
-        *_names("numpy.random._mt19937", "MT19937"),
-        *_names("numpy.random._pcg64", "PCG64 PCG64DXSM"),
-        *_names("numpy.random._philox", "Philox"),
-        *_names("numpy.random._sfc64", "SFC64"),
-        *_names("numpy.random.bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
-        *_names("numpy.random._bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
+        *names("numpy.random._pickle", "__randomstate_ctor __generator_ctor __bit_generator_ctor"),
+        *names("numpy.random._mt19937", "MT19937"),
+        *names("numpy.random._pcg64", "PCG64 PCG64DXSM"),
+        *names("numpy.random._philox", "Philox"),
+        *names("numpy.random._sfc64", "SFC64"),
+        *names("numpy.random.bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
+        *names("numpy.random._bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
         # torch, beside what its restricted unpickler admits.
-        *_names("torch", "Generator iinfo finfo memory_format layout dtype"),
-        *_names("torch", "preserve_format contiguous_format channels_last channels_last_3d strided sparse_coo"),
-        *_names("torch.distributed.tensor", "DTensor"),
-        *_names("torch.distributed.tensor._api", "DTensor"),
-        *_names("torch.distributed._tensor.api", "DTensor"),
-        *_names("torch.distributed.tensor._dtensor_spec", "DTensorSpec TensorMeta ShardOrderEntry"),
-        *_names("torch.distributed._tensor._dtensor_spec", "DTensorSpec TensorMeta"),
-        *_names("torch.distributed._tensor.placement_types", "DTensorSpec TensorMeta Shard Replicate Partial _Partial"),
-        *_names("torch.distributed.tensor.placement_types", "Shard Replicate Partial _StridedShard _MaskPartial"),
-        *_names("torch.distributed.device_mesh", "DeviceMesh"),
-        *_names("torch.distributed._mesh_layout", "_MeshLayout _FlatLayout"),
-        *_names("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
-        *_names("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"),
-        *_names("torch.distributed._shard.sharded_tensor.shard", "Shard"),
-        *_names(
+        *names("torch", "Generator iinfo finfo memory_format layout dtype"),
+        *names("torch", "preserve_format contiguous_format channels_last channels_last_3d strided sparse_coo"),
+        *names("torch.distributed.tensor", "DTensor"),
+        *names("torch.distributed.tensor._api", "DTensor"),
+        *names("torch.distributed._tensor.api", "DTensor"),
+        *names("torch.distributed.tensor._dtensor_spec", "DTensorSpec TensorMeta ShardOrderEntry"),
+        *names("torch.distributed._tensor._dtensor_spec", "DTensorSpec TensorMeta"),
+        *names("torch.distributed._tensor.placement_types", "DTensorSpec TensorMeta Shard Replicate Partial _Partial"),
+        *names("torch.distributed.tensor.placement_types", "Shard Replicate Partial _StridedShard _MaskPartial"),
+        *names("torch.distributed.device_mesh", "DeviceMesh"),
+        *names("torch.distributed._mesh_layout", "_MeshLayout _FlatLayout"),
+        *names("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
+        *names("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"),
+        *names("torch.distributed._shard.sharded_tensor.shard", "Shard"),
+        *names(
             "torch.distributed._shard.sharded_tensor.metadata",
             "ShardedTensorMetadata TensorProperties MEM_FORMAT_ENCODING",
         ),
-        *_names("torch.distributed._shard.metadata", "ShardMetadata"),
-        *_names("torch.distributed._shard.sharding_spec.chunk_sharding_spec", "ChunkShardingSpec"),
-        *_names("torch.distributed.remote_device", "_remote_device"),
-        *_names("torch._dynamo.decorators", "_DimRange"),
-        *_names("torch.nested._internal.nested_tensor", "NestedTensor _rebuild_njt"),
-        *_names("torch.nn.parameter", "Buffer UninitializedParameter UninitializedBuffer"),
+        *names("torch.distributed._shard.metadata", "ShardMetadata"),
+        *names("torch.distributed._shard.sharding_spec.chunk_sharding_spec", "ChunkShardingSpec"),
+        *names("torch.distributed.remote_device", "_remote_device"),
+        # The `.metadata` of a torch.distributed.checkpoint folder.
+        *names(
+            "torch.distributed.checkpoint.metadata",
+            "Metadata TensorStorageMetadata TensorProperties ChunkStorageMetadata BytesStorageMetadata MetadataIndex"
+            " StorageMeta _MEM_FORMAT_ENCODING",
+        ),
+        *names("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        *names("torch.masked.maskedtensor.core", "MaskedTensor"),
+        *names("torch._dynamo.decorators", "_DimRange"),
+        *names("torch.nested._internal.nested_tensor", "NestedTensor _rebuild_njt"),
+        *names("torch.nn.parameter", "Buffer UninitializedParameter UninitializedBuffer"),
         # TorchScript's pickles.
-        *_names("torch", "ScriptObject"),
-        *_names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
-        *_names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
+        *names("torch", "ScriptObject"),
+        *names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
+        *names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
         # Training loops. TrainingArguments has no __reduce__ and no __setstate__: unpickling it sets its __dict__.
-        *_names("transformers.training_args", "TrainingArguments OptimizerNames ParallelMode"),
-        *_names("transformers.training_args_seq2seq", "Seq2SeqTrainingArguments"),
-        *_names(
+        *names("transformers.training_args", "TrainingArguments OptimizerNames ParallelMode"),
+        *names("transformers.training_args_seq2seq", "Seq2SeqTrainingArguments"),
+        *names(
             "transformers.trainer_utils",
             "IntervalStrategy SaveStrategy SchedulerType HubStrategy EvaluationStrategy FSDPOption",
         ),
-        *_names("transformers.trainer_pt_utils", "AcceleratorConfig"),
-        *_names("transformers.debug_utils", "DebugOption"),
-        *_names("transformers.trainer_callback", "TrainerState TrainerControl"),
-        *_names("transformers.generation.configuration_utils", "GenerationConfig"),
-        *_names("transformers.configuration_utils", "PretrainedConfig PreTrainedConfig"),
-        *_names("transformers.integrations.deepspeed", "HfDeepSpeedConfig HfTrainerDeepSpeedConfig"),
-        *_names("accelerate.state", "PartialState AcceleratorState"),
-        *_names(
+        *names("transformers.trainer_pt_utils", "AcceleratorConfig"),
+        *names("transformers.debug_utils", "DebugOption"),
+        *names("transformers.trainer_callback", "TrainerState TrainerControl"),
+        *names("transformers.generation.configuration_utils", "GenerationConfig"),
+        *names("transformers.configuration_utils", "PretrainedConfig PreTrainedConfig"),
+        *names("transformers.integrations.deepspeed", "HfDeepSpeedConfig HfTrainerDeepSpeedConfig"),
+        *names("accelerate.state", "PartialState AcceleratorState"),
+        *names(
             "accelerate.utils.dataclasses",
             "DistributedType DynamoBackend ComputeEnvironment PrecisionType TorchDynamoPlugin"
             " GradientAccumulationPlugin DeepSpeedPlugin FullyShardedDataParallelPlugin DataLoaderConfiguration"
             " ParallelismConfig",
         ),
-        *_names("accelerate.utils.deepspeed", "HfDeepSpeedConfig"),
-        *_names("accelerate.parallelism_config", "ParallelismConfig"),
+        *names("accelerate.utils.deepspeed", "HfDeepSpeedConfig"),
+        *names("accelerate.parallelism_config", "ParallelismConfig"),
         *(f"{one}.AttributeDict" for one in ("lightning.fabric.utilities.data", "lightning_fabric.utilities.data")),
         *(f"{one}.parsing.AttributeDict" for one in ("lightning.pytorch.utilities", "pytorch_lightning.utilities")),
     ]
@@ -154,36 +163,36 @@ _DATA = frozenset(
 #: callbacks, which old releases of Lightning took for keys.
 _NAMED = frozenset(
     [
-        *_names("torch.nn.functional", _classes.FUNCTIONAL + " _threshold"),
-        *_names("torch._C._nn", _classes.FUNCTIONAL),
-        *_names("torch._C._VariableFunctionsClass", _classes.FUNCTIONAL),
-        *_names("torch._C", "_VariableFunctionsClass"),
-        *_names("torch", _classes.FUNCTIONAL + " rsqrt"),
-        *_names("torch.nn.init", _classes.INITIAL),
+        *names("torch.nn.functional", _classes.FUNCTIONAL + " _threshold"),
+        *names("torch._C._nn", _classes.FUNCTIONAL),
+        *names("torch._C._VariableFunctionsClass", _classes.FUNCTIONAL),
+        *names("torch._C", "_VariableFunctionsClass"),
+        *names("torch", _classes.FUNCTIONAL + " rsqrt"),
+        *names("torch.nn.init", _classes.INITIAL),
         *(
             name
             for module in ("numpy", "torch", "torch._C._VariableFunctionsClass")
-            for name in _names(module, "mean median sum amax amin max min std var prod argmax argmin exp log sqrt abs")
+            for name in names(module, "mean median sum amax amin max min std var prod argmax argmin exp log sqrt abs")
         ),
-        *_names("torch.optim.lr_scheduler", "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"),
-        *_names("torch.optim.lr_scheduler", "CyclicLR._triangular_scale_fn CyclicLR._triangular2_scale_fn"),
-        *_names(
+        *names("torch.optim.lr_scheduler", "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"),
+        *names("torch.optim.lr_scheduler", "CyclicLR._triangular_scale_fn CyclicLR._triangular2_scale_fn"),
+        *names(
             "typing",
             "Any Union Optional List Dict Tuple Set FrozenSet Type Sequence Mapping MutableMapping Callable Iterable"
             " Iterator Literal ClassVar Final Annotated",
         ),
-        *_names("types", "NoneType EllipsisType NotImplementedType"),
+        *names("types", "NoneType EllipsisType NotImplementedType"),
         *(
             f"{root}.callbacks.{where}"
             for root in ("pytorch_lightning", "lightning.pytorch")
             for where in (
-                *_names("model_checkpoint", "ModelCheckpoint"),
-                *_names("early_stopping", "EarlyStopping"),
-                *_names("lr_monitor", "LearningRateMonitor"),
-                *_names("progress", "ProgressBar TQDMProgressBar RichProgressBar"),
-                *_names("stochastic_weight_avg", "StochasticWeightAveraging"),
-                *_names("gradient_accumulation_scheduler", "GradientAccumulationScheduler"),
-                *_names("timer", "Timer"),
+                *names("model_checkpoint", "ModelCheckpoint"),
+                *names("early_stopping", "EarlyStopping"),
+                *names("lr_monitor", "LearningRateMonitor"),
+                *names("progress", "ProgressBar TQDMProgressBar RichProgressBar"),
+                *names("stochastic_weight_avg", "StochasticWeightAveraging"),
+                *names("gradient_accumulation_scheduler", "GradientAccumulationScheduler"),
+                *names("timer", "Timer"),
             )
         ),
     ]
@@ -215,23 +224,25 @@ CALLERS = {
 #: What gives an object that others have as well: nothing may be set on it.
 SHARED = frozenset(
     [
-        *_names("logging", "getLogger"),
-        *_names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
-        *_names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
-        *_names("torch.serialization", "_get_layout"),
-        *_names("accelerate.state", "PartialState AcceleratorState"),
-        *_names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
-        *_names("signal", "Signals Handlers"),
-        *_names("uuid", "SafeUUID"),
-        *_names("transformers.training_args", "OptimizerNames ParallelMode"),
-        *_names(
+        *names("logging", "getLogger"),
+        *names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
+        *names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
+        *names("torch.serialization", "_get_layout"),
+        *names("accelerate.state", "PartialState AcceleratorState"),
+        *names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
+        *names("signal", "Signals Handlers"),
+        *names("uuid", "SafeUUID"),
+        *names("transformers.training_args", "OptimizerNames ParallelMode"),
+        *names(
             "transformers.trainer_utils",
             "IntervalStrategy SaveStrategy SchedulerType HubStrategy EvaluationStrategy FSDPOption",
         ),
-        *_names("transformers.debug_utils", "DebugOption"),
-        *_names("accelerate.utils.dataclasses", "DistributedType DynamoBackend ComputeEnvironment PrecisionType"),
-        *_names("torch.amp.grad_scaler", "OptState"),
-        *_names("torch.cuda.amp.grad_scaler", "OptState"),
+        *names("transformers.debug_utils", "DebugOption"),
+        *names("accelerate.utils.dataclasses", "DistributedType DynamoBackend ComputeEnvironment PrecisionType"),
+        *names("torch.amp.grad_scaler", "OptState"),
+        *names("torch.cuda.amp.grad_scaler", "OptState"),
+        *names("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
+        *names("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
     ]
 )
 #: Functions that pickle itself calls where it has no name for a value: in these calls they do nothing else.
@@ -239,20 +250,19 @@ SPELLING = frozenset(["builtins.getattr", "builtins.type", "operator.getitem", "
 #: Hooks that set attributes, of a name that they are given, of whatever module they are called with.
 HOOKS = frozenset(
     [
-        *_names("torch.nn.utils.weight_norm", "WeightNorm"),
-        *_names(
+        *names("torch.nn.utils.weight_norm", "WeightNorm"),
+        *names(
             "torch.nn.utils.spectral_norm", "SpectralNorm SpectralNormLoadStateDictPreHook SpectralNormStateDictHook"
         ),
-        *_names("torch.nn.modules.module", "_WrappedHook"),
+        *names("torch.nn.modules.module", "_WrappedHook"),
         *(one for one in _classes.CLASSES if one.startswith("torch.nn.utils.prune.")),
     ]
 )
 #: Enumerations: pickle makes their members by calling them; other classes of torch it makes empty.
 _CALLED_CLASSES = frozenset(
     [
-        *_names("torch.amp.grad_scaler", "OptState"),
-        *_names("torch.cuda.amp.grad_scaler", "OptState"),
-        *_names("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
+        *names("torch.amp.grad_scaler", "OptState"),
+        *names("torch.cuda.amp.grad_scaler", "OptState"),
     ]
 )
 #: Constructors here open connections, make folders and look for devices.
@@ -402,9 +412,9 @@ _KNOWN = {
 #: Packages of which nothing is clean that no list says is.
 _HARMFUL = frozenset(
     [
-        *_names("torch", "utils hub"),
-        *_names("torchvision", "io"),
-        *_names("scipy", "io"),
+        *names("torch", "utils hub"),
+        *names("torchvision", "io"),
+        *names("scipy", "io"),
         *re.findall(
             r"\w+",
             "IPython aiohttp celery cloudpickle dill distutils fickling imp jax joblib keras lib2to3 mlflow modelscan"
@@ -458,15 +468,10 @@ def is_clean(module: str, name: str, *, called: bool = False) -> bool:
     if whole in _NAMED:
         return not called
     # A class's module has all that it imports itself: behind another dot is every function there is.
-    if (
-        whole in _DATA
-        or whole in _globals.allowed()
-        or is_class(whole)
-        or ("." not in name and _KINDS.fullmatch(whole))
-    ):
+    if whole in DATA or whole in _globals.allowed() or is_class(whole) or ("." not in name and _KINDS.fullmatch(whole)):
         return True
     owner, _, member = whole.rpartition(".")
-    return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in _DATA
+    return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in DATA
 
 
 def is_class(whole: str) -> bool:

@@ -51,6 +51,7 @@ class Scanner(Machine):
         flow = self.flow
         if self._spelled or not flow.is_tame(self.globals.values()):
             flow.follow(self._built, [self.root, *self.persistent, *self._loose])
+        flow.stored(self.persistent)
         spelling = self._spelled - flow.kept - self._called - flow.misuses.keys()
         called = self._called | flow.called
         for one in self.globals.values():
@@ -127,27 +128,17 @@ class Scanner(Machine):
             now = target.items if type(target) is Obj else target
             if now is not None and len(now) != before + len(keys):
                 self._loose.extend(zip(keys, flat[1::2], strict=True))
-        self.changed(target)
+        self.flow.changes(target)
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:  # noqa: ARG002
         """Elements are appended to anything."""
         if type(target) in (list, Obj):
             super().add_elements(target, elements, pos, "APPEND")
-        self.changed(target)
-
-    def changed(self, target: Value) -> None:
-        """Note what is changed if it is no object of the pickle's own."""
-        if type(target) is Global:
-            self.flow.note(target, "is changed by it for the whole process")
-        elif type(target) is Obj:
-            root = self.flow.root(target)
-            name = plain(root) if root else ""
-            own = target.how == "newobj" and name.startswith("accelerate.state.")
-            if (name in _gadgets.SHARED or name in _gadgets.SPELLING) and not own:
-                self.flow.note(root, "gives an object of the whole process, and it changes that")
+        self.flow.changes(target)
 
     def built(self, target: Value, state: Value) -> None:
         """Remember a BUILD."""
+        self.flow.finishes(target)
         self._built.append((target, state))
 
     def decimal(self, line: bytes, pos: int) -> int:
@@ -223,7 +214,6 @@ def _build(m: Any, pos: int) -> int:
         target.state = state
         if is_module(target) and type(target.cls) is Global:
             m.modules.append(target.cls.qualified)
-    m.changed(target)
     return pos
 
 

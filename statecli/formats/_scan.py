@@ -45,12 +45,16 @@ _BEGINS = re.compile(
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
 _ZIP = b"PK\3\4"
 _END, _MAX_COMMENT = 22, 65_535
+#: Bytes of the three end records of an archive that torch writes: zip64's, its locator, the old one.
+_ENDS = 56 + 20 + _END
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _NUMPY = b"\x93NUMPY"
 _NAMED = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
 #: The pickles that an archive of torch's own has, in its top folder.
 _USUAL = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
 _STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
+#: The members of a tar that torch unpickles.
+_IN_TAR = frozenset(["storages", "tensors", "pickle"])
 #: The pickles that are read from a legacy file, whatever follows them.
 _LEGACY = 5
 #: Pickles one after another that are read without a sign that the next one is any.
@@ -184,10 +188,13 @@ class _Scan:
     def run(self) -> list[ScannedPickle]:
         """Everything that was found."""
         head = self.whole.head
-        sure = head[:1] == b"\x80" and head[8:9] != b"{"
+        header = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= self.whole.size - 8
+        sure = head[:1] == b"\x80" and not header
         first = _Piece(self.whole, "the file", 0, sure=sure, hidden=False)
         if not head.startswith(_ZIP) and _ends_as_zip(self.whole):
             self._archive(first._replace(hidden=True))
+        if _is_tar(head):
+            self._tar(first)
         self.pieces.append(first)
         while self.pieces:
             if self._is_over():
@@ -281,10 +288,28 @@ class _Scan:
 
     # Archives.
 
+    def _tar(self, piece: _Piece) -> None:
+        """A tar, as torch wrote before 0.1.10. Its members are looked at where nobody can make them lie elsewhere.
+
+        tarfile takes sizes and holes from several places; each member begins at a block, and any block may be one.
+        """
+        self._unread(piece, "is a tar archive, whose members torch.load unpickles; only those that are usual were read")
+        region, at = piece.region, 0
+        while at + _HEAD <= region.size and len(self.pieces) < MAX_PICKLES and _is_tar(block := region.read(at, _HEAD)):
+            size = min(max(_octal(block[124:136]) or 0, 0), region.size - at - _HEAD)
+            name = str(block[:100].rstrip(b"\0"), "utf-8", "backslashreplace")
+            sure = name.removeprefix("./") in _IN_TAR
+            self.pieces.append(_Piece(region.part(at + _HEAD, size), name, 1, sure, hidden=not sure))
+            at += _HEAD + -(-size // _HEAD) * _HEAD
+
     def _archive(self, piece: _Piece) -> None:
         try:
             archive = Archive(piece.region)
         except UnreadableError as error:
+            parts = _in_a_row(piece.region)
+            if len(parts) > 1:
+                self.pieces.extend(piece._replace(region=part, where=_at(piece, part)) for part in parts)
+                return
             self._unread(piece, f"{error}; its records were searched for without its directory")
             self._salvage(piece)
             return
@@ -331,6 +356,23 @@ class _Scan:
             at += 4
 
 
+def _is_tar(block: bytes) -> bool:
+    """Whether it is a header that Python's tarfile takes, whatever it says: what is told apart is its checksum."""
+    summed = block[:148] + b" " * 8 + block[156:]
+    signed = sum(summed) - 256 * sum(byte > 127 for byte in summed)
+    return len(block) == _HEAD and _octal(block[148:156]) in (sum(summed), signed)
+
+
+def _octal(field: bytes) -> int | None:
+    """A number as tarfile reads it, -1 or less for what it reads as none."""
+    if field[:1] in (b"\x80", b"\xff"):
+        return int.from_bytes(field[1:], "big") if field[0] == 0x80 else None
+    try:
+        return int(field.partition(b"\0")[0].decode("ascii").strip() or "0", 8)
+    except ValueError:
+        return None
+
+
 def _ends_as_zip(region: _Region) -> bool:
     """Whether the end record of an archive is where Python's zipfile looks for it, whatever comes before."""
     tail = region.read(max(0, region.size - _END - _MAX_COMMENT), min(region.size, _END + _MAX_COMMENT))
@@ -340,6 +382,27 @@ def _ends_as_zip(region: _Region) -> bool:
         and len(tail) - at >= _END
         and len(tail) - at - _END == int.from_bytes(tail[at + 20 : at + 22], "little")
     )
+
+
+def _in_a_row(region: _Region) -> list[_Region]:
+    """The archives that fill these bytes one behind another, as torch.distributed.checkpoint puts one for each tensor.
+
+    Each one's end records say where it begins. None unless all of the bytes are accounted for.
+    """
+    parts: list[_Region] = []
+    end = region.size
+    while end >= _ENDS and len(parts) < MAX_PICKLES:
+        tail = region.read(end - _ENDS, _ENDS)
+        length = int.from_bytes(tail[64:72], "little") + _ENDS
+        if (tail[:4], tail[56:60], tail[76:80]) != (b"PK\6\6", b"PK\6\7", b"PK\5\6") or length > end:
+            return []
+        end -= length
+        parts.append(region.part(end, length))
+    return parts[::-1] if end == 0 else []
+
+
+def _at(piece: _Piece, part: _Region) -> str:
+    return f"{piece.where}, the archive at byte {part.span.offset}"
 
 
 def _next(region: _Region, at: int) -> int:

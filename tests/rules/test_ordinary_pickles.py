@@ -29,7 +29,9 @@ from torch.nn.utils import prune
 from statecli.auditing.run import Request, audit
 from statecli.formats._classes import CLASSES
 from statecli.formats._gadgets import is_clean
+from statecli.formats._scan import scan
 
+from ..formats.attacks import build, called, named, records, state_dict, tensor, text
 from .test_pickles import RULES
 
 
@@ -106,6 +108,9 @@ def arrays():
         "objects": np.array([1, "a", None], dtype=object),
         "text": np.array(["ab", "c"]),
         "record": np.zeros(2, dtype=[("a", "i4"), ("b", "f8")]),
+        "records": np.array([(1, "a", (2.0, None))], dtype=[("a", "i4"), ("b", "O"), ("c", [("d", "f8"), ("e", "O")])]),
+        "pairs": np.zeros(2, dtype=[("a", "f4", (2, 2)), ("b", "O", (2,))]),
+        "aligned": np.zeros(2, dtype=np.dtype([("a", "i1"), ("b", "f8")], align=True)),
         "dates": np.array(["2024-01-02"], dtype="datetime64[D]"),
         "scalars": [np.float64(1.5), np.int32(3), np.str_("a"), np.complex64(1j)],
         "dtype": np.dtype("float32"),
@@ -135,6 +140,7 @@ def odd_tensors():
         "parameter": nn.Parameter(torch.zeros(2)),
         "buffer": nn.Buffer(torch.zeros(2)),
         "nested": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+        "jagged": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
         "strided": torch.zeros(4, 4)[::2, 1:],
         "storage": torch.zeros(3).untyped_storage(),
         "generator": torch.Generator().get_state(),
@@ -281,6 +287,59 @@ def test_a_distributed_tensor_is_data(tmp_path):
         )
     finally:
         destroy_process_group()
+    assert said(tmp_path / "a.pt") == []
+
+
+def distributed_checkpoint(folder):
+    """The folder that torch.distributed.checkpoint writes, weights and optimizer, from one process."""
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    net = model()
+    made = torch.optim.AdamW(net.parameters(), lr=0.1)
+    net(torch.randn(3, 4)).sum().backward()
+    made.step()
+    state = {"model": net.state_dict(), "optim": made.state_dict(), "epoch": 3, "rng": torch.get_rng_state()}
+    checkpoint.save(state, checkpoint_id=folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_files_of_a_distributed_checkpoint_are_data(tmp_path):
+    """Its index of plain data classes, and its archives one behind another."""
+    distributed_checkpoint(tmp_path / "dcp")
+    index, tensors = scan(str(tmp_path / "dcp" / ".metadata")), scan(str(tmp_path / "dcp" / "__0_0.distcp"))
+    assert {"Metadata", "_StorageInfo", "_MEM_FORMAT_ENCODING"} <= {
+        one.name for pickle in index for one in pickle.names
+    }
+    assert len(tensors) > 10
+    assert said(tmp_path / "dcp") == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_archive_among_the_archives_of_a_distributed_checkpoint_is_read(tmp_path):
+    """A call in one of them, wherever it stands, is found where it is."""
+    distributed_checkpoint(tmp_path / "dcp")
+    whole = (tmp_path / "dcp" / "__0_0.distcp").read_bytes()
+    evil = build(records(state_dict(w=tensor(), x=called(named("os", "system"), text("true")))))
+    for data in (evil + whole, whole + evil, whole + evil + whole):
+        (tmp_path / "a.distcp").write_bytes(data)
+        (finding,) = audit(Request((str(tmp_path / "a.distcp"),), select=("unsafe-global",))).findings
+        assert data[finding.place.offset :].startswith(b"cos\nsystem")
+
+
+def test_archives_with_anything_between_them_are_not_called_whole(tmp_path):
+    """One byte that belongs to none of them is enough."""
+    whole = build(records())
+    for data in (whole + b"x" + whole, b"x" + whole + whole, whole + whole[1:]):
+        (tmp_path / "a.distcp").write_bytes(data)
+        assert "unscanned-pickle" in {rule for rule, _ in said(tmp_path / "a.distcp")}
+    (tmp_path / "a.distcp").write_bytes(whole + whole)
+    assert said(tmp_path / "a.distcp") == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_masked_tensor_is_data(tmp_path):
+    """Its values and its mask are tensors."""
+    masked = pytest.importorskip("torch.masked")
+    torch.save({"w": masked.masked_tensor(torch.zeros(2), torch.ones(2) > 0)}, tmp_path / "a.pt")
     assert said(tmp_path / "a.pt") == []
 
 
