@@ -80,4 +80,4 @@ def why_not(state: ModelState, *, beside: bool) -> str | None:
 
 def is_inside(path: str, folders: Collection[str]) -> bool:
     """Whether it lies in one of these folders, which are absolute, however deep."""
-    return any(str(above) in folders for above in PurePath(os.path.abspath(path)).parents)
+    return bool(folders) and any(str(above) in folders for above in PurePath(os.path.abspath(path)).parents)

@@ -150,7 +150,7 @@ class _Run:
             return Subject(text, self._filtered(side.state, text), policy, side.state, whole=side.state)
         if os.path.isdir(text):
             self.folders.add(os.path.abspath(text))
-        seen = stamps([target.split(text)[0]])
+        seen = stamps([target.split(text)[0]]) if self.request.model or self.reference else {}
         whole = target.whole(text)
         side = Side(text, target.part(whole, text), None, seen)
         module = side.state if side.state.whole_modules else None

@@ -90,3 +90,28 @@ def test_a_glob_that_matches_nothing_is_no_error_where_that_is_allowed(statecli)
     assert (result.code, result.err) == (0, "")
     assert "zz*.pt" in result.out
     assert statecli("audit", "zz*.pt").code == 2
+
+
+def test_what_is_told_on_stderr_is_in_the_json(statecli):
+    """With -q too, which leaves it off stderr: a program reads the document alone."""
+    Path("statecli.toml").write_text('policy = { device = "cpu" }')
+    result = statecli("audit", "b.safetensors", "-f", "json")
+    (note,) = result.json["notes"]
+    assert (note["rule"], note["severity"], note["target"]) == ("policy-not-judged", "note", "b.safetensors")
+    assert result.err == f"note[policy-not-judged]: {note['message']}\n"
+    quiet = statecli("audit", "b.safetensors", "-q", "-f", "json")
+    assert (quiet.err, quiet.json["notes"]) == ("", [note])
+
+
+def test_an_entry_that_nothing_needs_is_in_the_json(statecli):
+    """As it is told: of its target, and of a file that is gone."""
+    torch.save({"w": torch.ones(2), "W": torch.ones(2)}, "a.pt")
+    torch.save({"w": torch.ones(2), "W": torch.ones(2)}, "gone.pt")
+    statecli("audit", ".", "--write-baseline", "known.json", "--reason", "for a test")
+    torch.save({"w": torch.ones(2)}, "a.pt")
+    Path("gone.pt").unlink()
+    found = statecli("audit", ".", "--baseline", "known.json", "-f", "json")
+    assert [(one["rule"], one["target"]) for one in found.json["notes"]] == [
+        ("baseline-fixed", "a.pt"),
+        ("baseline-fixed", "gone.pt"),
+    ]
