@@ -29,8 +29,18 @@ BUFFER_NAMES = re.compile(
     r"|positional_encoding_gaussian_matrix|mel_filters|pe)$"
 )
 
-#: Prefixes that wrappers put before every name.
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "model.")
+#: Names under which wrappers hold what they wrap, and which nobody else gives a module: torch.compile; FSDP; activation
+#: checkpointing; Lightning around DeepSpeed and others; fairscale's and XLA's FSDP; torchrec's model parallelism.
+INNER = (
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+    "_fpw_module",
+    "_dmp_wrapped_module",
+)
+#: Prefixes that wrappers put before every name; the last is also what half of all models call a part of their own.
+WRAPPERS = ("module.", *(f"{name}." for name in INNER), "model.")
 
 Shape = tuple[int, ...] | None
 
@@ -176,7 +186,7 @@ def _unwrapped(fqn: str) -> str:
     changed = True
     while changed:
         changed = False
-        for prefix in WRAPPERS[:3]:
+        for prefix in WRAPPERS[:-1]:
             if fqn.startswith(prefix):
                 fqn, changed = fqn[len(prefix) :], True
     return fqn

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.errors import UsageError
-from statecli.kinds import MODEL_KINDS, WRAPPERS, common_prefix
+from statecli.kinds import INNER, MODEL_KINDS, WRAPPERS, common_prefix
 from statecli.state import Kind, ModelState, Oddity, TensorInfo
 
 
@@ -306,9 +306,7 @@ def _common(before: Sequence[str], after: Sequence[str]) -> list[Link]:
     return []
 
 
-_OUTER = WRAPPERS[:3]
-#: Wrappers that stand where they wrap; nobody else calls a module so.
-INNER = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+_OUTER = WRAPPERS[:-1]
 
 
 def _without_outer(name: str) -> str:
@@ -320,7 +318,7 @@ def _without_all(name: str) -> str:
 
 
 def _without(name: str, prefixes: tuple[str, ...]) -> str:
-    if "_mod" in name or "_wrapped_module" in name:
+    if "_mod" in name:
         *path, last = name.split(".")
         name = ".".join([part for part in path if part not in INNER] + [last])
     while name.startswith(prefixes):

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject
-from statecli.comparison.pairing import INNER
 from statecli.finding import Severity
 from statecli.formats import _shown
-from statecli.kinds import WRAPPERS
+from statecli.kinds import INNER, WRAPPERS
 from statecli.render._escape import visible
 from statecli.state import Kind, TensorInfo
 
 #: What a model loads.
 MODEL = (Kind.PARAMETER, Kind.BUFFER)
-#: What wrappers put in front; `model.` is what half of all models call a part of their own.
-_OUTER = tuple(prefix for prefix in WRAPPERS if prefix != "model.")
+#: What wrappers put in front, and nobody else.
+_OUTER = WRAPPERS[:-1]
 
 
 @rule(Severity.WARNING)
@@ -64,7 +63,7 @@ def _saved_without_class(subject: Subject) -> str | None:
 
 @rule(Severity.WARNING, _saved_without_class)
 def wrapper_prefix(subject: Subject) -> Iterator[Found]:
-    """Names have in them what a wrapper added: `module.`, `_orig_mod.`, `_fsdp_wrapped_module.`.
+    """Names have in them what a wrapper added: `module.`, `_orig_mod.`, `_fsdp_wrapped_module.`, `_forward_module.`.
 
     Why: the plain model knows none of these names. A strict load raises, and a load with `strict=False` leaves every
     weight as it was initialised and says nothing.

@@ -54,6 +54,8 @@ def said(before: ModelState, after: ModelState, *rules: str) -> list[str]:
         ("layers.0._orig_mod.fc.weight", "layers.0.fc.weight"),
         ("layers.0._checkpoint_wrapped_module.fc.weight", "layers.0._fsdp_wrapped_module.fc.weight"),
         ("_fsdp_wrapped_module.layers.0._fsdp_wrapped_module.w", "module.layers.0.w"),
+        ("_forward_module.model.fc.weight", "model.fc.weight"),
+        ("_fsdp_wrapped_module._fpw_module.layers.0._fsdp_wrapped_module._fpw_module.w", "layers.0.w"),
     ],
 )
 def test_wrappers_are_looked_through(before, after):

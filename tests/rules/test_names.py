@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from statecli.kinds import INNER
+
 from ..formats.attacks import build, pickled, records, tensor, text
 
 
@@ -54,6 +56,27 @@ def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(found, tmp_path, prefi
     assert finding.message == f"{prefix}0.weight: all 4 names of model have {prefix!r} in them, which a wrapper added"
     assert f"removeprefix({prefix!r})" in finding.help
     assert [name.removeprefix(prefix) for name in state] == list(net.state_dict())
+
+
+@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("inside", [False, True], ids=["around all", "around a part"])
+def test_wrapper_prefix_finds_the_name_of_each_wrapper(found, tmp_path, name, inside):
+    """Those of torch, Lightning, fairscale and torchrec, in front of all names and in the middle of one."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    state = {f"{name}.{key}": value for key, value in net.state_dict().items()}
+    if inside:
+        state = {key.replace("1.", f"1.{name}."): value for key, value in net.state_dict().items()}
+    torch.save(state, tmp_path / "a.pt")
+    (finding,) = found("wrapper-prefix", tmp_path / "a.pt")
+    assert f"have '{name}.' in them, which a wrapper added" in finding.message
+
+
+def test_wrapper_prefix_finds_what_lightning_hands_to_deepspeed(found, tmp_path):
+    """`module` is the section that DeepSpeed saves; below it every name begins with Lightning's wrapper."""
+    state = {f"_forward_module.model.{key}": one for key, one in torch.nn.Linear(2, 2).state_dict().items()}
+    torch.save({"module": state, "global_steps": 3}, tmp_path / "mp_rank_00_model_states.pt")
+    (finding,) = found("wrapper-prefix", tmp_path / "mp_rank_00_model_states.pt")
+    assert "all 2 names of module have '_forward_module.' in them" in finding.message
 
 
 def test_wrapper_prefix_finds_a_part_that_was_compiled(found, tmp_path):
