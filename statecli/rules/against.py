@@ -144,8 +144,8 @@ def broken_tie(subject: Subject) -> Iterator[Found]:
     """Tensors that share their memory in what it is held to are separate ones here; of a checkpoint, or the other way.
 
     Why: tied weights that were parted learn apart from then on, and take twice the memory. Into a class that ties them
-    `load_state_dict` copies one after the other and keeps the last: where their bytes differ (`--values` tells) that is
-    an error, and a note where they are the same.
+    `load_state_dict` copies one after the other and keeps the last: where their bytes differ that is an error, where
+    they are the same a note. Which of the two it is only `--values` tells; without it, a note says so.
 
     Example: `lm_head.weight` saved as a copy of `embed.weight`.
 
@@ -182,17 +182,18 @@ def _view(row: TensorInfo) -> object:
 def _told(subject: Subject, rows: list[TensorInfo]) -> Found:
     first, *others = rows
     ties = f"{subject.load.after.target if subject.load else ''} ties it to {_shown.names([one.fqn for one in others])}"
-    severity, values = _SAME[_are_same(subject, rows)]
+    severity, values = _UNREAD if subject.values is None else _SAME[_are_same(subject, rows)]
     message = f"{subject.called(first)}: {ties}, and here they are {len(rows)} tensors{values}"
     return Found(message, first.fqn, first.section, "tie them before saving", severity)
 
 
 #: How bad it is that tied weights are apart, by whether they are the same bytes.
 _SAME: dict[bool | None, tuple[Severity, str]] = {
-    None: (Severity.WARNING, ": a load keeps the last; whether they differ, --values tells"),
+    None: (Severity.WARNING, ": whether they differ cannot be told; a load keeps the last"),
     True: (Severity.NOTE, " of the same bytes"),
     False: (Severity.ERROR, " of other bytes: a load keeps the last without a word"),
 }
+_UNREAD = (Severity.NOTE, ": whether they differ cannot be told without --values; a load keeps the last")
 
 
 def _are_same(subject: Subject, rows: list[TensorInfo]) -> bool | None:

@@ -143,11 +143,14 @@ def test_dtype_mismatch_spares_what_the_class_registers(said, pt):
 
 
 def test_broken_tie_finds_what_the_class_ties_and_the_checkpoint_has_apart(said, pt, tied):
-    """A warning, since a load keeps one of the two; with the values an error where it loses something."""
+    """A note that it cannot tell more without the values; with them an error, where a load loses something."""
     path = pt(embed=torch.zeros(2, 2), head=torch.ones(2, 2))
     ((severity, fqn, message),) = said("broken-tie", path, model=tied)
-    assert (severity, fqn) == ("warning", "embed")
-    assert f"embed: {tied} ties it to head, and here they are 2 tensors: a load keeps the last" in message
+    assert (severity, fqn) == ("note", "embed")
+    assert message == (
+        f"embed: {tied} ties it to head, and here they are 2 tensors: "
+        "whether they differ cannot be told without --values; a load keeps the last"
+    )
     ((severity, _, message),) = said("broken-tie", path, model=tied, values=True)
     assert severity == "error"
     assert "2 tensors of other bytes: a load keeps the last without a word" in message
@@ -159,6 +162,14 @@ def test_broken_tie_notes_copies_of_the_same_values(said, pt, tied):
     ((severity, _, message),) = said("broken-tie", path, model=tied, values=True)
     assert severity == "note"
     assert message.endswith("here they are 2 tensors of the same bytes")
+
+
+def test_broken_tie_warns_where_the_values_were_read_and_are_no_numbers_to_compare(said, pt, tied):
+    """Two shapes: neither the same bytes nor others."""
+    path = pt(embed=torch.ones(2, 2), head=torch.ones(4, 1))
+    ((severity, _, message),) = said("broken-tie", path, model=tied, values=True)
+    assert severity == "warning"
+    assert message.endswith("2 tensors: whether they differ cannot be told; a load keeps the last")
 
 
 def test_broken_tie_finds_tied_names_of_two_dtypes_whose_bytes_cannot_be_the_same(said, pt, tied):
