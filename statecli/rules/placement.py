@@ -29,6 +29,15 @@ def _by_device(tensors: Iterator[TensorInfo]) -> dict[str, list[TensorInfo]]:
     return found
 
 
+def _once(found: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
+    """`cuda` is the device that is current when it is loaded: `cuda:0` unless the program says otherwise."""
+    merged: dict[str, list[TensorInfo]] = {}
+    for device, tensors in found.items():
+        first = f"{device}:0"
+        merged.setdefault(first if first in found else device, []).extend(tensors)
+    return merged
+
+
 def _shown_on(subject: Subject, device: str, tensors: list[TensorInfo]) -> str:
     return f"{len(tensors):,} on {device} ({_shown.names([subject.called(tensor) for tensor in tensors])})"
 
@@ -39,16 +48,18 @@ def accelerator_device(subject: Subject) -> Iterator[Found]:
 
     Why: `torch.load` puts a tensor back where it was: on a machine without that device it raises, unless
     `map_location` is given. The first GPU is told as a note; a later one (`cuda:3`) is a warning, since few machines
-    have it and what loads there fills the wrong GPU; what policy `device` does not name is an error.
+    have it and what loads there fills the wrong GPU; what policy `device` does not name is an error. `cuda` without a
+    number is the first one unless the program that loads it has chosen another.
 
     Example: a checkpoint that rank 3 of a training run saved names `cuda:3` for each of its tensors.
 
     Fix: save `{name: tensor.cpu() for …}`, or load with `map_location="cpu"`.
     """
     allowed = subject.policy.device
-    for device, tensors in _by_device(iter(subject.state.tensors)).items():
+    for device, tensors in _once(_by_device(iter(subject.state.tensors))).items():
         kind, _, index = device.partition(":")
-        if device in allowed or kind in allowed or (not allowed and kind in ANYWHERE):
+        names = {device, kind, device if index else f"{device}:0"}
+        if names.intersection(allowed) or (not allowed and kind in ANYWHERE):
             continue
         shown = _shown_on(subject, device, tensors)
         if allowed:

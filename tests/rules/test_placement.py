@@ -61,6 +61,23 @@ def test_accelerator_device_finds_what_the_policy_does_not_name(found, saved):
     assert finding.message == "1 on cuda:1 (b): the policy says cuda:0 or cpu"
 
 
+def test_accelerator_device_finds_the_first_gpu_once_under_both_its_names(found, saved):
+    """torch loads `cuda` on the current device, which is the first; by that name alone it is told as it is written."""
+    (finding,) = found("accelerator-device", saved(STATE, {A: "cuda:0", B: "cuda", C: "cuda:0"}))
+    assert finding.message.startswith("3 on cuda:0 (a, c, b): ")
+    assert finding.severity.value == "note"
+    (finding,) = found("accelerator-device", saved(STATE, {A: "cuda", B: "cuda"}))
+    assert finding.message.startswith("2 on cuda (a, b): ")
+    findings = found("accelerator-device", saved(STATE, {A: "cuda", B: "cuda:3"}))
+    assert [one.message[:11] for one in findings] == ["1 on cuda (", "1 on cuda:3"]
+
+
+def test_accelerator_device_spares_the_first_gpu_by_either_name_where_the_policy_names_it(found, saved):
+    """`cuda:0` in a policy allows `cuda`, and no other GPU; of a device that has no numbers its name is all."""
+    assert not found("accelerator-device", saved(STATE, {A: "cuda"}), policy=Policy(device=("cuda:0", "cpu")))
+    assert found("accelerator-device", saved(STATE, {A: "cuda"}), policy=Policy(device=("cuda:1", "cpu")))
+
+
 def test_accelerator_device_spares_the_cpu_and_meta(found, saved):
     """Every machine has both."""
     state = {**STATE, "m": torch.zeros(5, device="meta")}
