@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.trainer_utils import HubStrategy, IntervalStrategy, SchedulerType
 
 SIZES = dict(  # noqa: C408 - as a call has them
     hidden_size=16,
@@ -55,6 +57,8 @@ def arguments():
     except ImportError:
         made = TrainingArguments.__new__(TrainingArguments)
         vars(made).update(output_dir="out", learning_rate=5e-5, device=torch.device("cpu"))
+        vars(made).update(eval_strategy=IntervalStrategy.NO, lr_scheduler_type=SchedulerType.LINEAR)
+        vars(made).update(hub_strategy=HubStrategy.EVERY_SAVE, accelerator_config=AcceleratorConfig())
         return made
 
 
