@@ -204,7 +204,7 @@ def _refuse_overwriting(written: Sequence[Written], *states: ModelState) -> None
     """A file that was just read of, one that no option names, would be destroyed."""
     there = [one for one in written if one.path is not None and os.path.isfile(one.path)]
     for state in states if there else ():
-        read = {tensor.data.storage.path for tensor in state.tensors if tensor.data is not None}
+        read = {where.path for tensor in state.tensors for where in tensor.ranges}
         for one, path in itertools.product(there, read):
             if os.path.exists(path) and os.path.samefile(path, str(one.path)):
                 raise UsageError(f"{one.option}: {state.target} is read from it; write elsewhere")

@@ -126,10 +126,12 @@ def _placed(finding: Finding, row: TensorInfo | None) -> Finding:
 
 
 def bytes_of(tensor: TensorInfo) -> Place | None:
-    """A tensor's bytes in its file, those of its storage where it is not one piece; None where it lies in none."""
+    """A tensor's bytes in its file, those of its storage where it is not one piece; None where no one file has it."""
     data = tensor.data
-    if data is None or data.inline is not None or not data.storage.path:
+    if data is None or data.inline is not None or not data.storage.path or data.storage.boxes is not None:
         return None
+    if data.storage.packing is not None:
+        return Place(data.storage.path, data.storage.offset, data.storage.packing.length)
     if data.strides is not None or not tensor.elements:
         return Place(data.storage.path, data.storage.offset, data.storage.length)
     size = tensor.nbytes // tensor.elements

@@ -6,7 +6,7 @@ This module imports nothing of ours, and neither torch nor numpy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -38,10 +38,23 @@ class Evidence(str, Enum):
     ASSUMED = "assumed"
 
 
+class Packing(msgspec.Struct, frozen=True, gc=False):
+    """How a storage is packed into `length` bytes of its file.
+
+    `how` is "deflate" (a zip's method 8), or "torch-zip": the bytes are a whole archive of torch.save that holds one
+    tensor, whose place in it is looked up when it is read.
+    """
+
+    how: str
+    length: int
+
+
 class ByteRange(msgspec.Struct, frozen=True, gc=False):
     """Where one storage lies on disk: `length` bytes of `path` from `offset`.
 
-    `crc32` is the checksum the container recorded for exactly these bytes, None where it recorded none.
+    `crc32` is the checksum the container recorded for exactly these bytes, None where it recorded none. What is packed
+    has `length` bytes once unpacked. What lies in several pieces has `boxes`; `path` is then the folder of their files,
+    and `offset` 0.
     """
 
     path: str
@@ -49,6 +62,26 @@ class ByteRange(msgspec.Struct, frozen=True, gc=False):
     length: int
     crc32: int | None = None
     big_endian: bool = False
+    packing: Packing | None = None
+    boxes: Boxes | None = None
+
+
+class Boxes(msgspec.Struct, frozen=True, gc=False):
+    """A storage put together from pieces: the C-contiguous array of `shape`, of elements of `itemsize` bytes.
+
+    Together the boxes hold each element exactly once.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    boxes: tuple[Box, ...]
+
+
+class Box(msgspec.Struct, frozen=True, gc=False):
+    """The elements of an array from `start` on, as many along each dimension as `data.shape` says."""
+
+    start: tuple[int, ...]
+    data: TensorData
 
 
 class Quantizer(msgspec.Struct, frozen=True, gc=False):
@@ -172,6 +205,26 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     is_input: bool = False
     #: Why it cannot be read, in one line with its file: nothing else that is said of it counts.
     damage: str | None = None
+
+    @property
+    def pieces(self) -> list[TensorData]:
+        """The strided views that it is made of, those in which a quantized one keeps its scales included."""
+        found = ([self.data] if self.data else []) + [data for _, data in self.parts]
+        of_scales = [(data.quantizer.scales, data.quantizer.zero_points) for data in found if data.quantizer]
+        return found + [data for pair in of_scales for data in pair if data is not None]
+
+    @property
+    def ranges(self) -> list[ByteRange]:
+        """Every range of a file that holds something of it."""
+        return [where for data in self.pieces for where in _ranges(data.storage)]
+
+
+def _ranges(where: ByteRange) -> Iterator[ByteRange]:
+    if where.boxes is None:
+        yield where
+        return
+    for box in where.boxes.boxes:
+        yield from _ranges(box.data.storage)
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):

@@ -404,7 +404,7 @@ class _Comparison:
     def _moving(self, told: Sequence[Broken]) -> list[Broken]:
         """Files that changed while they were read, where no pair has said so."""
         rows = (*self.before.tensors, *self.after.tensors)
-        held = {data.storage.path for row in rows for data in (row.data, *(part for _, part in row.parts)) if data}
+        held = {where.path for row in rows for where in row.ranges}
         # In a folder, a log may be written that nobody reads.
         held |= {path for path in _paths(self.request) if not os.path.isdir(path)}
         ours = {path for path in changed(self.seen) if path in held or INDEX.search(path)}

@@ -1,12 +1,15 @@
 """Formats: disk -> ModelState, one module each.
 
-A format has NAME, `sniff(path, head)` and `read(path, section)`; it is listed in FORMATS and nowhere else. It raises
-`UnreadableError` or `MalformedError` only if it cannot read; what is odd but readable is an `Oddity` of the state.
+A format has NAME, `sniff(path, head)` and `read`; it is listed in FILES or in FOLDERS and nowhere else. One of FILES
+reads one file: `read(path, section)`. One of FOLDERS reads what lies in several, each through a function that it is
+given, `read(path, read_file)`, and says which files of a folder are its own: `members(path)`. Both raise
+`UnreadableError` or `MalformedError` only if they cannot read; what is odd but readable is an `Oddity` of the state.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import ModuleType
 
 from statecli import ties
@@ -16,8 +19,11 @@ from statecli.formats._pickle import without_gc
 from statecli.formats._source import Source
 from statecli.state import ModelState
 
-#: In the order they are asked. A completeness test holds the folder against this tuple.
-FORMATS: tuple[ModuleType, ...] = (safetensors, torch_zip, torch_legacy, sharded)
+#: In the order they are asked. A completeness test holds the folder against these tuples.
+FILES: tuple[ModuleType, ...] = (safetensors, torch_zip, torch_legacy)
+#: The last of them takes every folder.
+FOLDERS: tuple[ModuleType, ...] = (sharded,)
+FORMATS = (*FILES, *FOLDERS)
 
 
 def read(path: str, section: str | None = None) -> ModelState:
@@ -43,12 +49,26 @@ def _named(path: str, section: str | None = None) -> ModelState:
 
 
 def _read(path: str, section: str | None) -> ModelState:
-    if os.path.isdir(path):
-        return sharded.read(path, lambda file: _named(file, section))
-    with Source(path) as source:
-        head, size = source.head, source.size
-    for format in FORMATS:
+    head, size = b"", 0
+    if not os.path.isdir(path):
+        with Source(path) as source:
+            head, size = source.head, source.size
+    for format in FOLDERS if os.path.isdir(path) else FORMATS:
         if format.sniff(path, head):
-            state: ModelState = sharded.read(path, _named) if format is sharded else format.read(path, section)
+            state: ModelState = format.read(path, _reader(section) if format in FOLDERS else section)
             return state
     raise UnreadableError(f"is {_foreign.name(path, head, size)}")
+
+
+def _reader(section: str | None) -> Callable[[str], ModelState]:
+    return lambda file: _named(file, section)
+
+
+def members(path: str) -> tuple[str, ...]:
+    """The files, by their ways from the folder `path`, that its own checkpoint is in; none where it has no one.
+
+    Raises UnreadableError where it holds none, or several, or one that lacks a file.
+    """
+    format = next(one for one in FOLDERS if one.sniff(path, b""))
+    found: tuple[str, ...] = format.members(path)
+    return found

@@ -28,16 +28,21 @@ _KINDS = (
 class Source:
     """An open regular file: `path`, its `size` in bytes, its first 4096 bytes as `head`.
 
-    Raises UnreadableError for what is missing, not permitted, empty or no regular file.
+    With `length`, only so many bytes from byte `start`, as if they were a file; places count from there. Raises
+    UnreadableError for what is missing, not permitted, empty or no regular file.
     """
 
-    __slots__ = ("_fd", "head", "path", "size")
+    __slots__ = ("_fd", "head", "path", "size", "start")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, start: int = 0, length: int | None = None) -> None:
         self.path = path
+        self.start = start
         self._fd = _open(path)
         try:
-            self.size = _size_of(self._fd)
+            size = _size_of(self._fd)
+            if length is not None and not 0 <= start <= start + length <= size:
+                raise _truncated(start, length, size)
+            self.size = size if length is None else length
             self.head = self.read(0, min(HEAD, self.size))
         except BaseException:
             self.close()
@@ -59,6 +64,7 @@ class Source:
         """Exactly `length` bytes from byte `offset`; MalformedError where the file does not hold them."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise _truncated(offset, length, self.size)
+        offset += self.start
         data = os.pread(self._fd, length, offset)
         if len(data) == length:
             return data

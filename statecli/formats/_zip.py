@@ -54,6 +54,32 @@ _DENSE = 8192
 _WINDOW = 65_536
 
 
+#: Bytes of either end of a directory in which `mentions` looks.
+_LOOKED_AT = 64 * 1024
+
+
+def mentions(path: str, *names: bytes) -> bool:
+    """Whether the directory of a zip file names one of these near its begin or its end, without reading it through.
+
+    It is a guess which kind of archive it is, and whoever reads it checks. False for what is no zip file.
+    """
+    try:
+        with Source(path) as source:
+            tail = source.read(max(0, source.size - _LOOKED_AT), min(_LOOKED_AT, source.size))
+            at = tail.rfind(b"PK\5\6")
+            fields = _END.unpack_from(tail, at) if 0 <= at <= len(tail) - _END.size else None
+            if fields is None:
+                return False
+            size, offset = fields[5], fields[6]
+            if offset == _U32_MAX and (end64 := tail.rfind(b"PK\6\6")) >= 0 and end64 + _END64.size <= len(tail):
+                size, offset = _END64.unpack_from(tail, end64)[-2:]
+            first = source.read(offset, min(size, _LOOKED_AT, max(0, source.size - offset)))
+            last = tail[max(0, at - size) : at]
+    except UnreadableError:  # whoever reads it meets the same, and says so
+        return False
+    return any(name in part for name in names for part in (first, last))
+
+
 class Record(msgspec.Struct, gc=False):
     """One member: `offset` of its local header and `data_offset` of its bytes, both from the start of the file.
 

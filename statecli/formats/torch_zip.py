@@ -15,9 +15,10 @@ from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown
 from statecli.formats._pickle import Pickle, load
 from statecli.formats._source import Source
+from statecli.formats._tensors import Decoder
 from statecli.formats._torch_objects import state_of
 from statecli.formats._zip import MAX_PADDING, STORED, Archive, Record
-from statecli.state import ByteRange, ModelState, Oddity, Place
+from statecli.state import ByteRange, ModelState, Oddity, Place, TensorData
 
 NAME = "torch-zip"
 
@@ -37,18 +38,33 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 def read(path: str, section: str | None = None) -> ModelState:
     """The state in one archive. Raises UnreadableError for a zip that is none of torch.save, or a damaged one."""
-    pickle, storages, oddities = _contents(path)
+    pickle, storages, oddities = contents(path)
     return state_of(pickle, storages, target=path, format=NAME, oddities=oddities, wanted=section)
 
 
-def _contents(path: str) -> tuple[Pickle, dict[str, ByteRange], list[Oddity]]:
-    """All that is needed of the archive; its directory, 30 MB for 100,000 records, is free again afterwards."""
-    with Source(path) as source:
+def single(path: str, base: int, length: int) -> TensorData:
+    """The tensor that an archive of `length` bytes inside the file, from byte `base`, holds by itself.
+
+    Raises as `read` does, and MalformedError for one that holds anything else.
+    """
+    pickle, storages, _ = contents(path, base, length)
+    tensor = Decoder(storages).tensor(pickle.root, "tensor")
+    if tensor is None or tensor.data is None:
+        raise MalformedError("holds no tensor with values")
+    return tensor.data
+
+
+def contents(path: str, base: int = 0, length: int | None = None) -> tuple[Pickle, dict[str, ByteRange], list[Oddity]]:
+    """All that is needed of the archive; its directory, 30 MB for 100,000 records, is free again afterwards.
+
+    `base` and `length` say where it is in a file that holds it among others.
+    """
+    with Source(path, base, length) as source:
         archive = Archive(source)
         _check_kind(archive)
         _check_folder(archive)
         _check_version(archive)
-        storages = _storages(archive, path, _is_big_endian(archive))
+        storages = _storages(archive, base, _is_big_endian(archive))
         pickle = _pickle(archive)
         return pickle, storages, [*archive.oddities, *_unused(archive, pickle, storages)]
 
@@ -133,7 +149,7 @@ def _pickle(archive: Archive) -> Pickle:
     return pickle
 
 
-def _storages(archive: Archive, path: str, big_endian: bool) -> dict[str, ByteRange]:
+def _storages(archive: Archive, base: int, big_endian: bool) -> dict[str, ByteRange]:
     """Storage key -> where its bytes are. A recorded checksum of 0 counts for an empty storage only."""
     prefix = f"{archive.folder}/data/"
     skip = len(prefix)
@@ -144,7 +160,7 @@ def _storages(archive: Archive, path: str, big_endian: bool) -> dict[str, ByteRa
         if record.method != STORED:
             raise MalformedError(f"{name!r} is compressed; re-save it with torch.save")
         crc = record.crc32 if record.crc32 or not record.size else None
-        storages[name[skip:]] = ByteRange(path, record.data_offset, record.size, crc, big_endian)
+        storages[name[skip:]] = ByteRange(archive.path, base + record.data_offset, record.size, crc, big_endian)
     return storages
 
 

@@ -23,9 +23,9 @@ from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import pool, sparse
 from statecli.values.elements import Element, element
-from statecli.values.read import check_crc, contiguous_strides, no_numbers, opened, overlap, packed, stored
+from statecli.values.ranges import check_crc, contiguous_strides, resolved
+from statecli.values.read import no_numbers, opened, overlap, packed, stored
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
-from statecli.values.stats import storages
 from statecli.values.tally import Tally
 
 #: Bytes up to which starting workers takes longer than doing it here.
@@ -69,7 +69,7 @@ def compare_all(
     `progress` is called with bytes of `before`. Raises `UnreadableError` where a worker process dies.
     """
     plans = [_plan(number, pair, how) for number, pair in enumerate(pairs)]
-    paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in storages(one)}
+    paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in one.ranges}
     before = {**stamps(path for path in paths if path not in (seen or {})), **(seen or {})}
     results = _Results(len(pairs))
     jobs = jobs or pool.cores()
@@ -189,15 +189,15 @@ def _datas(tensor: TensorInfo) -> list[TensorData]:
 def damages(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[StateError | None]:
     """Of each tensor, what is wrong with its bytes where a container recorded their checksum; None where nothing is."""
     errors = _damaged(tensors, jobs or pool.cores())
-    return [next((errors[one] for one in storages(tensor) if one in errors), None) for tensor in tensors]
+    return [next((errors[one] for one in tensor.ranges if one in errors), None) for tensor in tensors]
 
 
 def _damaged(tensors: Sequence[TensorInfo], jobs: int) -> dict[str | ByteRange, StateError]:
     """The storages of these tensors whose bytes are not those that were written, with what to say of each."""
     ranges: dict[ByteRange, str] = {}
     for tensor in tensors:
-        for storage in storages(tensor):
-            if storage.crc32 is not None:
+        for storage in tensor.ranges:
+            if storage.crc32 is not None or storage.packing is not None:
                 ranges.setdefault(storage, tensor.fqn)
     work = list(ranges.items())
     small = sum(where.length for where in ranges) < ALONE
@@ -216,7 +216,7 @@ def _crc_error(work: tuple[ByteRange, str]) -> StateError | None:
 def _first_error(pair: Pair, errors: dict[str | ByteRange, StateError]) -> StateError | None:
     if not errors:
         return None
-    both = [*storages(pair.before), *storages(pair.after)]
+    both = [*pair.before.ranges, *pair.after.ranges]
     for storage in both:
         if storage.path in errors:
             return UnreadableError(f"{storage.path}: {pair.after.fqn}: {errors[storage.path]}")
@@ -328,25 +328,62 @@ def _no_values(data: TensorData) -> str | None:
 
 def _tasks(number: int, what: str, before: TensorData, after: TensorData) -> Iterator[Task]:
     elements = math.prod(after.shape)
-    one, two = _piece(before), _piece(after)
-    if one is None or two is None:
+    one, two = _pieces(before, what), _pieces(after, what)
+    if not one or not two:
         yield Task(number, what, 0, elements, before, after)
         return
-    for start in range(0, elements, TASK):
-        yield Task(number, what, start, min(TASK, elements - start), one, two)
+    starts = sorted({*one, *two, *range(0, elements, TASK)})
+    a, b = one[0], two[0]
+    for start, stop in zip(starts, [*starts[1:], elements], strict=True):
+        a, b = one.get(start, a), two.get(start, b)
+        yield Task(number, what, start, stop - start, a, b)
+
+
+def _pieces(data: TensorData, what: str) -> dict[int, Piece]:
+    """The pieces that its elements lie in one after another, by their first element, as if each began at element 0.
+
+    Empty where they lie in another order, or their bytes are not the elements themselves.
+    """
+    data = resolved(data, what)
+    boxes = data.storage.boxes
+    if boxes is None:
+        piece = _piece(data)
+        return {0: piece} if piece and math.prod(data.shape) else {}
+    if not _is_plain(data) or data.offset or math.prod(data.shape) != math.prod(boxes.shape):
+        return {}
+    found: dict[int, Piece] = {}
+    strides = contiguous_strides(boxes.shape)
+    for box in sorted(boxes.boxes, key=lambda box: box.start):
+        start, count = sum(at * step for at, step in zip(box.start, strides, strict=True)), math.prod(box.data.shape)
+        inner = _piece(resolved(box.data, what)) if _is_run(box.data.shape, boxes.shape) else None
+        if count and inner is None:
+            return {}
+        if count and inner:
+            found[start] = Piece(inner.path, inner.offset - start * _width(data), data.dtype)
+    return found
+
+
+def _is_run(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether a box of an array is one run of its elements: full along all axes behind the first that is not 1."""
+    axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
+    return shape[axis + 1 :] == whole[axis + 1 :]
+
+
+def _is_plain(data: TensorData) -> bool:
+    """Whether its elements are its storage's, in their order and as they lie there."""
+    in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
+    lazy = data.conjugate or data.negative or data.quantizer is not None
+    return in_order and not lazy and not data.storage.big_endian and data.inline is None and not packed(data.dtype)
 
 
 def _piece(data: TensorData) -> Piece | None:
     """None where its elements are not simply one after another, in the byte order of this machine."""
-    kind = element(data.dtype)
-    plain = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
-    lazy = data.conjugate or data.negative or data.quantizer is not None
-    inline = data.inline is not None
-    if kind is None or not plain or lazy or data.storage.big_endian or inline or packed(data.dtype):
+    kind, where = element(data.dtype), data.storage
+    if kind is None or where.packing is not None or where.boxes is not None or not _is_plain(data):
         return None
     size = _size(kind)
-    inside = (data.offset + math.prod(data.shape)) * size <= data.storage.length
-    return Piece(data.storage.path, data.storage.offset + data.offset * size, data.dtype) if inside else None
+    inside = (data.offset + math.prod(data.shape)) * size <= where.length
+    return Piece(where.path, where.offset + data.offset * size, data.dtype) if inside else None
 
 
 def _size(kind: Element) -> int:

@@ -24,7 +24,8 @@ from statecli.locking.file import Algorithm
 from statecli.state import Quantizer, TensorData, TensorInfo
 from statecli.values import pool
 from statecli.values.elements import COMPLEX, DIRECT, Array, element
-from statecli.values.read import Strided, contiguous_strides, opened, overlap, packed, stored
+from statecli.values.ranges import contiguous_strides
+from statecli.values.read import Strided, opened, overlap, packed, stored
 
 #: Bytes read and hashed at a time; more or less is no faster.
 BLOCK = 256 << 10

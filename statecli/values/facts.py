@@ -17,21 +17,11 @@ from statecli.stamps import changed, stamps
 from statecli.state import TensorData, TensorInfo
 from statecli.values import pool, scan
 from statecli.values.elements import Array, Decoder, Element, element
-from statecli.values.read import (
-    Range,
-    Strided,
-    contiguous_strides,
-    distinct,
-    no_numbers,
-    opened,
-    overlap,
-    packed,
-    stored,
-    valued,
-)
+from statecli.values.ranges import Range, contiguous_strides
+from statecli.values.read import Strided, distinct, no_numbers, opened, overlap, packed, stored, valued
 from statecli.values.run import rechunked
 from statecli.values.scan import Facts
-from statecli.values.stats import storages, why_no_data
+from statecli.values.stats import why_no_data
 
 #: Bytes of a task.
 TASK = 16 << 20
@@ -56,7 +46,7 @@ def read_all(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: Progress
     What goes wrong with one is in its own facts alone. `jobs` processes, 0: one a core. Checksums are not verified.
     Raises `UnreadableError` where a worker process dies.
     """
-    before = stamps({storage.path for tensor in tensors for storage in storages(tensor) if storage.path})
+    before = stamps({storage.path for tensor in tensors for storage in tensor.ranges if storage.path})
     pieces: dict[TensorData, int] = {}
     names: list[str] = []
     for tensor in tensors:
@@ -198,7 +188,7 @@ def _of_tensor(tensor: TensorInfo, found: Sequence[Facts], gone: set[str]) -> Fa
         return Facts(tensor.elements, digest=None, reason=tensor.damage, damaged=True)
     if not found:
         return Facts(tensor.elements, digest=None, reason=why_no_data(tensor))
-    for storage in storages(tensor):
+    for storage in tensor.ranges:
         if storage.path in gone:
             reason = f"{storage.path}: {tensor.fqn}: changed while it was read: audit it again"
             return Facts(tensor.elements, digest=None, reason=reason, damaged=True)

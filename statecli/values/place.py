@@ -17,8 +17,7 @@ from statecli.errors import MissingDependency, UsageError
 from statecli.state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
 from statecli.values.elements import Array
 from statecli.values.live import first_line
-from statecli.values.read import check_crc, contiguous_strides, open_range
-from statecli.values.stats import storages
+from statecli.values.ranges import check_crc, contiguous_strides, open_range
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -66,7 +65,7 @@ def place(state: ModelState, device: str, progress: Progress | None = None) -> M
 
 
 def _check_once(tensor: TensorInfo, checked: set[ByteRange]) -> None:
-    for storage in storages(tensor):
+    for storage in tensor.ranges:
         if storage not in checked:
             check_crc(storage, tensor.fqn)
             checked.add(storage)

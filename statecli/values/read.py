@@ -1,16 +1,12 @@
 """From where a tensor's bytes are to its values, chunk by chunk, whatever the format.
 
-A `TensorData` is plain data: path, offset, length, strides. Its bytes are read, never mapped: a process that touches
-mapped bytes of a file which somebody cuts short is killed. Memory stays bounded however big the tensor is: what lies in
-order is read a chunk at a time, what does not (a transposed matrix) in bands, each in one walk through the file.
+A `TensorData` is plain data: path, offset, length, strides; ranges.py reads its bytes. Memory stays bounded however big
+the tensor is: what lies in order is read a chunk at a time, what does not (a transposed matrix) in bands, each in one
+walk through the file.
 """
 
 from __future__ import annotations
 
-import io
-import os
-import stat
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
@@ -20,17 +16,15 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
-from statecli.state import ByteRange, Quantizer, TensorData
+from statecli.errors import MalformedError, UnreadableError
+from statecli.state import Quantizer, TensorData
 from statecli.values.elements import QUANTIZED, Array, Decoder, Element, element
+from statecli.values.ranges import Range, contiguous_strides, open_range, resolved
 
 #: Values decoded at a time: the buffers of one chunk stay in a core's second-level cache.
 CHUNK = 64 * 1024
 #: Bytes gathered at a time of a tensor whose elements do not lie in their order.
 BAND = 16 << 20
-#: Bytes read at once to pick elements from, and how far apart these may lie before each is read by itself.
-WINDOW = 1 << 20
-GAP = 16 << 10
 #: Bytes of a line of the cache.
 LINE = 64
 #: A tensor whose windows overlap may have this many times more elements than lie in its storage ...
@@ -47,35 +41,6 @@ class Affine(msgspec.Struct, frozen=True, gc=False):
     scales: Array
     zero_points: Array
     axis: int | None = None
-
-
-class Range:
-    """The bytes of one range of an open file."""
-
-    def __init__(self, where: ByteRange, what: str, file: io.FileIO) -> None:
-        self.size = where.length
-        self._where, self._what, self._file = where, what, file
-
-    def read(self, at: int, into: Array) -> None:
-        """The bytes from `at` on, as many as `into`, contiguous, has. Raises `MalformedError` where the file ends."""
-        fill(into.reshape(-1).view(np.uint8), self._file, self._where.offset + at, self._where, self._what)
-
-    def gather(self, at: int, into: Array, strides: Sequence[int]) -> None:
-        """Elements `strides` bytes apart, the first of them at `at`. The axes of `into` have descending strides."""
-        if into.flags.c_contiguous and tuple(strides) == into.strides:
-            self.read(at, into)
-            return
-        reach = into.itemsize + sum((size - 1) * step for size, step in zip(into.shape, strides, strict=True))
-        if reach <= WINDOW and strides[0] <= GAP:
-            window = np.empty(reach, np.uint8)
-            self.read(at, window)
-            np.copyto(into, np.ndarray(into.shape, into.dtype, window.data, 0, tuple(strides)))
-            return
-        rows = WINDOW // strides[0] if strides[0] <= GAP else 1
-        for start in range(0, len(into), rows) if 1 < rows < len(into) else ():
-            self.gather(at + start * strides[0], into[start : start + rows], strides)
-        for row in range(len(into)) if not 1 < rows < len(into) else ():
-            self.gather(at + row * strides[0], into[row, ...], strides[1:])
 
 
 class Strided(msgspec.Struct, frozen=True, gc=False):
@@ -97,92 +62,10 @@ class Strided(msgspec.Struct, frozen=True, gc=False):
         return prod(self.shape)
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a C-contiguous tensor."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-# --- files ---------------------------------------------------------------------------------------------------------
-
-
-def _cut_short(where: ByteRange, what: str, size: int) -> MalformedError:
-    return MalformedError(
-        f"{where.path}: {what}: ends at byte {where.offset + where.length}, the file has {size} bytes: "
-        "it was cut short, or changed while it was read; copy it again"
-    )
-
-
-def open_regular(path: str) -> int:
-    """A descriptor of a regular file. A pipe must not block the process and a device has no end: both refused."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    try:
-        handle = os.open(path, flags)
-    except OSError as why:
-        raise UnreadableError(f"{path}: cannot be opened any more: {why.strerror or why}") from why
-    except ValueError as why:
-        raise UnreadableError(f"{path!r}: is no file name: {why}") from why
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise UnreadableError(f"{path}: is not a regular file any more")
-    return handle
-
-
-def fill(into: Array, file: io.FileIO, offset: int, where: ByteRange, what: str) -> None:
-    """The bytes from `offset` on, as many as `into` has; `where` is the range that they are part of.
-
-    Raises `MalformedError` where the file ends before.
-    """
-    file.seek(offset)
-    got = file.readinto(into.data)
-    while got < into.size:
-        more = file.readinto(into[got:].data)
-        if not more:
-            raise _cut_short(where, what, os.fstat(file.fileno()).st_size)
-        got += more
-
-
-@contextmanager
-def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
-    """The range's bytes, to be read. `what` names it in messages.
-
-    Raises `UnreadableError` if the file is gone or cannot be read.
-    """
-    if where.length < 0 or where.offset < 0:
-        raise MalformedError(f"{where.path}: {what}: impossible place: {where.length} bytes at byte {where.offset}")
-    with open(open_regular(where.path), "rb", buffering=0) as file:
-        yield Range(where, what, file)
-
-
-def check_crc(where: ByteRange, what: str = "storage") -> None:
-    """Compares the range's bytes with the CRC-32 its container recorded; does nothing where it recorded none.
-
-    Raises `ChecksumMismatch` where they disagree.
-    """
-    if where.crc32 is None:
-        return
-    found, left = 0, where.length
-    handle = open_regular(where.path)
-    with open(handle, "rb", buffering=0) as file:
-        file.seek(where.offset)
-        while left:
-            block = file.read(min(left, 1 << 20))
-            if not block:
-                raise _cut_short(where, what, os.fstat(handle).st_size)
-            found, left = zlib.crc32(block, found), left - len(block)
-    if found != where.crc32:
-        raise ChecksumMismatch(
-            f"{where.path}: {what}: checksum wrong: recorded 0x{where.crc32:08x}, bytes give 0x{found:08x}; "
-            "the file is damaged: copy it again"
-        )
-
-
 @contextmanager
 def opened(data: TensorData, what: str = "tensor") -> Iterator[Strided]:
     """`data` with its file open and its place in it checked. Raises as `open_range` does."""
+    data = resolved(data, what)
     affine = _affine(data.quantizer, what) if data.quantizer else None
     with _memory(data, what) as memory:
         view = Strided(

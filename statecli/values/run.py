@@ -18,17 +18,8 @@ from statecli.errors import StateError, UnreadableError
 from statecli.state import ByteRange, TensorData
 from statecli.values import kernels
 from statecli.values.elements import Arena, Array, Decoder, Element, element
-from statecli.values.read import (
-    Strided,
-    fill,
-    no_numbers,
-    open_regular,
-    opened,
-    overlap,
-    span,
-    stored,
-    valued,
-)
+from statecli.values.ranges import fill, open_regular
+from statecli.values.read import Strided, no_numbers, opened, overlap, span, stored, valued
 from statecli.values.tally import Tally
 
 #: Elements compared at a time; with both sides decoded they fit a core's second-level cache.

@@ -18,9 +18,9 @@ from statecli.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
 from statecli.values import live
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, worth_of_codes
 from statecli.values.partial import Partial, joined_reasons, partial_of, partial_of_codes
+from statecli.values.ranges import check_crc
 from statecli.values.read import (
     Strided,
-    check_crc,
     code_counts,
     dequantized,
     distinct,
@@ -162,7 +162,7 @@ def stats_all(state: ModelState, progress: Progress | None = None) -> ModelState
     decoder, checked, known = Decoder(), set[ByteRange](), dict[Any, Stats]()
     filled = []
     for tensor in state.tensors:
-        for storage in storages(tensor):
+        for storage in tensor.ranges:
             if storage not in checked:
                 check_crc(storage, tensor.fqn)
                 checked.add(storage)
@@ -173,17 +173,6 @@ def stats_all(state: ModelState, progress: Progress | None = None) -> ModelState
         if progress:
             progress(tensor.fqn, tensor.nbytes)
     return msgspec.structs.replace(state, tensors=tuple(filled))
-
-
-def storages(tensor: TensorInfo) -> list[ByteRange]:
-    """Every byte range that holds something of a tensor, its scales and inner tensors included."""
-    found = []
-    for data in ([tensor.data] if tensor.data else []) + [data for _, data in tensor.parts]:
-        found.append(data.storage)
-        if data.quantizer:
-            more = (data.quantizer.scales, data.quantizer.zero_points)
-            found += [data.storage for data in more if data is not None]
-    return found
 
 
 # --- live tensors --------------------------------------------------------------------------------------------------

@@ -1,0 +1,343 @@
+"""The bytes of one storage, wherever they lie: in one range of a file, compressed, or in pieces of several files.
+
+Bytes are read, never mapped: a process that touches mapped bytes of a file which somebody cuts short is killed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.state import Box, ByteRange, TensorData
+from statecli.values.elements import Array
+
+#: Bytes read at once to pick elements from, and how far apart these may lie before each is read by itself.
+WINDOW = 1 << 20
+GAP = 16 << 10
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a C-contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def _cut_short(where: ByteRange, what: str, size: int) -> MalformedError:
+    return MalformedError(
+        f"{where.path}: {what}: ends at byte {where.offset + where.length}, the file has {size} bytes: "
+        "it was cut short, or changed while it was read; copy it again"
+    )
+
+
+def open_regular(path: str) -> int:
+    """A descriptor of a regular file. A pipe must not block the process and a device has no end: both refused."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        handle = os.open(path, flags)
+    except OSError as why:
+        raise UnreadableError(f"{path}: cannot be opened any more: {why.strerror or why}") from why
+    except ValueError as why:
+        raise UnreadableError(f"{path!r}: is no file name: {why}") from why
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UnreadableError(f"{path}: is not a regular file any more")
+    return handle
+
+
+def fill(into: Array, file: io.FileIO, offset: int, where: ByteRange, what: str) -> None:
+    """The bytes from `offset` on, as many as `into` has; `where` is the range that they are part of.
+
+    Raises `MalformedError` where the file ends before.
+    """
+    file.seek(offset)
+    got = file.readinto(into.data)
+    while got < into.size:
+        more = file.readinto(into[got:].data)
+        if not more:
+            raise _cut_short(where, what, os.fstat(file.fileno()).st_size)
+        got += more
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+class Range:
+    """The bytes of one range of an open file."""
+
+    def __init__(self, where: ByteRange, what: str, file: io.FileIO) -> None:
+        self.size = where.length
+        self._where, self._what, self._file = where, what, file
+
+    def read(self, at: int, into: Array) -> None:
+        """The bytes from `at` on, as many as `into`, contiguous, has. Raises `MalformedError` where the file ends."""
+        fill(into.reshape(-1).view(np.uint8), self._file, self._where.offset + at, self._where, self._what)
+
+    def gather(self, at: int, into: Array, strides: Sequence[int]) -> None:
+        """Elements `strides` bytes apart, the first of them at `at`. The axes of `into` have descending strides."""
+        if into.flags.c_contiguous and tuple(strides) == into.strides:
+            self.read(at, into)
+            return
+        reach = into.itemsize + sum((size - 1) * step for size, step in zip(into.shape, strides, strict=True))
+        if reach <= WINDOW and strides[0] <= GAP:
+            window = np.empty(reach, np.uint8)
+            self.read(at, window)
+            np.copyto(into, np.ndarray(into.shape, into.dtype, window.data, 0, tuple(strides)))
+            return
+        rows = WINDOW // strides[0] if strides[0] <= GAP else 1
+        for start in range(0, len(into), rows) if 1 < rows < len(into) else ():
+            self.gather(at + start * strides[0], into[start : start + rows], strides)
+        for row in range(len(into)) if not 1 < rows < len(into) else ():
+            self.gather(at + row * strides[0], into[row, ...], strides[1:])
+
+
+class Inflated(Range):
+    """The bytes that one range of a file inflates to (RFC 1951). Going back begins again from the start."""
+
+    def __init__(self, where: ByteRange, what: str, file: io.FileIO) -> None:
+        super().__init__(where, what, file)
+        assert where.packing is not None  # noqa: S101 - narrows the type
+        self._end = where.offset + where.packing.length
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self._packed, self._at = self._where.offset, 0
+        self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
+
+    def read(self, at: int, into: Array) -> None:
+        """As `Range.read`. Raises `MalformedError` for what does not inflate to as many bytes as its container says."""
+        if at < self._at:
+            self._rewind()
+        while self._at < at:
+            self._more(min(at - self._at, WINDOW))
+        flat, done = into.reshape(-1).view(np.uint8), 0
+        while done < flat.size:
+            block = self._more(min(flat.size - done, WINDOW))
+            flat[done : done + len(block)] = np.frombuffer(block, np.uint8)
+            done += len(block)
+        if self._at == self.size and not self._is_over():
+            raise self._wrong(f"more than {self.size}")
+
+    def _is_over(self) -> bool:
+        """Whether nothing more comes of it; the last block's end may be left to read."""
+        return self._stream.eof or not self._inflate(1)
+
+    def _more(self, limit: int) -> bytes:
+        block = self._inflate(limit)
+        if not block:
+            raise self._wrong(str(self._at))
+        self._at += len(block)
+        return block
+
+    def _inflate(self, limit: int) -> bytes:
+        try:
+            while not self._stream.eof:
+                held = self._stream.unconsumed_tail or self._next()
+                block = self._stream.decompress(held, limit)
+                if block or not (held or self._stream.unconsumed_tail):
+                    return block
+        except zlib.error as why:
+            raise MalformedError(f"{self._where.path}: {self._what}: does not inflate: it is damaged: {why}") from why
+        return b""
+
+    def _next(self) -> bytes:
+        held = np.empty(min(WINDOW // 4, self._end - self._packed), np.uint8)
+        fill(held, self._file, self._packed, self._where, self._what)
+        self._packed += held.size
+        return held.tobytes()
+
+    def _wrong(self, found: str) -> MalformedError:
+        return MalformedError(
+            f"{self._where.path}: {self._what}: inflates to {found} bytes, its archive says {self.size}: it is damaged"
+        )
+
+
+#: Files that are open at once of a storage in many of them.
+MAX_OPEN = 32
+
+
+class Assembled(Range):
+    """The bytes of a storage that lies in boxes, as if it were one."""
+
+    def __init__(self, where: ByteRange, what: str, stack: ExitStack) -> None:
+        assert where.boxes is not None  # noqa: S101 - narrows the type
+        self.size = where.length
+        self._where, self._what, self._stack = where, what, stack
+        self._shape = (*where.boxes.shape, where.boxes.itemsize)
+        self._strides = contiguous_strides(self._shape)
+        self._pieces = sorted(
+            (self._piece(box) for box in where.boxes.boxes if 0 not in box.data.shape), key=lambda piece: piece.at
+        )
+        #: The furthest byte that any piece up to this one reaches.
+        self._reach = list(accumulate((piece.stop for piece in self._pieces), max))
+        self._open: dict[int, tuple[Range, TensorData]] = {}
+
+    def _piece(self, box: Box) -> _Piece:
+        start, shape = (*box.start, 0), (*box.data.shape, self._shape[-1])
+        last = tuple(at + size - 1 for at, size in zip(start, shape, strict=True))
+        return _Piece(_dot(start, self._strides), _dot(last, self._strides) + 1, start, shape, box.data)
+
+    def read(self, at: int, into: Array) -> None:
+        """As `Range.read`. Raises whatever opening and reading a box raises."""
+        flat, done = into.reshape(-1).view(np.uint8), 0
+        for start, shape in _flat_boxes(at, at + flat.size, self._shape, self._strides):
+            size = prod(shape)
+            self._fill(flat[done : done + size].reshape(shape), start)
+            done += size
+
+    def _fill(self, into: Array, start: tuple[int, ...]) -> None:
+        first = _dot(start, self._strides)
+        filled, n = 0, bisect_right(self._reach, first)
+        while n < len(self._pieces) and self._pieces[n].at < first + into.size:
+            filled += self._copy(n, into, start)
+            n += 1
+        if filled != into.size:
+            raise MalformedError(f"{self._where.path}: {self._what}: its pieces do not hold each element once")
+
+    def _copy(self, number: int, into: Array, start: tuple[int, ...]) -> int:
+        """What the piece holds of the box from `start` on."""
+        piece = self._pieces[number]
+        low = tuple(map(max, start, piece.start))
+        high = tuple(min(a + n, b + m) for a, n, b, m in zip(start, into.shape, piece.start, piece.shape, strict=True))
+        if any(a >= b for a, b in zip(low, high, strict=True)):
+            return 0
+        target = into[tuple(slice(a - at, b - at) for a, b, at in zip(low, high, start, strict=True))]
+        memory, data = self._opened(number)
+        item = self._shape[-1]
+        strides = [step * item for step in data.strides or contiguous_strides(data.shape)] + [1]
+        within = _dot([a - at for a, at in zip(low, piece.start, strict=True)], strides)
+        kept = sorted((axis for axis, size in enumerate(target.shape) if size > 1), key=lambda axis: -strides[axis])
+        lined = target.transpose(*kept, *(axis for axis in range(target.ndim) if axis not in kept))
+        memory.gather(
+            data.offset * item + within,
+            lined.reshape(lined.shape[: len(kept)]),
+            [strides[axis] for axis in kept],
+        )
+        return target.size
+
+    def _opened(self, number: int) -> tuple[Range, TensorData]:
+        if number not in self._open:
+            if len(self._open) >= MAX_OPEN:
+                self._stack.close()
+                self._open.clear()
+            data = resolved(self._pieces[number].data, self._what)
+            self._open[number] = self._stack.enter_context(open_range(data.storage, self._what)), data
+        return self._open[number]
+
+
+class _Piece(NamedTuple):
+    """A box in bytes: what it spans of the whole, `at` to `stop`, and where it is with an axis more for the bytes of
+    an element."""
+
+    at: int
+    stop: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    data: TensorData
+
+
+def _dot(one: Sequence[int], two: Sequence[int]) -> int:
+    return sum(a * b for a, b in zip(one, two, strict=True))
+
+
+def _flat_boxes(
+    at: int, stop: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Elements `at` to `stop` of a C-contiguous array as the fewest boxes: the start and the shape of each."""
+    while at < stop:
+        start, rest = [], at
+        for stride in strides:
+            index, rest = divmod(rest, stride)
+            start.append(index)
+        axis = next(n for n, stride in enumerate(strides) if at % stride == 0 and at + stride <= stop)
+        count = min((stop - at) // strides[axis], shape[axis] - start[axis])
+        yield tuple(start), (*(1,) * axis, count, *shape[axis + 1 :])
+        at += count * strides[axis]
+
+
+@contextmanager
+def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
+    """The range's bytes, unpacked and put together, to be read. `what` names it in messages.
+
+    Raises `UnreadableError` if a file is gone or cannot be read, `MalformedError` for what does not unpack.
+    """
+    if where.length < 0 or where.offset < 0:
+        raise MalformedError(f"{where.path}: {what}: impossible place: {where.length} bytes at byte {where.offset}")
+    with ExitStack() as stack:
+        if where.boxes is not None:
+            yield Assembled(where, what, stack)
+            return
+        where = _located(where, what)
+        file = stack.enter_context(open(open_regular(where.path), "rb", buffering=0))
+        yield (Range if where.packing is None else Inflated)(where, what, file)
+
+
+def resolved(data: TensorData, what: str) -> TensorData:
+    """The same tensor at its own bytes, where `data` says no more than which archive holds it.
+
+    Raises `MalformedError` where the archive holds another one.
+    """
+    if data.storage.packing is None or data.storage.packing.how != ARCHIVE:
+        return data
+    found = _single(data.storage, what)
+    if (found.dtype, found.shape) != (data.dtype, data.shape):
+        raise MalformedError(
+            f"{data.storage.path}: {what}: is said to be {data.dtype} {list(data.shape)}, the archive at byte "
+            f"{data.storage.offset} holds {found.dtype} {list(found.shape)}"
+        )
+    return found
+
+
+#: `Packing.how` of an archive of torch.save that holds one tensor.
+ARCHIVE = "torch-zip"
+
+
+def _located(where: ByteRange, what: str) -> ByteRange:
+    return _single(where, what).storage if where.packing is not None and where.packing.how == ARCHIVE else where
+
+
+def _single(where: ByteRange, what: str) -> TensorData:
+    from statecli.formats import torch_zip
+
+    assert where.packing is not None  # noqa: S101 - narrows the type
+    try:
+        return torch_zip.single(where.path, where.offset, where.packing.length)
+    except UnreadableError as why:
+        raise type(why)(f"{where.path}: {what}: the archive at byte {where.offset}: {why}") from why
+
+
+def check_crc(where: ByteRange, what: str = "storage") -> None:
+    """Compares the range's bytes with the CRC-32 its container recorded; does nothing where it recorded none.
+
+    Raises `ChecksumMismatch` where they disagree.
+    """
+    where = _located(where, what)
+    if where.crc32 is None:
+        return
+    found, block = 0, np.empty(min(WINDOW, where.length), np.uint8)
+    with open_range(where, what) as source:
+        for at in range(0, where.length, WINDOW):
+            part = block[: where.length - at]
+            source.read(at, part)
+            found = zlib.crc32(part.data, found)
+    if found != where.crc32:
+        raise ChecksumMismatch(
+            f"{where.path}: {what}: checksum wrong: recorded 0x{where.crc32:08x}, bytes give 0x{found:08x}; "
+            "the file is damaged: copy it again"
+        )
