@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from statecli.formats._source import Source
+
 #: First bytes -> what the file is, and what to do about it.
 MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "a git-lfs pointer"),
@@ -33,6 +35,20 @@ _DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
 _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 
 
+_PICKLE = "a bare pickle, not written by torch.save; statecli does not read it"
+
+
+def of_file(path: str, head: bytes, size: int) -> str:
+    """`name` of a file that is there: what begins like text may be a pickle of protocol 0 or 1."""
+    found = name(path, head, size)
+    if not found.startswith(("a text file", "of no format")):
+        return found
+    from statecli.formats._scan import begins_as_pickle
+
+    with Source(path) as source:
+        return _PICKLE if begins_as_pickle(source) else found
+
+
 def name(path: str, head: bytes, size: int) -> str:
     """One clause that names the content, "a git-lfs pointer (…): run: git lfs pull".
 
@@ -50,7 +66,7 @@ def name(path: str, head: bytes, size: int) -> str:
             return "a tar archive of torch.save before 0.2 (2017): load it with an old torch and save it again"
         return "a tar archive: unpack it first (tar -xf)"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
-        return "a bare pickle, not written by torch.save; statecli does not read it"
+        return _PICKLE
     if path.endswith(".msgpack") and 0x80 <= head[0] <= 0xDF:
         return "a flax checkpoint (.msgpack), which this version does not read"
     if path.endswith(".onnx") or _ONNX.match(head):

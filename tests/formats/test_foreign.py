@@ -100,6 +100,18 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     ),
     "empty zip": (zipped(), "is an empty zip archive"),
     "pickle": (pickle.dumps({"a": [1.0]}), "is a bare pickle, not written by torch.save; statecli does not read it"),
+    **{
+        f"pickle of protocol {protocol}, which has no mark": (
+            pickle.dumps({"a": [1.0], "b": "text"}, protocol),
+            "is a bare pickle, not written by torch.save; statecli does not read it",
+        )
+        for protocol in (0, 1)
+    },
+    "pickle of protocol 0 that calls": (
+        b"cos\nsystem\n(S'true'\ntR.\n",
+        "is a bare pickle, not written by torch.save; statecli does not read it",
+    ),
+    "text that begins like a pickle": (b"I am no pickle\n", "is a text file that begins 'I am no pickle'"),
     "pickle of protocol 2": (
         pickle.dumps({"a": 1}, 2),
         "is a bare pickle, not written by torch.save; statecli does not read it",
