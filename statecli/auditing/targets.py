@@ -12,9 +12,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from statecli import formats
 from statecli.auditing.result import Status, Target
 from statecli.errors import UnreadableError
-from statecli.formats import FORMATS, _folder, _foreign, sharded
+from statecli.formats import FORMATS, _folder, _foreign
 from statecli.formats._source import Source
 
 #: Files of these names are meant to be checkpoints: one that cannot be read has failed, whatever it is. Of the `.bin`
@@ -111,28 +112,32 @@ def natural(text: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text)]
 
 
-def _in_folder(path: str) -> Iterator[_Found]:
+def _in_folder(path: str, taken: frozenset[str] = frozenset()) -> Iterator[_Found]:
+    """What is in a folder but for the files that are `taken`: those of a model whose folder is around it."""
     try:
         names = sorted(os.listdir(path), key=natural)
     except OSError as error:
         yield Target(path, Status.FAILED, f"{path}: cannot be listed: {(error.strerror or 'unknown error').lower()}")
         return
+    # As one types it from here.
+    here = "" if path in (os.curdir, os.path.join(os.curdir, "")) else path
     own = _members(path)
-    if own:
+    held = frozenset(os.path.join(here, way) for way in own)
+    # What one model has taken is no other's.
+    if not held <= taken:
         yield _Model(path, own)
     for name in names:
-        # As one types it from here.
-        inner = os.path.join("" if path in (os.curdir, os.path.join(os.curdir, "")) else path, name)
+        inner = os.path.join(here, name)
         if os.path.isdir(inner):
-            yield from _inner(inner, name)
-        elif name not in own:
+            yield from _inner(inner, name, taken | held)
+        elif inner not in taken | held:
             yield from _file(inner)
 
 
 def _members(path: str) -> frozenset[str]:
     """The files that the folder's own model is in; none where it has no one model."""
     try:
-        return frozenset(sharded.members(path))
+        return frozenset(formats.members(path))
     except UnreadableError as error:
         # One whose index or shards contradict each other is the folder's own fault, and is told as that.
         return frozenset(_index(path) if error.rule is None else _parts(path))
@@ -147,13 +152,13 @@ def _index(path: str) -> Iterable[str]:
     return (name for name in os.listdir(path) if _folder.INDEX.search(name))
 
 
-def _inner(path: str, name: str) -> Iterator[_Found]:
+def _inner(path: str, name: str, taken: frozenset[str]) -> Iterator[_Found]:
     if name.startswith(".") or name in TOOLS:
         yield Target(path, Status.SKIPPED, "a hidden folder, or a tool's")
     elif os.path.islink(path):
         yield Target(path, Status.SKIPPED, "a link to a folder")
     else:
-        yield from _in_folder(path)
+        yield from _in_folder(path, taken)
 
 
 def _file(path: str) -> Iterator[str | Target]:
