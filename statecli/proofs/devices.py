@@ -178,8 +178,18 @@ class Watch:
         for tensor in tensors:
             source = self.source(tensor) or self._made(func, tensor, given, drawn)
             if source is not None:
+                self._sources[id(tensor)] = (tensor, source)
                 others = self._beside(func, args, kwargs, tensor, given)
-                self._sources[id(tensor)] = (tensor, source.along(others) if others else source)
+                if others:
+                    self._add(tensor, others, in_place=any(one is tensor for one in given))
+
+    def _add(self, tensor: torch.Tensor, others: list[Source], *, in_place: bool) -> None:
+        """`tensor` comes from these too; so does what shares its memory, where it was written to."""
+        memory = _memory(tensor) if in_place else None
+        for key, (known, source) in list(self._sources.items()) if memory else ():
+            if known is not tensor and known.device == tensor.device and _memory(known) == memory:
+                self._sources[key] = (known, source.along(others))
+        self._sources[id(tensor)] = (tensor, self._sources[id(tensor)][1].along(others))
 
     def _beside(self, func: Any, args: Any, kwargs: Any, out: torch.Tensor, given: list[torch.Tensor]) -> list[Source]:
         """What of the given has to move with the first of which it is known where it comes from."""
@@ -371,6 +381,11 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.run(copy, (one,), {"device": device}) if id(one) in ids else one
 
         return tree_map_only(torch.Tensor, there, tree)
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """What tells storages apart; None for a layout without one."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

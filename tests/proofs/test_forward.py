@@ -575,7 +575,15 @@ def written(m, x):
     return x + m.a.clone().add_(m.b)
 
 
+def written_in_part(m, x):
+    """Of a copy of the one, a part."""
+    copy = m.a.clone()
+    copy[0] += m.b
+    return x + copy
+
+
 TOGETHER = {
+    "written in part": (written_in_part, ["a", "b"]),
     "added": (lambda m, x: x + (m.a + m.b), ["a", "b"]),
     "added to what was": (lambda m, x: x + (m.a * 2 + 1 + m.b.exp() + m.a), ["a", "b"]),
     "chosen": (lambda m, x: x + torch.where(m.a > 0, m.a, m.b), ["a", "b"]),
@@ -598,6 +606,13 @@ def test_tensors_that_are_combined_before_they_meet_the_device(name, device):
     assert sorted(told(check), key=str) == sorted(names, key=str)
     failed = {fqn for fqn, cell in check.columns[0].cells.items() if cell.verdict is Verdict.FAILED}
     assert failed == set(filter(None, names))
+
+
+def test_what_is_written_in_part_is_told_with_data_too():
+    """Where the flow of control wants values, tensors have data on the CPU and say that they are elsewhere."""
+    check = forward.prove(live(lambda: Strays(lambda m, x: written_in_part(m, x * float(x.sum() > 9))), (3,)), FAKE)
+    assert "with data on the cpu" in check.how
+    assert sorted(told(check)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("name", [name for name, (_, names) in TOGETHER.items() if None not in names])
