@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from statecli.formats import _gadgets, _globals
+from statecli.formats import _array_types, _gadgets, _globals
 from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf, Value
 
 _DUNDER = re.compile(r"__\w+__\Z")
@@ -123,7 +123,7 @@ class Flow:
         name = plain(made.cls)
         if name in _gadgets.SPELLING:
             self.kept.add(id(made.cls))
-        if made.how != "newobj" and _gadgets.is_made_empty(name):
+        if (made.how != "newobj" and _gadgets.is_made_empty(name)) or name in _ARRAYS:
             self.note(made.cls, "is called with arguments, where pickle makes an empty object")
         for place in _gadgets.CALLERS.get(name, ()):
             if place < len(made.args):
@@ -131,6 +131,8 @@ class Flow:
         self._rebuilt(made.cls, name, made.args)
         if name in _CONVERTERS:
             self._converted(made.cls, made.args)
+        if name == "types.SimpleNamespace":
+            self._attributes(made.cls, name, made.args[0] if made.args else None)
 
     def _converted(self, name: Global, args: tuple[Value, ...]) -> None:
         """What is made of an object's items is computed by its methods, and is hidden here: picklers give literals."""
@@ -146,6 +148,8 @@ class Flow:
                 self.note(name, "is given an object where arguments or a state belong")
             elif type(args[0]) is Global:
                 self._rebuilt(name, plain(args[0]), args[2])
+            for one in args[3] if len(args) > 3 and type(args[3]) is tuple else args[3:]:
+                self._attributes(name, called, one)
         elif called == _JAGGED and args:
             parts = args[0].values() if type(args[0]) is dict else args
             for one in parts:
@@ -177,15 +181,17 @@ class Flow:
             self._callee(root, "functools.partial", 0, state[0])
         if type(state) is Obj and not name.startswith("numpy.random.") and _is_clean(name):
             self.note(root, "is given a state that a call computed")
-        if name == "numpy.dtype" and _forged(target, state):
-            self.note(root, "is told that its objects are none, so that bytes are taken for addresses")
-        for one in state if type(state) is tuple and len(state) == 2 else (state,):
-            if type(one) is dict:
-                self._attributes(root, name, one)
+        if name == "numpy.dtype" and not _array_types.is_sound(target, state):
+            self.note(root, "is given a state that numpy does not write, by which bytes may become addresses")
+        parts = state if type(state) is tuple and len(state) == 2 else (state,)
+        if type(parts[-1]) is dict and len(parts) == 2 and _is_clean(name) and not name.startswith(_SLOTTED):
+            self.note(root, "is given a state by setting attributes, which runs what they are properties of")
+        for one in parts:
+            self._attributes(root, name, one)
 
-    def _attributes(self, root: Global, name: str, state: dict[Value, Value]) -> None:
+    def _attributes(self, root: Global, name: str, state: Value) -> None:
         """The attributes that a BUILD sets."""
-        for key, value in state.items():
+        for key, value in state.items() if type(state) is dict else ():
             if type(key) is Key and _is_clean(name):
                 self.note(root, "is given an attribute whose name is computed")
             elif key in _OF_THE_CLASS:
@@ -198,7 +204,7 @@ class Flow:
         why = f"is called by {name}"
         if type(value) is Global:
             called = plain(value)
-            if called in _NEVER or not _fits(name, place, called):
+            if called in _NEVER or not _fits(name, place, called) or (called in _ARRAYS and "numpy" not in name):
                 self.note(value, why)
             if name not in _LATER:
                 self.called.add(id(value))
@@ -266,30 +272,6 @@ def _gives_any(name: str) -> bool:
     return last.lstrip("_")[:1].islower() and name not in _NEW and "._rebuild_" not in name and _is_clean(name)
 
 
-def _forged(dtype: Obj, state: Value) -> bool:
-    """Whether a numpy dtype of objects is given flags that say it has none, or the other way round."""
-    if type(state) is not tuple or len(state) < 8 or type(state[7]) is not int:
-        return False
-    return _has_objects(dtype) != bool(state[7] & 1)
-
-
-def _has_objects(dtype: Obj) -> bool:
-    """Whether the elements are Python objects, or have fields that are."""
-    waiting, seen = [dtype], {id(dtype)}
-    while waiting:
-        one = waiting.pop()
-        code = one.args[0] if one.args else None
-        if type(code) is str and code.lstrip("0123456789<>|=").startswith("O"):
-            return True
-        state = one.state if type(one.state) is tuple else ()
-        for part in (*state[2:3], *(state[4].values() if len(state) > 4 and type(state[4]) is dict else ())):
-            inner = part[0] if type(part) is tuple and part else None
-            if type(inner) is Obj and id(inner) not in seen:
-                seen.add(id(inner))
-                waiting.append(inner)
-    return False
-
-
 def _is_data(name: str) -> bool:
     """Whether what this gives may be what a tensor is rebuilt from."""
     last = name.rpartition(".")[2]
@@ -303,6 +285,8 @@ _OF_TENSORS = (
 )
 #: What torch's own unpickler admits, of which nothing can be made but tensors, dicts and text.
 _TAME = _globals.allowed() - {"torch._tensor._rebuild_from_type_v2"}
+#: numpy has a function of its own that makes them empty; they themselves take a buffer for objects.
+_ARRAYS = frozenset(["numpy.ndarray", "numpy.recarray", "numpy.rec.recarray"])
 _JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
 #: What picklers add items and elements to. To anything else they would reach a method of it, or of what it stands for.
 _HASHED = frozenset(
@@ -331,6 +315,8 @@ _NEW = frozenset(
         *(name for name in _gadgets.DATA if name.startswith("numpy.random.")),
     ]
 )
+#: Clean classes with slots, whose state is of two dicts.
+_SLOTTED = ("torch.distributed.", "torch._dynamo.", "numpy.", "uuid.")
 #: What a state may not set: the class of an object, all its attributes at once, other names for its attributes.
 _OF_THE_CLASS = frozenset(["__class__", "__dict__", "__setstate__", "attribute_map"])
 

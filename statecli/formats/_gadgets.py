@@ -267,7 +267,7 @@ _CALLED_CLASSES = frozenset(
 )
 #: Constructors here open connections, make folders and look for devices.
 _CONFIGURED = re.compile(
-    r"(?:transformers|accelerate|torch\.distributed\.(?:device_mesh|_shard\.sharded_tensor))\.(?:\w+\.)*[A-Z]\w*\Z"
+    r"(?:transformers|accelerate|omegaconf|torch\.distributed\.(?:device_mesh|_shard\.sharded_tensor))\.(?:\w+\.)*[A-Z]\w*\Z"
 )
 #: The name of an enumeration's member, behind that of the enumeration.
 _MEMBER = re.compile(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)

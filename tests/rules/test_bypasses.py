@@ -6,9 +6,12 @@ where they run.
 
 from __future__ import annotations
 
+import io
 import marshal
 import struct
+import subprocess
 import sys
+import tarfile
 
 import pytest
 
@@ -363,6 +366,109 @@ IDENTITY = stacked("torch.jit._pickle", "restore_type_tag")
 NEVER = stacked("builtins", "getattr")
 SPECTRAL = stacked("torch.nn.utils.spectral_norm", "SpectralNorm") + b")\x81}" + short("name") + short("a") + b"sb"
 
+
+def new(module, name):
+    """NEWOBJ: an empty object of that class."""
+    return stacked(module, name) + b")\x81"
+
+
+def attributes(**values):
+    """A dict of them."""
+    return b"}(" + b"".join(short(name) + value for name, value in values.items()) + b"u"
+
+
+def typed(*state, code=b"", size=-1, flags=0):
+    """A dtype, told by `code`, that is given this state: subarray, names, fields, and these flags."""
+    made = called(stacked("numpy", "dtype"), code, b"\x89", b"\x88")
+    parts = b"".join(state or (b"N", b"N", b"N"))
+    return made + b"(" + number(3) + short("|") + parts + number(size) + number(1) + number(flags) + b"tb"
+
+
+def config(**other):
+    """A configuration of transformers with other names for its attributes."""
+    names = {name: short(value) for name, value in other.items()}
+    return (
+        new("transformers.configuration_utils", "PreTrainedConfig")
+        + attributes(attribute_map=attributes(**names))
+        + b"b"
+    )
+
+
+ADDRESS = short(b"A" * 8)
+OBJECT = typed(code=short("O8"), flags=63)
+SCALAR = stacked("numpy._core.multiarray", "scalar")
+ONE_FIELD = (b"N", short("a") + b"\x85", b"}" + short("a") + OBJECT + number(0) + b"\x86s")
+SPACE = new("argparse", "Namespace")
+COMPUTED = called(stacked("builtins", "str"), short("__setstate__"))
+PARAMETERS = new("torch.nn.modules.container", "ParameterDict") + attributes(_keys=b"}") + b"b"
+PICKED = (
+    new("torch.utils.data.dataset", "Subset") + attributes(dataset=PARAMETERS, indices=b"]" + short("to") + b"a") + b"b"
+)
+# What clean classes do when they are loaded, with objects of the pickle's where they expect plain values.
+METHODS = {
+    "a method by another name, given an element": config(append="save_pretrained") + short("PWNED") + b"a",
+    "a method by another name, given a second state": config(__setstate__="save_pretrained") + short("PWNED") + b"b",
+    "an item set behind the state": new("collections", "UserDict") + attributes(data=b"}") + b"b" + b"K\x01K\x02s",
+    "an optimizer that asks an object for its defaults": new("torch.optim.sgd", "SGD")
+    + attributes(defaults=spaced("a", b"N"))
+    + b"b",
+    "an optimizer that asks an object for its state": new("torch.optim.adam", "Adam")
+    + attributes(state=spaced("get", partial(stacked("builtins", "dict"))))
+    + b"b",
+    "an optimizer whose groups are objects": new("torch.optim.adam", "Adam")
+    + attributes(param_groups=b"]" + spaced("a", b"N") + b"a")
+    + b"b",
+    "an attribute whose name is computed": SPACE + b"}" + COMPUTED + partial(stacked("pathlib", "Path")) + b"sb",
+    "all attributes at once": new("torch.distributed._shard.metadata", "ShardMetadata")
+    + b"N"
+    + attributes(__dict__=b"}")
+    + b"\x86b",
+    "attributes that may be properties": new("transformers.configuration_utils", "PreTrainedConfig")
+    + b"N"
+    + attributes(per_layer_config=b"N")
+    + b"\x86b",
+    "other names for attributes": config(setdefault="save_pretrained"),
+    "a namespace made of computed names": called(stacked("types", "SimpleNamespace"), b"}" + COMPUTED + b"Ns"),
+    "a tensor with a computed name": called(
+        stacked("torch._tensor", "_rebuild_from_type_v2"),
+        stacked("torch._utils", "_rebuild_meta_tensor_no_storage"),
+        stacked("torch", "Tensor"),
+        b"(" + stacked("torch", "float32") + b"))\x89t",
+        b"}" + COMPUTED + b"Ns",
+    ),
+    "a state that a call computed": SPACE + called(stacked("builtins", "dict")) + b"b",
+    "a method taken out of a module": called(stacked("builtins", "list"), PICKED),
+    "arguments taken out of an object": called(
+        stacked("torch._tensor", "_rebuild_from_type_v2"),
+        stacked("torch._utils", "_rebuild_tensor_v2"),
+        stacked("torch", "Tensor"),
+        PICKED,
+        b"N",
+    ),
+    "a jagged tensor of a namespace": called(
+        stacked("torch._tensor", "_rebuild_from_type_v2"),
+        stacked("torch.nested._internal.nested_tensor", "_rebuild_njt"),
+        stacked("torch.nested._internal.nested_tensor", "NestedTensor"),
+        attributes(values=SPACE, offsets=SPACE) + b"\x85",
+        b"}",
+    ),
+    "a storage's kind that is an object": b"(" + short("storage") + spaced("dtype", b"N") + short("0") + b"tQ",
+    "what numpy gives back": called(SCALAR, OBJECT, stacked("argparse", "Namespace")) + attributes(a=b"N") + b"b",
+    "objects that are told to be none": called(SCALAR, typed(code=short("O8")), ADDRESS),
+    "objects in a field, told to be none": typed(*ONE_FIELD, code=short("V8"), size=8),
+    "a field behind the end": typed(*ONE_FIELD, code=short("V4"), size=4, flags=27),
+    "a type told by a type": typed(code=OBJECT),
+    "a type told by a class": typed(code=stacked("builtins", "object")),
+    "an array of objects over bytes": called(stacked("numpy", "ndarray"), number(1), short("O"), ADDRESS),
+    "the same put off": partial(stacked("numpy", "ndarray"), number(1), short("O"), ADDRESS),
+    "the same by its __new__": called(stacked("copyreg", "__newobj__"), stacked("numpy", "ndarray"), number(1)),
+    "a member of an encoding changed": called(
+        stacked("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"), number(0)
+    )
+    + attributes(a=b"N")
+    + b"b",
+}
+
 # Clean names put to another use than to hold data: ours, no advisory's.
 MODULE = stacked("torch.nn.modules.linear", "Identity") + b")\x81"
 FLOWS = {
@@ -450,6 +556,7 @@ FLOWS = {
     "a class of torch on no list": four(called(stacked("torch.optim.swa_utils", "Module"))),
     "type() of something": four(called(stacked("builtins", "type"), short("X"), b")", b"}")),
     "operator.getitem of something": four(called(stacked("_operator", "getitem"), b"}", short("a"))),
+    **{name: four(body) for name, body in METHODS.items()},
 }
 
 # A stream that a scanner's own reading of the opcodes took for another one.
@@ -560,6 +667,21 @@ HEADERS = {
     "twice": b"{'descr': '<i4', 'fortran_order': False, 'shape': (1,), 'descr': '|O'}",
 }
 
+
+def tar(**members):
+    """A tar of these members, as torch wrote before 0.1.10."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        for name, data in members.items():
+            told = tarfile.TarInfo(name)
+            told.size = len(data)
+            archive.addfile(told, io.BytesIO(data))
+    return written.getvalue()
+
+
+NOTHING = pickled(number(0))
+TAR = tar(storages=NOTHING + pickled(b"]"), tensors=NOTHING, pickle=pickled(SYSTEM))
+
 # A file that a scanner did not open, or not to the end.
 FILES = {
     # CVE-2025-1889: a pickle under a name that is none's
@@ -595,6 +717,9 @@ FILES = {
     "the first pickle of a legacy stream": pickled(SYSTEM + b"0" + number(0x1950A86A20F9469CFC6C)) + legacy(EVIL, []),
     "two records of one name": build([*records(), Member("archive/data.pkl", EVIL)]),
     "truncated": archive(EVIL)[:-200],
+    "a tar": TAR,
+    "a tar, and a pickle that says no protocol": tar(storages=SYSTEM + b"."),
+    "one of several archives": build(records()) + archive(EVIL) + build(records()),
     # a stream of torch's by another beginning than torch writes, and a pickle in it that says no protocol
     "a legacy stream with another first pickle": MAGIC
     + pickled(number(1001))
@@ -633,6 +758,25 @@ def test_a_published_bypass_is_flagged_and_does_not_run(name, tmp_path, monkeypa
     assert [one.name for one in tmp_path.iterdir()] == ["model.bin"]
     ours = ("statecli", "_compat_pickle", "encodings.")
     assert [one for one in set(sys.modules) - before if not one.startswith(ours)] == []
+
+
+# What loads some of the above, to see that they would do it; the process makes a file, or dies.
+LOADED = {
+    "flow: a method by another name, given an element": "import pickle; pickle.load(open('model.bin', 'rb'))",
+    "flow: objects that are told to be none": "import pickle; pickle.load(open('model.bin', 'rb'))",
+    "flow: an array of objects over bytes": "import pickle; print(pickle.load(open('model.bin', 'rb')))",
+    "file: a tar": "import torch; torch.load('model.bin', weights_only=False)",
+}
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_what_is_flagged_does_harm_where_it_is_loaded(name, tmp_path):
+    """The libraries that are installed still do what the attack wants of them."""
+    if "method" in name:
+        pytest.importorskip("transformers")
+    (tmp_path / "model.bin").write_bytes(ALL[name])
+    done = subprocess.run([sys.executable, "-c", LOADED[name]], cwd=tmp_path, capture_output=True, check=False)
+    assert (tmp_path / "PWNED").exists() or done.returncode < 0
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith("gadget: ")])
