@@ -1,0 +1,109 @@
+"""Whatever bytes a reader meets, it reads them or refuses them in one line: of every format, file or folder."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from statecli import formats
+from statecli.errors import UnreadableError
+
+from . import test_same_everywhere as same
+
+#: Each writes a small checkpoint of its format and gives what to name: a file or a folder.
+SEEDS = (
+    same.safetensors,
+    *same.WRITERS,
+)
+#: Damaged copies of each.
+DAMAGED = 150
+
+
+def tried(target: Path) -> None:
+    """Read it: either there is a state, or one line that begins with a path."""
+    try:
+        state = formats.read(str(target))
+    except UnreadableError as error:
+        text = str(error)
+        assert len(text.splitlines()) == 1, text
+        assert len(text) < 2000, text[:300]
+    else:
+        assert state.format
+
+
+def files_of(target: Path) -> list[Path]:
+    """The files that may be damaged; small, or the folder's own."""
+    return sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
+
+
+def damaged(raw: bytes, dice: random.Random) -> bytes:
+    """A few bytes changed, a piece cut out, doubled or zeroed, or the end cut off."""
+    data = bytearray(raw)
+    for _ in range(dice.choice((1, 1, 1, 3, 12))):
+        at = dice.randrange(len(data)) if data else 0
+        length = dice.choice((1, 1, 2, 4, 8, 64))
+        what = dice.randrange(6)
+        if what == 0:
+            data[at : at + 1] = bytes([dice.randrange(256)])
+        elif what == 1:
+            del data[at : at + length]
+        elif what == 2:
+            data[at:at] = data[at : at + length]
+        elif what == 3:
+            data[at : at + length] = bytes(min(length, len(data) - at))
+        elif what == 4:
+            data[at : at + length] = b"\xff" * min(length, len(data) - at)
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("writer", SEEDS, ids=lambda one: one.__name__)
+def test_damage_is_refused_in_one_line_or_read(writer, tmp_path):
+    """Hundreds of damaged copies, one file of a folder at a time."""
+    (tmp_path / "good").mkdir()
+    good = writer(tmp_path / "good")
+    dice = random.Random(20261121)  # noqa: S311 - the same damage in every run
+    files = files_of(good)
+    originals = {path: path.read_bytes() for path in files}
+    for _ in range(DAMAGED):
+        path = dice.choice(files)
+        path.write_bytes(damaged(originals[path], dice))
+        tried(good)
+        path.write_bytes(originals[path])
+    tried(good)
+    assert formats.read(str(good)).tensors
+
+
+@pytest.mark.parametrize("writer", SEEDS, ids=lambda one: one.__name__)
+def test_a_missing_or_emptied_file_is_refused_in_one_line_or_read(writer, tmp_path):
+    """Each file of a checkpoint gone, empty, or a folder in its place."""
+    (tmp_path / "good").mkdir()
+    good = writer(tmp_path / "good")
+    for path in files_of(good):
+        kept = path.read_bytes()
+        path.write_bytes(b"")
+        tried(good)
+        path.unlink()
+        tried(good)
+        path.mkdir()
+        tried(good)
+        shutil.rmtree(path)
+        path.write_bytes(kept)
+    assert formats.read(str(good)).tensors
+
+
+@pytest.mark.parametrize("writer", SEEDS, ids=lambda one: one.__name__)
+def test_every_beginning_of_a_file_is_refused_in_one_line_or_read(writer, tmp_path):
+    """A download may stop at any byte; large files are cut at some of them."""
+    (tmp_path / "good").mkdir()
+    good = writer(tmp_path / "good")
+    for path in files_of(good):
+        whole = path.read_bytes()
+        for end in range(0, len(whole), max(1, len(whole) // 200)):
+            path.write_bytes(whole[:end])
+            tried(good)
+        path.write_bytes(whole)

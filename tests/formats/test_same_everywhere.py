@@ -1,0 +1,115 @@
+"""The same weights in every format that can hold them: no difference, and one lock."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import __main__
+
+
+def weights() -> dict[str, torch.Tensor]:
+    """Of a small model, in the types that every format can hold; integers are as many as exact floats are."""
+    made = torch.Generator().manual_seed(7)
+    return {
+        "embed.weight": torch.randn(11, 8, generator=made),
+        "layers.0.norm.weight": torch.randn(8, generator=made),
+        "layers.0.proj.weight": torch.randn(16, 8, generator=made).half(),
+        "layers.0.proj.bias": torch.randn(16, generator=made).half(),
+        "scale": torch.tensor(3.5),
+        "steps": torch.arange(6, dtype=torch.int64).reshape(2, 3),
+    }
+
+
+def safetensors(folder: Path) -> Path:
+    """What the others are held against."""
+    save_file(weights(), folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+def torch_zip(folder: Path) -> Path:
+    """`torch.save` since 1.6."""
+    torch.save(weights(), folder / "model.pt")
+    return folder / "model.pt"
+
+
+def torch_legacy(folder: Path) -> Path:
+    """`torch.save` before 1.6."""
+    torch.save(weights(), folder / "legacy.pt", _use_new_zipfile_serialization=False)
+    return folder / "legacy.pt"
+
+
+#: Each writes `weights()` by its format's own library, in a folder of its own, and gives what to name.
+WRITERS = (
+    torch_zip,
+    torch_legacy,
+)
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """The command line in this process: its exit code and its output."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["statecli", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            __main__.main()
+        out, err = capfd.readouterr()
+        return left.value.code, out + err
+
+    return run
+
+
+@pytest.fixture
+def both(tmp_path, request):
+    """A safetensors file, and the same weights as the format in question writes them."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    return safetensors(tmp_path / "one"), request.param(tmp_path / "two")
+
+
+each_format = pytest.mark.parametrize("both", WRITERS, ids=lambda one: one.__name__, indirect=True)
+
+
+@each_format
+def test_nothing_differs(run, both):
+    """Every tensor is compared by its values, in either direction, and is equal."""
+    for one, two in (both, both[::-1]):
+        code, told = run("diff", one, two, "-f", "json")
+        assert code == 0, told
+        assert json.loads(told)["summary"]["identical"] == len(weights())
+
+
+@each_format
+def test_a_nudge_is_named(run, both):
+    """One value of one tensor is enough, and only that tensor is named."""
+    one, two = both
+    nudged = weights()
+    nudged["layers.0.proj.weight"][3, 2] += 1
+    save_file(nudged, one)
+    code, told = run("diff", one, two, "-f", "plain")
+    assert code == 1, told
+    assert "layers.0.proj.weight" in told
+    assert "embed.weight" not in told
+
+
+@each_format
+def test_one_lock_holds_both(run, both, tmp_path):
+    """What is locked in one format is held in the other, values and all."""
+    lock = tmp_path / "statecli.lock.json"
+    for one, two in (both, both[::-1]):
+        assert run("lock", one, "-o", lock)[0] == 0
+        code, told = run("audit", two, "--lock", lock, "--select", "lock")
+        assert code == 0, told
+
+
+@each_format
+def test_an_audit_of_it_is_clean(run, both):
+    """Ordinary weights give no warning, values and pickles included."""
+    code, told = run("audit", both[1], "--values", "--ignore", "legacy-format")
+    assert code == 0, told
