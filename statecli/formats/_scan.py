@@ -237,6 +237,8 @@ class _Scan:
                 begins = _BEGINS.match(rest) is not None
                 piece = piece._replace(sure=piece.sure and begins)
                 if not begins and (legacy or count >= _IN_A_ROW):
+                    if not legacy and rest:
+                        self._unread(piece, f"{count} pickles one behind another; what follows them was not read")
                     break
 
     def _pickle(self, piece: _Piece, at: int) -> int:
@@ -438,6 +440,6 @@ def _inflated(region: _Region) -> tuple[_Region, str | None]:
 
 def _is_harmless(scanner: Scanner, unread: MalformedError | None) -> bool:
     """Whether what begins like a pickle imports nothing, or breaks off and only looks as if it did: text, or floats."""
-    plain = all(_PLAIN.match(one.module) and _PLAIN.match(one.name) for one in scanner.globals.values())
+    plain = any(_PLAIN.match(one.module) and _PLAIN.match(one.name) for one in scanner.globals.values())
     meant = unread is None or scanner.data[:1] == b"\x80" or scanner.calls
     return not isinstance(unread, OverBudget) and not (scanner.globals and plain and meant)

@@ -429,6 +429,13 @@ def test_many_pickles_have_an_end(scanned, monkeypatch):
     assert "than are read of one file" in found[-1].unread
 
 
+def test_a_row_of_pickles_is_read_or_said_not_to_be(scanned):
+    """Nothing, many times over, and a call behind it: that the end was not read is told."""
+    row = scanned(b"N." * 100 + SYSTEM + b".")
+    assert [one.unread is not None for one in row] == [True]
+    assert scanned(b"N." * 20 + b"\1\2") == ()
+
+
 def test_opcodes_have_an_end(scanned, monkeypatch):
     """Of all pickles together."""
     monkeypatch.setattr(_scan, "MAX_OPCODES", 100_000)

@@ -603,6 +603,10 @@ STREAMS = {
     "INST": b"(S'" + CODE.replace("'", '"').encode() + b"'\ni__builtin__\neval\n.",
     "NEWOBJ": four(stacked("os", "system") + short(TOUCH) + b"\x85\x81"),
     "NEWOBJ_EX": four(stacked("os", "system") + short(TOUCH) + b"\x85}\x92"),
+    # a name behind the call that no module has, so that all of it passes for text
+    "an odd name behind the call": b"cos\nsystem\n(V" + TOUCH.encode() + b"\ntR0c!x\n!y\n.",
+    "an odd name that is no text": b"cos\nsystem\n(V" + TOUCH.encode() + b"\ntR0c\xff\n\xff\n.",
+    "an odd name before the call": b"c!x\n!y\n0cos\nsystem\n(V" + TOUCH.encode() + b"\ntR.",
     # what no honest pickle does, to be left unread, and then the call
     "odd arguments": four(stacked("builtins", "list") + called(stacked("builtins", "tuple"), b"]") + b"R0" + SYSTEM),
     "a call of a storage": four(b"NQ)R0" + SYSTEM),
