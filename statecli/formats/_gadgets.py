@@ -35,6 +35,16 @@ _EXCEPTIONS = (
     " SystemExit TimeoutError TypeError UnicodeDecodeError UnicodeEncodeError UnicodeError ValueError ZeroDivisionError"
     " Warning DeprecationWarning FutureWarning RuntimeWarning UserWarning"
 )
+_TORCHAO_ENUMS = (
+    *names("torchao.quantization.quant_primitives", "MappingType ZeroPointDomain"),
+    *names("torchao.quantization.quantize_.common.kernel_preference", "KernelPreference"),
+    *names("torchao.quantization.quantize_.workflows.float8.float8_packing_format", "Float8PackingFormat"),
+    *names("torchao.quantization.quantize_.workflows.intx.intx_packing_format", "IntxPackingFormat"),
+    *names(
+        "torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor",
+        "IntxUnpackedToInt8TensorActivationQuantization",
+    ),
+)
 #: What ordinary training checkpoints hold beside tensors. Each builds a value of its arguments and runs nothing.
 DATA = frozenset(
     [
@@ -126,6 +136,20 @@ DATA = frozenset(
         ),
         *names("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         *names("torch.masked.maskedtensor.core", "MaskedTensor"),
+        # torchao's quantized tensors: what they set is their own attributes; how they were quantized is plain data.
+        *names(
+            "torchao.quantization",
+            "Float8Tensor Int4Tensor Int4PlainInt32Tensor Int4PreshuffledTensor Int4TilePackedTo4dTensor Int8Tensor"
+            " IntxOpaqueTensor IntxUnpackedToInt8Tensor",
+        ),
+        *names("torchao.quantization.granularity", "PerTensor PerRow PerBlock PerAxis PerGroup PerToken"),
+        *names("torchao.quantization.quantize_.workflows.float8.float8_tensor", "QuantizeTensorToFloat8Kwargs"),
+        *names("torchao.quantization.quantize_.workflows.int8.int8_tensor", "QuantizeTensorToInt8Kwargs"),
+        *names("torchao.float8.inference", "Float8MMConfig"),
+        *names("torchao.optim.subclass_4bit", "OptimState4bit"),
+        *names("torchao.optim.subclass_8bit", "OptimState8bit"),
+        *names("torchao.optim.subclass_fp8", "OptimStateFp8"),
+        *_TORCHAO_ENUMS,
         *names("torch._dynamo.decorators", "_DimRange"),
         *names("torch.nested._internal.nested_tensor", "NestedTensor _rebuild_njt"),
         *names("torch.nn.parameter", "Buffer UninitializedParameter UninitializedBuffer"),
@@ -243,6 +267,7 @@ SHARED = frozenset(
         *names("torch.cuda.amp.grad_scaler", "OptState"),
         *names("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
         *names("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+        *_TORCHAO_ENUMS,
     ]
 )
 #: Functions that pickle itself calls where it has no name for a value: in these calls they do nothing else.

@@ -343,6 +343,35 @@ def test_a_masked_tensor_is_data(tmp_path):
     assert said(tmp_path / "a.pt") == []
 
 
+TORCHAO = [
+    *("Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "Float8WeightOnlyConfig"),
+    *("IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig"),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", TORCHAO)
+def test_a_model_quantized_by_torchao_is_data(config, tmp_path):
+    """Its tensors, and how they were quantized."""
+    quantization = pytest.importorskip("torchao.quantization")
+    net = nn.Sequential(nn.Linear(64, 64)).bfloat16()
+    quantization.quantize_(net, getattr(quantization, config)())
+    torch.save(net.state_dict(), tmp_path / "a.pt")
+    assert said(tmp_path / "a.pt") == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
+def test_an_optimizer_of_torchao_is_data(name, tmp_path):
+    """Its moments are tensors of fewer bits."""
+    weight = nn.Parameter(torch.randn(64, 256))
+    optimizer = getattr(pytest.importorskip("torchao.optim"), name)([weight])
+    weight.sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "a.pt")
+    assert said(tmp_path / "a.pt") == []
+
+
 def test_what_torch_itself_calls_safe_is_clean():
     """The names that torch's packages add to its restricted unpickler when they are imported."""
     importlib.import_module("torch.distributed.tensor")
