@@ -2,8 +2,9 @@
 
 A name may be clean, and what it gives may be data, as long as it stays in the tree. Attacks are made of clean names
 whose results are called, are classes of other objects, are attributes that Python looks up and calls, or are objects
-that the whole process shares and the pickle changes. Everything that a pickle runs is a call, a BUILD or an item set:
-`Flow` looks at each of them after the pickle was read, whatever is left of it in the tree.
+that the whole process shares and the pickle changes; or they have clean classes run their own methods on objects that
+picklers never put there. Everything that a pickle runs is a call, a BUILD or an item set: `Flow` looks at each of them,
+whatever is left of it in the tree.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Flow:
         elif type(target) is Obj:
             root = self.root(target)
             if id(target) in self._finished:
-                self.note(root, "is changed again when its state was set, which runs a method of it")
+                self.note(root, "is changed again after its state was set, which runs a method of it")
             name = plain(root) if root else ""
             own = target.how == "newobj" and name.startswith("accelerate.state.")
             if not own and (name in _gadgets.SHARED or name in _gadgets.SPELLING or _gives_any(name)):

@@ -77,7 +77,8 @@ def unsafe_global(subject: Subject) -> Iterator[Found]:
     Why: unpickling imports and calls whatever the file names, before anything of the file can be checked: the one who
     wrote it has the machine of everyone who loads it. Clean is what torch's restricted unpickler admits and what builds
     plain data; of the rest, this is what is known for harm: Python's own functions, those of torch and numpy that
-    build no data, packages that run code.
+    build no data, packages that run code. A clean name is harm too where it is used as no pickler uses it: changed for
+    the whole process, called by way of another, given what makes it call or overwrite something.
 
     Example: `os.system`, called with a line of shell from `data.pkl`, behind the tensors of an ordinary state_dict.
 
