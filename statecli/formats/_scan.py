@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from statecli import formats
 from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _folder, _json, sharded, torch_legacy
+from statecli.formats import _folder, _json, torch_legacy
 from statecli.formats._names import Scanner
 from statecli.formats._pickle import OverBudget, TruncatedPickle, without_gc
 from statecli.formats._source import Source
@@ -111,7 +112,7 @@ def _files(path: str) -> list[str]:
 def _members(path: str) -> list[str]:
     """Which files are the folder's model; all of them where that cannot be told."""
     try:
-        return list(sharded.members(path))
+        return list(formats.members(path))
     except UnreadableError:
         return sorted(os.listdir(path))
 
