@@ -302,7 +302,7 @@ _CONVERTERS = frozenset(
     [
         *_gadgets.names("builtins", "dict list tuple set frozenset int float bool str bytes bytearray"),
         *_gadgets.names("collections", "OrderedDict Counter deque ChainMap UserDict UserList UserString"),
-        "torch.Size",
+        *("torch.Size", "torch.torch_version.TorchVersion"),
     ]
 )
 _LITERAL = ("_codecs.encode", "builtins.", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
@@ -314,6 +314,7 @@ _NEW = frozenset(
         *("numpy.ndarray", "numpy.dtype", "numpy.recarray", "numpy.rec.recarray", "numpy.ma.core._mareconstruct"),
         *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
         *(name for name in _gadgets.DATA if name.startswith("numpy.random.")),
+        "deepspeed.utils.tensor_fragment.fragment_address",
     ]
 )
 #: Clean classes with slots, whose state is of two dicts.

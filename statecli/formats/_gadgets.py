@@ -108,6 +108,9 @@ DATA = frozenset(
         *names("numpy.random._bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
         # torch, beside what its restricted unpickler admits.
         *names("torch", "Generator iinfo finfo memory_format layout dtype"),
+        *names("torch._C", "Generator"),
+        # `torch.__version__`, which is text.
+        *names("torch.torch_version", "TorchVersion"),
         *names("torch", "preserve_format contiguous_format channels_last channels_last_3d strided sparse_coo"),
         *names("torch.distributed.tensor", "DTensor"),
         *names("torch.distributed.tensor._api", "DTensor"),
@@ -179,6 +182,11 @@ DATA = frozenset(
         ),
         *names("accelerate.utils.deepspeed", "HfDeepSpeedConfig"),
         *names("accelerate.parallelism_config", "ParallelismConfig"),
+        # What DeepSpeed keeps beside the shards of its optimizers.
+        *names("deepspeed.runtime.fp16.loss_scaler", "LossScaler DynamicLossScaler"),
+        *names("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+        *names("deepspeed.utils.tensor_fragment", "fragment_address"),
+        *names("deepspeed.checkpoint.universal_checkpoint", "SubparamShape"),
         *(f"{one}.AttributeDict" for one in ("lightning.fabric.utilities.data", "lightning_fabric.utilities.data")),
         *(f"{one}.parsing.AttributeDict" for one in ("lightning.pytorch.utilities", "pytorch_lightning.utilities")),
     ]
@@ -193,6 +201,12 @@ _NAMED = frozenset(
         *names("torch._C", "_VariableFunctionsClass"),
         *names("torch", _classes.FUNCTIONAL + " rsqrt"),
         *names("torch.nn.init", _classes.INITIAL),
+        # What a GradScaler's defaultdict makes its values with.
+        *names("torch.amp.grad_scaler", "_refresh_per_optimizer_state"),
+        *names("torch.cuda.amp.grad_scaler", "_refresh_per_optimizer_state"),
+        # How a metric adds up what several processes have.
+        *names("torchmetrics.utilities.data", "dim_zero_cat dim_zero_max dim_zero_mean dim_zero_min dim_zero_sum"),
+        *names("torchmetrics.metric", "jit_distributed_available"),
         *(
             name
             for module in ("numpy", "torch", "torch._C._VariableFunctionsClass")
@@ -221,6 +235,8 @@ _NAMED = frozenset(
         ),
     ]
 )
+#: Modules of functions of tensors and nothing else, as torch names its own in C; not called either.
+_MATHEMATICS = re.compile(r"torch\._C\.(?:_linalg\.linalg|_fft\.fft|_special\.special)_[a-z0-9_]+", re.ASCII)
 #: What else keeps what it is given, many of a kind: what they are called is a pattern, and no attribute of them.
 _KINDS = re.compile(
     r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]"
@@ -267,6 +283,7 @@ SHARED = frozenset(
         *names("torch.cuda.amp.grad_scaler", "OptState"),
         *names("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
         *names("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+        *names("deepspeed.runtime.zero.config", "ZeroStageEnum"),
         *_TORCHAO_ENUMS,
     ]
 )
@@ -292,7 +309,7 @@ _CALLED_CLASSES = frozenset(
 )
 #: Constructors here open connections, make folders and look for devices.
 _CONFIGURED = re.compile(
-    r"(?:transformers|accelerate|omegaconf|torch\.distributed\.(?:device_mesh|_shard\.sharded_tensor))\.(?:\w+\.)*[A-Z]\w*\Z"
+    r"(?:transformers|accelerate|omegaconf|deepspeed|torch\.distributed\.(?:device_mesh|_shard\.sharded_tensor))\.(?:\w+\.)*[A-Z]\w*\Z"
 )
 #: The name of an enumeration's member, behind that of the enumeration.
 _MEMBER = re.compile(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
@@ -490,7 +507,7 @@ _LIBRARY = frozenset(
 def is_clean(module: str, name: str, *, called: bool = False) -> bool:
     """Whether `module.name` only builds data that ordinary checkpoints hold, or is named by them and not called."""
     whole = f"{module}.{name}"
-    if whole in _NAMED:
+    if whole in _NAMED or _MATHEMATICS.fullmatch(whole):
         return not called
     # A class's module has all that it imports itself: behind another dot is every function there is.
     if whole in DATA or whole in _globals.allowed() or is_class(whole) or ("." not in name and _KINDS.fullmatch(whole)):

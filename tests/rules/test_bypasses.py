@@ -532,6 +532,23 @@ FLOWS = {
     "a configuration that makes its folder": four(
         called(stacked("transformers.training_args", "TrainingArguments"), short("a"))
     ),
+    "a norm that is called": four(called(stacked("torch._C._linalg", "linalg_norm"), tensor())),
+    "a name among the norms that is none": four(stacked("torch._C._linalg", "os.system")),
+    "what a GradScaler makes its values with, called": four(
+        called(stacked("torch.amp.grad_scaler", "_refresh_per_optimizer_state"))
+    ),
+    "a loss scaler made with arguments": four(
+        called(stacked("deepspeed.runtime.fp16.loss_scaler", "LossScaler"), number(1))
+    ),
+    "a stage of ZeRO changed": four(
+        called(stacked("deepspeed.runtime.zero.config", "ZeroStageEnum"), number(1)) + b"}" + short("a") + b"Nsb"
+    ),
+    "a version made of an object": four(
+        called(
+            stacked("torch.torch_version", "TorchVersion"),
+            stacked("torch.nn.modules.container", "Sequential") + b")\x81",
+        )
+    ),
     "an activation that is called": four(called(stacked("torch.nn.functional", "relu"), number(1))),
     "a module changed through an identity": four(
         called(IDENTITY, stacked("torch.nn.modules.linear", "F"), short("")) + b"}" + short("linear") + b"Nsb"

@@ -182,6 +182,16 @@ def hyperparameters():
     }
 
 
+def kept_by_loops():
+    """Objects that people put beside their weights as they are."""
+    return {
+        "state_dict": model().state_dict(),
+        "torch_version": torch.__version__,
+        "scaler": torch.amp.GradScaler("cpu"),
+        "generator": torch.Generator().manual_seed(3),
+    }
+
+
 ADAM = {"lr": 0.1}
 ORDINARY = {
     "state_dict": lambda: model().state_dict(),
@@ -208,6 +218,7 @@ ORDINARY = {
     "an average": averaged,
     "parametrized": parametrized,
     "hyperparameters": hyperparameters,
+    "what loops keep": kept_by_loops,
     "an optimizer pickled whole": lambda: {"o": trained(torch.optim.AdamW, **ADAM), "w": torch.zeros(1)},
     "a scheduler pickled whole": lambda: {
         "s": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 3)
@@ -370,6 +381,48 @@ def test_an_optimizer_of_torchao_is_data(name, tmp_path):
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "a.pt")
     assert said(tmp_path / "a.pt") == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_deepspeed_keeps_beside_its_shards_is_data(tmp_path):
+    """Loss scalers, stages of ZeRO, where a parameter lies in its shard, shapes of parts of a parameter."""
+    scalers = pytest.importorskip("deepspeed.runtime.fp16.loss_scaler")
+    stages = importlib.import_module("deepspeed.runtime.zero.config").ZeroStageEnum
+    address = importlib.import_module("deepspeed.utils.tensor_fragment").fragment_address
+    shape = importlib.import_module("deepspeed.checkpoint.universal_checkpoint").SubparamShape
+    state = {
+        "loss_scaler": [scalers.LossScaler(2), scalers.DynamicLossScaler(8, 1, 1, 2, False)],
+        "zero_stage": list(stages),
+        "param_slice_mappings": [OrderedDict(w=address(numel=4, start=8))],
+        "universal_checkpoint_info": {"parts": [shape(["w"], (2, 2), 0)]},
+        "single_partition_of_fp32_groups": [torch.zeros(2)],
+    }
+    torch.save(state, tmp_path / "a.pt")
+    assert said(tmp_path / "a.pt") == []
+
+
+class Norms(nn.Module):
+    """It keeps functions of torch as attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.transform, self.gate = torch.linalg.norm, torch.fft.rfft, torch.special.expit
+
+
+def test_functions_that_a_module_keeps_are_data(tmp_path):
+    """Of linear algebra, Fourier transforms and special functions: what a pickle names of them it does not call."""
+    torch.save(Norms(), tmp_path / "a.pt")
+    assert {rule for rule, _ in said(tmp_path / "a.pt")} == {"whole-module-pickle"}
+
+
+def test_functions_that_a_module_keeps_only_compute():
+    """Each of the installed torch that the table lets through takes tensors and gives tensors."""
+    for part in ("linalg", "fft", "special"):
+        inside = importlib.import_module(f"torch._C._{part}")
+        names = [name for name in vars(inside) if is_clean(inside.__name__, name)]
+        assert len(names) > 10
+        schemas = {one.name for one in torch._C._jit_get_all_schemas()}
+        assert [name for name in names if f"aten::{name}" not in schemas] == []
 
 
 def test_what_torch_itself_calls_safe_is_clean():
