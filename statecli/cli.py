@@ -214,7 +214,7 @@ def git_setup(everywhere: bool) -> int:
     """`statecli git setup`; the exit code."""
     from statecli import git
 
-    console.out(None).text("".join(f"{line}\n" for line in git.setup(everywhere=everywhere)))
+    console.out().text("".join(f"{line}\n" for line in git.setup(everywhere=everywhere)))
     return 0
 
 
@@ -222,7 +222,7 @@ def git_textconv(path: str) -> int:
     """`statecli git textconv`; always 0, for git dies of anything else: what is wrong stands in the text."""
     from statecli import git
 
-    sink = console.out(None)
+    sink = console.out()
     try:
         for line in git.textconv(path):
             sink.text(f"{line}\n")
@@ -240,7 +240,7 @@ def git_difftool(before: str, after: str) -> int:
     except StateError as error:
         said = str(error)
     if said is not None:
-        console.out(None).text(f"{said}\n")
+        console.out().text(f"{said}\n")
     return 0
 
 
@@ -270,7 +270,7 @@ def config(path: str | None, output_format: Output, output: str | None, color: s
 
 def schema(command: str) -> int:
     """`statecli schema`; the exit code."""
-    console.out(None).utf8(documents.schema(command))
+    console.out().utf8(documents.schema(command))
     return 0
 
 
@@ -289,7 +289,7 @@ def leave(run: Callable[[], int], debug: bool) -> NoReturn:
     except OSError as error:
         # Readers name their files themselves; what is left is the output.
         console.silence()
-        code = console.complain(f"the output cannot be written: {error.strerror}", debug)
+        code = console.complain(f"standard output cannot be written: {error.strerror}", debug)
     except Exception as error:  # noqa: BLE001  # a bug of ours is told in one line and ends 2
         code = console.complain(
             f"internal error: {type(error).__name__}: {error} (please report it, with --debug)", debug

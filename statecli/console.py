@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from statecli import interrupts, render
+from statecli import interrupts, outputs, render
 from statecli.errors import UnreadableError
 from statecli.finding import Finding
 from statecli.inspection import Progress
@@ -90,57 +90,69 @@ def keep_stdout() -> None:
     _kept = Stream(os.fdopen(own, "wb"), stdout.encoding or "utf-8")
 
 
-def out(path: str | None) -> Stream:
-    """stdout, or the file that `-o` or a report names, always UTF-8."""
-    if path is None and _kept is not None:
+def out() -> Stream:
+    """Standard output."""
+    if _kept is not None:
         return _kept
+    if sys.stdout is None:
+        raise UnreadableError("there is no standard output to write to; name a file with -o")
+    return Stream(sys.stdout.buffer, sys.stdout.encoding or "utf-8")
+
+
+@contextmanager
+def _into(path: str | None) -> Iterator[Stream]:
+    """stdout, or the file that `-o` or a report names, always UTF-8: whole when this ends, or what it was before."""
+    if interrupts.came:
+        raise KeyboardInterrupt
     if path is None:
-        if sys.stdout is None:
-            raise UnreadableError("there is no standard output to write to; name a file with -o")
-        return Stream(sys.stdout.buffer, sys.stdout.encoding or "utf-8")
+        yield out()
+        return
+    number = outputs.descriptor(path)
     try:
-        return Stream(open(path, "wb"), "utf-8")  # closed by `publish`
+        with outputs.replacing(path) if number is None else _open_already(number) as raw:
+            yield Stream(raw, "utf-8")
+            if interrupts.came:
+                raise KeyboardInterrupt
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def publish(report: Report, outputs: Sequence[Written], color: str, quiet: bool) -> int:
+def _open_already(number: int) -> IO[bytes]:
+    """An open file of the process by its number; that of standard output is where the results go."""
+    if number == 1 and _kept is not None:
+        number = _kept.raw.fileno()
+    return os.fdopen(os.dup(number), "wb")
+
+
+def publish(report: Report, written: Sequence[Written], color: str, quiet: bool) -> int:
     """Write each output of the report where it belongs; the exit code it asks for. `quiet` is of the last one alone."""
-    for one in outputs:
-        if interrupts.came:
-            raise KeyboardInterrupt
-        sink = out(one.path)
-        terminal = one.path is None and sink.raw.isatty()
-        look = Look(terminal, _width(sink), _color(color, terminal), quiet and one is outputs[-1])
-        render.write(report, one.output, sink, look)
-        if one.path is not None:
-            sink.raw.close()
+    for one in written:
+        with _into(one.path) as sink:
+            terminal = one.path is None and sink.raw.isatty()
+            look = Look(terminal, _width(sink), _color(color, terminal), quiet and one is written[-1])
+            render.write(report, one.output, sink, look)
     return 1 if report.failed() else 0
 
 
 def on_screen(one: Written) -> bool:
     """Whether a person has just read this output on the terminal to which standard error goes as well."""
     people = one.output in (render.Output.TABLE, render.Output.PLAIN) and one.path is None
-    return people and sys.stderr is not None and sys.stderr.isatty() and out(None).raw.isatty()
+    return people and sys.stderr is not None and sys.stderr.isatty() and out().raw.isatty()
 
 
 def write(pieces: Iterable[bytes], path: str | None) -> None:
     """Write what is no report, a file of ours, where it belongs."""
-    if interrupts.came:
-        raise KeyboardInterrupt
-    sink = out(path)
-    for piece in pieces:
-        sink.utf8(piece)
-    if path is not None:
-        sink.raw.close()
+    with _into(path) as sink:
+        for piece in pieces:
+            sink.utf8(piece)
 
 
 def show(text: Callable[[int], str], path: str | None) -> None:
     """Write text that is laid out for its width."""
-    sink = out(path)
-    sink.text(text(_width(sink)))
-    if path is not None:
-        sink.raw.close()
+    with _into(path) as sink:
+        sink.text(text(_width(sink)))
 
 
 def _width(sink: Stream) -> int:
@@ -162,7 +174,7 @@ def complain(message: str, debug: bool) -> int:
     """One line on stderr; the exit code for "could not do it"."""
     for line in traceback.format_exc().splitlines() if debug else ():
         _say(line)
-    _say(f"statecli: {elided(' '.join(message.splitlines()), MAX_LINE)}")
+    _say(f"statecli: {elided(message.rstrip(), MAX_LINE)}")
     return 2
 
 

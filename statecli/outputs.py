@@ -1,11 +1,18 @@
-"""What is written where: `-f` to `-o`, and each `--report FORMAT=FILE` beside it. Refused before anything is read."""
+"""What is written where: `-f` to `-o`, and each `--report FORMAT=FILE` beside it. Refused before anything is read.
+
+A file is replaced by a whole one, or stays what it was.
+"""
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from typing import IO
 
 import msgspec
 
@@ -117,3 +124,75 @@ def _is_part(path: str, folder: str) -> bool:
         return True
     with Source(path) as source:
         return any(one.sniff(path, source.head) for one in FORMATS)
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[IO[bytes]]:
+    """A file to write, which takes the place of `path` once all of it is written; until then that is what it was.
+
+    It keeps the mode and the owner, and a link leads to it as before. What is no regular file, and a file in a folder
+    that takes no other, is written to as it is. Raises OSError.
+    """
+    try:
+        known = os.stat(path)
+    except FileNotFoundError:
+        known = None
+    made = _beside(os.path.realpath(path), known)
+    if made is None:
+        with open(path, "wb") as file:
+            yield file
+        return
+    try:
+        with open(made, "wb") as file:
+            yield file
+        _put(made, os.path.realpath(path), known)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(made)
+
+
+def _beside(path: str, known: os.stat_result | None) -> str | None:
+    """An empty file in the folder of `path`, for its new content; None where that is written in place."""
+    if known is not None:
+        if not stat.S_ISREG(known.st_mode):
+            return None
+        os.close(os.open(path, os.O_WRONLY))  # what may not be written may not be replaced either
+    made = os.path.join(os.path.dirname(path), f".statecli-{os.urandom(8).hex()}")
+    try:
+        os.close(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except PermissionError:
+        if known is None:
+            raise
+        return None
+    return made
+
+
+def _put(made: str, path: str, known: os.stat_result | None) -> None:
+    """Rename; or copy, where the file has other names that are to have it too, or is a mount of its own."""
+    if known is not None:
+        with suppress(OSError, AttributeError):  # another's file, a system without owners
+            os.chown(made, known.st_uid, known.st_gid)
+        with suppress(OSError):
+            os.chmod(made, stat.S_IMODE(known.st_mode))
+    if known is None or known.st_nlink == 1:
+        try:
+            return os.replace(made, path)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+    with open(made, "rb") as new, open(path, "wb") as file:
+        while piece := new.read(1 << 20):
+            file.write(piece)
+
+
+def descriptor(path: str) -> int | None:
+    """Which of the process's open files a path is, as `/dev/stdout` and `/dev/fd/63` are; None for any other."""
+    for _ in range(40):  # links may go round in a circle
+        folder, name = os.path.split(path)
+        if name.isdecimal() and os.path.exists("/dev/fd") and os.path.isdir(folder):
+            if os.path.samefile(folder, "/dev/fd"):
+                return int(name)
+        if not os.path.islink(path):
+            return None
+        path = os.path.join(folder, os.readlink(path))
+    return None

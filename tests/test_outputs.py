@@ -7,12 +7,17 @@ import io
 import json
 import os
 import re
+import shlex
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from statecli import outputs
 from statecli.render import Output
 
 from .published import github, gitlab, junit, sarif
@@ -314,3 +319,136 @@ def test_the_page_of_the_outputs_has_each():
     page = (SAMPLES.parent / "docs" / "outputs.md").read_text("utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert sorted(re.findall(r"`(\w+)`", "".join(rows))) == sorted(output.value for output in Output)
+
+
+# How it is written.
+
+#: A command of each kind that writes a file, and what it writes there; `{}` is the file.
+WRITES = {
+    "-o": ("inspect", "a.pt", "-f", "json", "-o", "{}"),
+    "--report": ("diff", "a.pt", "b.pt", "--report", "sarif={}"),
+    "--write-baseline": ("audit", "found.pt", "--write-baseline", "{}", "--reason", "x"),
+    "lock": ("lock", "a.pt", "-o", "{}"),
+    "rules": ("rules", "-o", "{}"),
+    "rule": ("rules", "nan", "-o", "{}"),
+    "config": ("config", "-o", "{}"),
+}
+posix = pytest.mark.skipif(os.name != "posix", reason="files as POSIX has them")
+
+
+def words(write, path):
+    return [word.format(path) for word in WRITES[write]]
+
+
+def process(line, *targets, before=""):
+    """The command in a shell of its own, which may limit it."""
+    quoted = " ".join(shlex.quote(word) for word in [sys.executable, "-m", "statecli", *targets])
+    return subprocess.run(["bash", "-c", f"{before} {quoted} {line}"], capture_output=True, text=True, check=False)
+
+
+@posix
+@pytest.mark.parametrize("write", WRITES)
+def test_what_cannot_be_written_leaves_what_was_there(here, write):
+    """Whole, with nothing beside it; the one line names the file that it was about, and why."""
+    old = Path("old.json")
+    statement = b"{}" if write != "--write-baseline" else b'{"schema": "statecli.baseline/1", "findings": []}'
+    old.write_bytes(statement)
+    files = sorted(os.listdir())
+    done = process("> /dev/null", *words(write, "old.json"), before="ulimit -f 0; trap '' XFSZ;")
+    assert (done.returncode, done.stderr) == (2, "statecli: old.json: cannot be written: File too large\n")
+    assert old.read_bytes() == statement
+    assert sorted(os.listdir()) == files
+
+
+@posix
+def test_an_interrupt_leaves_what_was_there(here, monkeypatch):
+    """Nothing is beside it: an output is there whole, or not at all."""
+    Path("old.json").write_text("old")
+    files = sorted(os.listdir())
+    with pytest.raises(KeyboardInterrupt), outputs.replacing("old.json") as file:  # noqa: PT012  # the block is the test
+        file.write(b"half of")
+        raise KeyboardInterrupt
+    assert Path("old.json").read_text() == "old"
+    assert sorted(os.listdir()) == files
+
+
+@posix
+@pytest.mark.parametrize("write", WRITES)
+def test_a_file_keeps_its_mode_and_its_links(statecli, here, write):
+    """A symbolic link still leads to it, and another name of it is one still; a new file is what the umask leaves."""
+    Path("real").mkdir()
+    real = Path("real/r.json")
+    statement = "old" if write != "--write-baseline" else '{"schema": "statecli.baseline/1", "findings": []}'
+    real.write_text(statement)
+    real.chmod(0o640)
+    os.link(real, "other.json")
+    os.symlink("real/r.json", "link.json")
+    assert statecli(*words(write, "link.json")).code < 2
+    assert os.readlink("link.json") == "real/r.json"
+    assert real.read_text() != statement
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert real.samefile("other.json")
+    assert statecli(*words(write, "new.json")).code < 2
+    Path("plain").touch()
+    assert Path("new.json").stat().st_mode == Path("plain").stat().st_mode
+    assert os.listdir("real") == ["r.json"]
+
+
+@posix
+def test_a_link_to_nothing_yet_makes_what_it_leads_to(statecli, here):
+    """As a shell's `>` does."""
+    os.symlink("made.json", "link.json")
+    assert statecli("inspect", "a.pt", "-f", "json", "-o", "link.json").code == 0
+    assert json.loads(Path("made.json").read_text())["target"] == "a.pt"
+    assert os.readlink("link.json") == "made.json"
+
+
+@posix
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "stdout"])
+@pytest.mark.parametrize("into", ["| cat", "> into.json; cat into.json"])
+def test_standard_output_by_its_path_is_standard_output(here, name, into):
+    """Though a command keeps its own from what a model prints: a pipe, and a file that a shell has open."""
+    if not os.path.exists(os.path.dirname(name) or "."):
+        pytest.skip("no such path here")
+    os.symlink("/dev/stdout", "stdout")
+    done = process(into, "inspect", "a.pt", "-f", "json", "-o", name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["target"] == "a.pt"
+
+
+@posix
+@pytest.mark.parametrize("write", ["-o", "--report", "lock", "rule"])
+def test_pipes_and_devices_are_written_to_and_stay(here, write):
+    """A process substitution, a fifo, the null device."""
+    os.mkfifo("fifo")
+    done = process("> /dev/null & timeout 30 cat fifo; wait $!", *words(write, "fifo"))
+    assert done.stdout, done.stderr
+    assert stat.S_ISFIFO(os.stat("fifo").st_mode)
+    assert process("", *words(write, "/dev/null")).returncode < 2
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@posix
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device here that is always full")
+def test_of_several_outputs_the_one_that_failed_is_named(here):
+    """The others are whole."""
+    reports = ("--report", "json=one.json", "--report", "sarif=/dev/full", "-o", "three.txt")
+    done = process("", "inspect", "a.pt", *reports)
+    assert (done.returncode, done.stderr) == (2, "statecli: /dev/full: cannot be written: No space left on device\n")
+    assert json.loads(Path("one.json").read_text())["target"] == "a.pt"
+    done = process("> /dev/full", "inspect", "a.pt", "--report", "json=one.json")
+    assert done.stderr == "statecli: standard output cannot be written: No space left on device\n"
+
+
+@posix
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_file_that_may_be_written_in_a_folder_that_may_not(statecli, here):
+    """It is written in place; one that may not be written is left, though its folder would let it be replaced."""
+    Path("shut").mkdir()
+    Path("shut/o.json").write_text("old")
+    Path("shut").chmod(0o555)
+    assert statecli("inspect", "a.pt", "-f", "json", "-o", "shut/o.json").code == 0
+    assert json.loads(Path("shut/o.json").read_text())["target"] == "a.pt"
+    Path("shut").chmod(0o755)
+    Path("shut/o.json").chmod(0o444)
+    assert "cannot be written: Permission denied" in statecli("inspect", "a.pt", "-o", "shut/o.json").err
