@@ -1,0 +1,119 @@
+"""What every zip archive that torch writes has in common, whoever reads it: one folder, a version, a byte order.
+
+Sources: caffe2/serialize/inline_container.cc and torch/serialization.py of torch 2.13. torch.save, torch.jit.save and
+torch.export.save all write through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import _shown
+from statecli.formats._pickle import Pickle, load
+from statecli.formats._zip import MAX_PADDING, STORED, Archive, Record
+from statecli.state import ByteRange, Oddity, Place
+
+#: Bytes of data.pkl; torch writes 115 to 128 for each tensor.
+MAX_PICKLE = 256 * 2**20
+#: The newest file format that torch 2.13 reads (kMaxSupportedFileFormatVersion).
+MAX_VERSION = 10
+_MAX_WORD = 64
+
+
+def record_of(archive: Archive, name: str) -> Record | None:
+    """The record of that name in the archive's folder."""
+    return archive.records.get(f"{archive.folder}/{name}")
+
+
+def word_of(archive: Archive, name: str) -> str | None:
+    """The text in a small record; None where there is no such record."""
+    record = record_of(archive, name)
+    if record is None:
+        return None
+    content = archive.read(record, _MAX_WORD)
+    return content.decode("ascii", "backslashreplace").strip()
+
+
+def check_folder(archive: Archive) -> None:
+    """MalformedError where a record lies outside the first one's folder."""
+    prefix = f"{archive.folder}/"
+    for name in archive.records:
+        if not name.startswith(prefix):
+            raise MalformedError(
+                f"records outside the archive's folder: {name!r} is not in {prefix!r}; torch refuses it"
+            )
+
+
+def check_version(archive: Archive, name: str = "version") -> None:
+    """Refuse a version of the container that is none, or newer than is known; `name` is its record."""
+    text = word_of(archive, name)
+    if text is None:
+        raise MalformedError("holds no version record: torch refuses it; save it again")
+    if not (text.isdecimal() and text.isascii()) or int(text) == 0:
+        raise MalformedError(f"version record says {text!r}, which is no version")
+    if int(text) > MAX_VERSION:
+        raise UnreadableError(
+            f"version record says {text}: written by a newer torch; statecli knows up to {MAX_VERSION}"
+        )
+    layout = word_of(archive, ".format_version")
+    if layout not in (None, "1"):
+        archive.oddities.append(
+            Oddity("format-version", f".format_version record says {layout!r}, and only '1' is known")
+        )
+
+
+def is_big_endian(archive: Archive) -> bool:
+    """Files older than the record are little-endian: torch on big-endian machines came with it."""
+    order = word_of(archive, "byteorder")
+    if order not in (None, "little", "big"):
+        raise MalformedError(f"byteorder record says {order!r}, neither 'little' nor 'big'")
+    return order == "big"
+
+
+def pickle_of(archive: Archive, name: str = "data.pkl") -> Pickle:
+    """The pickle in that record of the folder, which is there. What follows it is an oddity."""
+    record = archive.records[f"{archive.folder}/{name}"]
+    if not record.crc32 and record.size:
+        archive.oddities.append(Oddity("no-checksums", f"{name} has no checksum recorded"))
+    data = archive.read(record, MAX_PICKLE)
+    pickle = load(data, name)
+    if pickle.end < len(data):
+        message = f"{len(data) - pickle.end} bytes follow the pickle in {name}"
+        # Of a compressed record, the bytes behind the pickle are nowhere by themselves.
+        place = Place(archive.path, record.data_offset + pickle.end, record.size - pickle.end)
+        archive.oddities.append(Oddity("pickle-trailing", message, place=place if record.method == STORED else UNSET))
+    return pickle
+
+
+def storages_of(archive: Archive, base: int = 0, folder: str = "data") -> dict[str, ByteRange]:
+    """Storage key -> where its bytes are. A recorded checksum of 0 counts for an empty storage only.
+
+    `base` is where the archive begins in its file, `folder` what lies below its own.
+    """
+    prefix = f"{archive.folder}/{folder}/"
+    skip, big_endian = len(prefix), is_big_endian(archive)
+    storages = {}
+    for name, record in archive.records.items():
+        if not name.startswith(prefix):
+            continue
+        if record.method != STORED:
+            raise MalformedError(f"{name!r} is compressed; re-save it with torch.save")
+        crc = record.crc32 if record.crc32 or not record.size else None
+        storages[name[skip:]] = ByteRange(archive.path, base + record.data_offset, record.size, crc, big_endian)
+    return storages
+
+
+def gaps_of(archive: Archive) -> Iterator[Oddity]:
+    """Bytes between the records that are more than padding."""
+    if not archive.spaces:
+        return
+    alignment = word_of(archive, ".storage_alignment") or ""
+    padding = int(alignment) if alignment.isascii() and alignment.isdecimal() else 0
+    gaps = [(name, place) for name, place in archive.spaces if place.length > padding + MAX_PADDING]
+    if gaps:
+        (name, place), total = gaps[0], sum(place.length for _, place in gaps)
+        behind = _shown.name(name) + (f" and {len(gaps) - 1} other records" if len(gaps) > 1 else "")
+        yield Oddity("gap", f"{total} bytes behind {behind} belong to no record", place=place)
