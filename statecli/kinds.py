@@ -145,6 +145,18 @@ def is_copy(section: str) -> bool:
     return _COPY.search(section) is not None
 
 
+def meant(sections: Sequence[str]) -> list[str]:
+    """Of the sections that hold models those that a load would take: one where their names tell which.
+
+    `model`, or else `state_dict`: so training loops call what they load, whatever lies beside it (Lightning has the
+    weights before averaging in `current_model_state`). Else all that are no average of another.
+    """
+    for name in ("model", "state_dict"):
+        if name in sections:
+            return [name]
+    return [one for one in sections if not is_copy(one)] or list(sections)
+
+
 def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
     """Those of `rows` that the optimizer must be training; empty where that cannot be told.
 

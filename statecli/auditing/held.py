@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecli import modules, target
+from statecli.comparison.pairing import paired_sections
 from statecli.comparison.result import Diff
-from statecli.comparison.run import Request, of_states
+from statecli.comparison.run import SETTINGS, VALUES_UNTOLD, Request, of_states
+from statecli.errors import UnreadableError, UsageError
+from statecli.formats import _folder
 from statecli.kinds import MODEL_KINDS
 from statecli.stamps import Stamp, stamps
 from statecli.state import Kind, ModelState
@@ -46,12 +49,43 @@ def read(text: str, init_device: str) -> Side:
 
 def to_class(side: Side, model: Side) -> Diff:
     """What a strict load of the checkpoint into the class says. Raises StateError."""
-    return _compared(side, model, Request(side.text, model.text, values=False))
+    return _told(_compared(side, model, Request(side.text, model.text, values=False)), side)
 
 
 def to_checkpoint(side: Side, reference: Side, *, values: bool, jobs: int = 0) -> Diff:
-    """How the checkpoint differs from `reference`; in its values too where `values`. Raises StateError."""
-    return _compared(reference, side, Request(reference.text, side.text, values=values, renames=False, jobs=jobs))
+    """How the checkpoint differs from `reference`; in its values too where `values`.
+
+    Raises UsageError where both hold models and which is which cannot be told, and StateError.
+    """
+    _refuse_apart(reference.state, side.state)
+    asked = Request(reference.text, side.text, values=values, renames=False, prefixes=True, jobs=jobs)
+    return _told(_compared(reference, side, asked), side)
+
+
+def _refuse_apart(before: ModelState, after: ModelState) -> None:
+    """A model that is held to nothing of the reference would miss all of it."""
+    left, right = (models(state) for state in (before, after))
+    pairs, notes = paired_sections(before, after)
+    apart = [note.message for note in notes if note.name == "sections-apart"]
+    if apart and left and right and not set(left).intersection(pairs):
+        raise UsageError(apart[0])
+
+
+def models(state: ModelState) -> list[str]:
+    """The sections that hold a model's tensors."""
+    return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
+
+
+def _told(diff: Diff, side: Side) -> Diff:
+    """The diff. Raises UnreadableError for what could not be compared in it, which no rule would say: that is no pass.
+
+    What is damaged in the target itself makes it fail without this; of values rules say what they cannot tell.
+    """
+    known = {tensor.damage for tensor in side.state.tensors}
+    for one in diff.broken:
+        if one.fqn != SETTINGS and one.message not in known and VALUES_UNTOLD not in one.message:
+            raise UnreadableError(one.message)
+    return diff
 
 
 def _compared(before: Side, after: Side, request: Request) -> Diff:
@@ -64,7 +98,10 @@ EMPTY = "holds no tensor"
 OPTIMIZER = "holds an optimizer's state, no model"
 OTHERS = "holds no model's tensors"
 NO_PART = "lies beside a model and is no part of it: name the file to have it held"
-WHYS = frozenset([EMPTY, OPTIMIZER, OTHERS, NO_PART])
+INNER = "lies in the folder of a model and is no step of its training: name the folder to have it held"
+#: Of these nothing is said of a model.
+NO_MODEL = frozenset([EMPTY, OPTIMIZER, OTHERS])
+WHYS = NO_MODEL | {NO_PART, INNER}
 
 
 def why_not(state: ModelState, *, beside: bool) -> str | None:
@@ -76,6 +113,11 @@ def why_not(state: ModelState, *, beside: bool) -> str | None:
     if not kinds.intersection(MODEL_KINDS):
         return OTHERS if kinds - {Kind.OPTIMIZER} else OPTIMIZER if kinds else EMPTY
     return NO_PART if beside else None
+
+
+def is_step(folder: str) -> bool:
+    """Whether it is a step of a training, with all of the model: those lie in the folder of the model that was kept."""
+    return any(_folder.COMPANIONS.match(name) for name in os.listdir(folder))
 
 
 def is_inside(path: str, folders: Collection[str]) -> bool:

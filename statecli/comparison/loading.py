@@ -44,14 +44,14 @@ def _is_expected(tensor: TensorInfo) -> bool:
 
 
 def of_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Oddity]]:
-    """The one section of a checkpoint that a class could load: `model`, else the one that is no average of another.
+    """The one section of a checkpoint that a class could load, which is what `kinds.meant` says.
 
     Raises NothingMatched where it holds no model, UsageError where it holds several and that does not tell.
     """
     held = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS))
     if not held:
         raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could load")
-    meant = ["model"] if "model" in held else [one for one in held if not kinds.is_copy(one)] or held
+    meant = kinds.meant(held)
     if len(meant) > 1:
         names = ", ".join(f"{state.target}#{section}" for section in held[:4])
         raise UsageError(f"{state.target}: holds {len(held)} models' states; name the one that is meant: {names}")

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.errors import UsageError
-from statecli.kinds import INNER, MODEL_KINDS, WRAPPERS, common_prefix
+from statecli.kinds import INNER, MODEL_KINDS, WRAPPERS, common_prefix, meant
 from statecli.state import Kind, ModelState, Oddity, TensorInfo
 
 
@@ -144,7 +144,8 @@ def _natural(name: str) -> str:
 def paired_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str], list[Oddity]]:
     """Sections of the same name; else the only ones left on either side that hold a model, or an optimizer.
 
-    Where more are left, which belongs to which cannot be told, and a note says what to write.
+    Where no model has a partner by name, it is the one that a load would take. Where more are left, which belongs to
+    which cannot be told, and a note says what to write.
     """
     pairs = {section: section for section in before.sections if section in after.sections}
     notes: list[Oddity] = []
@@ -155,6 +156,8 @@ def paired_sections(before: ModelState, after: ModelState) -> tuple[dict[str, st
     for kind in kinds:
         left = [s for s in _holding(before, kind) if s not in pairs]
         right = [s for s in _holding(after, kind) if s not in pairs.values()]
+        if kind is MODEL_KINDS and not set(_holding(before, kind)).intersection(pairs):
+            left, right = meant(left), meant(right)
         if len(left) == len(right) == 1:
             pairs[left[0]] = right[0]
             notes.append(Oddity("sections-paired", f"section {left[0]!r} is compared with section {right[0]!r}"))

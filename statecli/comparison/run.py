@@ -26,7 +26,8 @@ from statecli.values import pool
 class Request(msgspec.Struct, frozen=True):
     """What the user asked of `diff`; both sides as the targets they are. Globs are unions; `jobs` 0 is the cores.
 
-    `histograms` is of how many tensors (those that changed most) the spread of the differences is wanted.
+    `histograms` is of how many tensors (those that changed most) the spread of the differences is wanted. `prefixes`:
+    those of wrappers are looked through though no renames are looked for.
     """
 
     before: str
@@ -34,6 +35,7 @@ class Request(msgspec.Struct, frozen=True):
     how: How = How()
     values: bool = True
     renames: bool = True
+    prefixes: bool = False
     map: tuple[str, ...] = ()
     ignore: tuple[Field, ...] = ()
     only: tuple[str, ...] = ()
@@ -116,6 +118,12 @@ def _read(text: str, request: Request, built: dict[str, Built]) -> ModelState:
     return modules.read(built[text], text)
 
 
+#: What is said of a pair whose values are there, and not comparable.
+VALUES_UNTOLD = "cannot tell whether its values differ"
+#: What stands for the settings in the place of a name.
+SETTINGS = "(settings)"
+
+
 class _Outcome(msgspec.Struct, frozen=True, gc=False):
     """What comparing a pair's values gave; nothing where that was not asked or they are equal.
 
@@ -147,7 +155,7 @@ class _Comparison:
         self.any_class, self.loads = any(classes), classes[0] is not classes[1]
         self.model = before if classes[0] else after
         #: A wrapper's prefix is another name; that a class would not load it is said, not that all is missing.
-        self.prefixes = request.renames or self.loads
+        self.prefixes = request.renames or request.prefixes or self.loads
         self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
         self.notes: list[Oddity] = []
         self.sections: dict[str, str] = {}
@@ -331,7 +339,7 @@ class _Comparison:
 
     def _cannot_tell(self, row: TensorInfo, why: str) -> str:
         files = " and ".join(dict.fromkeys((self.before.target, self.after.target)))
-        said = f"{files}: {row.fqn}: cannot tell whether its values differ: {why}"
+        said = f"{files}: {row.fqn}: {VALUES_UNTOLD}: {why}"
         return f"{said}; leave it out with -x, or --ignore values"
 
     def _changes(
@@ -494,9 +502,7 @@ _TOLD_ELSEWHERE = ("metadata-cut", "none-parameter")
 def _cut(state: ModelState) -> list[Broken]:
     """Settings that are too many to be read: whether they differ cannot be told."""
     odd = [odd for odd in state.oddities if odd.name == "metadata-cut"]
-    return [
-        Broken("(settings)", "", f"{state.target}: {one.message}: cannot tell whether the rest differs") for one in odd
-    ]
+    return [Broken(SETTINGS, "", f"{state.target}: {one.message}: cannot tell whether the rest differs") for one in odd]
 
 
 def _told(state: ModelState) -> Iterator[Oddity]:

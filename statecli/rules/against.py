@@ -12,8 +12,9 @@ from statecli.comparison.result import Change, Diff, Field, Status
 from statecli.finding import Finding, Severity
 from statecli.formats import _shown
 from statecli.formats._dtypes import is_floating
+from statecli.kinds import MODEL_KINDS, meant
 from statecli.report.text import shape_text
-from statecli.state import TensorInfo
+from statecli.state import Kind, TensorInfo
 
 
 def _loading(subject: Subject, name: str) -> Iterator[Found]:
@@ -29,18 +30,55 @@ def _said(one: Finding) -> Found:
 
 
 def _changes(subject: Subject, field: Field | None = None, status: Status | None = None) -> Iterator[Change]:
-    for one in subject.reference.changes if subject.reference else ():
-        if one.status is status if field is None else field in one.fields:
+    """What differs from the checkpoint it is held to, of the models alone where that has one."""
+    diff = subject.reference
+    if diff is None:
+        return
+    wanted = _sections(diff)
+    for one in diff.changes:
+        differs = one.status is status if field is None else field in one.fields
+        if differs and (not wanted or _is_of(one, wanted) or (one.kind is Kind.OPTIMIZER and field in _OF_A_PAIR)):
             yield one
 
 
+#: What is told of an optimizer's tensor too, which both sides then have.
+_OF_A_PAIR = (Field.SHAPE, Field.DTYPE)
+
+
+def _sections(diff: Diff) -> frozenset[str]:
+    """The sections of both sides that are held to each other: those of models that both have, and what a load takes.
+
+    An average beside the model of one side alone is nobody's duty, nor is what is no model. Empty where the reference
+    has no model: then all of it is meant.
+    """
+    models = [one for one in diff.changes if one.kind in MODEL_KINDS]
+    if not any(one.before for one in models):
+        return frozenset()
+    pairs = ((one.before.section, one.after.section) for one in models if one.before and one.after)
+    both = {section for pair in pairs for section in pair}
+    sides = ([one.before for one in models], [one.after for one in models])
+    held = (list(dict.fromkeys(row.section for row in side if row)) for side in sides)
+    return frozenset(both.union(*map(meant, held)))
+
+
+def _is_of(change: Change, sections: frozenset[str]) -> bool:
+    return change.kind in MODEL_KINDS and change.section in sections
+
+
 def _of(subject: Subject, change: Change, what: str, help: str | None = None) -> Found:
-    section = f"{change.section}." if len(subject.state.sections) > 1 else ""
+    side = subject.state if change.after or subject.reference is None else subject.reference.before
+    section = f"{change.section}." if len(side.sections) > 1 else ""
     return Found(f"{section}{change.fqn}: {what}", change.fqn, change.section, help)
 
 
 def _name(diff: Diff | None) -> str:
     return diff.before.target if diff else ""
+
+
+def _holder(subject: Subject, change: Change) -> str:
+    """The reference, and the section of it that is meant where it has several."""
+    several = subject.reference is not None and len(subject.reference.before.sections) > 1
+    return _name(subject.reference) + (f"#{change.section}" if several else "")
 
 
 @rule(Severity.ERROR, something_to_hold_to)
@@ -55,7 +93,7 @@ def missing_entry(subject: Subject) -> Iterator[Found]:
     """
     yield from _loading(subject, "missing-entry")
     for change in _changes(subject, status=Status.REMOVED):
-        yield _of(subject, change, f"missing: {_name(subject.reference)} has it")
+        yield _of(subject, change, f"missing: {_holder(subject, change)} has it")
 
 
 @rule(Severity.ERROR, something_to_hold_to)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject
@@ -72,7 +72,7 @@ def wrapper_prefix(subject: Subject) -> Iterator[Found]:
 
     Fix: save the wrapped module's own state_dict (`ddp_model.module`, `compiled._orig_mod`), or strip the prefix.
     """
-    whole = subject.state.whole_modules
+    whole, told = subject.state.whole_modules, set[str]()
     for section in subject.state.sections:
         rows = [one for one in subject.state.tensors if one.section == section and one.kind in MODEL]
         if not rows or section in whole:
@@ -81,7 +81,18 @@ def wrapper_prefix(subject: Subject) -> Iterator[Found]:
         marked = rows if prefix else [row for row in rows if _wrapper_in(row.fqn)]
         if marked:
             added = prefix or f"{_wrapper_in(marked[0].fqn)}."
+            told.add(added)
             yield _wrapped(subject, added, marked, len(rows))
+    yield from _beside_reference(subject, told)
+
+
+def _beside_reference(subject: Subject, told: Collection[str]) -> Iterator[Found]:
+    """What was looked through to hold it to another checkpoint; of what that one has alone nothing need be done."""
+    for note in subject.reference.notes if subject.reference else ():
+        if note.name == "wrapper-prefix" and not any(f"{prefix!r}" in note.message for prefix in told):
+            own = note.message.endswith(f" of {subject.target}")
+            message = f"{note.message}, to hold the one to the other: a strict load does not"
+            yield Found(message, severity=Severity.WARNING if own else Severity.NOTE)
 
 
 def _wrapper_in(fqn: str) -> str | None:

@@ -214,3 +214,166 @@ def test_broken_tie_spares_ties_that_are_kept(held, pt):
     one = torch.zeros(2, 2)
     other = torch.ones(2, 2)
     assert held("broken-tie", pt(embed=other, head=other), against=str(pt("b", embed=one, head=one))) == []
+
+
+def training(**others):
+    """A training checkpoint of a model, its optimizer and what callbacks keep, as Lightning writes one."""
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    score = torch.tensor(0.5)
+    kept = {"best_model_score": score, "current_score": score, "best_k_models": {"/tmp/a.ckpt": score}}
+    state = {"state_dict": module.state_dict(), "optimizer_states": [optimizer.state_dict()]}
+    return {"epoch": 1, **state, "callbacks": {"ModelCheckpoint{'monitor': 'vl'}": kept}} | others
+
+
+HOLDING = ("missing-entry", "unexpected-entry", "shape-mismatch", "dtype-mismatch", "broken-tie")
+
+
+@pytest.fixture
+def against(pt):
+    """Rule, FQN and section of all that the five rules say of one state beside another."""
+
+    def findings(target, reference):
+        asked = Request((str(pt("a", **target)),), select=HOLDING, against=str(pt("b", **reference)))
+        (result,) = audit(asked).targets
+        assert result.status.value == "audited", result.reason
+        assert result.ran == HOLDING
+        return [(one.rule, one.fqn, one.section) for one in result.findings]
+
+    return findings
+
+
+def scores(path, *, tied=True):
+    """What a callback keeps of a later epoch: another key, and scores that are no longer one."""
+    first, second = torch.tensor(0.5), torch.tensor(0.25)
+    return {
+        "ModelCheckpoint{'monitor': 'vl'}": {"best_model_score": first, "current_score": second, path: {path: first}}
+    }
+
+
+def test_what_callbacks_keep_is_held_to_nothing(against):
+    """Neither a new best checkpoint nor scores that are no longer tied are of the model."""
+    assert against(training(callbacks=scores("/tmp/b.ckpt")), training()) == []
+    assert against(training(), training(callbacks=scores("/tmp/b.ckpt"))) == []
+
+
+def test_an_exported_model_owes_its_training_checkpoint_the_model_alone(against):
+    """Optimizer and callbacks are not exported; an entry of the model is missed all the same."""
+    reference = training()
+    model = reference["state_dict"]
+    assert against(model, reference) == []
+    assert against({"weight": model["weight"]}, reference) == [("missing-entry", "bias", "state_dict")]
+
+
+def test_a_training_checkpoint_may_have_more_than_the_plain_model_that_it_is_held_to(against):
+    """Its optimizer is none of the model's entries; one more entry of the model is."""
+    reference = training()["state_dict"]
+    assert against(training(), reference) == []
+    more = training(state_dict=linear(new=torch.zeros(1)))
+    assert against(more, reference) == [("unexpected-entry", "new", "state_dict")]
+
+
+def test_an_average_beside_the_model_is_held_to_an_average_alone(against):
+    """Where only one side has one it is nobody's duty; where both have, they are held to each other."""
+    both = {"model": linear(), "model_ema": {f"module.{key}": value for key, value in linear().items()}}
+    assert against(linear(), both) == []
+    assert against(both, linear()) == []
+    less = both | {"model_ema": {"module.weight": both["model_ema"]["module.weight"]}}
+    assert against(less, both) == [("missing-entry", "module.bias", "model_ema")]
+
+
+def test_what_lies_beside_lightnings_state_dict_is_no_second_model(against):
+    """Its averaging keeps the weights before it as `current_model_state`, and loads `state_dict`."""
+    averaged = training(current_model_state=linear())
+    assert against(linear(), averaged) == []
+    assert against(averaged, linear()) == []
+
+
+def test_a_second_model_that_is_no_average_is_missed(against):
+    """A generator alone does not replace the checkpoint of it and its discriminator."""
+    both = {"generator": linear(), "discriminator": linear()}
+    missed = [("missing-entry", name, "discriminator") for name in ("weight", "bias")]
+    assert against({"generator": linear()} | {"epoch": 1}, both) == missed
+
+
+def test_a_missing_entry_is_named_behind_its_section(pt, said):
+    """That of the reference, where there are several."""
+    reference = pt("b", generator=linear(), discriminator=linear())
+    ((_, fqn, message), *_) = said("missing-entry", pt(generator=linear(), epoch=1), against=str(reference))
+    assert (fqn, message.partition(":")[0]) == ("weight", "discriminator.weight")
+
+
+def test_an_optimizer_is_held_to_an_optimizer(against):
+    """Where the reference holds no model, all of it is meant."""
+    state = training()["optimizer_states"][0]
+    less = {"state": {0: state["state"][0]}, "param_groups": state["param_groups"]}
+    found = against(less, state)
+    assert {rule for rule, _, _ in found} == {"missing-entry"}
+    assert {fqn[: len("state[1]")] for _, fqn, _ in found} == {"state[1]"}
+
+
+def failed(target, **options):
+    """Why the one checkpoint was not audited."""
+    result = audit(Request((str(target),), **options)).targets[-1]
+    assert result.status.value == "failed"
+    return result.reason
+
+
+def test_two_models_beside_two_others_cannot_be_told_apart(pt):
+    """That is no missing entry: which is which has to be named."""
+    reference = pt("b", generator=linear(), critic=linear())
+    why = failed(pt(one=linear(), other=linear()), against=str(reference))
+    assert "cannot tell which section of" in why
+    assert "b.pt#generator" in why
+
+
+def test_what_load_state_dict_says_and_cannot_be_told_is_no_pass(pt, tmp_path):
+    """The class's own code needs values, which are not there while it is asked."""
+    source = "import torch\n\n\nclass Net(torch.nn.Linear):\n    def _load_from_state_dict(self, state, *rest):\n"
+    source += (
+        "        state['weight'] * float(state['bias'].sum())\n        super()._load_from_state_dict(state, *rest)\n"
+    )
+    (tmp_path / "net.py").write_text(source)
+    why = failed(pt(**linear()), model=f"{tmp_path / 'net.py'}:Net(2, 2)")
+    assert "cannot tell what load_state_dict says to it" in why
+
+
+def test_a_damaged_tensor_of_the_reference_is_no_pass(pt):
+    """What it would have been held to cannot be read."""
+    reference = pt("b", **linear())
+    reference.write_bytes(reference.read_bytes().replace(b"b/data/0", b"b/data/9"))
+    assert "b.pt" in failed(pt(**linear()), against=str(reference))
+
+
+WRAPPED = {f"_orig_mod.{key}": value for key, value in linear().items()}
+
+
+def test_a_wrappers_prefix_alone_is_no_missing_entry(against):
+    """Names are paired through it, whichever side has it; what is missing behind it is still missed."""
+    assert against(linear(), WRAPPED) == []
+    assert against(WRAPPED, linear()) == []
+    assert against({"weight": linear()["weight"]}, WRAPPED) == [("missing-entry", "_orig_mod.bias", "model")]
+
+
+def prefixes(target, reference):
+    (result,) = audit(Request((str(target),), select=("wrapper-prefix",), against=str(reference))).targets
+    return [(one.severity.value, one.message) for one in result.findings]
+
+
+def test_a_wrappers_prefix_in_the_reference_is_a_note(pt):
+    """The target has the plain names, which load."""
+    plain, wrapped = pt("a", **linear()), pt("b", **WRAPPED)
+    ((severity, message),) = prefixes(plain, wrapped)
+    assert severity == "note"
+    assert message.startswith("looked through '_orig_mod.' in the names of 2 tensors of")
+    assert [severity for severity, _ in prefixes(wrapped, plain)] == ["warning"]
+
+
+def test_an_attributes_prefix_that_the_reference_lacks_is_told(pt):
+    """No wrapper is called so, and a strict load of the plain names fails all the same."""
+    named = {f"net.{key}": value for key, value in linear().items()}
+    ((severity, message),) = prefixes(pt("a", **named), pt("b", **linear()))
+    assert severity == "warning"
+    assert "'net.' in the names of 2 tensors" in message
