@@ -260,6 +260,9 @@ def audit(
         typer.Option("--config", metavar="FILE", help="This one, not the nearest statecli.toml or pyproject.toml."),
     ] = None,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Nothing to audit is no error.")] = False,
+    as_found: Annotated[
+        bool, typer.Option("--as-found", help="Take each file as a walk over its folder does: a shard is its model.")
+    ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
     all: All = False,
     init_device: InitDevice = "cpu",

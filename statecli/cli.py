@@ -13,7 +13,15 @@ from statecli import console, interrupts, outputs
 from statecli.errors import StateError, UsageError
 from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
-from statecli.options import AuditOptions, DiffOptions, InspectOptions, LockOptions, VerifyOptions
+from statecli.options import (
+    AuditOptions,
+    DiffOptions,
+    InspectOptions,
+    LockOptions,
+    VerifyOptions,
+    refuse_empty,
+    refuse_nothing,
+)
 from statecli.outputs import Written
 from statecli.render import Output
 from statecli.report import View, documents, fold, inspecting
@@ -38,6 +46,7 @@ def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions | L
 
 def inspect(options: InspectOptions) -> int:
     """`statecli inspect`; the exit code."""
+    refuse_empty(options)
     _refuse_both(options)
     written = outputs.asked(options)
     console.keep_stdout()
@@ -69,6 +78,7 @@ def diff(options: DiffOptions) -> int:
     from statecli.comparison.run import compare
     from statecli.report import diffing
 
+    refuse_empty(options)
     asked.check(options)
     written = outputs.asked(options)
     console.keep_stdout()
@@ -93,6 +103,7 @@ def verify(options: VerifyOptions) -> int:
     from statecli.proofs.result import Name
     from statecli.report import verifying
 
+    refuse_empty(options)
     _refuse_both(options)
     written = outputs.asked(options)
     request = proofs.Request(
@@ -128,6 +139,7 @@ def audit(options: AuditOptions) -> int:
     from statecli.auditing.result import Status
     from statecli.report import auditing as reporting
 
+    refuse_empty(options)
     written, into = outputs.asked(options), options.write_baseline
     if into is not None:
         outputs.refuse_place(into, "--write-baseline")
@@ -159,6 +171,7 @@ def lock(options: LockOptions) -> int:
     """`statecli lock`; the exit code. Nothing is written unless all of it could be."""
     from statecli.locking import file, making
 
+    refuse_empty(options)
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
     written = Written(Output.JSON, None if options.output == outputs.STDOUT else options.output, f"-o {options.output}")
@@ -248,6 +261,7 @@ def rules(name: str | None, output_format: Output, output: str | None, color: st
     """`statecli rules`; the exit code. For people, one rule is its explanation."""
     from statecli.report import ruling
 
+    refuse_nothing(output, "--output")
     texts = ruling.every() if name is None else (ruling.named(name),)
     path = None if output == outputs.STDOUT else output
     if name is not None and output_format in (Output.TABLE, Output.PLAIN):
@@ -262,6 +276,8 @@ def config(path: str | None, output_format: Output, output: str | None, color: s
     from statecli.auditing.config import load
     from statecli.report import configuring
 
+    refuse_nothing(path, "--config")
+    refuse_nothing(output, "--output")
     found = load(path)
     report = configuring.of_config(asked.in_force(found), found.path)
     where = None if output == outputs.STDOUT else output

@@ -7,6 +7,7 @@ from enum import Enum
 import msgspec
 
 from statecli.comparison.result import Field
+from statecli.errors import UsageError
 from statecli.finding import Severity
 from statecli.locking.file import Algorithm
 from statecli.proofs.result import Name
@@ -108,6 +109,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     reason: str | None = None
     config: str | None = None
     allow_empty: bool = False
+    as_found: bool = False
     jobs: int = 0
 
 
@@ -126,3 +128,26 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     no_progress: bool = False
     debug: bool = False
+
+
+#: Globs of names of tensors: a name may be empty.
+_GLOBS = frozenset(["include", "exclude", "map", "only", "frozen", "changed"])
+#: What has no dashes on the line.
+_TARGETS = frozenset(["target", "targets", "before", "after"])
+
+
+def refuse_empty(options: msgspec.Struct) -> None:
+    """Raises UsageError for a target or an option that is given as the empty text.
+
+    An unset variable of a script makes one: taken for "not given", `--lock "$LOCK"` would hold nothing to any lock.
+    """
+    for field in options.__struct_fields__:
+        value = getattr(options, field)
+        if field not in _GLOBS and (value == "" or (isinstance(value, tuple) and "" in value)):
+            refuse_nothing("", "a target" if field in _TARGETS else f"--{field.replace('_', '-')}")
+
+
+def refuse_nothing(text: str | None, what: str) -> None:
+    """Raises UsageError where the text is there and empty."""
+    if text == "":
+        raise UsageError(f"{what}: is empty; name something, or leave it out")

@@ -116,7 +116,7 @@ COMMANDS = {
     "audit": Command(
         AuditOptions,
         ("targets",),
-        {**FLAGS, **_flags("values", "frozen_only", "allow_empty")},
+        {**FLAGS, **_flags("values", "frozen_only", "allow_empty", "as_found")},
         {
             **VALUES,
             "--model": ("model", str),

@@ -182,6 +182,29 @@ def test_pre_commit_stops_a_commit_that_nudges_a_locked_weight(repository):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize("what", ["run", "run/model.safetensors.index.json"])
+def test_pre_commit_holds_the_shards_of_a_commit_as_their_model(repository, what):
+    """Each model once; what lies beside it is no model, to a lock of the model and to the policy. A nudge is named."""
+    shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    Path("run").mkdir()
+    for name, shard in zip("ab", shards, strict=True):
+        save_file({name: torch.ones(2)}, f"run/{shard}", metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict(zip("ab", shards, strict=True))}
+    Path("run/model.safetensors.index.json").write_text(json.dumps(index))
+    assert run("statecli", "lock", what, "-o", "statecli.lock.json").returncode == 0
+    torch.save({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}, "run/optimizer.pt")
+    Path("m.safetensors").unlink()
+    Path("statecli.toml").write_text('policy = { require-metadata = "format" }')
+    clean = hooked(repository, args=["--lock", "statecli.lock.json", "--"])
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+    assert "2 audited: clean" in clean.stdout
+    save_file({"b": torch.zeros(2)}, f"run/{shards[1]}", metadata={"format": "pt"})
+    stopped = hooked(repository, args=["--lock", "statecli.lock.json", "--"])
+    assert stopped.returncode == 1
+    assert "b: its values are not those that were locked" in stopped.stdout
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize("own", [{}, {"args": ["--values", "--"]}, {"args": ["--values"]}])
 def test_no_files_name_makes_the_hook_pass(repository, own):
     """One that reads as `-o .pt` is audited behind `--`, and refused where own args leave that out."""
@@ -203,6 +226,11 @@ def test_no_files_name_makes_the_hook_pass(repository, own):
         ("x/pytorch_model-00001-of-00002.bin", True),
         ("adapter_model.bin", True),
         ("optimizer.bin", True),
+        ("x/model.safetensors.index.json", True),
+        ("pytorch_model.bin.index.json", True),
+        ("model.safetensors.index.fp16.json", True),
+        ("config.json", False),
+        ("index.json", False),
         ("firmware.bin", False),
         ("openvino_model.bin", False),
         ("data.pkl", False),

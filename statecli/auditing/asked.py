@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from statecli.auditing import baseline, config
+from statecli.auditing import baseline, config, judges
 from statecli.auditing.baseline import Baseline
 from statecli.auditing.config import Config, Loaded
 from statecli.auditing.run import Request
@@ -26,7 +26,7 @@ def request(options: AuditOptions, found: Loaded | None = None) -> Request:
         raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
     _check(options, found)
     lock = options.lock or asked.lock
-    return Request(
+    made = Request(
         targets=options.targets,
         model=options.model,
         against=options.against,
@@ -48,7 +48,10 @@ def request(options: AuditOptions, found: Loaded | None = None) -> Request:
         values=options.values or asked.values,
         jobs=options.jobs,
         allow_empty=options.allow_empty,
+        as_found=options.as_found,
     )
+    judges.check(made, options, found)
+    return made
 
 
 def _check(options: AuditOptions, found: Loaded) -> None:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from statecli.auditing import config
 from statecli.auditing.result import Accepted, Audit, Status, Target
 from statecli.errors import MalformedError
 from statecli.finding import Finding, Severity
 from statecli.locking.file import document
 from statecli.places import named, path_of, unnamed
 from statecli.render.json import encoded
+from statecli.rules import RULES
 from statecli.state import Oddity
 
 if TYPE_CHECKING:
@@ -74,7 +76,12 @@ def read(path: str) -> Baseline:
         listed = msgspec.convert(found, Baseline)
     except msgspec.ValidationError as why:
         raise MalformedError(f"{path}: is no baseline: {why}; write it again") from why
+    rules = [rule.name for rule in RULES]
     for one in listed.findings:
+        if one.rule not in rules:
+            near = config.near(one.rule, rules)
+            what = f"{one.rule!r} of {one.target}, and there is no such rule"
+            raise MalformedError(f"{path}: accepts {what}{near or '; drop the entry'}")
         if not one.reason.strip():
             raise MalformedError(f"{path}: accepts {one.rule} of {one.target} without a reason; say why, it is shown")
     return _renamed(listed, lambda target: unnamed(target, os.path.dirname(path)))

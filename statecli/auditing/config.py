@@ -148,6 +148,13 @@ def _checked(table: Mapping[str, Any], path: str) -> Loaded:
     config = _converted(eased, Config, "", path)
     _known_rules((*config.select, *config.ignore, *config.severity, *_ignored(config)), path)
     _known_dtypes(config.policy.dtype, path)
+    for key, where in (
+        ("lock", config.lock),
+        ("baseline", config.baseline),
+        ("policy.reference", config.policy.reference),
+    ):
+        if where == "":
+            raise UsageError(f"{path}: {key}: is empty; name a file, or leave it out")
     for glob, one in config.per_target_ignore.items():
         if not one.reason.strip():
             raise UsageError(f"{path}: per-target-ignore.{glob}: its reason is empty; say why, it is shown")

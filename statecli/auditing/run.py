@@ -11,7 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli import inspection, target
-from statecli.auditing import held
+from statecli.auditing import held, locked
 from statecli.auditing.baseline import Baseline, accepting
 from statecli.auditing.config import Ignored, of_rules
 from statecli.auditing.held import Side
@@ -19,11 +19,10 @@ from statecli.auditing.policy import Policy
 from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
 from statecli.auditing.subject import Subject
-from statecli.auditing.targets import expand
+from statecli.auditing.targets import Homes, expand
 from statecli.errors import FilteredOut, StateError
 from statecli.finding import Finding, Severity
 from statecli.formats._scan import scan
-from statecli.locking import holding
 from statecli.locking.file import Lock
 from statecli.places import located, named
 from statecli.rules import RULES
@@ -36,7 +35,8 @@ class Request(msgspec.Struct, frozen=True):
 
     `model` is the class that the checkpoints are held to, and a target itself; `against` another checkpoint.
     `ignored` are rules whose findings are accepted, by globs of targets as they lie from the folder `ignored_from`;
-    `severity` what a rule's own is replaced by. With `allow_empty` a glob that matches nothing is none that failed.
+    `severity` what a rule's own is replaced by. With `allow_empty` a glob that matches nothing is none that failed,
+    with `as_found` files that are named are some of their folders', as a walk over those finds them.
     """
 
     targets: tuple[str, ...]
@@ -60,6 +60,18 @@ class Request(msgspec.Struct, frozen=True):
     frozen_only: bool = False
     baseline: Baseline | None = None
     allow_empty: bool = False
+    as_found: bool = False
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Those that are to run."""
+        chosen = (rule for rule in RULES if not self.select or rule.name in self.select)
+        return tuple(rule for rule in chosen if rule.name not in self.ignore)
+
+    @property
+    def is_locking(self) -> bool:
+        """Whether a rule holds targets to a lock."""
+        return any(rule.about == "lock" for rule in self.rules)
 
     @property
     def whole(self) -> bool:
@@ -78,10 +90,14 @@ def audit(
     """
     run = _Run(request, progress)
     targets = []
-    for one in expand((*filter(None, (request.model,)), *request.targets), allow_empty=request.allow_empty):
+    texts = (*filter(None, (request.model,)), *request.targets)
+    for one in expand(texts, allow_empty=request.allow_empty, homes=run.homes):
         targets.append(run.of(one) if isinstance(one, str) else one)
         done(targets[-1])
-    found = Audit(tuple(targets), request.fail_on, run.unheld())
+    for one in run.gone(targets):
+        targets = [*(known for known in targets if known.target != one.target), one]
+        done(one)
+    found = Audit(tuple(targets), request.fail_on, run.unheld(targets))
     return found if request.baseline is None else accepting(found, request.baseline, whole=request.whole)
 
 
@@ -90,33 +106,68 @@ class _Run:
 
     def __init__(self, request: Request, progress: inspection.Progress | None) -> None:
         self.request, self.progress = request, progress
-        chosen = [rule for rule in RULES if not request.select or rule.name in request.select]
-        self.rules = [rule for rule in chosen if rule.name not in request.ignore]
+        self.rules = request.rules
+        #: Targets that are held whatever they are: whoever names one means that one.
+        self.named = () if request.as_found else request.targets
+        self.homes = Homes(as_found=request.as_found, is_locked=self._is_locked if self._is_named() else None)
         self.reference = request.against or request.policy.reference
         self.sides: dict[str, Side | StateError] = {}
         #: The folders of the models that were targets so far; the walk comes to a folder before what lies in it.
         self.folders: set[str] = set()
         #: Why targets were held to nothing, by their names, until one was held.
         self.alone: dict[str, str] | None = {}
+        #: Why targets were not held to the lock, by their names.
+        self.unlocked: dict[str, str] = {}
+        #: Targets of which the filters left nothing.
+        self.left_out: set[str] = set()
 
     def of(self, text: str) -> Target:
         """What becomes of one target."""
         pickles = self._pickles(text)
         try:
             subject = self._subject(text)
-            subject = dataclasses.replace(self._locked(self._with_values(subject)), pickles=pickles)
+            subject = locked.of(self._with_values(subject), self.request, self.progress)
+            subject = dataclasses.replace(subject, pickles=pickles)
         except StateError as error:
             return _accepted(self._failed(text, error, pickles), self.request)
+        if subject.unlocked is not None:
+            self.unlocked[text] = subject.unlocked
         return _accepted(_judged(subject, self.rules, self.request.severity), self.request)
 
-    def unheld(self) -> str | None:
-        """Why --model or --against was in vain; None where a target was held, or failed to be."""
-        option = "--model" if self.request.model else "--against"
-        asked = self.request.model or self.request.against
-        if not (asked and self.alone):
+    def _is_named(self) -> bool:
+        return self.request.lock is not None and self.request.is_locking and not self.request.lock.has_no_names
+
+    def _is_locked(self, text: str) -> bool:
+        lock = self.request.lock
+        return lock is not None and lock.of(text, self.request.lock_folder, by_name=True) is not None
+
+    def gone(self, targets: Sequence[Target]) -> Iterator[Target]:
+        """What was locked and not found, each with a finding of the rule."""
+        met = {one.target for one in targets if one.status is not Status.SKIPPED} | self.left_out
+        rule = next((rule for rule in self.rules if rule.name == locked.RULE), None)
+        if rule is None:
+            return
+        for text, one in locked.gone(self.request, met):
+            found = _finding(rule, one, text, self.request.severity.get(rule.name))
+            reason = "is locked and was not found"
+            yield _accepted(Target(text, Status.SKIPPED, reason, findings=(found,), ran=(rule.name,)), self.request)
+
+    def unheld(self, targets: Sequence[Target]) -> str | None:
+        """Why --model, --against or --lock was in vain; None where a target was held, or failed to be.
+
+        A part of what there is need not have what is held.
+        """
+        asked = self.request
+        if asked.as_found:
             return None
-        first, why = next(iter(self.alone.items()))
-        return f"{option} {asked}: nothing was held to it: {first} {why}"
+        if (asked.model or asked.against) and self.alone:
+            option = f"--model {asked.model}" if asked.model else f"--against {asked.against}"
+            first, why = next(iter(self.alone.items()))
+            return f"{option}: nothing was held to it: {first} {why}"
+        if self.unlocked and not any(locked.RULE in one.ran for one in targets):
+            first, why = next(iter(self.unlocked.items()))
+            return f"the lock: nothing was held to it: {first} {why}"
+        return None
 
     def _pickles(self, text: str) -> tuple[ScannedPickle, ...]:
         """Every pickle of a target that is a file or a folder, where a rule about them is asked for."""
@@ -137,7 +188,8 @@ class _Run:
             found.extend(_found(rule, subject, severity.get(rule.name)))
             ran.append(rule.name)
         # Filters are of some of the files in a folder, and need not be of each.
-        left_out = isinstance(error, FilteredOut) and text not in self.request.targets
+        left_out = isinstance(error, FilteredOut) and text not in self.named
+        self.left_out |= {text} if left_out else set()
         status = Status.SKIPPED if left_out else Status.FAILED
         return Target(text, status, str(error), findings=tuple(found), ran=tuple(ran))
 
@@ -150,6 +202,8 @@ class _Run:
             return Subject(text, self._filtered(side.state, text), policy, side.state, whole=side.state)
         if os.path.isdir(text):
             self.folders.add(os.path.abspath(text))
+        if self.request.as_found:
+            self.folders |= {os.path.abspath(model.path) for model in self.homes.around(text)}
         seen = stamps([target.split(text)[0]]) if self.request.model or self.reference else {}
         whole = target.whole(text)
         side = Side(text, target.part(whole, text), None, seen)
@@ -166,9 +220,13 @@ class _Run:
         return inspection.filtered(state, wanted)
 
     def _beside(self, text: str, state: ModelState) -> str | None:
-        """Why it is held to nothing; whoever names a file, and whoever keeps a model in a folder, means that one."""
-        if text in self.request.targets or os.path.isdir(text):
+        """Why it is held to nothing; whoever names it, and whoever keeps a model in a folder, means that one."""
+        if text in self.named:
             return None
+        own = next(self.homes.of(text), None) if self.request.as_found and not os.path.isdir(text) else None
+        home = text if os.path.isdir(text) else own and own.path
+        if home is not None:
+            return held.INNER if held.is_inside(home, self.folders) and not held.is_step(home) else None
         return held.why_not(state, beside=held.is_inside(text, self.folders))
 
     def _held(self, subject: Subject, side: Side) -> Subject:
@@ -211,29 +269,6 @@ class _Run:
         values = tuple(read_all(tensors, jobs=jobs, progress=tell))
         return dataclasses.replace(subject, values=values, damages=tuple(damages(tensors, jobs=jobs)))
 
-    def _locked(self, subject: Subject) -> Subject:
-        """With what became of what the lock has of it; a class that only others are held to has nothing locked."""
-        text, request = subject.target, self.request
-        asked_for = any(rule.about == "lock" for rule in self.rules)
-        if request.lock is None or not asked_for or (text == request.model and text not in request.targets):
-            return subject
-        by_name = subject.beside is not None
-        if not subject.everything.tensors and request.lock.of(text, request.lock_folder, by_name=by_name) is None:
-            return dataclasses.replace(subject, lock=())
-        asked = holding.Request(
-            request.lock,
-            request.frozen_only,
-            request.policy.frozen,
-            request.include,
-            request.exclude,
-            request.kind,
-            request.jobs,
-            request.lock_folder,
-            by_name,
-        )
-        found = holding.held(target.part(subject.everything, text), holding.lines(text, asked), asked, self.progress)
-        return dataclasses.replace(subject, lock=found)
-
 
 def _is_about_pickles(rule: Rule) -> bool:
     return rule.about == "pickles"
@@ -244,14 +279,14 @@ def _accepted(found: Target, request: Request) -> Target:
     if not request.ignored:
         return found
     name = named(found.target, request.ignored_from)
-    meant = [one for glob, one in request.ignored.items() if _is_meant(name, glob, request.ignored_from)]
+    meant = [one for glob, one in request.ignored.items() if is_meant(name, glob, request.ignored_from)]
     reasons = of_rules(((rule, one.reason) for one in meant for rule in one.rules), "per-target-ignore")
     accepted = tuple(Accepted(one, reasons[one.rule]) for one in found.findings if one.rule in reasons)
     left = tuple(one for one in found.findings if one.rule not in reasons)
     return replace(found, findings=left, accepted=(*found.accepted, *accepted)) if accepted else found
 
 
-def _is_meant(name: str, glob: str, folder: str) -> bool:
+def is_meant(name: str, glob: str, folder: str) -> bool:
     """Whether the glob of a configuration in `folder` is of that target, by its way from there or its file's name."""
     way = os.path.relpath(os.path.join(folder, glob), folder).replace(os.sep, "/")
     return inspection.matches_any((name, name.rpartition("/")[2]), (way,))

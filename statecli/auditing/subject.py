@@ -39,6 +39,8 @@ class Subject:
     reference: Diff | None = None
     #: What is locked of it beside what is there, with `--lock`.
     lock: tuple[Held, ...] | None = None
+    #: Why nothing of it is held to a lock that is given.
+    unlocked: str | None = None
     values: tuple[Facts, ...] | None = None
     #: Every pickle of the target's files; of one whose tensors could not be listed, too.
     pickles: tuple[ScannedPickle, ...] = ()
@@ -100,4 +102,4 @@ def the_values(subject: Subject) -> str | None:
 
 def a_lock(subject: Subject) -> str | None:
     """Needed where something was locked."""
-    return None if subject.lock is not None else "nothing is locked: give --lock FILE"
+    return None if subject.lock is not None else subject.unlocked or "nothing is locked: give --lock FILE"

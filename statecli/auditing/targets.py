@@ -9,7 +9,10 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+from pathlib import PurePath
 from typing import NamedTuple, TypeAlias
 
 from statecli import formats
@@ -21,15 +24,27 @@ from statecli.formats._source import Source
 #: Files of these names are meant to be checkpoints: one that cannot be read has failed, whatever it is. Of the `.bin`
 #: those of WEIGHTS are, and pointers.
 NAMED = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".pickle", ".distcp", ".pt2", ".gguf", ".mar")
-#: What weights in a `.bin` are called by those who write them.
-WEIGHTS = re.compile(
-    r"(?i)^(?:(?:diffusion_)?pytorch_model|adapter_model|consolidated|optimizer|scheduler|scaler|training_args|rng_state"
-    r"|random_states)[^/]*\.bin$"
+#: How the names begin of what is saved as a `.bin`, weights and what is beside them, by those who write them.
+BINS = (
+    "pytorch_model",
+    "diffusion_pytorch_model",
+    "adapter_model",
+    "consolidated",
+    "optimizer",
+    "scheduler",
+    "scaler",
+    "training_args",
+    "rng_state",
+    "random_states",
 )
+WEIGHTS = re.compile(rf"(?i)^(?:{'|'.join(BINS)})[^/]*\.bin$")
 #: Why a name is skipped whose file is audited under another.
 SAME = "is the same file as"
 #: Folders that belong to tools.
 TOOLS = frozenset(["__pycache__", "node_modules"])
+
+#: How far above a file the folder may be whose model it is a part of.
+DEPTH = 3
 
 _MAGIC = re.compile(r"[*?[]")
 
@@ -44,7 +59,40 @@ class _Model(NamedTuple):
 _Found: TypeAlias = str | _Model | Target
 
 
-def expand(texts: Sequence[str], *, allow_empty: bool = False) -> Iterator[str | Target]:
+class Homes:
+    """The model folders around files, each read once. `is_locked` says whether a lock names a path.
+
+    With `as_found` a file is what a walk over its folder makes of it.
+    """
+
+    def __init__(self, *, as_found: bool = False, is_locked: Callable[[str], bool] | None = None) -> None:
+        self.as_found, self.is_locked = as_found, is_locked
+        self._members = cache(_members)
+
+    def around(self, path: str) -> Iterator[_Model]:
+        """Those that it lies in, the nearest first, whether or not it is a part of their models."""
+        above = (str(folder) for folder in islice(PurePath(path).parents, DEPTH))
+        yield from (_Model(folder, own) for folder in above if (own := self._members(folder)))
+
+    def of(self, path: str) -> Iterator[_Model]:
+        """Those whose models it is a part of."""
+        return (one for one in self.around(path) if os.path.relpath(path, one.path).replace(os.sep, "/") in one.members)
+
+    def instead(self, path: str) -> _Found | None:
+        """What stands for a file: the model that the lock has in its place, or that is in several files."""
+        if not os.path.isfile(path) or not (self.as_found or self.is_locked):
+            return None
+        models = [] if self.is_locked and self.is_locked(path) else list(self.of(path))
+        for model in models if self.is_locked else ():
+            indexes = (os.path.join(model.path, way) for way in model.members if _folder.INDEX.search(way))
+            candidates: list[_Found] = [model, *indexes]
+            for one in candidates:
+                if self.is_locked and self.is_locked(_path(one)):
+                    return one
+        return next((model for model in models if len(model.members) > 1), None) if self.as_found else None
+
+
+def expand(texts: Sequence[str], *, allow_empty: bool = False, homes: Homes | None = None) -> Iterator[str | Target]:
     """Each target's text, or a target that failed or was skipped already.
 
     A file that has several names is audited in the model folder that holds it, else under its own name, else under a
@@ -52,7 +100,7 @@ def expand(texts: Sequence[str], *, allow_empty: bool = False) -> Iterator[str |
     """
     found: dict[str, _Found] = {}
     for text in texts:
-        for one in _named(text, Status.SKIPPED if allow_empty else Status.FAILED):
+        for one in _named(text, Status.SKIPPED if allow_empty else Status.FAILED, homes or Homes()):
             found.setdefault(_key(_path(one)), one)
     names = _names(found.values())
     for key, one in found.items():
@@ -88,16 +136,21 @@ def _names(found: Collection[_Found]) -> dict[str, str]:
     return names
 
 
-def _named(text: str, nothing: Status) -> Iterator[_Found]:
+def _named(text: str, nothing: Status, homes: Homes) -> Iterator[_Found]:
     """What is there of what was typed; `nothing` is what a glob that matches no file is."""
     if os.path.isdir(text):
         yield from _folder_of(text)
+    elif (model := homes.instead(text)) is not None:
+        yield model
+    elif homes.as_found and os.path.isfile(text):
+        yield from _file(text)
     elif os.path.lexists(text) or not _MAGIC.search(text) or "(" in text:
         yield text
     else:
         found = sorted(glob.glob(text, recursive=True), key=natural)
         for path in found:
-            yield from _folder_of(path) if os.path.isdir(path) else _file(path)
+            model = homes.instead(path)
+            yield from _folder_of(path) if os.path.isdir(path) else _file(path) if model is None else (model,)
         if not found:
             yield Target(text, nothing, f"{text}: matches no file")
 

@@ -23,6 +23,8 @@ from statecli.target import split
 SCHEMA = "statecli.lock/1"
 #: Bytes of the longest lock file that is read: of a million tensors.
 LONGEST = 1 << 30
+#: What git writes around a conflict; no line of JSON begins so.
+MARKERS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
 
 
 class Algorithm(str, Enum):
@@ -64,13 +66,18 @@ class Lock(msgspec.Struct, frozen=True):
     digest: Algorithm
     targets: tuple[LockedTarget, ...]
 
+    @property
+    def has_no_names(self) -> bool:
+        """Whether it is of one target alone, whichever that is."""
+        return self.targets[0].target is None
+
     def of(self, text: str, folder: str = ".", *, by_name: bool = False) -> LockedTarget | None:
         """What a lock in `folder` has of the target that was typed so; None where that is nothing.
 
         The only one of a lock has no name and is of any target, unless that is looked for `by_name`. A link is also
         what it leads to: a lock of a folder has that file once, under its own name.
         """
-        if len(self.targets) == 1 and self.targets[0].target is None:
+        if self.has_no_names:
             return None if by_name else self.targets[0]
         path, section = split(text)
         real = os.path.realpath(path) + ("" if section is None else f"#{section}")
@@ -112,7 +119,7 @@ def document(path: str, what: str) -> dict[str, object]:
             raw = source.read(0, source.size)
     except UnreadableError as why:
         raise type(why)(f"{path}: {what} {why}") from why
-    if b"\n<<<<<<< " in raw or raw.startswith(b"<<<<<<< "):
+    if raw.startswith(MARKERS) or any(b"\n" + marker in raw for marker in MARKERS):
         raise MalformedError(f"{path}: {what} has conflict markers of a merge: write it again")
     found, repeats = _json.object_of(raw, f"{path}: {what}")
     _json.refuse(repeats, f"{path}: {what}")

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from statecli.inspection import Progress
 
 
+#: What to do about a target that nobody locked.
+NEW = "take it away if it is not meant to be here, else lock again"
+
+
 class Held(msgspec.Struct, frozen=True, gc=False):
     """A line of the lock and the tensor that it is held to; None where that side has none.
 
@@ -56,12 +60,8 @@ class Request(msgspec.Struct, frozen=True):
 def lines(text: str, request: Request) -> LockedTarget:
     """What the target that was typed so is held to. Raises `NothingMatched` where that is nothing."""
     target = request.lock.of(text, request.folder, by_name=request.by_name)
-    if target is None and request.lock.targets[0].target is None:
-        raise NothingMatched(f"{text}: is not in the lock, which is of one target alone: lock again")
     if target is None:
-        names = [str(one.target) for one in request.lock.targets]
-        near = get_close_matches(named(text, request.folder), names, n=1) or names[:1]
-        raise NothingMatched(f"{text}: is not in the lock, which has {near[0]} and {len(names) - 1} more: lock again")
+        raise NothingMatched(f"{text}: is not in the lock, which {_has(text, request)}: {NEW}")
     if not request.frozen_only:
         return target
     kept = tuple(line for line in target.tensors if _is_frozen(line, request.frozen))
@@ -69,6 +69,15 @@ def lines(text: str, request: Request) -> LockedTarget:
         message = "--frozen-only: no tensor of the lock is known to be frozen, and policy.frozen names none of them"
         raise NothingMatched(f"{text}: {message}")
     return replace(target, tensors=kept)
+
+
+def _has(text: str, request: Request) -> str:
+    """What the lock has in the place of a target."""
+    if request.lock.has_no_names:
+        return "is of one target alone"
+    names = [str(one.target) for one in request.lock.targets]
+    near = (get_close_matches(named(text, request.folder), names, n=1) or names)[0]
+    return f"has {near} and {len(names) - 1} more" if len(names) > 1 else f"has {near} alone"
 
 
 def _is_frozen(line: LockedTensor, globs: Sequence[str]) -> bool:

@@ -141,17 +141,33 @@ def test_what_was_locked_and_is_empty_now_is_missing(statecli):
 
 
 def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
-    """Another file of tensors is not in it, which is said of the file; one without any is nothing to hold."""
+    """An optimizer's state is let off and that is said; a model that nobody locked is not. Where nothing is held, 2."""
     for path in ("ck/optimizer.pt", "ck/rng_state.pth", *HOLLOW):
         Path(path).rename(Path(path).name)
     statecli("lock", "ck", "-o", "l.json")
     Path("scheduler.pt").rename("ck/scheduler.pt")
     assert statecli("audit", "ck", "--lock", "l.json").code == 0
     Path("optimizer.pt").rename("ck/optimizer.pt")
+    result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
+    assert result.code == 0
+    off = [one for one in result.json["skipped"] if one["rule"] == "lock-mismatch"]
+    assert {one["target"]: one["reason"] for one in off} == {
+        "ck/optimizer.pt": "holds an optimizer's state, no model",
+        "ck/scheduler.pt": "holds no tensor",
+    }
+    shutil.copy("ck/model.safetensors", "ck/other.safetensors")
     result = statecli("audit", "ck", "--lock", "l.json")
     assert (result.code, result.err) == (
         2,
-        "statecli: ck/optimizer.pt: is not in the lock, which is of one target alone: lock again\n",
+        "statecli: ck/other.safetensors: is not in the lock, which is of one target alone: "
+        "take it away if it is not meant to be here, else lock again\n",
+    )
+    Path("ck/other.safetensors").unlink()
+    Path("ck/model.safetensors").unlink()
+    result = statecli("audit", "ck", "--lock", "l.json")
+    assert (result.code, result.err) == (
+        2,
+        "statecli: the lock: nothing was held to it: ck/optimizer.pt holds an optimizer's state, no model\n",
     )
 
 

@@ -1,0 +1,106 @@
+"""Targets beside the lock that is given: what became of each, and what was locked and is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from statecli import target
+from statecli.auditing import held
+from statecli.auditing.rule import Found
+from statecli.auditing.subject import Subject
+from statecli.locking import holding
+from statecli.modules import spec
+from statecli.places import named, unnamed
+from statecli.report.text import plural
+from statecli.state import ModelState
+
+if TYPE_CHECKING:
+    from statecli.auditing.run import Request
+    from statecli.inspection import Progress
+
+#: The rule that holds targets to a lock.
+RULE = "lock-mismatch"
+#: What to do about a locked file that is not there.
+HELP = "restore it; if it was meant to go, lock again"
+
+
+def of(subject: Subject, request: Request, progress: Progress | None) -> Subject:
+    """The subject with what became of what the lock has of it; a class that only others are held to has nothing locked.
+
+    Raises as `locking.holding.lines` and `held` do.
+    """
+    text, lock = subject.target, request.lock
+    if lock is None or not request.is_locking or (text == request.model and text not in request.targets):
+        return subject
+    if lock.has_no_names and subject.beside in held.NO_MODEL:
+        return dataclasses.replace(subject, unlocked=subject.beside)
+    by_name = subject.beside is not None
+    if not subject.everything.tensors and lock.of(text, request.lock_folder, by_name=by_name) is None:
+        return dataclasses.replace(subject, lock=())
+    asked = _asked(request, by_name)
+    found = holding.held(target.part(subject.everything, text), holding.lines(text, asked), asked, progress)
+    return dataclasses.replace(subject, lock=found)
+
+
+def _asked(request: Request, by_name: bool) -> holding.Request:
+    assert request.lock is not None  # noqa: S101 - whoever asks has one
+    return holding.Request(
+        request.lock,
+        request.frozen_only,
+        request.policy.frozen,
+        request.include,
+        request.exclude,
+        request.kind,
+        request.jobs,
+        request.lock_folder,
+        by_name,
+    )
+
+
+def gone(request: Request, met: Collection[str]) -> Iterator[tuple[str, Found]]:
+    """What the lock has in the folders and globs that were asked for, and was not met there; with what is said of it.
+
+    `met` are the targets that were audited or failed.
+    """
+    if request.lock is None or not request.is_locking or request.lock.has_no_names:
+        return
+    known = {named(text, request.lock_folder) for text in met}
+    for one in request.lock.targets:
+        text = unnamed(str(one.target), request.lock_folder)
+        if one.target not in known and _would_be_found(text, request.targets) and (count := _held(text, request)):
+            message = f"the lock has {plural(count, 'tensor')} of it, and it was not found"
+            yield text, Found(message, help=HELP)
+
+
+def _held(text: str, request: Request) -> int:
+    """How many tensors of a target that is not there would have been held: the filters may leave none."""
+    asked = _asked(request, by_name=True)
+    return len(holding.held(ModelState(text, "", ()), holding.lines(text, asked), asked))
+
+
+def _would_be_found(text: str, asked: Sequence[str]) -> bool:
+    """Whether a walk or a glob would have come to it; no class, and no section of a file that is there."""
+    path, section = target.split(text)
+    if spec.parse(text) is not None or (section is not None and os.path.lexists(path)):
+        return False
+    parts = _parts(path)
+    return any(_covers(_parts(one), parts) for one in asked if os.path.isdir(one) or glob.has_magic(one))
+
+
+def _parts(path: str) -> list[str]:
+    return os.path.abspath(path).strip(os.sep).split(os.sep)
+
+
+def _covers(wanted: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether the path of these parts matches what is wanted, or lies in a folder that does."""
+    if not wanted or wanted == [""]:
+        return True
+    first, rest = wanted[0], wanted[1:]
+    if first == "**":
+        return any(_covers(rest, parts[n:]) for n in range(len(parts) + 1))
+    return bool(parts) and (first == parts[0] or fnmatchcase(parts[0], first)) and _covers(rest, parts[1:])

@@ -1,0 +1,103 @@
+"""What is given and no rule that is left judges by: refused on the line, told of the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from statecli.auditing import judges
+from statecli.auditing.policy import Policy
+from statecli.auditing.subject import a_module, a_reference, something_to_hold_to, the_values
+from statecli.rules import RULES
+
+NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(1, 1)\n"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch, statecli):
+    """A checkpoint, its lock and its class."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(torch.nn.Linear(1, 1).state_dict(), "a.pt")
+    Path("net.py").write_text(NET)
+    assert statecli("lock", "a.pt", "-o", "l.json").code == 0
+
+
+def test_each_key_of_a_policy_has_its_judges():
+    """And each of these is a rule, or all of a subject."""
+    assert set(judges.POLICY) == set(Policy.__struct_encode_fields__)
+    known = {name for rule in RULES for name in (rule.name, rule.about)}
+    assert {one for table in (judges.POLICY, judges.OPTIONS) for some in table.values() for one in some} <= known
+
+
+@pytest.mark.parametrize(
+    ("option", "needs"),
+    [
+        ("against", {something_to_hold_to, a_reference}),
+        ("model", {something_to_hold_to, a_module}),
+        ("values", {the_values}),
+    ],
+    ids=["against", "model", "values"],
+)
+def test_each_rule_that_needs_an_option_judges_by_it(option, needs):
+    """Or it would be refused with the only rule that is to run."""
+    for rule in RULES:
+        if needs & set(rule.needs):
+            assert {rule.name, rule.about} & set(judges.OPTIONS[option]), rule.name
+
+
+GIVEN = [("--lock", "l.json"), ("--against", "a.pt"), ("--model", "net.py:Net"), ("--values",)]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=[one[0] for one in GIVEN])
+@pytest.mark.parametrize("narrowed", ["line", "file"])
+def test_what_is_given_and_judged_by_no_rule_is_refused(statecli, given, narrowed):
+    """Wherever the rules are left out; in one line that names the option."""
+    Path("statecli.toml").write_text('select = "pickles"' if narrowed == "file" else "")
+    result = statecli("audit", "a.pt", *given, *(("--select", "pickles") if narrowed == "line" else ()))
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"statecli: {given[0]}: is judged by ")
+
+
+@pytest.mark.parametrize("rule", ["lock-mismatch", "nan", "missing-entry"])
+def test_one_rule_that_judges_is_enough(statecli, rule):
+    """The others may be left out."""
+    given = {"lock-mismatch": GIVEN[0], "nan": GIVEN[3], "missing-entry": GIVEN[1]}[rule]
+    assert statecli("audit", "a.pt", *given, "--select", rule).code == 0
+
+
+def test_a_lock_without_its_rule_is_refused_though_another_of_the_subject_runs(statecli):
+    """`values-not-locked` holds nothing to it."""
+    assert statecli("audit", "a.pt", *GIVEN[0], "--ignore", "lock-mismatch").code == 2
+
+
+def test_what_is_configured_and_left_out_on_the_line_is_told(statecli):
+    """In the notes of the JSON and on stderr; the exit code is as it was."""
+    Path("statecli.toml").write_text(
+        'lock = "l.json"\nvalues = true\npolicy = { dtype = "float32", reference = "a.pt" }'
+    )
+    assert statecli("audit", "a.pt").code == 0
+    result = statecli("audit", "a.pt", "--select", "pickles", "-f", "json")
+    assert result.code == 0
+    said = [one["message"].partition(": ")[0] for one in result.json["notes"]]
+    assert said == ["lock", "values", "policy.dtype", "policy.reference"]
+    assert [line.split(": ")[1] for line in result.err.splitlines()] == said
+
+
+def test_a_configuration_that_leaves_out_its_own_lock_is_refused(statecli):
+    """It contradicts itself, whatever the line asks for."""
+    Path("statecli.toml").write_text('lock = "l.json"\nignore = "lock"')
+    result = statecli("audit", "a.pt")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith("statecli: statecli.toml: lock: is judged by lock-mismatch")
+
+
+@pytest.mark.parametrize("words", [(), ("--ignore", "pickles", "--select", "pickles")], ids=["file", "line"])
+def test_no_rule_left_is_refused(statecli, words):
+    """Nothing would be judged, and that is never 0."""
+    subjects = sorted({f'"{rule.about}"' for rule in RULES})
+    Path("statecli.toml").write_text("" if words else f"ignore = [{', '.join(subjects)}]")
+    result = statecli("audit", "a.pt", *words)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("statecli: no rule is left: ")

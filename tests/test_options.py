@@ -1,0 +1,60 @@
+"""An empty value, which an unset variable of a script makes, is never taken for one that was not given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """A checkpoint that would pass."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(2)}, "a.pt")
+
+
+TEXTS = {
+    "audit a.pt": "model lock against baseline write-baseline reason config init-device output report select ignore",
+    "lock a.pt": "init-device output",
+    "inspect a.pt": "to model inputs input init-device output report",
+    "diff a.pt a.pt": "device init-device output report",
+    "verify net.py:Net": "device dtype optimizer inputs input init-device output report",
+    "rules": "output",
+    "config": "config output",
+}
+CASES = [(line, option) for line, options in TEXTS.items() for option in options.split()]
+
+
+@pytest.mark.parametrize(("line", "option"), CASES)
+@pytest.mark.parametrize("form", ["--{}=", "--{}"])
+def test_an_empty_value_is_refused(statecli, line, option, form):
+    """By each parser, in one line that names the option; nothing is written."""
+    word = form.format(option)
+    result = statecli(*line.split(), *((word,) if word.endswith("=") else (word, "")))
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"statecli: --{option}: is empty; name something, or leave it out\n"
+
+
+@pytest.mark.parametrize("line", ["audit", "lock", "inspect", "verify", "diff a.pt", "audit a.pt"])
+def test_an_empty_target_is_refused(statecli, line):
+    """`: cannot be opened` names nothing."""
+    result = statecli(*line.split(), "")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "statecli: a target: is empty; name something, or leave it out\n"
+
+
+@pytest.mark.parametrize("key", ["lock", "baseline", "reference"])
+def test_an_empty_path_in_a_configuration_is_refused(statecli, key):
+    """No folder, which its own folder and nothing behind it would be."""
+    Path("statecli.toml").write_text('policy.reference = ""' if key == "reference" else f'{key} = ""')
+    result = statecli("audit", "a.pt")
+    assert (result.code, result.out) == (2, "")
+    assert f"{key}: is empty; name a file, or leave it out" in result.err
+
+
+def test_the_empty_name_of_a_tensor_can_be_asked_for(statecli):
+    """It is a name as others are, which a glob of no letters means."""
+    torch.save({"": torch.ones(2), "w": torch.ones(2)}, "a.pt")
+    assert [one["fqn"] for one in statecli("inspect", "a.pt", "-i", "", "-f", "json").json["tensors"]] == [""]
