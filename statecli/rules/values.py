@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,13 @@ DENORMAL_SHARE = 0.01
 #: And their number. Each costs about 34 ns for each row of the input there: fewer take less than 0.15 ms, whatever the
 #: share, and any small tensor that training has left at rest has some.
 DENORMALS = 4096
-#: Bytes below which a tensor that is saved twice is not worth a word.
+#: Bytes below which it is not worth a word that a tensor is saved twice, or has one value.
 SMALL = 1 << 10
+#: Weights that begin at zero or at one value, or alike in each layer: adapters, tables of positions, A of Mamba.
+_BEGINS_SO = re.compile(
+    r"(?:^|\.)(?:lora_(?:B|E|up|embedding_A)|hada_w2_a|lokr_w1|oft_[rR]|boft_R|ia3_l|A_log|final_logits_bias|cls_token"
+    r"|pos(?:ition)?_embed\w*|rel_pos_[hw]|relative_position_bias_table|(?:zero_conv|controlnet_)\w*)(?:\.|$)"
+)
 #: Floating-point types -> the size from which on a value rounds to no finite one, half a step above the largest; and
 #: whether that size itself still rounds down: of two neighbours a tie goes to the even one. The float8 types without
 #: infinity round to NaN, float8_e4m3fn in newer versions of torch to the largest number that it has.
@@ -80,8 +86,10 @@ def nan(subject: Subject) -> Iterator[Found]:
     for tensor, facts in _each(subject):
         if facts.nan:
             severity = Severity.NOTE if tensor.kind is Kind.OTHER else None
-            said = _share(facts.nan, facts, "NaN")
-            yield _found(subject, tensor, said, "go back to a checkpoint without them", severity)
+            yield _found(subject, tensor, _share(facts.nan, facts, "NaN"), _HELP[severity], severity)
+
+
+_HELP = {Severity.NOTE: "nothing, where it is meant", None: "go back to a checkpoint without them"}
 
 
 @rule(Severity.ERROR, the_values)
@@ -90,17 +98,19 @@ def inf(subject: Subject) -> Iterator[Found]:
 
     Why: infinity times zero and infinity less infinity are NaN, so that outputs become NaN as well. In a weight or an
     optimizer's state it is an overflow. A buffer may mean it: a mask of zeros and -inf, or a smallest value so far that
-    begins at infinity, are notes; any other infinity in a buffer a warning. What is neither a model's nor an
-    optimizer's is a note too.
+    begins at infinity, are notes; any other infinity in a buffer a warning. In what is neither a model's nor
+    an optimizer's it is a note too, and one number there, such as a best score that begins at infinity, is not told.
 
     Example: `fc.weight` cast to float16 with a value of 70,000: 1 of 4,096 values is infinite.
 
     Fix: go back to a checkpoint without them, or cast to a type with the range of float32, as bfloat16 is.
     """
     for tensor, facts in _each(subject):
-        if facts.inf:
-            said = _share(facts.inf, facts, "infinite")
-            yield _found(subject, tensor, said, "go back to a checkpoint without them", _how_infinite(tensor, facts))
+        is_score = tensor.kind is Kind.OTHER and facts.elements == 1
+        if facts.inf and not is_score:
+            severity = _how_infinite(tensor, facts)
+            help = _HELP.get(severity, _HELP[None])
+            yield _found(subject, tensor, _share(facts.inf, facts, "infinite"), help, severity)
 
 
 def _how_infinite(tensor: TensorInfo, facts: Facts) -> Severity:
@@ -115,11 +125,12 @@ def _how_infinite(tensor: TensorInfo, facts: Facts) -> Severity:
 
 @rule(Severity.NOTE, the_values)
 def all_zero(subject: Subject) -> Iterator[Found]:
-    """A weight of two dimensions or more is zero throughout.
+    """Weights of two dimensions or more are zero throughout.
 
-    Why: it may be meant (a residual branch or a LoRA's B begins at zero), and it may be a weight that was never
-    written: a sharded save that gathered nothing, a file with holes. Biases, norms, counters and buffers are zero in
-    many a good checkpoint and are not told. Where all weights are zero it is a warning.
+    Why: it may be meant, as of a residual branch that begins at zero, and they may be weights that were never written:
+    a sharded save that gathered nothing, a file with holes. Biases, norms, counters, buffers and what is smaller than
+    1 kB are zero in many a good checkpoint and are not told, nor are weights that are known to begin so: B of a LoRA,
+    tables of positions. Where all weights are zero it is a warning.
 
     Example: `layers.3.mlp.weight` of a checkpoint whose third shard was gathered on the wrong rank.
 
@@ -127,10 +138,10 @@ def all_zero(subject: Subject) -> Iterator[Found]:
     """
     weights = [(tensor, facts) for tensor, facts in _each(subject) if _is_weight(tensor) and not facts.reason]
     zero = [(tensor, facts) for tensor, facts in weights if facts.zeros == facts.elements]
-    severity = Severity.WARNING if len(zero) == len(weights) > 1 else Severity.NOTE
-    for tensor, facts in zero:
-        said = _all(facts, "zero")
-        yield _found(subject, tensor, said, "where that is not meant, save it again", severity)
+    is_all = len(zero) == len(weights) > 1
+    told = [(tensor, _all(facts, "zero")) for tensor, facts in zero if is_all or tensor.nbytes >= SMALL]
+    help = "see that the weights were loaded, and gathered, before they were saved"
+    yield from _together(subject, told, "all zero", help, Severity.WARNING if is_all else None)
 
 
 @rule(Severity.NOTE, the_values)
@@ -138,21 +149,40 @@ def constant(subject: Subject) -> Iterator[Found]:
     """All values of a weight of two dimensions or more are one and the same, and not zero.
 
     Why: rows that are equal compute the same and learn the same. A weight begins so where an initialization was left
-    out or a placeholder was saved. Norms, biases and counters, of one dimension, are constant in many a good one.
+    out or a placeholder was saved. Norms, biases and counters, of one dimension, are constant in many a good one, and
+    so are scales of channels, with one dimension that is not 1, and what is smaller than 1 kB.
 
     Example: `head.weight`, made with `torch.full` for a test, in a checkpoint that goes to production.
 
-    Fix: initialize the weight at random; where it is meant (a scale of each channel), nothing.
+    Fix: initialize the weight at random; where it is meant (a mask of ones), nothing.
     """
+    told = []
     for tensor, facts in _each(subject):
-        is_one = facts.only is not None and facts.low == facts.high and facts.elements > 1
-        if _is_weight(tensor) and is_one and facts.low:
-            said = _all(facts, f"{facts.low:.6g}")
-            yield _found(subject, tensor, said, "where that is not meant, initialize and train it")
+        is_one = facts.only is not None and facts.low == facts.high
+        if is_one and facts.low and tensor.nbytes >= SMALL and _is_weight(tensor):
+            told.append((tensor, _all(facts, f"{facts.low:.6g}")))
+    yield from _together(subject, told, "of one value each", "where that is not meant, initialize and train it")
 
 
 def _is_weight(tensor: TensorInfo) -> bool:
-    return tensor.kind is Kind.PARAMETER and len(tensor.shape or ()) > 1
+    """Whether it is a matrix or more, and none of those that begin with one value."""
+    is_matrix = sum(size > 1 for size in tensor.shape or ()) > 1
+    return tensor.kind is Kind.PARAMETER and is_matrix and not _BEGINS_SO.search(tensor.fqn)
+
+
+def _together(
+    subject: Subject, told: list[tuple[TensorInfo, str]], what: str, help: str, severity: Severity | None = None
+) -> Iterator[Found]:
+    """One finding a section: what is said of its only tensor, or how many there are and the first of them."""
+    sections: dict[str, list[tuple[TensorInfo, str]]] = {}
+    for tensor, said in told:
+        sections.setdefault(tensor.section, []).append((tensor, said))
+    for section, pairs in sections.items():
+        if len(pairs) == 1:
+            yield _found(subject, *pairs[0], help, severity)
+            continue
+        called = names(tuple(subject.called(tensor) for tensor, _ in pairs))
+        yield Found(f"{section}: {len(pairs):,} tensors are {what}: {called}", None, section, help, severity)
 
 
 @rule(Severity.WARNING, the_values)
@@ -215,25 +245,41 @@ def overflows(value: float, dtype: str) -> bool:
 
 @rule(Severity.NOTE, the_values)
 def duplicate_values(subject: Subject) -> Iterator[Found]:
-    """Two tensors that are not tied have the same bytes, shape and dtype.
+    """Tensors that are not tied have the same bytes, shape and dtype.
 
     Why: they are saved twice and, when they were tied in the model, are trained apart from now on. It may be meant:
-    copies of a layer begin equal, and tables that each layer has are the same. Constants and what is smaller than 1 kB
-    are not told, nor are tensors of two sections, such as a model and its average.
+    copies of a layer begin equal. Constants, buffers, what is smaller than 1 kB and what is computed alike for each
+    layer (`A_log` of Mamba) are not told, nor are tensors of two sections, such as a model and its average.
 
     Example: `lm_head.weight` and `embed.weight`, tied in the model, cloned before they were saved.
 
-    Fix: tie them in the model, or save the one and tie when loading; make tables non-persistent buffers.
+    Fix: tie them in the model, or save the one and tie when loading.
     """
     groups: dict[object, list[TensorInfo]] = {}
     for tensor, facts in _each(subject):
-        if facts.digest and facts.only is None and tensor.nbytes >= SMALL:
+        is_told = tensor.kind is not Kind.BUFFER and tensor.nbytes >= SMALL and not _BEGINS_SO.search(tensor.fqn)
+        if is_told and facts.digest and facts.only is None:
             groups.setdefault((tensor.section, tensor.dtype, tensor.shape, facts.digest), []).append(tensor)
-    for first, *others in groups.values():
-        if others:
-            called = names(tuple(subject.called(tensor) for tensor in others))
-            said = f"has the same values as {called}: {size_text(first.nbytes * len(others))} more than once"
-            yield _found(subject, first, said, "tie them, or keep one of them")
+    sections: dict[str, list[list[TensorInfo]]] = {}
+    for group in groups.values():
+        if len(group) > 1:
+            sections.setdefault(group[0].section, []).append(group)
+    for section, same in sections.items():
+        yield _same(subject, section, same)
+
+
+def _same(subject: Subject, section: str, groups: list[list[TensorInfo]]) -> Found:
+    """The one group of a section by its names, or how many there are and the first of them."""
+    first, *others = groups[0]
+    size = sum(group[0].nbytes * (len(group) - 1) for group in groups)
+    again, help = f"{size_text(size)} more than once", "tie them, or keep one of them"
+    if len(groups) == 1:
+        called = names(tuple(map(subject.called, others)))
+        said = f"has the same values as {called}: {again}"
+        return _found(subject, first, said, help)
+    pairs = tuple(f"{subject.called(group[1])} those of {subject.called(group[0])}" for group in groups)
+    said = f"{sum(map(len, groups)) - len(groups):,} tensors have the values of others, {again}: {names(pairs)}"
+    return Found(f"{section}: {said}", None, section, help)
 
 
 @rule(Severity.WARNING, the_values)

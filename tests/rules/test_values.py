@@ -98,22 +98,31 @@ def test_nan_finds_an_optimizer_that_is_about_to_spread_it(told):
     assert finding.severity is Severity.ERROR
 
 
-@pytest.mark.parametrize("rule", ["nan", "inf"])
-@pytest.mark.parametrize("values", [[], [1.0]], ids=["a number", "a list"])
+@pytest.mark.parametrize(("rule", "values"), [("nan", []), ("nan", [1.0]), ("inf", [1.0])])
 def test_nan_and_inf_are_a_note_in_what_is_no_models(told, weight, rule, values):
-    """A best metric that is not known yet, a history of losses: the weights beside it are as good as ever."""
+    """A metric that is not known, a history of losses: the weights beside it are as good as ever, nothing is lost."""
     bad = torch.tensor([float(rule), *values]) if values else torch.tensor(float(rule))
     (finding,) = told(rule, {"state_dict": {"w": weight}, "best_metric": bad})
     assert (finding.fqn, finding.severity) == ("best_metric", Severity.NOTE)
     assert finding.message.startswith("best_metric: ")
+    assert finding.help == "nothing, where it is meant"
 
 
 @pytest.mark.parametrize("rule", ["nan", "inf"])
 def test_nan_and_inf_are_an_error_in_a_weight_beside_it(told, weight, rule):
     """The one note does not make a note of the other."""
     weight[0, 0] = float(rule)
-    found = told(rule, {"state_dict": {"w": weight}, "best_metric": torch.tensor(float(rule))})
+    found = told(rule, {"state_dict": {"w": weight}, "best_metric": torch.tensor([float(rule), 1.0])})
     assert sorted((one.fqn, one.severity.value) for one in found) == [("best_metric", "note"), ("w", "error")]
+
+
+@pytest.mark.parametrize("best", [math.inf, -math.inf])
+def test_inf_spares_a_best_score_that_has_none_yet(told, weight, best):
+    """Lightning's `kth_value` is infinite in every first save; a parameter of one number is none."""
+    callbacks = {"ModelCheckpoint{'monitor': 'loss'}": {"kth_value": torch.tensor(best), "mode": "min"}}
+    assert not told("inf", {"state_dict": {"w": weight}, "callbacks": callbacks})
+    state = {"w": weight, "scale": torch.tensor([best])}
+    assert [one.severity for one in told("inf", {"state_dict": state, "callbacks": callbacks})] == [Severity.ERROR]
 
 
 def test_nan_finds_what_is_tied_once(told, weight):
@@ -186,14 +195,24 @@ def test_inf_spares_nan_and_the_largest_numbers(told):
 
 def test_all_zero_finds_a_weight_that_was_never_written(told, weight):
     """A note, for a residual branch may begin so."""
-    (finding,) = told("all-zero", {"a": weight, "b": torch.zeros(4, 5)})
-    assert (finding.fqn, finding.severity, finding.message) == ("b", Severity.NOTE, "b: all of its 20 values are zero")
+    (finding,) = told("all-zero", {"a": weight, "b": torch.zeros(16, 16)})
+    assert (finding.fqn, finding.severity, finding.message) == ("b", Severity.NOTE, "b: all of its 256 values are zero")
+
+
+def test_all_zero_finds_several_in_one_finding_a_section(told, weight):
+    """How many, and the first by name; the only one of another section by itself."""
+    state = {"model": {"w": weight, **{f"l{n}.w": torch.zeros(16, 16) for n in range(4)}}}
+    many, one = told("all-zero", {**state, "ema": {"w": weight, "l0.w": torch.zeros(16, 16)}})
+    assert many.message == "model: 4 tensors are all zero: model.l0.w, model.l1.w and 2 more"
+    assert (many.fqn, many.section, one.fqn) == (None, "model", "l0.w")
+    assert one.message == "ema.l0.w: all of its 256 values are zero"
 
 
 def test_all_zero_finds_a_checkpoint_without_any_value(told):
     """All weights zero is no initialization: a warning."""
     state = {"a": torch.zeros(4, 5), "b": torch.zeros(4, 5, dtype=torch.bfloat16)}
-    assert [one.severity for one in told("all-zero", state)] == [Severity.WARNING] * 2
+    (finding,) = told("all-zero", state)
+    assert (finding.severity, finding.message) == (Severity.WARNING, "model: 2 tensors are all zero: a, b")
 
 
 def test_all_zero_spares_biases_counters_and_one_value_that_is_not(told, weight):
@@ -201,21 +220,48 @@ def test_all_zero_spares_biases_counters_and_one_value_that_is_not(told, weight)
     nearly = torch.zeros(100, 100)
     nearly[-1, -1] = 1e-30
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.LayerNorm(3)).state_dict()
-    assert not told("all-zero", net | {"0.bias": torch.zeros(3), "nearly": nearly})
+    assert not told("all-zero", net | {"0.bias": torch.zeros(3), "nearly": nearly, "small": torch.zeros(15, 17)})
+
+
+BEGIN_AT_ZERO = [
+    *("h.0.lora_B.weight", "h.0.lora_B.default.weight", "wte.lora_embedding_A.default", "te_text.lora_up.weight"),
+    *("pos_embed", "backbone.pos_embed", "encoder.position_embeddings", "blocks.0.attn.rel_pos_h"),
+    *("layers.0.attn.relative_position_bias_table", "controlnet_down_blocks.0.weight", "final_logits_bias"),
+]
+
+
+@pytest.mark.parametrize("name", BEGIN_AT_ZERO)
+def test_all_zero_spares_weights_that_begin_at_zero(told, weight, name):
+    """Adapters and tables of positions by their names, whatever their shapes; what only sounds alike is told."""
+    assert not told("all-zero", {"w": weight, name: torch.zeros(64, 64)})
+    assert told("all-zero", {"w": weight, f"x{name.replace('.', '_')}": torch.zeros(64, 64)})
+
+
+def test_zeros_and_constants_spare_what_has_one_dimension_but_for_ones(told, weight):
+    """Mean and std of an image's channels, a token, a scale of each output."""
+    state = {"mean": torch.zeros(1, 512, 1, 1), "token": torch.zeros(1, 1, 512), "scale": torch.ones(512, 1)}
+    assert not told("all-zero", {"w": weight, **state})
+    assert not told("constant", {"w": weight, **state})
 
 
 def test_constant_finds_a_placeholder(told, weight):
     """Its value is named."""
-    (finding,) = told("constant", {"a": weight, "b": torch.full((4, 5), 0.5)})
-    assert (finding.fqn, finding.message) == ("b", "b: all of its 20 values are 0.5")
+    (finding,) = told("constant", {"a": weight, "b": torch.full((16, 16), 0.5)})
+    assert (finding.fqn, finding.message) == ("b", "b: all of its 256 values are 0.5")
+
+
+def test_constant_finds_several_in_one_finding(told, weight):
+    """How many, and the first by name."""
+    (finding,) = told("constant", {"w": weight, **{name: torch.ones(16, 16) for name in "abc"}})
+    assert (finding.fqn, finding.message) == (None, "model: 3 tensors are of one value each: a, b and 1 more")
 
 
 def test_constant_spares_norms_and_zeros_and_one_value_that_is_not(told):
     """Ones of a norm are ordinary, zeros have a rule of their own, and the last of many values is looked at."""
     nearly = torch.ones(300, 300)
     nearly[-1, -1] = 2
-    state = torch.nn.LayerNorm(3).state_dict()
-    assert not told("constant", state | {"zero": torch.zeros(4, 5), "nearly": nearly, "one": torch.ones(1, 1)})
+    state = torch.nn.LayerNorm(300).state_dict() | {"small": torch.ones(15, 17)}
+    assert not told("constant", state | {"zero": torch.zeros(40, 50), "nearly": nearly, "one": torch.ones(1, 1)})
 
 
 # --- denormals -------------------------------------------------------------------------------------------------------
@@ -343,7 +389,7 @@ def test_overflows_dtype_needs_a_dtype(tmp_path, weight):
 # --- saved twice -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
 def test_duplicate_values_finds_a_clone(told, weight, dtype):
     """Two names, two storages, one content; the bytes that are saved once too often."""
     table = (weight * 100).to(dtype).repeat(2, 2)
@@ -356,6 +402,14 @@ def test_duplicate_values_finds_three_in_one_finding(told, weight):
     """A group is one finding."""
     (finding,) = told("duplicate-values", {name: weight.clone() for name in "abc"})
     assert "b, c: 3.2 kB more than once" in finding.message
+
+
+def test_duplicate_values_finds_several_groups_in_one_finding(told, weight):
+    """What more there is in bytes, and the first groups by name."""
+    state = {name: weight + n for n, names in enumerate(["abc", "de", "fg"]) for name in names}
+    (finding,) = told("duplicate-values", state)
+    said = "4 tensors have the values of others, 6.4 kB more than once: b those of a, e those of d and 1 more"
+    assert (finding.fqn, finding.message) == (None, f"model: {said}")
 
 
 def test_duplicate_values_finds_a_copy_that_lies_in_another_order(told, weight):
@@ -377,6 +431,16 @@ def test_duplicate_values_spares_ties_constants_sections_and_one_bit(told, weigh
     assert not told("duplicate-values", state)
     assert not told("duplicate-values", {"model": {"a": weight}, "ema": {"a": weight.clone()}})
     assert not told("duplicate-values", {"a": weight, "b": weight.clone().view(10, 40)})
+
+
+def test_duplicate_values_spares_what_each_layer_has_alike(told, weight):
+    """A of Mamba is computed of its shape; buffers are tables that a layer makes for itself."""
+    layers = [torch.nn.BatchNorm1d(512) for _ in range(2)]
+    for layer in layers:
+        layer.running_var.copy_(torch.arange(512))
+    state = torch.nn.Sequential(*layers).state_dict()
+    state |= {f"layers.{n}.mixer.A_log": weight.clone() for n in range(2)}
+    assert not told("duplicate-values", state)
 
 
 # --- what was not read -----------------------------------------------------------------------------------------------
