@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecli import modules, target
+from statecli import formats, modules, target
 from statecli.comparison.pairing import paired_sections
 from statecli.comparison.result import Diff
 from statecli.comparison.run import SETTINGS, VALUES_UNTOLD, Request, of_states
-from statecli.errors import UnreadableError, UsageError
+from statecli.errors import StateError, UnreadableError, UsageError
 from statecli.formats import _folder
 from statecli.kinds import MODEL_KINDS
 from statecli.stamps import Stamp, stamps
@@ -41,10 +41,33 @@ def read(text: str, init_device: str) -> Side:
     """The class or the checkpoint that is named. Raises StateError."""
     spec = target.spec_of(text)
     if spec is None:
+        text = _only_model(text) if os.path.isdir(text) else text
         seen = stamps([target.split(text)[0]])
         return Side(text, target.checkpoint(text), None, seen)
     built = target.model(spec, init_device=init_device, values=False)
     return Side(text, modules.read(built, text), built)
+
+
+def _only_model(folder: str) -> str:
+    """The file of a folder that has no index and is the only one with a model in it; else the folder itself.
+
+    DeepSpeed keeps its optimizer's partitions beside the model.
+    """
+    try:
+        formats.members(folder)
+    except UnreadableError as error:
+        # One whose index or shards contradict each other is that, whatever its files are.
+        paths = [] if error.rule else [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+        found = [path for path in paths if os.path.isfile(path) and _holds_model(path)]
+        return found[0] if len(found) == 1 else folder
+    return folder
+
+
+def _holds_model(path: str) -> bool:
+    try:
+        return why_not(target.whole(path), beside=False) is None
+    except StateError:
+        return False
 
 
 def to_class(side: Side, model: Side) -> Diff:
