@@ -336,10 +336,12 @@ def git_textconv(
 
 @git_app.command("difftool")
 def git_difftool(
-    before: Annotated[str, typer.Argument(metavar="LOCAL")], after: Annotated[str, typer.Argument(metavar="REMOTE")]
+    before: Annotated[str, typer.Argument(metavar="LOCAL")],
+    after: Annotated[str, typer.Argument(metavar="REMOTE")],
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="What it is called in the repository.")] = "",
 ) -> None:
     """What git difftool -t statecli shows. Always ends 0."""
-    cli.leave(lambda: cli.git_difftool(before, after), debug=False)
+    cli.leave(lambda: cli.git_difftool(before, after, name), debug=False)
 
 
 @app.command()

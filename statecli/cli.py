@@ -71,8 +71,11 @@ def inspect(options: InspectOptions) -> int:
     return _complained(found.broken, "read", code)
 
 
-def diff(options: DiffOptions) -> int:
-    """`statecli diff`; the exit code. What could be compared is shown, whatever could not."""
+def diff(options: DiffOptions, name: str | None = None) -> int:
+    """`statecli diff`; the exit code. What could be compared is shown, whatever could not.
+
+    `name` is what both sides are called, in place of where they lie.
+    """
     # An inspection does without them, and starts the sooner.
     from statecli import asked
     from statecli.comparison.run import compare
@@ -86,6 +89,9 @@ def diff(options: DiffOptions) -> int:
     with console.progress(enabled=values and not options.no_progress, color=options.color.value) as progress:
         found = compare(asked.request(options), progress)
     _refuse_overwriting(written, found.before, found.after)
+    if name is not None:
+        sides = replace(found.before, target=f"a/{name}"), replace(found.after, target=f"b/{name}")
+        found = replace(found, before=sides[0], after=sides[1])
     view = asked.view(options)
     report = diffing.of_diff(found, view)
     if view.names is not None:
@@ -244,17 +250,22 @@ def git_textconv(path: str) -> int:
     return 0
 
 
-def git_difftool(before: str, after: str) -> int:
+def git_difftool(before: str, after: str, name: str = "") -> int:
     """`statecli git difftool`; always 0, or git asks whether to go on."""
     from statecli import git
 
+    # Asked for each time: a comparison keeps standard output for the results.
     try:
-        said = git.difftool(before, after, lambda one, other: diff(DiffOptions(before=one, after=other)))
+        for line in git.difftool(before, after, _differ, name):
+            console.out().text(f"{line}\n")
     except StateError as error:
-        said = str(error)
-    if said is not None:
-        console.out().text(f"{said}\n")
+        console.out().text(f"{error}\n")
     return 0
+
+
+def _differ(before: str, after: str, name: str) -> int:
+    """The difference of two files that git keeps, under the name that both have in the repository."""
+    return diff(DiffOptions(before=before, after=after), name)
 
 
 def rules(name: str | None, output_format: Output, output: str | None, color: str) -> int:

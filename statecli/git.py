@@ -14,9 +14,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from fnmatch import fnmatchcase
 
-from statecli import __version__, target
+from statecli import __version__, outputs, target
+from statecli.auditing.targets import BINS
 from statecli.errors import MissingDependency, StateError, UsageError
 from statecli.formats._source import Source
 from statecli.inspection import numpy_needed
@@ -29,7 +31,7 @@ MADE_BY = f"{__version__}-blake3"
 #: Where git keeps what the driver made.
 _CACHE = "refs/notes/textconv/statecli"
 #: What `.gitattributes` gives to the driver.
-PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", "pytorch_model*.bin", "*.pt2")
+PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", *(f"{name}*.bin" for name in BINS), "*.pt2")
 #: A git-lfs pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md: at most 1,024 bytes.
 _LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v\d+\n(?:.*\n)*?oid (sha256:[0-9a-f]{64})\nsize (\d+)\n")
 #: What a DVC pointer knows its data by, https://dvc.org/doc/user-guide/project-structure/dvc-files.
@@ -40,7 +42,8 @@ _POINTER = 4096
 def setup(*, everywhere: bool = False) -> list[str]:
     """Write the driver into the repository of the current folder, or for the user `everywhere`; gives what was done.
 
-    What is there already stays. Raises UsageError where git is missing, or this is no repository.
+    What is there already stays, and what is to hold stands last, as git goes by it; what overrides that is told.
+    Raises UsageError where git is missing, or this is no repository.
     """
     scope = "--global" if everywhere else "--local"
     top = _git("rev-parse", "--show-toplevel") if not everywhere else ""
@@ -50,21 +53,32 @@ def setup(*, everywhere: bool = False) -> list[str]:
         # The cache is written as a commit: without an identity git diff would end in "Author identity unknown".
         ("diff.statecli.cachetextconv", "true" if _has_identity() else "false"),
         ("diff.statecli.binary", "true"),
-        ("difftool.statecli.cmd", f'{command} git difftool "$LOCAL" "$REMOTE"'),
+        ("difftool.statecli.cmd", f'{command} git difftool "$LOCAL" "$REMOTE" "$MERGED"'),
         ("difftool.statecli.trustExitCode", "false"),
     ):
         _git("config", scope, key, value)
     path = _attributes_everywhere() if everywhere else os.path.join(top, ".gitattributes")
-    added = _attributes(path)
+    overridden = {} if everywhere else _overridden(top)
+    added = _attributes(path, overridden)
     where = "your git configuration" if everywhere else ".git/config"
     lines = [f"diff driver and difftool: {where}"]
     lines.append(f"{_shown(path)}: {', '.join(added) if added else 'nothing to add'}")
+    above = "overrides it in .git/info/attributes, or in a folder's own .gitattributes"
+    still = {} if everywhere else _overridden(top)
+    lines += [f"{pattern}: diff={value} {above}: git diff does not show it" for pattern, value in still.items()]
     return [*lines, "git diff shows tensors now; git difftool -t statecli shows values"]
 
 
-def _git(*words: str) -> str:
+def _git(*words: str, given: str = "") -> str:
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)  # noqa: S603, S607 - git itself
+        done = subprocess.run(  # noqa: S603 - git itself
+            ["git", *words],  # noqa: S607
+            input=given,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            check=False,
+        )
     except FileNotFoundError as error:
         raise UsageError("git is not installed, or not on PATH") from error
     if done.returncode:
@@ -100,19 +114,38 @@ def _attributes_everywhere() -> str:
     return path
 
 
-def _attributes(path: str) -> list[str]:
-    """Add what is missing; the patterns that were."""
+def _overridden(top: str) -> dict[str, str]:
+    """The patterns of which git gives a file to something else than the driver, and to what.
+
+    Asked of the files that git knows, and of a name that each pattern would match.
+    """
+    names = _git("-C", top, "ls-files", "-z", "--", *PATTERNS).split("\0")
+    names = [*(pattern.replace("*", "x") for pattern in PATTERNS), *filter(None, names)]
+    cells = _git("-C", top, "check-attr", "--stdin", "-z", "diff", given="\0".join(names) + "\0").split("\0")
+    found: dict[str, str] = {}
+    for name, value in zip(cells[::3], cells[2::3], strict=False):
+        if value != "statecli":
+            found |= {pattern: value for pattern in PATTERNS if fnmatchcase(os.path.basename(name), pattern)}
+    return found
+
+
+def _attributes(path: str, overridden: Collection[str]) -> list[str]:
+    """Add what is missing, and at the end what the file has and something after it overrides; the patterns of both."""
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines(keepends=True)
     except FileNotFoundError:
-        text = ""
-    known = {words[0] for line in text.splitlines() if (words := line.split()) and "diff=statecli" in words[1:]}
-    added = [pattern for pattern in PATTERNS if pattern not in known]
-    if added:
-        start = text if not text or text.endswith("\n") else f"{text}\n"
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(start + "".join(f"{pattern} diff=statecli\n" for pattern in added))
+        lines = []
+    known = {words[0] for line in lines if (words := line.split()) and "diff=statecli" in words[1:]}
+    added = [pattern for pattern in PATTERNS if pattern not in known or pattern in overridden]
+    ours = {f"{pattern} diff=statecli": pattern for pattern in added}
+    text = "".join(line for line in lines if line.strip() not in ours)
+    text += "" if not text or text.endswith("\n") else "\n"
+    text += "".join(f"{line}\n" for line in ours)
+    if text == "".join(lines):
+        return []
+    with outputs.replacing(path) as made:
+        made.write(text.encode("utf-8", "surrogateescape"))
     return added
 
 
@@ -184,18 +217,47 @@ def pointed(path: str) -> str | None:
     return None
 
 
-def difftool(before: str, after: str, compare: Callable[[str, str], int]) -> str | None:
-    """Show how two checkpoints differ with `compare`; of two pointers whether they stand for the same, in one line.
+def difftool(before: str, after: str, compare: Callable[[str, str, str], int], name: str = "") -> Iterator[str]:
+    """How two checkpoints differ, by `compare`; of two pointers whether they stand for the same, in one line.
 
-    git gives the null device for the side that has no file: what the other holds is listed.
+    git gives the null device for the side that has no file: what the other holds is listed. `name` is what the file is
+    called in the repository. Two folders (`git difftool -d`) are compared file by file.
     """
+    if os.path.isdir(before) and os.path.isdir(after):
+        yield from _folders(before, after, compare)
+        return
+    name = name or _shown(after if before == os.devnull else before)
     pointers = pointed(before), pointed(after)
     if os.devnull in (before, after):
         path, done = (after, "added") if before == os.devnull else (before, "deleted")
-        return "\n".join([f"{done}: {_shown(path)}", *textconv(path)])
-    if pointers == (None, None):
-        compare(before, after)
-        return None
-    if pointers[0] == pointers[1]:
-        return f"both are one {pointers[0]}"
-    return f"{pointers[0] or 'a checkpoint'}\n{pointers[1] or 'a checkpoint'}"
+        yield f"{done}: {visible(name)}"
+        yield from textconv(path)
+    elif pointers == (None, None):
+        yield f"changed: {visible(name)}"
+        compare(before, after, name)
+    elif pointers[0] == pointers[1]:
+        yield f"both are one {pointers[0]}"
+    else:
+        yield from (one or "a checkpoint" for one in pointers)
+
+
+def _folders(before: str, after: str, compare: Callable[[str, str, str], int]) -> Iterator[str]:
+    """Each file that is called like a checkpoint, with that of the same name in the other folder; the rest is named."""
+    others = []
+    for name in sorted({*_files(before), *_files(after)}):
+        if not any(fnmatchcase(os.path.basename(name), pattern) for pattern in PATTERNS):
+            others.append(name)
+            continue
+        sides = (os.path.join(folder, name) for folder in (before, after))
+        one, other = (path if os.path.exists(path) else os.devnull for path in sides)
+        try:
+            yield from difftool(one, other, compare, name)
+        except StateError as error:
+            yield visible(str(error))
+    if others:
+        yield f"not compared, for they are not called like checkpoints: {', '.join(map(visible, others))}"
+
+
+def _files(folder: str) -> Iterator[str]:
+    for path, _, names in os.walk(folder):
+        yield from (os.path.relpath(os.path.join(path, name), folder) for name in names)

@@ -176,7 +176,8 @@ def _put(made: str, path: str, known: os.stat_result | None) -> None:
             os.chmod(made, stat.S_IMODE(known.st_mode))
     if known is None or known.st_nlink == 1:
         try:
-            return os.replace(made, path)
+            os.replace(made, path)
+            return
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
@@ -189,9 +190,8 @@ def descriptor(path: str) -> int | None:
     """Which of the process's open files a path is, as `/dev/stdout` and `/dev/fd/63` are; None for any other."""
     for _ in range(40):  # links may go round in a circle
         folder, name = os.path.split(path)
-        if name.isdecimal() and os.path.exists("/dev/fd") and os.path.isdir(folder):
-            if os.path.samefile(folder, "/dev/fd"):
-                return int(name)
+        if name.isdecimal() and os.path.realpath(folder) == os.path.realpath("/dev/fd"):
+            return int(name)
         if not os.path.islink(path):
             return None
         path = os.path.join(folder, os.readlink(path))

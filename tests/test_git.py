@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import git
+from statecli.auditing import targets
 from statecli.errors import UsageError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -209,3 +210,73 @@ def test_without_a_subcommand_it_says_which_there_are(statecli):
     assert result.code == 2
     assert result.err.startswith("Usage: statecli git")
     assert "\n  setup " in result.err
+
+
+SET = "git check-attr diff -- m.pt"
+
+
+@pytest.mark.parametrize("line", ["*.pt filter=lfs diff=lfs merge=lfs -text", "*.pt binary", "*.pt -diff", "m* diff=x"])
+def test_what_came_later_gives_way_again(repository, line):
+    """git takes the last line that matches: `git lfs track` adds its own after ours, and setup ours after that."""
+    call("statecli", "git", "setup")
+    (repository / "m.pt").touch()
+    call("git", "add", "m.pt")
+    with (repository / ".gitattributes").open("a") as file:
+        file.write(f"{line}\n")
+    assert "diff: statecli" not in call(*SET.split())
+    assert "*.pt" in call("statecli", "git", "setup")
+    assert "diff: statecli" in call(*SET.split())
+    assert line in (repository / ".gitattributes").read_text()
+    assert "nothing to add" in call("statecli", "git", "setup")
+
+
+def test_what_is_stronger_than_the_file_is_named(repository):
+    """`.git/info/attributes` is above `.gitattributes`, and the user's: setup says so, and what to do."""
+    (repository / ".git" / "info" / "attributes").write_text("*.pt diff=other\n")
+    said = call("statecli", "git", "setup")
+    assert "*.pt: diff=other overrides it in .git/info/attributes, or in a folder's own .gitattributes" in said
+    assert "*.pth: " not in said
+
+
+@pytest.mark.parametrize("name", [f"x/{begin}-00001.bin" for begin in targets.BINS])
+def test_git_shows_what_the_hook_takes(repository, name):
+    """Of what is called `.bin`, the same names."""
+    call("statecli", "git", "setup")
+    assert call("git", "check-attr", "diff", "--", name).endswith("diff: statecli\n")
+
+
+def test_the_difftool_names_the_file_of_the_repository(repository):
+    """And never git's temporary one: what went, what came and what changed, from a folder of it too."""
+    (repository / "sub").mkdir()
+    for name in ("gone.pt", "sub/here.pt"):
+        torch.save({"w": torch.zeros(3)}, name)
+    call("statecli", "git", "setup")
+    commit()
+    (repository / "gone.pt").unlink()
+    torch.save({"w": torch.ones(3)}, "sub/here.pt")
+    torch.save({"w": torch.ones(3)}, "new.pt")
+    call("git", "add", "-A")
+    shown = call("git", "difftool", "--no-prompt", "-t", "statecli", "--cached")
+    assert "git-blob" not in shown
+    assert "/tmp" not in shown
+    assert "deleted: gone.pt" in shown
+    assert "added: new.pt" in shown
+    assert "sub/here.pt" in shown
+
+
+def test_the_difftool_compares_folders_by_their_files(repository):
+    """`git difftool -d` gives two folders of all that differs; what is called otherwise is named."""
+    (repository / "sub").mkdir()
+    for name in ("gone.pt", "sub/here.pt"):
+        torch.save({"w": torch.zeros(3)}, name)
+    (repository / "notes.txt").write_text("before")
+    call("statecli", "git", "setup")
+    commit()
+    (repository / "gone.pt").unlink()
+    torch.save({"w": torch.ones(3)}, "sub/here.pt")
+    (repository / "notes.txt").write_text("after")
+    shown = call("git", "difftool", "-d", "-t", "statecli")
+    assert shown.startswith("deleted: gone.pt\nw float32 [3]")
+    assert "changed: sub/here.pt\n" in shown
+    assert "changed" in shown.partition("sub/here.pt")[2]
+    assert shown.endswith("not compared, for they are not called like checkpoints: notes.txt\n")
