@@ -6,7 +6,7 @@ torch.export.save all write through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import UNSET
 
@@ -104,6 +104,19 @@ def storages_of(archive: Archive, base: int = 0, folder: str = "data") -> dict[s
         crc = record.crc32 if record.crc32 or not record.size else None
         storages[name[skip:]] = ByteRange(archive.path, base + record.data_offset, record.size, crc, big_endian)
     return storages
+
+
+def idle_of(pickle: Pickle, storages: Mapping[str, ByteRange], folder: str = "data") -> Iterator[Oddity]:
+    """Storages with bytes that the pickle does not name."""
+    pids = (one.pid for one in pickle.persistent if type(one.pid) is tuple and len(one.pid) > 2)
+    used = {pid[2] for pid in pids if type(pid[2]) is str}
+    idle = [key for key, where in storages.items() if key not in used and where.length]
+    if idle:
+        total, first = sum(storages[key].length for key in idle), storages[idle[0]]
+        message = (
+            f"{total} bytes are of storages that no tensor uses: {_shown.names([f'{folder}/{key}' for key in idle])}"
+        )
+        yield Oddity("unused-storages", message, place=Place(first.path, first.offset, first.length))
 
 
 def gaps_of(archive: Archive) -> Iterator[Oddity]:

@@ -47,7 +47,7 @@ def state_of(
     sections = find_sections(pickle.root, Search(reading.decoder), wanted)
     tensors: list[TensorInfo] = []
     for section in sections:
-        tensors.extend(_info(row, section.path, target) for row in _rows(section, reading))
+        tensors.extend(info_of(row, section.path, target) for row in _rows(section, reading))
         if len(tensors) > MAX_ROWS:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors")
     if not tensors:
@@ -144,7 +144,8 @@ def _optimizer_rows(node: Any, reading: Reading) -> Iterator[Row]:
                 yield row_of(path, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER)
 
 
-def _info(row: Row, section: str, target: str) -> TensorInfo:
+def info_of(row: Row, section: str, target: str) -> TensorInfo:
+    """The row as one of a state's tensors."""
     tensor = row.tensor
     note = "; ".join(text for text in (row.note, tensor.note) if text) or None if row.note else tensor.note
     return TensorInfo(

@@ -18,6 +18,7 @@ from statecli.formats._torch_archive import (
     check_folder,
     check_version,
     gaps_of,
+    idle_of,
     pickle_of,
     record_of,
     storages_of,
@@ -91,13 +92,7 @@ def _check_kind(archive: Archive) -> None:
 
 def _unused(archive: Archive, pickle: Pickle, storages: dict[str, ByteRange]) -> Iterator[Oddity]:
     """Bytes of the archive that loading it never looks at: storages, other records, what lies between records."""
-    pids = (one.pid for one in pickle.persistent if type(one.pid) is tuple and len(one.pid) > 2)
-    used = {pid[2] for pid in pids if type(pid[2]) is str}
-    idle = [key for key, where in storages.items() if key not in used and where.length]
-    if idle:
-        total, first = sum(storages[key].length for key in idle), storages[idle[0]]
-        message = f"{total} bytes are of storages that no tensor uses: {_shown.names([f'data/{key}' for key in idle])}"
-        yield Oddity("unused-storages", message, place=Place(first.path, first.offset, first.length))
+    yield from idle_of(pickle, storages)
     yield from _strangers(archive)
     yield from gaps_of(archive)
 
