@@ -251,6 +251,30 @@ def test_each_step_of_a_run_is_held(statecli):
     assert "runs/checkpoint-2" not in {one["target"] for one in steps.json["skipped"] if one["rule"] == "missing-entry"}
 
 
+def test_a_part_of_a_model_is_held_to_nothing_and_a_step_of_its_training_is(statecli):
+    """The folder of a sentence-transformer has one of its dense layer; that of a training those of its steps."""
+    from safetensors.torch import save_file
+
+    shutil.copytree("ck", "out/checkpoint-1")
+    for name in ("model.safetensors", "config.json"):
+        shutil.copy(f"ck/{name}", "out")
+    Path("out/2_Dense").mkdir()
+    save_file({"linear.weight": torch.ones(2, 2)}, "out/2_Dense/model.safetensors")
+    for words in (("out",), ("--as-found", "out/2_Dense/model.safetensors", "out/model.safetensors")):
+        result = statecli("audit", *words, "--against", "ck", "-f", "json")
+        assert result.code == 0
+        reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
+        (part,) = (target for target in reasons if "2_Dense" in target)
+        assert reasons[part] == (
+            "lies in the folder of a model and is no step of its training: name the folder to have it held"
+        )
+        assert "out/checkpoint-1" not in reasons
+    assert statecli("audit", "out/2_Dense", "--against", "ck").code == 1
+    state = torch.ones(3)
+    save_file({"classifier.bias": state}, "out/checkpoint-1/model.safetensors")
+    assert statecli("audit", "out", "--against", "ck").code == 1
+
+
 def test_what_lies_beside_a_model_and_is_no_part_of_it_is_held_to_nothing(statecli):
     """Though it holds a model: which of the two is meant, only the user knows."""
     shutil.copytree("ck", "before")

@@ -1,0 +1,148 @@
+"""What was locked and is not there is missed by whoever asks for its folder, and by nobody who asks for a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from safetensors.torch import save_file
+
+from statecli.auditing import locked
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch, statecli):
+    """A folder of two checkpoints, one of them a folder below, and a model in shards; all of it locked."""
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("ck/in")
+    for name in ("ck/a.pt", "ck/in/b.pt"):
+        torch.save({"w": torch.ones(2)}, name)
+    sharded("ck/m")
+    assert statecli("lock", "ck", "-o", "l.json").code == 0
+
+
+def sharded(folder):
+    os.makedirs(folder, exist_ok=True)
+    shards = {name: f"model-0000{n}-of-00002.safetensors" for n, name in ((1, "x"), (2, "y"))}
+    for name, shard in shards.items():
+        save_file({name: torch.ones(2)}, f"{folder}/{shard}")
+    Path(folder, "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    return [f"{folder}/{shard}" for shard in shards.values()]
+
+
+def audit(statecli, *words, lock="l.json"):
+    """The exit code, and the targets and messages of the findings."""
+    result = statecli("audit", *words, "--lock", lock, "-f", "json")
+    return result.code, [(one["target"], one["message"]) for one in result.json["findings"]]
+
+
+GONE = ("ck/in/b.pt", "the lock has 1 tensor of it, and it was not found")
+
+
+@pytest.mark.parametrize("asked", ["ck", ".", "ck/", "./ck/in/..", "c*", "ck/**", "ck/*", "*/i[n]/*.pt"])
+def test_a_locked_file_that_is_gone_is_named(statecli, asked):
+    """Its folder or a glob that would have held it was asked for."""
+    assert audit(statecli, asked) == (0, [])
+    Path("ck/in/b.pt").unlink()
+    Path("ck/in/rest.pt").write_bytes(Path("ck/a.pt").read_bytes())
+    Path("l.json").write_text(Path("l.json").read_text().replace('{"target": "ck/m"', lines("ck/in/rest.pt")))
+    assert audit(statecli, asked) == (1, [GONE])
+
+
+def lines(name):
+    """The lock's lines of `ck/a.pt` under another name, before those of the model."""
+    found = next(one for one in json.loads(Path("l.json").read_text())["targets"] if one["target"] == "ck/a.pt")
+    return f'{json.dumps(found | {"target": name})},\n{{"target": "ck/m"'
+
+
+@pytest.mark.parametrize("asked", ["ck/a.pt", "ck/*.pt", "ck/m", "ck/m/model-00001-of-00002.safetensors"])
+def test_what_was_not_asked_for_is_not_missed(statecli, asked):
+    """A hook is given single files, and a glob means what it matches."""
+    Path("ck/in/b.pt").unlink()
+    assert audit(statecli, asked) == (0, [])
+
+
+def test_what_filters_leave_nothing_of_is_not_missed(statecli):
+    """Nor what no filter would have left, had it been there."""
+    Path("ck/in/b.pt").unlink()
+    assert audit(statecli, "ck", "-x", "w") == (0, [])
+    assert audit(statecli, "ck", "-x", "y") == (1, [GONE])
+
+
+def test_a_model_whose_files_are_gone_is_missed(statecli):
+    """Though its folder is there; a checkpoint that became a text file, or a link to another, is none either."""
+    for name in os.listdir("ck/m"):
+        Path("ck/m", name).unlink()
+    assert audit(statecli, "ck") == (1, [("ck/m", "the lock has 2 tensors of it, and it was not found")])
+    sharded("ck/m")
+    Path("ck/in/b.pt").unlink()
+    Path("ck/in/b.pt").symlink_to("../a.pt")
+    assert audit(statecli, "ck") == (1, [GONE])
+
+
+def test_what_is_accepted_of_a_file_that_is_gone_is_not_fixed(statecli):
+    """The baseline accepts that it went."""
+    Path("ck/in/b.pt").unlink()
+    words = ("audit", "ck", "--lock", "l.json")
+    assert statecli(*words, "--write-baseline", "b.json", "--reason", "moved").code == 0
+    result = statecli(*words, "--baseline", "b.json")
+    assert (result.code, result.err) == (0, "")
+
+
+def test_shards_are_held_as_the_model_that_is_locked(statecli):
+    """Once, however many are named; to a lock of the index as well. One that is locked by its own name is that."""
+    shards = sharded("ck/m")
+    assert audit(statecli, *shards) == (0, [])
+    for what in ("ck/m/model.safetensors.index.json", shards[0]):
+        assert statecli("lock", what, "ck/a.pt", "-o", "other.json").code == 0
+        assert audit(statecli, what, lock="other.json") == (0, [])
+    save_file({"y": torch.zeros(2)}, shards[1])
+    code, [(target, message)] = audit(statecli, *shards)
+    assert (code, target) == (1, "ck/m")
+    assert message.startswith("y: its values are not those that were locked")
+
+
+def test_files_of_a_commit_are_what_a_walk_makes_of_them(statecli):
+    """Shards their model; text, and what no model is, nothing: a commit need not have what is held."""
+    shards = sharded("ck/m")
+    assert statecli("lock", "ck/m", "-o", "one.json").code == 0
+    Path("notes.txt").write_text("hello")
+    torch.save({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}, "ck/m/optimizer.pt")
+    for words in (shards, ["ck/m/optimizer.pt"], ["notes.txt", *shards, "ck/m/optimizer.pt"]):
+        assert audit(statecli, "--as-found", *words, lock="one.json") == (0, []), words
+    assert audit(statecli, *shards, lock="one.json")[0] == 1
+
+
+def test_a_file_that_nobody_locked_says_what_there_is(statecli):
+    """And both things that it may be: one too many, or one that is new."""
+    assert statecli("lock", "ck/in", "-o", "one.json").code == 0
+    torch.save({"w": torch.ones(2)}, "new.pt")
+    advice = "take it away if it is not meant to be here, else lock again\n"
+    result = statecli("audit", "new.pt", "--lock", "one.json")
+    assert result.err == f"statecli: new.pt: is not in the lock, which has ck/in/b.pt alone: {advice}"
+    result = statecli("audit", "new.pt", "--lock", "l.json")
+    assert result.err == f"statecli: new.pt: is not in the lock, which has ck/a.pt and 2 more: {advice}"
+
+
+def test_a_name_is_escaped_alike_on_both_streams(statecli):
+    """A line break in it is no blank."""
+    Path("a\nb.pt").write_bytes(b"")
+    result = statecli("audit", "a\nb.pt", "-f", "plain")
+    assert result.err.startswith("statecli: a\\nb.pt: ")
+    assert "a\\nb.pt" in result.out
+
+
+@given(st.lists(st.sampled_from(["a", "b", "*", "**", "a*"]), max_size=4), st.lists(st.sampled_from("ab"), max_size=5))
+def test_a_glob_covers_what_it_matches_and_what_lies_in_that(globs, parts):
+    """By an oracle: a regular expression of the same."""
+
+    known = {"*": "[ab]+/", "**": "(?:[ab]+/)*", "a*": "a[ab]*/"}
+    wanted = "".join(known.get(one, f"{one}/") for one in globs)
+    text = "".join(f"{part}/" for part in parts)
+    assert locked._covers(globs, parts) is bool(re.match(wanted, text))
