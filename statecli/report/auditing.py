@@ -272,13 +272,16 @@ def _accepted(found: Audit, view: View) -> Iterator[Line]:
 
 
 def _unheard(found: Audit) -> Iterator[Line]:
-    """The rules that did not run, by their reasons; of those that ran on other targets, on how many they did not."""
-    ran = frozenset(found.ran)
+    """The rules that did not run, by their reasons; where others have another reason or ran, on how many targets."""
     alike: dict[str, Counter[str]] = {}
-    for one in found.skipped:
-        alike.setdefault(one.reason, Counter())[one.rule] += 1
+    for target in found.targets:
+        for one in target.skipped:
+            alike.setdefault(one.reason, Counter())[one.rule] += 1
+    reasons = Counter((*found.ran, *(rule for unheard in alike.values() for rule in unheard)))
     for reason, unheard in alike.items():
-        named = (f"{rule} (on {plural(count, 'target')})" if rule in ran else rule for rule, count in unheard.items())
+        named = (
+            f"{rule} (on {plural(count, 'target')})" if reasons[rule] > 1 else rule for rule, count in unheard.items()
+        )
         yield Line((f"not run: {', '.join(named)}",), reason, "dim")
 
 

@@ -21,7 +21,7 @@ def a_policy(subject: Subject) -> str | None:
 
 def an_optimizer_with_names(subject: Subject) -> str | None:
     """Needs an optimizer's section that says which parameters it trains."""
-    if not subject.everything.optimizers:
+    if not any(row.kind is Kind.OPTIMIZER for row in subject.everything.tensors) and not subject.everything.optimizers:
         return "there is no optimizer's state in it"
     known = any(_names(one) for one in subject.everything.optimizers)
     known = known or any(row.evidence is Evidence.OPTIMIZER for row in _of_model(subject))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from statecli import kinds
 from statecli.auditing.policy import Policy
 from statecli.auditing.run import Request, audit
 from statecli.finding import Severity
@@ -115,3 +116,27 @@ def test_untracked_parameter_spares_frozen_ones(found, train):
     module = small()
     module[1].requires_grad_(False)
     assert not found("untracked-parameter", train(module, list(module[0].named_parameters(prefix="0"))))
+
+
+def not_run(path):
+    """Why the two rules about an optimizer's parameters did not run."""
+    (result,) = audit(Request((str(path),), select=("optimizer-orphan", "untracked-parameter"))).targets
+    assert {one.rule for one in result.skipped} == {"optimizer-orphan", "untracked-parameter"}
+    return {one.reason for one in result.skipped}
+
+
+def test_an_optimizer_that_nothing_is_known_of_is_one_all_the_same(train, monkeypatch):
+    """Beyond so many entries nobody finds out what it trains, and that is no absence."""
+    module = small()
+    path = train(module, module.parameters())
+    monkeypatch.setattr(kinds, "MAX_COMPARED", 0)
+    assert not_run(path) == {UNTOLD}
+
+
+UNTOLD = "which parameters the optimizer trains cannot be told: it saved no names"
+
+
+def test_where_there_is_no_optimizer_that_is_why(tmp_path):
+    """Nothing is said of names then."""
+    torch.save(small().state_dict(), tmp_path / "m.pt")
+    assert not_run(tmp_path / "m.pt") == {"there is no optimizer's state in it"}
