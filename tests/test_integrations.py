@@ -133,6 +133,11 @@ def test_the_actions_lines_may_have_blanks_around_them(repository):
         ({"sarif": "none/x.sarif"}, "none/x.sarif"),
         ({"args": "--reason=100%"}, "--reason"),
         ({"python": "false"}, "ended with 1"),
+        ({"python": "true"}, "ended with 0"),
+        ({"args": "--help"}, "ended with 0 and audited nothing"),
+        ({"args": "--values\n  --help"}, "ended with 0 and audited nothing"),
+        ({"sarif": "x.sarif\nexit-code=0"}, "sarif: a path is one line"),
+        ({"sarif": "x.sarif\rsarif=y"}, "sarif: a path is one line"),
     ],
 )
 def test_an_action_that_could_not_begin_says_why_in_an_annotation(repository, inputs, says):
@@ -140,7 +145,7 @@ def test_an_action_that_could_not_begin_says_why_in_an_annotation(repository, in
     Path("statecli.sarif").write_text("of an earlier step")
     done, outputs, summary = act("Audit", targets="m.safetensors", **inputs)
     assert done.returncode != 0
-    assert outputs.splitlines()[0] == "sarif="
+    assert outputs == f"sarif=\nexit-code={done.returncode}\n"
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("::")]
     assert line.startswith("::error title=statecli::")
     assert says in line
