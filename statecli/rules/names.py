@@ -66,19 +66,20 @@ def wrapper_prefix(subject: Subject) -> Iterator[Found]:
     """Names have in them what a wrapper added: `module.`, `_orig_mod.`, `_fsdp_wrapped_module.`, `_forward_module.`.
 
     Why: the plain model knows none of these names. A strict load raises, and a load with `strict=False` leaves every
-    weight as it was initialised and says nothing.
+    weight as it was initialised and says nothing. Names that the class given with `--model` registers are its own.
 
     Example: `torch.save(ddp_model.state_dict(), …)` of a DistributedDataParallel or a compiled model.
 
     Fix: save the wrapped module's own state_dict (`ddp_model.module`, `compiled._orig_mod`), or strip the prefix.
     """
     whole, told = subject.state.whole_modules, set[str]()
+    registered = _registered(subject)
     for section in subject.state.sections:
         rows = [one for one in subject.state.tensors if one.section == section and one.kind in MODEL]
         if not rows or section in whole:
             continue
         prefix = next((one for one in _OUTER if all(row.fqn.startswith(one) for row in rows)), None)
-        marked = rows if prefix else [row for row in rows if _wrapper_in(row.fqn)]
+        marked = [row for row in rows if (prefix or _wrapper_in(row.fqn)) and (section, row.fqn) not in registered]
         if marked:
             added = prefix or f"{_wrapper_in(marked[0].fqn)}."
             told.add(added)
@@ -93,6 +94,12 @@ def _beside_reference(subject: Subject, told: Collection[str]) -> Iterator[Found
             own = note.message.endswith(f" of {subject.target}")
             message = f"{note.message}, to hold the one to the other: a strict load does not"
             yield Found(message, severity=Severity.WARNING if own else Severity.NOTE)
+
+
+def _registered(subject: Subject) -> set[tuple[str, str]]:
+    """What the class that it is held to registers by the very name that it has here."""
+    pairs = [(one.before, one.after) for one in (subject.load.changes if subject.load else ())]
+    return {(here.section, here.fqn) for here, there in pairs if here and there and here.fqn == there.fqn}
 
 
 def _wrapper_in(fqn: str) -> str | None:

@@ -80,6 +80,7 @@ def tied_tensors(subject: Subject) -> Iterator[Found]:
 
     Why: a change to the one is a change to all of them, after loading too. safetensors keeps one of the names and
     needs the class to tie the others again; a tool that copies tensor by tensor unties them and doubles their bytes.
+    What an optimizer, a scheduler or a callback holds of a model, or twice of its own, is not told.
 
     Example: `lm_head.weight` and `embed.weight` of a language model with tied embeddings.
 
@@ -87,9 +88,10 @@ def tied_tensors(subject: Subject) -> Iterator[Found]:
     """
     for storage in _chosen(subject):
         for view, tensors in storage.views.items():
-            names = list(dict.fromkeys(map(subject.called, tensors)))
+            own = [tensor for tensor in tensors if tensor.kind in MODEL]
+            names = list(dict.fromkeys(map(subject.called, own)))
             if len(names) > 1 and view.held:
-                first = tensors[0]
+                first = own[0]
                 message = f"{names[0]}: shares all of its {first.nbytes:,} bytes with {_shown.names(names[1:])}"
                 yield Found(message, first.fqn, first.section, place=storage.place)
 

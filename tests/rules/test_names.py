@@ -97,6 +97,17 @@ def test_wrapper_prefix_spares_a_part_of_the_model_that_is_called_module(found, 
     assert not found("wrapper-prefix", tmp_path / "b.pt")
 
 
+def test_wrapper_prefix_spares_names_of_the_class_that_it_is_held_to(held, tmp_path):
+    """It is the wrapper's own state_dict, and loads; into the bare class it does not."""
+    (tmp_path / "net.py").write_text(
+        "import torch\n\n\ndef bare():\n    return torch.nn.Linear(2, 2)\n\n\n"
+        "def compiled():\n    return torch.compile(bare())\n"
+    )
+    torch.save(torch.compile(torch.nn.Linear(2, 2)).state_dict(), tmp_path / "a.pt")
+    assert held("wrapper-prefix", tmp_path / "a.pt", model=f"{tmp_path / 'net.py'}:bare") == [None]
+    assert held("wrapper-prefix", tmp_path / "a.pt", model=f"{tmp_path / 'net.py'}:compiled") == []
+
+
 def test_wrapper_prefix_spares_a_module_pickled_whole(found, tmp_path):
     """It brings its own names along."""
     torch.save(torch.nn.DataParallel(torch.nn.Linear(2, 2)), tmp_path / "a.pt")

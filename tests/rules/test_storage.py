@@ -120,6 +120,24 @@ def test_tied_tensors_finds_the_name_that_safetensors_dropped(found, tmp_path):
     assert {finding.fqn, finding.message.rpartition(" ")[2]} == {"0.weight", "1.weight"}
 
 
+def test_tied_tensors_spares_what_an_optimizer_and_callbacks_hold(found, saved):
+    """A pickled optimizer holds the model's own parameters; a score is the best and the last one, under each name."""
+    net = torch.nn.Linear(3, 3)
+    optimizer, score = torch.optim.Adam(net.parameters()), torch.tensor(0.5)
+    callbacks = {"ModelCheckpoint{'monitor': 'loss'}": {"best_model_score": score, "best_k_models": {"/a.ckpt": score}}}
+    state = {"state_dict": dict(net.named_parameters()), "callbacks": callbacks, "optimizer": optimizer}
+    assert not found("tied-tensors", saved(state))
+
+
+def test_tied_tensors_finds_a_tie_that_an_optimizer_has_too(found, saved):
+    """The model's two names, and not the optimizer's."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    state = {"model": net.state_dict(keep_vars=True), "optimizer": torch.optim.Adam(net.parameters())}
+    (finding,) = found("tied-tensors", saved(state))
+    assert finding.message == "model.0.weight: shares all of its 36 bytes with model.1.weight"
+
+
 def test_tied_tensors_spares_equal_tensors_and_slices_of_one_storage(found, saved):
     """Neither shares all it has."""
     big = torch.zeros(100)
