@@ -11,6 +11,9 @@ from statecli.finding import Severity
 from statecli.inspection import called, matches_any
 from statecli.state import Scalar
 
+_SAVE = "save it with the checkpoint, beside the tensors or in __metadata__"
+_GLOB = "correct the glob; it is of full names, as statecli inspect shows them"
+
 
 def required_metadata(subject: Subject) -> str | None:
     """Needs `policy.require-metadata`."""
@@ -63,9 +66,10 @@ def missing_metadata(subject: Subject) -> Iterator[Found]:
     for key in subject.policy.require_metadata:
         meant = _meant(key, subject.everything.metadata)
         if not meant:
-            yield Found(f"{key}: the policy requires it, and the checkpoint's metadata does not have it")
+            yield Found(f"{key}: the policy requires it, and the checkpoint's metadata does not have it", help=_SAVE)
         elif all(value is None or (isinstance(value, str) and not value.strip()) for value in meant.values()):
-            yield Found(f"{key}: the policy requires it, and {next(iter(meant))} has no value in the metadata")
+            message = f"{key}: the policy requires it, and {next(iter(meant))} has no value in the metadata"
+            yield Found(message, help=_SAVE)
 
 
 def _meant(key: str, metadata: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -88,10 +92,11 @@ def unchanged_tensor(subject: Subject) -> Iterator[Found]:
     for glob in subject.policy.must_change:
         inside = _inside(subject, glob)
         if not inside:
-            yield Found(f"policy.must-change {glob!r} matches nothing here or in the reference")
+            yield Found(f"policy.must-change {glob!r} matches nothing here or in the reference", help=_GLOB)
         if inside and not any(_differs(one) for one in inside):
             named = inside[0].fqn if len(inside) == 1 else None
-            yield Found(f"policy.must-change {glob!r}: none of its {len(inside)} tensors has changed", named)
+            message = f"policy.must-change {glob!r}: none of its {len(inside)} tensors has changed"
+            yield Found(message, named, help="see whether it is trained: statecli verify --check step")
 
 
 @rule(Severity.ERROR, what_must_not_change)
@@ -107,10 +112,11 @@ def changed_tensor(subject: Subject) -> Iterator[Found]:
     for glob in subject.policy.must_not_change:
         inside = _inside(subject, glob)
         if not inside:
-            yield Found(f"policy.must-not-change {glob!r} matches nothing here or in the reference")
+            yield Found(f"policy.must-not-change {glob!r} matches nothing here or in the reference", help=_GLOB)
         for one in inside:
             if one.status is not Status.IDENTICAL:
-                yield Found(f"{one.fqn}: {_how(one)}, and policy.must-not-change {glob!r}", one.fqn, one.section)
+                message = f"{one.fqn}: {_how(one)}, and policy.must-not-change {glob!r}"
+                yield Found(message, one.fqn, one.section, "freeze it with requires_grad_(False) and eval()")
 
 
 def _differs(change: Change) -> bool:

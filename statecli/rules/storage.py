@@ -93,7 +93,8 @@ def tied_tensors(subject: Subject) -> Iterator[Found]:
             if len(names) > 1 and view.held:
                 first = own[0]
                 message = f"{names[0]}: shares all of its {first.nbytes:,} bytes with {_shown.names(names[1:])}"
-                yield Found(message, first.fqn, first.section, place=storage.place)
+                help = "nothing to do where it is meant; else save a copy: .clone()"
+                yield Found(message, first.fqn, first.section, help, place=storage.place)
 
 
 @rule(Severity.WARNING, _in_file)
@@ -177,7 +178,8 @@ def mixed_dtypes(subject: Subject) -> Iterator[Found]:
             sure = all(known.get((section, one.fqn), one).evidence is not Evidence.ASSUMED for one in rows)
             what = "parameters" if sure else "tensors"
             message = f"{section}: its {what} have several dtypes: {shown}; {first.fqn} is {rare}"
-            yield Found(message, None, section)
+            help = "nothing to do where it is meant; else model.to(dtype) before saving"
+            yield Found(message, None, section, help)
 
 
 def _of_class(subject: Subject) -> dict[tuple[str, str], TensorInfo]:
@@ -239,7 +241,8 @@ def too_large(subject: Subject) -> Iterator[Found]:
         for tensor in state.tensors:
             sizes[tensor.section] += tensor.nbytes
         most = f", most of it in {sizes.most_common(1)[0][0]}" if len(sizes) > 1 else ""
-        yield Found(f"its tensors take {total:,} bytes{most}; the policy allows {limit:,}")
+        message = f"its tensors take {total:,} bytes{most}; the policy allows {limit:,}"
+        yield Found(message, help="save less of it or in a narrower dtype, or raise policy.max-bytes")
 
 
 RULES = (oversized_storage, tied_tensors, shared_slices, mixed_dtypes, unexpected_dtype, too_large)

@@ -88,3 +88,29 @@ def test_changed_tensor_finds_what_should_have_been_frozen(found, pair):
 def test_changed_tensor_spares_what_is_the_same(found, pair):
     """Bit for bit."""
     assert not found("changed-tensor", pair[1], against=pair[0], policy=Policy(must_not_change=("encoder.*",)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "policy"),
+    [
+        ("missing-metadata", Policy(require_metadata=("commit",))),
+        ("unchanged-tensor", Policy(must_change=("encoder.*",))),
+        ("unchanged-tensor", Policy(must_change=("none.*",))),
+        ("changed-tensor", Policy(must_not_change=("head.*",))),
+        ("changed-tensor", Policy(must_not_change=("none.*",))),
+        ("too-large", Policy(max_bytes=1)),
+    ],
+)
+def test_what_breaks_a_policy_says_what_to_do(found, pair, rule, policy):
+    """Each finding of each of these rules has a help."""
+    (finding,) = found(rule, pair[1], against=pair[0], policy=policy)
+    assert finding.help
+
+
+def test_notes_about_types_and_ties_say_what_to_do(found, tmp_path):
+    """That it may be meant, and what to do where it is not."""
+    shared = torch.zeros(4)
+    torch.save({"a": shared, "b": shared, "c": torch.zeros(3, dtype=torch.float16)}, tmp_path / "a.pt")
+    for rule in ("mixed-dtypes", "tied-tensors"):
+        (finding,) = found(rule, tmp_path / "a.pt")
+        assert finding.help.startswith("nothing to do where it is meant; else ")
