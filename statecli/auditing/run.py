@@ -109,7 +109,7 @@ class _Run:
         self.rules = request.rules
         #: Targets that are held whatever they are: whoever names one means that one.
         self.named = () if request.as_found else request.targets
-        self.homes = Homes(as_found=request.as_found, is_locked=self._is_locked if self._is_named() else None)
+        self.homes = Homes(as_found=request.as_found, is_locked=self._is_locked if self._has_named_lock() else None)
         self.reference = request.against or request.policy.reference
         self.sides: dict[str, Side | StateError] = {}
         #: The folders of the models that were targets so far; the walk comes to a folder before what lies in it.
@@ -134,7 +134,7 @@ class _Run:
             self.unlocked[text] = subject.unlocked
         return _accepted(_judged(subject, self.rules, self.request.severity), self.request)
 
-    def _is_named(self) -> bool:
+    def _has_named_lock(self) -> bool:
         return self.request.lock is not None and self.request.is_locking and not self.request.lock.has_no_names
 
     def _is_locked(self, text: str) -> bool:
