@@ -5,6 +5,7 @@
     │   └── NothingMatched     the globs, the kind or the section left no tensor
     │       └── FilteredOut    the globs or the kind left none of one target
     ├── UnreadableError        the file cannot be opened, or is not a checkpoint that statecli reads
+    │   ├── BarePickle         it is a pickle, and none that torch.save wrote
     │   └── MalformedError     it is one, and its bytes contradict themselves
     │       ├── MissingShard   a file that an index or its number names is not there
     │       ├── IndexMismatch  an index and its shards disagree on which tensor is where
@@ -43,6 +44,10 @@ class FilteredOut(NothingMatched):
 
 class UnreadableError(StateError):
     """The target cannot be opened or is not a format statecli reads."""
+
+
+class BarePickle(UnreadableError):
+    """The target is a pickle, and none that torch.save wrote: what loading it would run is all that can be told."""
 
 
 class MalformedError(UnreadableError):
