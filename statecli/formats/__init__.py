@@ -57,7 +57,7 @@ def _read(path: str, section: str | None) -> ModelState:
         if format.sniff(path, head):
             state: ModelState = format.read(path, _reader(section) if format in FOLDERS else section)
             return state
-    raise UnreadableError(f"is {_foreign.of_file(path, head, size)}")
+    raise _foreign.refusal(path, head, size)
 
 
 def _reader(section: str | None) -> Callable[[str], ModelState]:
