@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from statecli.errors import BarePickle, UnreadableError
 from statecli.formats._source import Source
 
 #: First bytes -> what the file is, and what to do about it.
@@ -35,18 +36,25 @@ _DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
 _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 
 
+_JSON = "a JSON document"
 _PICKLE = "a bare pickle, not written by torch.save; statecli does not read it"
 
 
-def of_file(path: str, head: bytes, size: int) -> str:
-    """`name` of a file that is there: what begins like text may be a pickle of protocol 0 or 1."""
-    found = name(path, head, size)
-    if not found.startswith(("a text file", "of no format")):
-        return found
-    from statecli.formats._scan import begins_as_pickle
+def refusal(path: str, head: bytes, size: int) -> UnreadableError:
+    """What to say to somebody who named the file, with `name` of it and what they may have meant.
 
-    with Source(path) as source:
-        return _PICKLE if begins_as_pickle(source) else found
+    What begins like text may be a pickle of protocol 0 or 1.
+    """
+    found = name(path, head, size)
+    if found.startswith(("a text file", "of no format")):
+        from statecli.formats._scan import begins_as_pickle
+
+        with Source(path) as source:
+            found = _PICKLE if begins_as_pickle(source) else found
+    if found == _PICKLE:
+        return BarePickle(f"is {found}")
+    advice = "; for a sharded checkpoint name a *.index.json or its folder" if found == _JSON else ""
+    return UnreadableError(f"is {found}{advice}")
 
 
 def name(path: str, head: bytes, size: int) -> str:
@@ -91,7 +99,7 @@ def _text(head: bytes, size: int) -> str:
     if start.startswith((b'{"error', b'{"message', b'{ "error')):
         return "a JSON error message: the download failed"
     if start.startswith((b"{", b"[")):
-        return "a JSON document; for a sharded checkpoint name a *.index.json or its folder"
+        return _JSON
     if _DVC.match(head):
         return "a DVC pointer: the weights are elsewhere; run: dvc pull"
     if not head.strip():
