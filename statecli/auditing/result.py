@@ -49,6 +49,11 @@ class Target(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Oddity, ...] = ()
 
+    @property
+    def own_reason(self) -> str | None:
+        """The reason without the target, where it begins with that."""
+        return self.reason and self.reason.removeprefix(f"{self.target}: ")
+
 
 class Audit(msgspec.Struct, frozen=True):
     """One run over all targets. What is of `fail_on` or worse makes it end 1.
