@@ -536,7 +536,7 @@ def of_audit(found: Audit, notes: Sequence[Finding] = ()) -> AuditDocument:
         accepted=len(accepted),
     )
     targets = tuple(
-        TargetRow(one.target, one.status, one.reason, one.format, one.tensors, one.bytes) for one in found.targets
+        TargetRow(one.target, one.status, one.own_reason, one.format, one.tensors, one.bytes) for one in found.targets
     )
     passed = not found.failing and not statuses[AuditStatus.FAILED] and bool(found.ran) and not found.unheld
     return AuditDocument(
