@@ -165,7 +165,8 @@ def audit(options: AuditOptions) -> int:
     fixed, told = baseline.fixed(found), beside.told(found, request)
     report = reporting.of_audit(found, View(unfold=options.all, verbose=options.verbose), untold, [*fixed, *told])
     code = console.publish(report, written, options.color.value, options.quiet)
-    bad = [one.reason or one.target for one in found.targets if one.status is Status.FAILED] + list(untold)
+    failed = [one.reason or one.target for one in found.targets if one.status is Status.FAILED]
+    bad = list(dict.fromkeys((*failed, *untold)))
     for message in bad if options.quiet or not console.on_screen(written[-1]) else ():
         console.complain(message, debug=False)
     if not options.quiet:
