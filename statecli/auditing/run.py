@@ -20,7 +20,7 @@ from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
 from statecli.auditing.subject import Subject
 from statecli.auditing.targets import Homes, expand
-from statecli.errors import FilteredOut, StateError
+from statecli.errors import BarePickle, FilteredOut, StateError
 from statecli.finding import Finding, Severity
 from statecli.formats._scan import scan
 from statecli.locking.file import Lock
@@ -190,7 +190,8 @@ class _Run:
         # Filters are of some of the files in a folder, and need not be of each.
         left_out = isinstance(error, FilteredOut) and text not in self.named
         self.left_out |= {text} if left_out else set()
-        status = Status.SKIPPED if left_out else Status.FAILED
+        beside = isinstance(error, BarePickle) and text not in self.named and not is_meant_as_checkpoint(text)
+        status = Status.SKIPPED if left_out or beside else Status.FAILED
         return Target(text, status, str(error), findings=tuple(found), ran=tuple(ran))
 
     # --- what a target is, and what it is held to -------------------------------------------------------------------
@@ -248,13 +249,19 @@ class _Run:
             try:
                 self.sides[text] = held.read(text, self.request.init_device)
             except StateError as error:
-                self.sides[text] = error
+                self.sides[text] = type(error)(f"{self._option(text)} {error}")
         found = self.sides[text]
         if isinstance(found, StateError):
             raise found
         if found.is_lazy:
             del self.sides[text]
         return found
+
+    def _option(self, text: str) -> str:
+        """By what the class or the checkpoint that targets are held to was asked for."""
+        if text == self.request.model:
+            return "--model"
+        return "--against" if self.request.against else "policy.reference"
 
     def _with_values(self, subject: Subject) -> Subject:
         """The same with facts of its values, where they are asked for; a class's are those of its constructor."""
