@@ -232,6 +232,12 @@ def _file(path: str) -> Iterator[str | Target]:
         yield Target(path, Status.SKIPPED, f"is {what.partition(' that begins ')[0]}")
 
 
+def is_called_weights(path: str) -> bool:
+    """Whether its name says that a checkpoint is meant; a pickle may be of anything."""
+    name = path.lower()
+    return name.endswith(NAMED) and not name.endswith((".pkl", ".pickle")) and not _is_anybodys(path)
+
+
 def _is_anybodys(path: str) -> bool:
     """Firmware and game data are called `.bin` too: but for the names that weights have, the content tells."""
     return path.lower().endswith(".bin") and not WEIGHTS.search(os.path.basename(path))
