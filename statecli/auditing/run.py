@@ -19,7 +19,7 @@ from statecli.auditing.policy import Policy
 from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
 from statecli.auditing.subject import Subject
-from statecli.auditing.targets import Homes, expand
+from statecli.auditing.targets import Homes, expand, is_called_weights
 from statecli.errors import BarePickle, FilteredOut, StateError
 from statecli.finding import Finding, Severity
 from statecli.formats._scan import scan
@@ -190,7 +190,7 @@ class _Run:
         # Filters are of some of the files in a folder, and need not be of each.
         left_out = isinstance(error, FilteredOut) and text not in self.named
         self.left_out |= {text} if left_out else set()
-        beside = isinstance(error, BarePickle) and text not in self.named and not is_meant_as_checkpoint(text)
+        beside = isinstance(error, BarePickle) and text not in self.named and not is_called_weights(text)
         status = Status.SKIPPED if left_out or beside else Status.FAILED
         return Target(text, status, str(error), findings=tuple(found), ran=tuple(ran))
 
