@@ -92,9 +92,12 @@ class Decoder:
         }
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
-        """The tensor that `node` rebuilds, None where it is none. A storage saved by itself is one of its dtype."""
+        """The tensor that `node` rebuilds, None where it is none. A storage saved by itself is one of its dtype.
+
+        A format that knows its tensors without a rebuild call has them in the graph themselves.
+        """
         if type(node) is not Obj:
-            return self._bare(node, fqn) if type(node) is Persistent else None
+            return node if type(node) is Tensor else self._bare(node, fqn) if type(node) is Persistent else None
         builder = self._builder(node.cls)
         if builder == self._plain and node.state is None:
             return self._plain(node.args, fqn)
@@ -119,12 +122,12 @@ class Decoder:
     def is_tensor(self, node: Any) -> bool:
         """Whether `tensor` would find one, without reading or checking anything."""
         if type(node) is not Obj:
-            return type(node) is Persistent
+            return type(node) in (Persistent, Tensor)
         return self.is_torch(node) or _is_numpy(node)
 
     def is_torch(self, node: Any) -> bool:
         """Whether Python would have a torch.Tensor there, as `load_state_dict` demands: no array and no storage."""
-        return type(node) is Obj and self._builder(node.cls) is not None
+        return type(node) is Tensor or (type(node) is Obj and self._builder(node.cls) is not None)
 
     def _builder(self, cls: Any) -> Builder | None:
         key = id(cls)

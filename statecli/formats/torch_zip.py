@@ -33,9 +33,9 @@ NAME = "torch-zip"
 _RECORDS = ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "version", ".data/serialization_id")
 
 
-def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Whether it starts as a zip archive does. `read` says what other kind of archive it is."""
-    return head.startswith(b"PK\3\4")
+def sniff(path: str, head: bytes) -> bool:
+    """Whether it starts as a zip archive does, and is no row of them. `read` says what other kind of archive it is."""
+    return head.startswith(b"PK\3\4") and not path.endswith(".distcp")
 
 
 def read(path: str, section: str | None = None) -> ModelState:

@@ -1,0 +1,225 @@
+"""The `.metadata` of torch.distributed.checkpoint: which tensors there are, cut into which chunks, and where these lie.
+
+A pickle of one `Metadata` object, which torch itself loads with `pickle.load`. Sources: torch/distributed/checkpoint/
+metadata.py, filesystem.py and default_planner.py of torch 2.13; its classes lay elsewhere before 2.0, and what newer
+versions added may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import msgspec
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import _shown
+from statecli.formats._dtypes import BITS
+from statecli.formats._graph import attributes, mapping, name_of, sequence
+from statecli.formats._pickle import Global, Key, Obj, load
+from statecli.formats._tensors import MAX_DIMENSIONS, MAX_ELEMENTS
+
+#: Of one `.metadata`, which takes 250 bytes for each chunk.
+MAX_METADATA = 256 * 2**20
+#: Steps of a path into the nested state_dict, and the index of a list in it.
+MAX_PATH = 200
+MAX_INDEX = 2**31
+_OURS = "torch.distributed."
+Sizes = tuple[int, ...]
+
+
+class Chunk(NamedTuple):
+    """A piece of a tensor: the elements from `start` on, as many along each dimension as `shape` says."""
+
+    start: Sizes
+    shape: Sizes
+
+
+class Stored(NamedTuple):
+    """Where one item lies: `length` bytes of a `file` of the folder, a whole archive of torch.save.
+
+    `start` is the chunk's, None for what is no tensor. `transforms` are the streams it was written through.
+    """
+
+    start: Sizes | None
+    file: str
+    offset: int
+    length: int
+    transforms: tuple[str, ...] = ()
+
+
+class SavedTensor(msgspec.Struct, gc=False):
+    """A tensor as it was saved: its global `shape`, and the chunks it was cut into."""
+
+    dtype: str
+    shape: Sizes
+    requires_grad: bool
+    layout: str
+    chunks: list[Chunk]
+
+
+class Metadata(msgspec.Struct, gc=False):
+    """What one `.metadata` says. Every item of it has a name; `order` are all names, as the state_dict had them.
+
+    `tensors` has for each of them what was saved, or the line that says why it cannot be read. `paths` has for each
+    name where it was in the nested state_dict, if the planner wrote that; `places` where its pieces lie. `foreign` are
+    the names that the pickle would import and that no such file needs.
+    """
+
+    order: list[str]
+    tensors: dict[str, SavedTensor | str]
+    paths: dict[str, tuple[str | int, ...]]
+    places: dict[str, list[Stored]]
+    foreign: list[Global]
+
+
+def parsed(data: bytes, what: str) -> Metadata:
+    """The metadata in a pickle. `what` is what messages call it.
+
+    Raises MalformedError for a pickle of anything else, UnreadableError for a version that is not known.
+    """
+    pickle = load(data, what)
+    root = pickle.root
+    name = name_of(root.cls) if type(root) is Obj else ""
+    if not (name.startswith(_OURS) and name.endswith(".Metadata")):
+        raise MalformedError(f"{what} holds no Metadata of torch.distributed.checkpoint")
+    held = attributes(root)
+    _check_version(held.get("version"), what)
+    entries = _named_items(held.get("state_dict_metadata"), f"{what} has no state_dict_metadata")
+    reader = _Reader()
+    tensors = {fqn: reader.tensor(node) for fqn, node in entries.items() if not _is_bytes(node)}
+    paths = dict(_paths(held.get("planner_data")))
+    # A rank's plan begins with what it shards; the planner's paths are in the order of the state_dict.
+    order = list(dict.fromkeys([*(fqn for fqn in paths if fqn in entries), *entries]))
+    foreign = [one for one in pickle.globals if not _is_expected(one.qualified)]
+    return Metadata(order, tensors, paths, reader.places(held.get("storage_data"), what), foreign)
+
+
+def _check_version(version: Any, what: str) -> None:
+    if version is not None and not (type(version) is str and version.startswith("1.")):
+        said = _shown.value(version) if type(version) in (str, int, float, bool) else "no version"
+        raise UnreadableError(f"{what} says version {said}: written by a newer torch; statecli knows 1.0.0")
+
+
+def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
+    items = mapping(node)
+    if items is None or not all(type(key) is str for key in items):
+        raise MalformedError(otherwise)
+    return items
+
+
+def _is_bytes(node: Any) -> bool:
+    return type(node) is Obj and name_of(node.cls).endswith(".BytesStorageMetadata")
+
+
+def _is_expected(name: str) -> bool:
+    """Whether each `.metadata` may name it: torch's own classes of data, and what a path is made of."""
+    module, _, last = name.rpartition(".")
+    return module.startswith(_OURS) or module in ("torch", "torch.serialization") or last.endswith(("Path", "Size"))
+
+
+def _paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+    """Name -> the keys and indexes that lead to it, which other planners than torch's may not write."""
+    for fqn, path in (mapping(node) or {}).items():
+        plain = type(fqn) is str and type(path) in (tuple, list) and 0 < len(path) <= MAX_PATH
+        if plain and all(type(one) is str or (type(one) is int and 0 <= one < MAX_INDEX) for one in path):
+            yield fqn, tuple(path)
+
+
+class _Reader:
+    """Reads nodes of one pickle, in which the same class is one object."""
+
+    def __init__(self) -> None:
+        self._sizes: set[int] = set()
+
+    def tensor(self, node: Any) -> SavedTensor | str:
+        """A tensor, or the line that says why it is none."""
+        try:
+            return self._tensor(node)
+        except MalformedError as error:
+            return str(error)
+
+    def _tensor(self, node: Any) -> SavedTensor:
+        held = _state(node)
+        dtype, layout, grad = _properties(held.get("properties"))
+        shape = self.sizes(held.get("size"), "shape")
+        chunks = held.get("chunks")
+        if type(chunks) is not list:
+            raise MalformedError(".metadata lists no chunks of it")
+        if prod(shape) > MAX_ELEMENTS:
+            raise MalformedError(f"shape {_shown.shape(shape)} is impossible: more than 2^63 elements")
+        return SavedTensor(dtype, shape, grad, layout, [self._chunk(one, shape) for one in chunks])
+
+    def _chunk(self, node: Any, shape: Sizes) -> Chunk:
+        held = _state(node)
+        start, size = self.sizes(held.get("offsets"), "chunk"), self.sizes(held.get("sizes"), "chunk")
+        if not len(start) == len(size) == len(shape):
+            raise MalformedError(
+                f"a chunk of {len(size)} dimensions at one of {len(start)}, and it has {len(shape)}: {list(shape)[:8]}"
+            )
+        return Chunk(start, size)
+
+    def sizes(self, node: Any, what: str) -> Sizes:
+        """A torch.Size, or a tuple of sizes."""
+        if type(node) is Obj and self._is_size(node.cls):
+            node = node.args[0] if node.args else ()
+        found = tuple(node) if type(node) is list else node
+        if type(found) is not tuple or len(found) > MAX_DIMENSIONS:
+            raise MalformedError(f"its {what} is no tuple of sizes")
+        for n in found:
+            if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
+                raise MalformedError(f"its {what} holds {_shown.value(n) if type(n) is int else 'no number'}")
+        return found
+
+    def _is_size(self, cls: Any) -> bool:
+        if id(cls) in self._sizes:
+            return True
+        if name_of(cls) != "torch.Size":
+            return False
+        self._sizes.add(id(cls))
+        return True
+
+    def places(self, node: Any, what: str) -> dict[str, list[Stored]]:
+        """Name -> where its items are. Raises MalformedError for a record that says no place."""
+        items = mapping(node)
+        if items is None:
+            raise MalformedError(f"{what} has no storage_data: where the tensors lie is not recorded")
+        found: dict[str, list[Stored]] = {}
+        for key, value in items.items():
+            index = _state(key.value if type(key) is Key else key)
+            fqn = index.get("fqn")
+            if type(fqn) is not str:
+                raise MalformedError(f"{what} has a record of storage without a name")
+            found.setdefault(fqn, []).append(self._stored(index.get("offset"), _state(value), fqn))
+        return found
+
+    def _stored(self, start: Any, held: Mapping[str, Any], fqn: str) -> Stored:
+        file, offset, length = held.get("relative_path"), held.get("offset"), held.get("length")
+        transforms = held.get("transform_descriptors")
+        if type(file) is not str or type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
+            raise MalformedError(f"{_shown.name(fqn)}: .metadata does not say where it lies")
+        names = tuple(one if type(one) is str else "?" for one in sequence(transforms) or ()) if transforms else ()
+        return Stored(None if start is None else self.sizes(start, "chunk"), file, offset, length, names)
+
+
+def _state(node: Any) -> Mapping[str, Any]:
+    """What BUILD gave an object, mostly one dict."""
+    if type(node) is Obj and type(node.state) is dict:
+        return node.state
+    return attributes(node)
+
+
+def _properties(node: Any) -> tuple[str, str, bool]:
+    """(dtype, layout, requires_grad): a 5-tuple, since torch cannot pickle a memory format."""
+    state = node.state if type(node) is Obj else None
+    if type(state) is tuple and len(state) >= 3:
+        dtype, layout, grad = state[:3]
+    else:
+        held = attributes(node)
+        dtype, layout, grad = held.get("dtype"), held.get("layout"), held.get("requires_grad")
+    name = name_of(dtype).removeprefix("torch.")
+    if name not in BITS:
+        raise MalformedError(f"unknown dtype {_shown.name(name_of(dtype) or 'of no name')}")
+    told = layout.args[0] if type(layout) is Obj and layout.args else name_of(layout)
+    return name, told.removeprefix("torch.") if type(told) is str else "strided", grad is True

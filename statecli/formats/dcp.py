@@ -1,0 +1,377 @@
+"""A folder of `torch.distributed.checkpoint`: `.metadata`, and a `.distcp` file or more for each rank that saved.
+
+`.metadata` says which chunks each tensor was cut into and where they lie (`_dcp_metadata.py`); each item of a `.distcp`
+file is a whole archive of torch.save, opened only when its values are read. What is no tensor (an epoch, an lr, the
+names in param_groups) is such an archive too, and read, as far as `MAX_ITEMS` goes. The planner's paths put all of it
+into the nested dict that was saved, which is then taken as a pickle of torch.save would be. Saved without collectives,
+each rank has a `__0.metadata` of its own. Neither devices nor ties are recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from operator import add
+from typing import Any, NamedTuple
+
+from statecli.errors import MalformedError, MissingShard, UnreadableError
+from statecli.formats import _folder, _shown, torch_zip
+from statecli.formats._dcp_metadata import MAX_METADATA, Chunk, Metadata, SavedTensor, Sizes, Stored, parsed
+from statecli.formats._dtypes import BITS, nbytes
+from statecli.formats._pickle import Pickle
+from statecli.formats._source import Source, small
+from statecli.formats._tensors import Tensor
+from statecli.formats._tiling import Box as Region
+from statecli.formats._tiling import fault
+from statecli.formats._torch_objects import state_of
+from statecli.state import Box, Boxes, ByteRange, ModelState, Oddity, Packing, TensorData
+
+NAME = "dcp"
+
+#: The names of metadata, one for all or one for each rank.
+_METADATA = re.compile(r"(?:__(?P<rank>\d{1,9}))?\.metadata")
+SUFFIX = ".distcp"
+#: What is at the start of a pickle of metadata, and in how many bytes of it.
+_MARK = b"torch.distributed."
+MARKED = 64
+#: `Packing.how` of an archive of torch.save that holds one tensor.
+ARCHIVE = "torch-zip"
+#: Values beside the tensors that are read, each an archive of its own, and their bytes in all.
+MAX_ITEMS = 2_000
+MAX_ITEM_BYTES = 64 * 2**20
+#: What makes a path, a drive or a URL of a name, and what breaks a line.
+_NO_NAME = re.compile("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+ReadFile = Callable[[str], ModelState]
+
+
+def sniff(path: str, head: bytes) -> bool:
+    """Whether this is such a folder, or a file out of one."""
+    if os.path.isdir(path):
+        names = members(path)
+        return any(name.endswith(SUFFIX) or _is_metadata(os.path.join(path, name)) for name in names)
+    return path.endswith(SUFFIX) or _MARK in head[:MARKED]
+
+
+def _is_metadata(path: str) -> bool:
+    try:
+        with Source(path) as source:
+            return _MARK in source.head[:MARKED]
+    except UnreadableError:  # No file of this format's, then; other programs have a `.metadata` too.
+        return False
+
+
+def members(path: str) -> tuple[str, ...]:
+    """The names of the folder's metadata and `.distcp` files, whatever these say.
+
+    Raises UnreadableError for a folder that cannot be listed.
+    """
+    return tuple(name for name in _folder.files(path) if name.endswith(SUFFIX) or _METADATA.fullmatch(name))
+
+
+def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what lies in the files is no file by itself
+    """All that the metadata names. Raises UnreadableError for a file of such a folder, and what `Metadata` raises.
+
+    A tensor whose chunks contradict each other is there, with its `damage`.
+    """
+    if not os.path.isdir(path):
+        folder = os.path.dirname(path) or "."
+        raise UnreadableError(f"is one file of a torch.distributed.checkpoint: name its folder, {folder}")
+    return _Folder(path).state()
+
+
+class _Folder:
+    """One reading of a folder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.oddities: list[Oddity] = []
+        self.storages: dict[str, ByteRange] = {}
+        self.metadata = _merged(list(_metadata(path, self.oddities)), self.oddities)
+        self.sizes = _sizes(path, self.metadata)
+        self.ends = _ends(self.metadata)
+        self.globals = list(self.metadata.foreign)
+
+    def state(self) -> ModelState:
+        """What the folder holds, as the nested dict that was saved."""
+        items = _Items(self)
+        nodes = {fqn: items.node(fqn) for fqn in self.metadata.order if fqn not in self.metadata.tensors}
+        nodes = {fqn: nodes[fqn] if fqn in nodes else self._tensor(fqn) for fqn in self.metadata.order}
+        root = nested(nodes, self.metadata.paths)
+        pickle = Pickle(root, self.globals, 0, [], [], 0)
+        return state_of(pickle, self.storages, target=self.path, format=NAME, oddities=self.oddities)
+
+    def where(self, one: Stored, length: int) -> ByteRange:
+        """The archive that holds an item, of `length` bytes when it is taken out."""
+        return ByteRange(os.path.join(self.path, one.file), one.offset, length, packing=Packing(ARCHIVE, one.length))
+
+    def _tensor(self, fqn: str) -> Tensor:
+        """A tensor by its chunks; one that they contradict has `damage`."""
+        try:
+            return self._checked(fqn, self.metadata.tensors[fqn])
+        except MalformedError as error:
+            note, damage = f"cannot be read: {error}", f"{_shown.name(fqn)}: {error}"
+            return Tensor("unknown", None, 0, 0, None, False, note=note, damage=damage)
+
+    def _checked(self, fqn: str, saved: SavedTensor | str) -> Tensor:
+        if isinstance(saved, str):
+            raise MalformedError(saved)
+        chunks = [chunk for chunk in saved.chunks if 0 not in chunk.shape]
+        places = _placed(chunks, self.metadata.places.get(fqn, ()))
+        wrong = fault(saved.shape, _regions(chunks)) if 0 not in saved.shape else None
+        if wrong:
+            raise MalformedError(wrong)
+        for one in places:
+            self.check_size(one)
+        elements = prod(saved.shape)
+        size = nbytes(saved.dtype, elements)
+        packed = next((one.transforms for one in places if one.transforms), None)
+        data = None if packed else self._data(saved, chunks, places, size)
+        note = f"values cannot be read: written through {_shown.names(packed)}" if packed else _cut(saved.shape, chunks)
+        return Tensor(saved.dtype, saved.shape, elements, size, None, saved.requires_grad, note=note, data=data)
+
+    def _data(self, saved: SavedTensor, chunks: list[Chunk], places: list[Stored], size: int) -> TensorData:
+        if len(places) == 1:
+            return TensorData(self.where(places[0], size), saved.dtype, saved.shape)
+        boxes = tuple(
+            Box(start, TensorData(self.where(one, nbytes(saved.dtype, prod(shape))), saved.dtype, shape))
+            for (start, shape), one in zip(chunks, places, strict=True)
+        )
+        whole = ByteRange(self.path, 0, size, boxes=Boxes(saved.shape, BITS[saved.dtype] // 8, boxes))
+        return TensorData(whole, saved.dtype, saved.shape)
+
+    def check_size(self, one: Stored) -> None:
+        """Refuse what lies behind the end of its file; all of it for one reason."""
+        if one.offset + one.length > self.sizes[one.file]:
+            end = self.ends[one.file]
+            raise MalformedError(
+                f"{one.file} is cut short: .metadata needs {end} bytes of it, it has {self.sizes[one.file]}; "
+                "copy it again"
+            )
+
+
+class _Items:
+    """Reads what is no tensor, an archive each, as far as the budget goes."""
+
+    def __init__(self, folder: _Folder) -> None:
+        self.folder = folder
+        names = [fqn for fqn in folder.metadata.order if fqn not in folder.metadata.tensors]
+        # What tells which parameters an optimizer trains comes first.
+        names.sort(key=lambda fqn: not fqn.endswith((".params", ".param_names")))
+        self.chosen: set[str] = set()
+        left = MAX_ITEM_BYTES
+        for fqn in names[:MAX_ITEMS]:
+            left -= sum(one.length for one in folder.metadata.places.get(fqn, ()))
+            if left >= 0:
+                self.chosen.add(fqn)
+        unread = [fqn for fqn in names if fqn not in self.chosen]
+        if unread:
+            count = "a value" if len(unread) == 1 else f"{len(unread)} values"
+            message = f"{count} beside the tensors not read, {len(self.chosen)} were: {_shown.names(unread)}"
+            folder.oddities.append(Oddity("values-not-read", message))
+
+    def node(self, fqn: str) -> Any:
+        """The object that was saved under this name, None where it is not read."""
+        if fqn not in self.chosen:
+            return None
+        places = self.folder.metadata.places.get(fqn, ())
+        if len(places) != 1:
+            raise MalformedError(f"{_shown.name(fqn)}: .metadata names it and not where it lies")
+        one = places[0]
+        if one.transforms:
+            return f"<written through {_shown.names(one.transforms)}>"
+        try:
+            self.folder.check_size(one)
+            return self._opened(fqn, one)
+        except UnreadableError as error:
+            where = f"the archive at byte {one.offset} of {one.file}"
+            raise type(error)(f"{_shown.name(fqn)}: {where}: {error}") from error.__cause__
+
+    def _opened(self, fqn: str, one: Stored) -> Any:
+        """The root of its pickle; its storages are known by the name as well, for each archive counts from 0."""
+        folder = self.folder
+        pickle, storages, _ = torch_zip.contents(os.path.join(folder.path, one.file), one.offset, one.length)
+        for node in pickle.persistent:
+            if type(node.pid) is tuple and len(node.pid) > 2 and type(node.pid[2]) is str:
+                node.pid = (*node.pid[:2], f"{fqn}:{node.pid[2]}", *node.pid[3:])
+        folder.storages.update((f"{fqn}:{key}", where) for key, where in storages.items())
+        folder.globals.extend(pickle.globals)
+        return pickle.root
+
+
+def _metadata(path: str, oddities: list[Oddity]) -> Iterator[Metadata]:
+    """The metadata of all, else that of each rank."""
+    names = [name for name in members(path) if _METADATA.fullmatch(name)]
+    if ".metadata" in names:
+        if len(names) > 1:
+            beside = _shown.names([name for name in names if name != ".metadata"])
+            oddities.append(Oddity("other-metadata", f"beside .metadata, and not read: {beside}"))
+        names = [".metadata"]
+    if not names:
+        raise UnreadableError(
+            "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or it was not copied"
+        )
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        try:
+            yield parsed(small(os.path.join(path, name), MAX_METADATA), name)
+        except UnreadableError as error:
+            said = str(error)
+            raise type(error)(said if said.startswith(name) else f"{name} {said}") from error.__cause__
+
+
+def _merged(found: list[Metadata], oddities: list[Oddity]) -> Metadata:
+    """What all ranks saved. What several have whole is the first one's, as all of them should have the same."""
+    first = found[0]
+    for other in found[1:]:
+        for fqn in other.order:
+            _join(first, other, fqn)
+        first.foreign.extend(other.foreign)
+    if len(found) > 1:
+        message = f"saved by {len(found)} ranks without collectives: what several saved is shown as the first saved it"
+        oddities.append(Oddity("rank-metadata", message))
+    return first
+
+
+def _join(first: Metadata, other: Metadata, fqn: str) -> None:
+    """Add what another rank has of one name."""
+    mine, theirs = first.tensors.get(fqn), other.tensors.get(fqn)
+    if fqn not in first.places and mine is None:
+        first.order.append(fqn)
+        first.places[fqn] = other.places.get(fqn, [])
+        if theirs is not None:
+            first.tensors[fqn] = theirs
+        if fqn in other.paths:
+            first.paths[fqn] = other.paths[fqn]
+    elif isinstance(mine, SavedTensor) and isinstance(theirs, SavedTensor):
+        if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+            shapes = f"{mine.dtype} {_shown.shape(mine.shape)} and {theirs.dtype} {_shown.shape(theirs.shape)}"
+            first.tensors[fqn] = f"two ranks disagree about it: {shapes}"
+            return
+        mine.chunks.extend(chunk for chunk in theirs.chunks if chunk not in mine.chunks)
+        here = first.places.setdefault(fqn, [])
+        starts = {one.start for one in here}
+        here.extend(one for one in other.places.get(fqn, ()) if one.start not in starts)
+
+
+def _sizes(path: str, metadata: Metadata) -> dict[str, int]:
+    """The size of each file that is named, all of them there and regular."""
+    named = dict.fromkeys(one.file for places in metadata.places.values() for one in places)
+    found: dict[str, int] = {}
+    missing: list[str] = []
+    for name in named:
+        if name in ("", ".", "..") or name[0] == "~" or _NO_NAME.search(name):
+            raise MalformedError(f".metadata points outside its folder: {_shown.quoted(name)} is no plain file name")
+        file = os.path.join(path, name)
+        if not os.path.lexists(file):
+            missing.append(name)
+            continue
+        try:
+            with Source(file) as source:
+                found[name] = source.size
+        except UnreadableError as error:
+            raise type(error)(f"{_shown.name(name)} {error}") from error.__cause__
+    if missing:
+        raise _missing(missing, len(named), metadata)
+    return found
+
+
+def _missing(missing: list[str], count: int, metadata: Metadata) -> MissingShard:
+    lacking = set(missing)
+    needed = sum(any(one.file in lacking for one in places) for places in metadata.places.values())
+    what = "is" if len(missing) == 1 else "are"
+    return MissingShard(
+        f"{_shown.names(missing)} {what} missing: {count - len(missing)} of {count} files are here, as .metadata names "
+        f"them; {needed} of {len(metadata.places)} tensors and values lie in the others, at least in part"
+    )
+
+
+def _ends(metadata: Metadata) -> dict[str, int]:
+    """How many bytes of each file are needed."""
+    found: dict[str, int] = {}
+    for places in metadata.places.values():
+        for one in places:
+            found[one.file] = max(one.offset + one.length, found.get(one.file, 0))
+    return found
+
+
+def _placed(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]:
+    """Where each chunk lies. Both lists name chunks by where they start, mostly in one order."""
+    if len(chunks) <= len(places) and all(map(_is_of, chunks, places)):
+        return list(places[: len(chunks)])
+    ordered = sorted((one for one in places if one.start is not None), key=_start)
+    found = []
+    for chunk in chunks:
+        at = bisect_left(ordered, chunk.start, key=_start)
+        if at == len(ordered) or not _is_of(chunk, ordered[at]):
+            raise MalformedError(
+                f".metadata does not say where its chunk of {list(chunk.shape)} at {list(chunk.start)} lies"
+            )
+        found.append(ordered[at])
+    return found
+
+
+def _is_of(chunk: Chunk, one: Stored) -> bool:
+    return one.start == chunk.start
+
+
+def _start(one: Stored) -> tuple[int, ...]:
+    return one.start or ()
+
+
+def _cut(shape: Sizes, chunks: Sequence[Chunk]) -> str | None:
+    """Along which dimensions a tensor was cut, and into how many pieces."""
+    if len(chunks) < 2:
+        return None
+    axes = [str(axis) for axis, size in enumerate(shape) if any(chunk.shape[axis] < size for chunk in chunks)]
+    return f"{len(chunks)} chunks, cut along dimension{'s' * (len(axes) > 1)} {' and '.join(axes)}"
+
+
+def _regions(chunks: list[Chunk]) -> list[Region]:
+    return [Region(start, tuple(map(add, start, shape))) for start, shape in chunks]
+
+
+def nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> dict[Any, Any]:
+    """The dict that was saved: each name's object at its path, dicts under their keys, lists by their indexes.
+
+    What has no path, or one that others contradict, stands under its name.
+    """
+    root: dict[Any, Any] = {}
+    made: dict[int, _Made] = {id(root): _Made(root, None, root)}
+    for fqn, node in nodes.items():
+        *above, last = paths.get(fqn, (fqn,))
+        held = _container(root, above, made)
+        if held is None or last in held:
+            root[fqn] = node
+        else:
+            held[last] = node
+    # Those below were made after those above them.
+    for one in reversed(made.values()):
+        indexes = one.held is not root and all(type(key) is int for key in one.held)
+        if indexes and sorted(one.held) == list(range(len(one.held))):
+            one.above[one.key] = [one.held[n] for n in range(len(one.held))]
+    return root
+
+
+class _Made(NamedTuple):
+    """A dict of ours, and where it hangs: what else is at a path was saved as one value."""
+
+    above: dict[Any, Any]
+    key: str | int | None
+    held: dict[Any, Any]
+
+
+def _container(root: dict[Any, Any], steps: list[str | int], made: dict[int, _Made]) -> dict[Any, Any] | None:
+    """The dict at a path, made where there is none; None where a value stands in the way."""
+    held = root
+    for step in steps:
+        if step not in held:
+            below: dict[Any, Any] = {}
+            made[id(below)] = _Made(held, step, below)
+            held[step] = below
+        if id(held[step]) not in made:
+            return None
+        held = held[step]
+    return held
