@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
 import torch
 
@@ -424,3 +425,50 @@ def test_a_report_beside_a_quiet_run_says_nothing_twice(statecli):
     statecli("diff", "clean.pt", "found.pt", "-q", "--report", "markdown=quiet.md")
     statecli("diff", "clean.pt", "found.pt", "--report", "markdown=loud.md")
     assert Path("quiet.md").read_text() == Path("loud.md").read_text()
+
+
+@pytest.mark.parametrize("output", PEOPLE)
+def test_what_is_skipped_is_said_in_the_right_number(output):
+    """Of several, each is it."""
+    one, several = skipped("z.md", "is an XML document"), [skipped(f"{name}.md") for name in "abcd"]
+    text = " ".join(written(output, target(), one, *several, terminal=True, width=200).split())
+    assert "each is a text file" in text
+    assert "each is an XML" not in text
+    assert "is an XML document" in text
+
+
+@pytest.mark.parametrize("output", PEOPLE)
+def test_targets_that_failed_for_one_reason_beside_them_share_a_line(output):
+    """What a checkpoint that they are held to lacks is no fault of each; a fault of its own has a line of its own."""
+    why = "--against acc: is a folder without a checkpoint"
+    shared = [msgspec.structs.replace(failed(f"{name}.pt"), reason=why) for name in "abcd"]
+    text = written(output, *shared, failed("e.pt"), failed("f.pt"), terminal=True, width=200)
+    assert text.count(why) == 1
+    assert "failed: a.pt, b.pt and 2 more" in text
+    assert "failed: e.pt" in text
+    assert "failed: f.pt" in text
+
+
+def test_a_walk_gives_no_advice_about_a_document(statecli):
+    """Nobody took the settings beside a model for a checkpoint; who names such a file may have."""
+    Path("config.json").write_text("{}")
+    assert "skipped: config.json: is a JSON document\n" in statecli("audit", ".").out
+    assert "name a *.index.json" in statecli("audit", "config.json").err
+
+
+def test_what_is_wrong_with_the_reference_is_said_once(statecli):
+    """A folder of steps held to itself: which option is meant, and not once for each step."""
+    for step in ("step_0", "step_1", "step_2"):
+        Path("acc", step).mkdir(parents=True)
+        torch.save({"w": torch.zeros(1)}, Path("acc", step, "pytorch_model.bin"))
+    done = statecli("audit", "acc", "--against", "acc")
+    assert done.code == 2
+    why = "--against acc: is a folder without a checkpoint of its own"
+    assert done.err.count(why) == done.out.count(why) == 1
+    assert "failed: acc/step_0, acc/step_1 and 1 more" in done.out
+
+
+def test_a_reason_in_json_does_not_repeat_its_target(statecli):
+    """The target stands beside it."""
+    (row,) = statecli("audit", "empty.pt", "-f", "json").json["targets"]
+    assert (row["target"], row["reason"]) == ("empty.pt", "is an empty file")

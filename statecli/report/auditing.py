@@ -238,16 +238,21 @@ def counted(findings: Sequence[Finding]) -> str:
 
 
 def _unread(found: Audit) -> Iterator[Line]:
-    """Each target that failed; those that were skipped by their reasons."""
-    skipped: dict[str, list[str]] = {}
+    """Each target that failed of itself; those that something beside them failed, or were skipped, by their reasons."""
+    alike: dict[tuple[Status, str, str], list[str]] = {}
     for one in found.targets:
-        reason = (one.reason or "").removeprefix(f"{one.target}: ")
-        if one.status is Status.FAILED:
-            yield Line((f"failed: {one.target}",), reason, "bad")
-        elif one.status is Status.SKIPPED:
-            skipped.setdefault(reason, []).append(one.target)
-    for reason, targets in skipped.items():
-        yield Line((f"{len(targets):,} skipped: {names(targets)}",), reason, "dim")
+        if one.status is not Status.AUDITED:
+            own = one.status is Status.FAILED and one.own_reason != one.reason
+            alike.setdefault((one.status, one.own_reason or "", one.target if own else ""), []).append(one.target)
+    for (status, reason, _), targets in sorted(alike.items(), key=lambda group: group[0][0] is Status.SKIPPED):
+        if status is Status.FAILED:
+            yield Line((f"failed: {names(targets)}",), reason, "bad")
+        else:
+            yield Line((f"{len(targets):,} skipped: {names(targets)}",), _of_each(reason, len(targets)), "dim")
+
+
+def _of_each(reason: str, count: int) -> str:
+    return f"each {reason}" if count > 1 and reason.startswith(("is ", "holds ", "lies ")) else reason
 
 
 def _hollow(found: Audit) -> Iterator[Line]:
