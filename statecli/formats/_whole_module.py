@@ -115,14 +115,18 @@ class _ModuleWalk:
         """Plain attributes of every module, those of modules found in plain containers included."""
         for path, node, _ in self.modules:  # grows while it is walked
             held = attributes(node)
+            states = _states(held)
             for name, value in held.items():
                 if name in _REGISTRIES or type(value) in LEAVES or HOOKS.match(name):
                     continue
                 derived = _derived_from(name, held)
+                note = OF_A_METRIC if name in states else derived
                 for where, found, tensor in self.reading.below(value, f"{path}{name}", seen=self.seen):
-                    self._reached(where, found, tensor, derived, packed=_packs(node))
+                    self._reached(where, found, tensor, note, derived, packed=_packs(node))
 
-    def _reached(self, where: str, node: Any, tensor: Tensor | None, derived: str | None, *, packed: bool) -> None:
+    def _reached(
+        self, where: str, node: Any, tensor: Tensor | None, note: str | None, derived: str | None, *, packed: bool
+    ) -> None:
         if tensor is None:
             self.registered(unwrapped(node), where + ".", outside=True)
             return
@@ -134,7 +138,7 @@ class _ModuleWalk:
         if id(node) in self.seen:
             return
         self.seen.add(id(node))
-        note = derived or ("parameter in a plain attribute" if tensor.is_parameter else None)
+        note = note or ("parameter in a plain attribute" if tensor.is_parameter else None)
         # What the class's own state_dict() or get_extra_state() would save is in its code, which is not here.
         row = Row(
             *(where, tensor, Kind.UNREGISTERED, Evidence.ASSUMED if packed else Evidence.REGISTERED),
@@ -157,6 +161,18 @@ _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent
 #: torch's quantized modules keep weights in plain attributes, mostly packed by C++, and save them in code of their own.
 _PACKING = ("torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.quantized.")
 _PACKED = "kept and saved by torch's own quantized module"
+
+
+#: The note of what torchmetrics keeps in plain attributes.
+OF_A_METRIC = "a metric's state, which its class moves"
+
+
+def _states(held: Mapping[str, Any]) -> frozenset[str]:
+    """The attributes that a torchmetrics.Metric moves by code of its own: its states, their defaults, its results."""
+    defaults, reductions = mapping(held.get("_defaults")), mapping(held.get("_reductions"))
+    if defaults is None or reductions is None or "_forward_cache" not in held:
+        return frozenset()
+    return frozenset([*map(_text, defaults), "_defaults", "_computed", "_forward_cache"])
 
 
 def _packs(module: Obj) -> bool:

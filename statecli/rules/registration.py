@@ -10,6 +10,7 @@ from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, a_module
 from statecli.finding import Severity
 from statecli.formats import _shown
+from statecli.formats._whole_module import OF_A_METRIC
 from statecli.state import Evidence, Kind, TensorInfo
 
 
@@ -40,7 +41,8 @@ def unregistered_tensor(subject: Subject) -> Iterator[Found]:
 
     Why: `state_dict()` leaves it out and `.to()` leaves it behind. The checkpoint loads without a word and the model
     computes with another table; on a GPU the first forward raises "Expected all tensors to be on the same device". A
-    note where it follows moves by the class's own code, or is a scalar or empty: that is mostly meant.
+    note where it follows moves by the class's own code, as a metric's state does, or is a scalar or empty: that is
+    mostly meant.
 
     Example: `self.table = torch.randn(5, 5)` in `__init__`.
 
@@ -48,7 +50,7 @@ def unregistered_tensor(subject: Subject) -> Iterator[Found]:
     """
     for row in _unregistered(subject):
         if row.within is None and row.derived is None and not _learns(row):
-            harmless = row.moves is True or not row.shape or not row.elements
+            harmless = row.moves is True or row.note == OF_A_METRIC or not row.shape or not row.elements
             yield _of(row, f"is not registered: {_lacks(row)}", Severity.NOTE if harmless else None)
 
 
@@ -151,7 +153,9 @@ def non_leaf_attribute(subject: Subject) -> Iterator[Found]:
 
     Fix: compute it in `forward`, or register `.detach()` of it as a buffer where a constant is meant.
     """
-    recomputed = {odd.fqn for odd in (subject.module.oddities if subject.module else ()) if odd.name == "recomputed"}
+    if subject.module is None or subject.module.format != "module":
+        return  # what a file is known to derive, hooks of torch compute before each forward
+    recomputed = {odd.fqn for odd in subject.module.oddities if odd.name == "recomputed"}
     for row in _unregistered(subject):
         if row.derived is not None and row.fqn not in recomputed:
             yield _of(row, f"was computed once ({row.derived}), and follows nothing", help="compute it in forward")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from statecli.auditing.run import Request, audit
 from statecli.finding import Severity
@@ -53,6 +54,30 @@ def test_unregistered_tensor_finds_in_a_pickled_module_what_the_class_would_show
 def test_unregistered_tensor_finds_a_scalar_to_be_worth_a_note(found, net):
     """A size kept as a 0-dim tensor does no harm."""
     assert named(found("unregistered-tensor", net("self.size = torch.tensor(3)"))) == {"size": Severity.NOTE}
+
+
+def test_unregistered_tensor_finds_a_metrics_state_to_be_worth_a_note(found, tmp_path):
+    """The class moves it by code of its own: so of the class, and of one pickled whole, before and after an update."""
+    torchmetrics = pytest.importorskip("torchmetrics")
+    made = "Accuracy('multiclass', num_classes=3)"
+    (tmp_path / "net.py").write_text(f"import torchmetrics\n\n\ndef made():\n    return torchmetrics.{made}\n")
+    used = torchmetrics.CatMetric()
+    used.update(torch.ones(3))
+    torch.save(nn.ModuleList([torchmetrics.Accuracy("multiclass", num_classes=3), used]), tmp_path / "a.pt")
+    whole, of_class = (found("unregistered-tensor", one) for one in (tmp_path / "a.pt", f"{tmp_path / 'net.py'}:made"))
+    assert {"0.tp", "0._defaults['tp']", "1.value[0]"} <= set(named(whole))
+    assert {f"0.{one.fqn}" for one in of_class} <= set(named(whole))
+    assert {one.severity for one in (*whole, *of_class)} == {Severity.NOTE}
+
+
+def test_unregistered_tensor_finds_a_table_beside_a_metrics_state(found, tmp_path):
+    """Which nothing moves, and which the state of that name in another module is no excuse for."""
+    metric = pytest.importorskip("torchmetrics").Accuracy("multiclass", num_classes=3)
+    metric.table, other = torch.ones(3), nn.Linear(2, 2)
+    other.tp = torch.ones(3)
+    torch.save(nn.ModuleList([metric, other]), tmp_path / "a.pt")
+    warned = [one.fqn for one in found("unregistered-tensor", tmp_path / "a.pt") if one.severity is Severity.WARNING]
+    assert sorted(warned) == ["0.table", "1.tp"]
 
 
 def test_unregistered_tensor_spares_buffers_and_second_names(found, net):
@@ -180,3 +205,21 @@ def test_non_leaf_attribute_finds_what_was_computed_in_the_constructor(found):
 def test_non_leaf_attribute_spares_what_torch_recomputes(found, net):
     """The old weight_norm sets its weight anew before each forward."""
     assert not found("non-leaf-attribute", net("nn.utils.weight_norm(self.fc)"))
+
+
+HOOKED = {
+    "weight_norm": lambda: nn.utils.weight_norm(nn.Linear(2, 2)),
+    "spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(2, 2)),
+    "pruned": lambda: prune.l1_unstructured(nn.Linear(2, 2), "weight", 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", HOOKED.values(), ids=HOOKED)
+def test_non_leaf_attribute_spares_what_a_hook_computes_before_each_forward(found, tmp_path, make):
+    """It follows what the parameters learn, though it is a plain attribute of a module pickled whole."""
+    net = nn.Sequential(make())
+    with torch.no_grad():
+        net(torch.ones(1, 2))
+    torch.save(net, tmp_path / "a.pt")
+    assert not found("non-leaf-attribute", tmp_path / "a.pt")
