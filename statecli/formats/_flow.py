@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from statecli.formats import _array_types, _gadgets, _globals
+from statecli.formats import _array_types, _gadgets, _globals, _shown
 from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf, Value
 
 _DUNDER = re.compile(r"__\w+__\Z")
@@ -259,7 +259,7 @@ class Flow:
         if type(key) is not str or key in _SAID or type(value) not in (Global, Obj):
             return
         if _DUNDER.match(key) or key in _LOOKED_UP:
-            self.note(value, f"is put in the place of {key}")
+            self.note(value, f"is put in the place of {_shown.name(key)}")
 
 
 def _is_clean(name: str) -> bool:

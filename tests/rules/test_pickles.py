@@ -164,3 +164,14 @@ def test_each_finding_says_what_to_do(tmp_path):
     found = [finding for one in targets for finding in judged(one).findings]
     assert {one.rule for one in found} == set(RULES)
     assert all(one.help for one in found)
+
+
+def test_a_name_that_is_absurdly_long_is_cut(tmp_path):
+    """That of what is imported, and that of the attribute in whose place it is put."""
+    long = "n" * 70_000
+    hidden = called(named("argparse", "Namespace")) + b"}" + text(f"__{long}__") + named("builtins", "dict") + b"sb"
+    for body in (hidden, named("os", long), called(named(long, long))):
+        path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=body))
+        findings = judged(path).findings
+        assert findings
+        assert max(len(one.message) for one in findings) < 1_000
