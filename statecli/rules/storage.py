@@ -8,10 +8,11 @@ from heapq import heappop, heappush
 
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.storages import Storage, View, apart, share
-from statecli.auditing.subject import Subject
+from statecli.auditing.subject import Subject, a_file
 from statecli.finding import Severity
 from statecli.formats import _shown
 from statecli.formats._dtypes import is_floating
+from statecli.report.text import names
 from statecli.state import Evidence, Kind, Place, TensorInfo
 
 #: Unused bytes of a storage that are worth a line: a page of memory.
@@ -89,10 +90,10 @@ def tied_tensors(subject: Subject) -> Iterator[Found]:
     for storage in _chosen(subject):
         for view, tensors in storage.views.items():
             own = [tensor for tensor in tensors if tensor.kind in MODEL]
-            names = list(dict.fromkeys(map(subject.called, own)))
-            if len(names) > 1 and view.held:
+            called = list(dict.fromkeys(map(subject.called, own)))
+            if len(called) > 1 and view.held:
                 first = own[0]
-                message = f"{names[0]}: shares all of its {first.nbytes:,} bytes with {_shown.names(names[1:])}"
+                message = f"{called[0]}: shares all of its {first.nbytes:,} bytes with {_shown.names(called[1:])}"
                 help = "nothing to do where it is meant; else save a copy: .clone()"
                 yield Found(message, first.fqn, first.section, help, place=storage.place)
 
@@ -153,6 +154,26 @@ def _untold(subject: Subject, storage: Storage, count: int) -> Found:
     why = "too many lie in one another's gaps"
     message = f"{subject.called(first)}: whether the {count:,} views of its storage share bytes cannot be told: {why}"
     return Found(message, first.fqn, first.section, "save copies: .clone()", Severity.NOTE, place=storage.place)
+
+
+@rule(Severity.NOTE, a_file)
+def empty_parameters(subject: Subject) -> Iterator[Found]:
+    """Most parameters of a model hold no element.
+
+    Why: their names are here and their weights are not: what loads this file has no model. DeepSpeed's ZeRO-3 writes
+    such a file beside the partitions that hold the weights, and nothing that is said of it is said of them.
+
+    Example: `zero_pp_rank_0_mp_rank_00_model_states.pt`, whose `module` has `fc.weight` of shape [0].
+
+    Fix: audit the files that hold the weights, or what `zero_to_fp32.py` puts together of them.
+    """
+    for section in subject.state.sections:
+        rows = [one for one in subject.state.tensors if one.section == section and one.kind is Kind.PARAMETER]
+        empty = [one for one in rows if one.shape is not None and not one.elements]
+        if len(empty) * 2 > len(rows):
+            called = names(tuple(map(subject.called, empty)))
+            message = f"{section}: {len(empty):,} of {len(rows):,} parameters hold no element: {called}"
+            yield Found(message, None, section, "audit the files that hold the weights: they are not in this one")
 
 
 @rule(Severity.NOTE)
@@ -245,4 +266,4 @@ def too_large(subject: Subject) -> Iterator[Found]:
         yield Found(message, help="save less of it or in a narrower dtype, or raise policy.max-bytes")
 
 
-RULES = (oversized_storage, tied_tensors, shared_slices, mixed_dtypes, unexpected_dtype, too_large)
+RULES = (oversized_storage, tied_tensors, shared_slices, empty_parameters, mixed_dtypes, unexpected_dtype, too_large)
