@@ -142,12 +142,15 @@ class _Run:
         return lock is not None and lock.of(text, self.request.lock_folder, by_name=True) is not None
 
     def gone(self, targets: Sequence[Target]) -> Iterator[Target]:
-        """What was locked and not found, each with a finding of the rule."""
+        """What was locked and not found, each with a finding of the rule; a shard that is there is its model's matter."""
         met = {one.target for one in targets if one.status is not Status.SKIPPED} | self.left_out
         rule = next((rule for rule in self.rules if rule.name == locked.RULE), None)
         if rule is None:
             return
+        models = {os.path.abspath(text) for text in met}
         for text, one in locked.gone(self.request, met):
+            if os.path.lexists(text) and any(os.path.abspath(model.path) in models for model in self.homes.of(text)):
+                continue
             found = _finding(rule, one, text, self.request.severity.get(rule.name))
             reason = "is locked and was not found"
             yield _accepted(Target(text, Status.SKIPPED, reason, findings=(found,), ran=(rule.name,)), self.request)

@@ -108,6 +108,30 @@ def test_shards_are_held_as_the_model_that_is_locked(statecli):
     assert message.startswith("y: its values are not those that were locked")
 
 
+def test_a_locked_shard_of_a_model_that_was_met_is_not_gone(statecli):
+    """The model was held, or has failed as it is not in the lock; which shards there are is its own matter."""
+    assert statecli("lock", *sharded("ck/m"), "ck/a.pt", "-o", "shards.json").code == 0
+    result = statecli("audit", "ck/m", "--lock", "shards.json", "-f", "json")
+    assert (result.code, result.json["findings"]) == (2, [])
+    assert result.err.startswith("statecli: ck/m: is not in the lock")
+    Path("ck/m/model-00001-of-00002.safetensors").unlink()
+    assert {
+        one["rule"] for one in statecli("audit", "ck/m", "--lock", "shards.json", "-f", "json").json["findings"]
+    } == {
+        "missing-shard",
+        "lock-mismatch",
+    }
+
+
+def test_only_what_is_frozen_is_missed_where_that_is_asked(statecli):
+    """A file with nothing of the frozen part may go."""
+    Path("ck/in/b.pt").unlink()
+    for glob, gone in (("x", []), ("w", [GONE])):
+        Path("statecli.toml").write_text(f'policy = {{ frozen = "{glob}" }}')
+        found = statecli("audit", "ck", "--lock", "l.json", "--frozen-only", "-f", "json").json["findings"]
+        assert [(one["target"], one["message"]) for one in found if one["rule"] == "lock-mismatch"] == gone
+
+
 def test_files_of_a_commit_are_what_a_walk_makes_of_them(statecli):
     """Shards their model; text, and what no model is, nothing: a commit need not have what is held."""
     shards = sharded("ck/m")
