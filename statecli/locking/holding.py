@@ -14,7 +14,7 @@ from statecli import inspection
 from statecli.comparison.pairing import paired_sections
 from statecli.errors import NothingMatched
 from statecli.locking.file import Lock, LockedTarget, LockedTensor
-from statecli.locking.making import KNOWN, is_beside, view_of
+from statecli.locking.making import KNOWN, is_beside, is_bookkeeping, view_of
 from statecli.places import named
 from statecli.state import Kind, ModelState, TensorInfo
 
@@ -118,7 +118,9 @@ def _pairs(state: ModelState, target: LockedTarget, request: Request) -> Iterato
         return
     known = {(key[0], view_of(rows[key])) for key in taken}
     for tensor in (*(row for key, row in rows.items() if key not in taken), *twins):
-        if not is_beside(tensor) and not (tensor.tied_to and (tensor.section, view_of(tensor)) in known):
+        if is_beside(tensor) or is_bookkeeping(tensor):
+            continue
+        if not (tensor.tied_to and (tensor.section, view_of(tensor)) in known):
             yield Held(None, tensor)
 
 
