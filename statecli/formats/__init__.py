@@ -14,7 +14,7 @@ from types import ModuleType
 
 from statecli import ties
 from statecli.errors import UnreadableError
-from statecli.formats import _foreign, dcp, safetensors, sharded, torch_legacy, torch_zip, torchscript
+from statecli.formats import _foreign, dcp, deepspeed, safetensors, sharded, torch_legacy, torch_zip, torchscript
 from statecli.formats._pickle import without_gc
 from statecli.formats._source import Source
 from statecli.state import ModelState
@@ -22,7 +22,7 @@ from statecli.state import ModelState
 #: In the order they are asked. A completeness test holds the folder against these tuples.
 FILES: tuple[ModuleType, ...] = (safetensors, torchscript, torch_zip, torch_legacy)
 #: The last of them takes every folder.
-FOLDERS: tuple[ModuleType, ...] = (dcp, sharded)
+FOLDERS: tuple[ModuleType, ...] = (dcp, deepspeed, sharded)
 FORMATS = (*FILES, *FOLDERS)
 
 
