@@ -142,7 +142,7 @@ class _Run:
         return lock is not None and lock.of(text, self.request.lock_folder, by_name=True) is not None
 
     def gone(self, targets: Sequence[Target]) -> Iterator[Target]:
-        """What was locked and not found, each with a finding of the rule; a shard that is there is its model's matter."""
+        """What was locked and not found, each with a finding; of a shard that is there its model says more."""
         met = {one.target for one in targets if one.status is not Status.SKIPPED} | self.left_out
         rule = next((rule for rule in self.rules if rule.name == locked.RULE), None)
         if rule is None:
