@@ -10,6 +10,7 @@ import msgspec
 from statecli import inspection, modules, target
 from statecli.auditing import targets
 from statecli.auditing.result import Status
+from statecli.comparison.pairing import counted
 from statecli.errors import FilteredOut, NothingMatched, UnreadableError
 from statecli.finding import Finding, Severity
 from statecli.locking.file import SCHEMA, Algorithm, Lock, LockedTarget, LockedTensor, refuse_twins
@@ -40,13 +41,15 @@ class Request(msgspec.Struct, frozen=True):
 class Read(msgspec.Struct, frozen=True):
     """One target as it was read, the name that it has in the lock, and the stamps of its files before.
 
-    `unlocked` says why nothing of it is in the lock, which is no failure where there are others.
+    `unlocked` says why nothing of it is in the lock, which is no failure where there are others; `kept` is how many
+    tensors callbacks keep, which are left out.
     """
 
     state: ModelState
     name: str | None
     stamps: dict[str, Stamp]
     unlocked: str | None = None
+    kept: int = 0
 
 
 def read(request: Request) -> list[Read]:
@@ -83,7 +86,11 @@ def _read(text: str, request: Request) -> Read:
         state = target.part(target.whole(text), text)
     else:
         state = modules.read(target.model(spec, init_device=request.init_device, values=False), text)
-    unlocked = None if state.tensors else f"{text}: holds no tensor, nothing to lock"
+    tensors = tuple(tensor for tensor in state.tensors if not is_bookkeeping(tensor))
+    kept = len(state.tensors) - len(tensors)
+    state = msgspec.structs.replace(state, tensors=tensors) if kept else state
+    what = "nothing but what callbacks keep" if kept else "no tensor"
+    unlocked = None if tensors else f"{text}: holds {what}, nothing to lock"
     try:
         asked = inspection.Request(text, include=request.include, exclude=request.exclude, kind=request.kind)
         state = state if unlocked else inspection.filtered(state, asked)
@@ -91,12 +98,12 @@ def _read(text: str, request: Request) -> Read:
         # A filter is of some of the files in a folder; whoever names a file means that one.
         if text in request.targets:
             raise
-        return Read(state, named(text, request.folder), before, f"{error}: nothing to lock")
+        return Read(state, named(text, request.folder), before, f"{error}: nothing to lock", kept)
     for tensor in state.tensors:
         if tensor.damage is not None:
             raise UnreadableError(f"{tensor.damage}; leave it out with -x {tensor.fqn!r}, or copy the file again")
     refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in state.tensors], f"{text}: has")
-    return Read(state, named(text, request.folder), before, unlocked)
+    return Read(state, named(text, request.folder), before, unlocked, kept)
 
 
 def lock(found: Sequence[Read], request: Request, progress: Progress | None = None) -> Lock:
@@ -123,12 +130,15 @@ def lock(found: Sequence[Read], request: Request, progress: Progress | None = No
 
 
 def without_values(found: Sequence[Read], lock: Lock) -> Iterator[Finding]:
-    """Notes of the targets that are not in the lock or some of whose values are not, as there are none: a class's are
-    random.
+    """Notes of the targets that are not in the lock, whole or in part, or some of whose values are not, as there are
+    none: a class's are random.
     """
     for one in found:
         if one.unlocked is not None:
             yield Finding("nothing-to-lock", Severity.NOTE, one.unlocked, one.state.target)
+        elif one.kept:
+            message = f"{one.state.target}: {counted(one.kept)} that callbacks keep are not locked: they are no weights"
+            yield Finding("callbacks-not-locked", Severity.NOTE, message, one.state.target)
     for one, lines in zip((one for one in found if one.unlocked is None), lock.targets, strict=True):
         count = sum(line.digest is None for line in lines.tensors)
         if count:
@@ -167,6 +177,11 @@ def locked(state: ModelState, digests: Sequence[str | None]) -> tuple[LockedTens
 def is_beside(tensor: TensorInfo) -> bool:
     """Whether no state_dict has it, only the class or the module pickled whole."""
     return tensor.kind is Kind.UNREGISTERED or tensor.persistent is False or tensor.saved is False
+
+
+def is_bookkeeping(tensor: TensorInfo) -> bool:
+    """Whether a callback keeps it beside the weights: a score, by the path that its checkpoint had on that machine."""
+    return tensor.kind is Kind.OTHER and tensor.section.partition(".")[0] == "callbacks"
 
 
 def view_of(tensor: TensorInfo) -> Any:

@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from safetensors.torch import save_file, save_model
 from torch import nn
 
+from statecli.auditing.run import Request, audit
+from statecli.errors import NothingMatched
 from statecli.locking import file, making
 from statecli.locking.file import Algorithm
 
@@ -346,3 +348,49 @@ def test_a_lock_file_that_is_not_there_is_told_in_a_line(tmp_path, statecli):
     for path in (tmp_path / "none.json", tmp_path, tmp_path / "pipe", "/dev/zero"):
         result = statecli("audit", "x.pt", "--lock", path)
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+
+
+def kept_by(folder):
+    """A Lightning checkpoint of a run in that folder: a callback keeps scores by the path of their files."""
+    score = torch.tensor(0.5)
+    kept = {"best_model_score": score, "best_k_models": {f"{folder}/epoch=0.ckpt": score}}
+    return {"epoch": 1, "state_dict": {"w": torch.ones(2)}, "callbacks": {"ModelCheckpoint{'monitor': 'vl'}": kept}}
+
+
+def test_the_same_run_elsewhere_has_the_same_lock(tmp_path):
+    """What callbacks keep is bookkeeping, and no weight: paths of the machine are in it."""
+    torch.save(kept_by("/here"), tmp_path / "a.ckpt")
+    torch.save(kept_by("/there"), tmp_path / "b.ckpt")
+    made = locked(tmp_path / "a.ckpt")
+    assert made == locked(tmp_path / "b.ckpt")
+    assert list(lines(made)) == ["w"]
+
+
+def test_what_callbacks_keep_is_said_not_to_be_locked(statecli, tmp_path):
+    """On stderr, and no audit takes it for new."""
+    torch.save(kept_by("/here"), tmp_path / "a.ckpt")
+    result = statecli("lock", tmp_path / "a.ckpt", "-o", tmp_path / "lock.json")
+    assert result.code == 0
+    assert "a.ckpt: 2 tensors that callbacks keep are not locked" in result.err
+    assert statecli("audit", tmp_path / "a.ckpt", "--lock", tmp_path / "lock.json").code == 0
+
+
+def test_a_lock_that_has_what_callbacks_keep_holds_it(tmp_path):
+    """Whoever locked it is told what became of it."""
+    torch.save(kept_by("/here"), tmp_path / "a.ckpt")
+    (tmp_path / "lock.json").write_bytes(locked(tmp_path / "a.ckpt"))
+    old = json.loads((tmp_path / "lock.json").read_text())
+    line = old["targets"][0]["tensors"][0]
+    scores = line | {"fqn": "ModelCheckpoint{'monitor': 'vl'}['best_model_score']", "section": "callbacks"}
+    old["targets"][0]["tensors"].insert(0, scores | {"shape": [], "digest": "0" * 64})
+    (tmp_path / "lock.json").write_text(json.dumps(old))
+    lock = file.read(str(tmp_path / "lock.json"))
+    (found,) = audit(Request((str(tmp_path / "a.ckpt"),), lock=lock, select=("lock-mismatch",))).targets
+    assert [(one.rule, one.section) for one in found.findings] == [("lock-mismatch", "callbacks")]
+
+
+def test_callbacks_alone_are_nothing_to_lock(tmp_path):
+    """And that is why."""
+    torch.save(kept_by("/here"), tmp_path / "a.ckpt")
+    with pytest.raises(NothingMatched, match="holds nothing but what callbacks keep"):
+        locked(f"{tmp_path / 'a.ckpt'}#callbacks")
