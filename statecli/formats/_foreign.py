@@ -7,6 +7,8 @@ import re
 from statecli.errors import BarePickle, UnreadableError
 from statecli.formats._source import Source
 
+#: What preceded GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian numbers.
+_GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 #: First bytes -> what the file is, and what to do about it.
 MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "a git-lfs pointer"),
@@ -17,7 +19,7 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first"),
     (b"Rar!", "a RAR archive: unpack it first"),
     (b"PK\x05\x06", "an empty zip archive"),
-    (b"GGUF", "a GGUF file, which this version does not read"),
+    *((magic, "a GGML file of before GGUF (2023): convert the model again with llama.cpp") for magic in _GGML),
     (b"\x93NUMPY", "a numpy array file (.npy), which this version does not read"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?), which statecli does not read"),
     (b"%PDF", "a PDF document"),

@@ -116,7 +116,10 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         pickle.dumps({"a": 1}, 2),
         "is a bare pickle, not written by torch.save; statecli does not read it",
     ),
-    "GGUF": (b"GGUF\3\0\0\0" + bytes(16), "is a GGUF file, which this version does not read"),
+    "GGML": (
+        b"tjgg\3\0\0\0" + bytes(16),
+        "is a GGML file of before GGUF (2023): convert the model again with llama.cpp",
+    ),
     "npy": (npy(), "is a numpy array file (.npy), which this version does not read"),
     "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "is an HDF5 file (Keras?), which statecli does not read"),
     "TorchScript flatbuffer": (

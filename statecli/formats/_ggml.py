@@ -1,0 +1,87 @@
+"""The element types that ggml numbers, and in which blocks it quantizes.
+
+Sources: `enum ggml_type` and the structs of ggml-common.h in llama.cpp; `GGML_QUANT_SIZES` of the package gguf 0.19.
+"""
+
+from __future__ import annotations
+
+#: Number in the file -> torch's name and bytes an element, of the types that torch has too.
+PLAIN: dict[int, tuple[str, int]] = {
+    0: ("float32", 4),
+    1: ("float16", 2),
+    24: ("int8", 1),
+    25: ("int16", 2),
+    26: ("int32", 4),
+    27: ("int64", 8),
+    28: ("float64", 8),
+    30: ("bfloat16", 2),
+}
+
+#: Number in the file -> ggml's name of a quantized type. Rearranged ones (q4_0_4_4) were written until the end of 2024.
+QUANTIZED: dict[int, str] = {
+    2: "q4_0",
+    3: "q4_1",
+    6: "q5_0",
+    7: "q5_1",
+    8: "q8_0",
+    9: "q8_1",
+    10: "q2_k",
+    11: "q3_k",
+    12: "q4_k",
+    13: "q5_k",
+    14: "q6_k",
+    15: "q8_k",
+    16: "iq2_xxs",
+    17: "iq2_xs",
+    18: "iq3_xxs",
+    19: "iq1_s",
+    20: "iq4_nl",
+    21: "iq3_s",
+    22: "iq2_s",
+    23: "iq4_xs",
+    29: "iq1_m",
+    31: "q4_0_4_4",
+    32: "q4_0_4_8",
+    33: "q4_0_8_8",
+    34: "tq1_0",
+    35: "tq2_0",
+    39: "mxfp4",
+    40: "nvfp4",
+    41: "q1_0",
+}
+
+#: Name of a quantized type -> values in a block, and bytes of it.
+BLOCKS: dict[str, tuple[int, int]] = {
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q5_0": (32, 22),
+    "q5_1": (32, 24),
+    "q8_0": (32, 34),
+    "q8_1": (32, 40),
+    "q2_k": (256, 84),
+    "q3_k": (256, 110),
+    "q4_k": (256, 144),
+    "q5_k": (256, 176),
+    "q6_k": (256, 210),
+    "q8_k": (256, 292),
+    "iq2_xxs": (256, 66),
+    "iq2_xs": (256, 74),
+    "iq3_xxs": (256, 98),
+    "iq1_s": (256, 50),
+    "iq4_nl": (32, 18),
+    "iq3_s": (256, 110),
+    "iq2_s": (256, 82),
+    "iq4_xs": (256, 136),
+    "iq1_m": (256, 56),
+    "q4_0_4_4": (32, 18),
+    "q4_0_4_8": (32, 18),
+    "q4_0_8_8": (32, 18),
+    "tq1_0": (256, 54),
+    "tq2_0": (256, 66),
+    "mxfp4": (32, 17),
+    "nvfp4": (64, 36),
+    "q1_0": (128, 18),
+}
+
+#: Before the name of the type, in `Packing.how`: a storage of float32 that is quantized in its file.
+PACKED = "gguf:"
