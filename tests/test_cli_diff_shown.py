@@ -205,3 +205,21 @@ def test_a_setting_is_written_in_one_way(statecli):
         assert text in told
         assert text in shown
     assert json.loads(statecli("diff", "a.pt", "b.pt", "-f", "json").out)["metadata"][0]["before"] is None
+
+
+@pytest.mark.parametrize("words", [("-f", "github"), ("-q",), ("-f", "gitlab")])
+def test_what_is_told_of_a_change_is_how_much(statecli, tmp_path, words):
+    """The largest of one tensor; of repeated layers that an annotation tells together, the smallest and the largest."""
+    before = {f"layers.{n}.w": torch.zeros(2) for n in range(12)}
+    save_file(before, tmp_path / "a.safetensors")
+    save_file(before | {"layers.0.w": torch.tensor([0.0, 0.5])}, tmp_path / "one.safetensors")
+    save_file({name: torch.full((2,), 2.0**n) for n, name in enumerate(before)}, tmp_path / "all.safetensors")
+    assert "layers.0.w: values, by at most 0.5" in statecli(
+        "diff", tmp_path / "a.safetensors", tmp_path / "one.safetensors", "--frozen", "*", *words
+    ).out.replace("expected to be frozen: ", "")
+    said = statecli("diff", tmp_path / "a.safetensors", tmp_path / "all.safetensors", *words).out
+    if "github" not in words:
+        assert "layers.11.w: values, by at most 2.05e+03" in said
+    else:
+        assert "layers.{0..11}.w: values, by at most 1..2.05e+03" in said
+        assert said.count("by at most") == 1

@@ -68,7 +68,7 @@ def _folded(findings: Sequence[Finding]) -> list[_Note]:
     """One a finding, those of repeated layers of one target together."""
     rows = [Line((one.message, one.rule, one.target, one.help or "")) for one in findings]
     notes = []
-    for line, positions in fold.joined(rows):
+    for line, positions in fold.messages(rows):
         message, rule, target, help = line.cells
         text = sentence(message) + (f"\n{sentence(help)}" if help else "")
         notes.append(_Note(rule, text, of(findings[positions[0]]), len(positions), target))

@@ -75,7 +75,7 @@ def of_diff(diff: Diff, view: DiffView) -> Report:
         document=lambda: documents.of_diff(diff),
         table=lambda: _flat(diff, view),
         page=lambda: _page(diff, view, report),
-        findings=located((_qualified(finding, sectioned) for finding in diff.findings), _rows(diff)),
+        findings=located((_qualified(finding, sectioned) for finding in _measured(diff)), _rows(diff)),
         notes=fold.notes(diff.notes, view.verbose),
         charts=lambda: _charts(diff),
         outline=view.tree,
@@ -136,6 +136,19 @@ def _told(change: Change) -> str:
 def _sectioned(diff: Diff) -> bool:
     """Whether names need their section before them."""
     return len({one.section for one in diff.changes} | {one.section for one in diff.broken if one.section}) > 1
+
+
+#: The rules of findings that say that values differ.
+_DIFFER = frozenset(("changed", "renamed", "outside-only", "frozen-changed"))
+
+
+def _measured(diff: Diff) -> Iterable[Finding]:
+    """The findings, each with how much its values changed: programs have it beside them, in the changes."""
+    known = {(one.section, one.fqn): one for one in diff.changes if one.values is not None and one.values.max_abs}
+    for finding in diff.findings:
+        change = known.get((finding.section or "", finding.fqn or "")) if finding.rule in _DIFFER else None
+        largest = f", by at most {largest_text([change])}" if change else ""
+        yield replace(finding, message=finding.message + largest) if largest else finding
 
 
 def _qualified(finding: Finding, sectioned: bool) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -61,11 +61,24 @@ def _remark_template(remark: str, own: list[str]) -> str:
     return _IN_REMARK.sub(lambda match: f"\0{own.index(match[0])}\0" if match[0] in own else match[0], remark)
 
 
+#: How much a value changed, at the end of a message: what repeated layers need not have in common.
+_LARGEST = re.compile(r"(?<=, by at most )\d+(?:\.\d+)?(?:e[+-]?\d+)?\Z")
+
+
+def messages(rows: Sequence[Line]) -> Iterator[tuple[Line, list[int]]]:
+    """The same as `joined`, of rows that begin with a message: where their figures differ, the smallest and largest."""
+    plain = [msgspec.structs.replace(row, cells=(_LARGEST.sub("", row.cells[0]), *row.cells[1:])) for row in rows]
+    for line, positions in joined(plain):
+        figures = [match[0] for n in positions if (match := _LARGEST.search(rows[n].cells[0]))]
+        ends = dict.fromkeys((min(figures, key=float), max(figures, key=float)) if figures else ())
+        yield msgspec.structs.replace(line, cells=(line.cells[0] + "..".join(ends), *line.cells[1:])), positions
+
+
 def findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
     """The same findings, those of repeated layers told once; few enough stay as they are."""
     if len(found) <= FEW_FINDINGS:
         return tuple(found)
-    folded = lines([Line((one.message, one.rule, one.severity.value)) for one in found])
+    folded = [line for line, _ in messages([Line((one.message, one.rule, one.severity.value)) for one in found])]
     first = {one.message: one for one in reversed(found)}
     told = []
     for line in folded:

@@ -461,8 +461,9 @@ def test_findings_and_damage_have_their_section_where_there_are_several():
     told = tuple(Finding("changed", Severity.ERROR, "w: values", "b", "w", section=one) for one in ("model", "ema"))
     damage = (Broken("u", "ema", "b.pt: u: cut short"),)
     found = diff(nudged("w"), nudged("w", section="ema"), findings=told, broken=damage)
-    assert written(found, "plain", quiet=True) == "error[changed]: model.w: values\nerror[changed]: ema.w: values\n"
-    assert "- `error[changed]: ema.w: values`" in written(found, "markdown", quiet=True)
+    said = "error[changed]: model.w: values, by at most 0.5\nerror[changed]: ema.w: values, by at most 0.5\n"
+    assert written(found, "plain", quiet=True) == said
+    assert "- `error[changed]: ema.w: values, by at most 0.5`" in written(found, "markdown", quiet=True)
     assert rows(found)["not compared"] == [(("? ema.u", "", "", "", ""), "b.pt: ema.u: cut short")]
     assert [one["message"] for one in json.loads(written(found, "json"))["findings"]] == ["w: values", "w: values"]
     (bars,) = of_diff(found, DiffView()).charts()
