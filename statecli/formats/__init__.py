@@ -14,13 +14,25 @@ from types import ModuleType
 
 from statecli import ties
 from statecli.errors import UnreadableError
-from statecli.formats import _foreign, dcp, deepspeed, safetensors, sharded, torch_legacy, torch_zip, torchscript
+from statecli.formats import (
+    _foreign,
+    dcp,
+    deepspeed,
+    gguf,
+    safetensors,
+    sharded,
+    torch_export,
+    torch_legacy,
+    torch_zip,
+    torchscript,
+)
 from statecli.formats._pickle import without_gc
 from statecli.formats._source import Source
 from statecli.state import ModelState
 
 #: In the order they are asked. A completeness test holds the folder against these tuples.
-FILES: tuple[ModuleType, ...] = (safetensors, torchscript, torch_zip, torch_legacy)
+#: A GGUF file of 123 tensors begins as a safetensors file may.
+FILES: tuple[ModuleType, ...] = (gguf, safetensors, torch_export, torchscript, torch_zip, torch_legacy)
 #: The last of them takes every folder.
 FOLDERS: tuple[ModuleType, ...] = (dcp, deepspeed, sharded)
 FORMATS = (*FILES, *FOLDERS)

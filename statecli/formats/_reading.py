@@ -50,6 +50,12 @@ def row_of(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Row:
     return Row(fqn, tensor, kind, evidence, requires_grad=grad)
 
 
+def damaged(fqn: str, error: MalformedError) -> Tensor:
+    """What stands for a tensor that contradicts its file."""
+    why = str(error).removeprefix(f"{fqn}: ")
+    return Tensor("unknown", None, 0, 0, None, False, note=f"cannot be read: {why}", damage=f"{fqn}: {why}")
+
+
 class Reading:
     """What all parts of one file's reading share."""
 
@@ -67,8 +73,7 @@ class Reading:
         try:
             return self.decoder.tensor(node, fqn)
         except MalformedError as error:
-            why = str(error).removeprefix(f"{fqn}: ")
-            return Tensor("unknown", None, 0, 0, None, False, note=f"cannot be read: {why}", damage=f"{fqn}: {why}")
+            return damaged(fqn, error)
 
     def below(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[tuple[str, Any, Any]]:
         """(path, node, Tensor or module node) of everything below, each container once, in the order of the file."""

@@ -100,7 +100,7 @@ def storages_of(archive: Archive, base: int = 0, folder: str = "data") -> dict[s
         if not name.startswith(prefix):
             continue
         if record.method != STORED:
-            raise MalformedError(f"{name!r} is compressed; re-save it with torch.save")
+            raise MalformedError(f"{name!r} is compressed; save it again with torch")
         crc = record.crc32 if record.crc32 or not record.size else None
         storages[name[skip:]] = ByteRange(archive.path, base + record.data_offset, record.size, crc, big_endian)
     return storages

@@ -56,7 +56,7 @@ def state_of(
         reading.odd("bare-storage", f"saved as a storage, shown as a tensor of one dimension: {_shown.names(bare)}")
     metadata = scalars(pickle.root, reading)
     state_dicts = tuple(state_dict_of(s, reading) for s in sections if s.role in ("model", "module"))
-    _name_globals(pickle, reading)
+    name_globals(pickle, reading)
     held = {tensor.section for tensor in tensors}
     return ModelState(
         target=target,
@@ -77,7 +77,7 @@ def _describe(node: Any) -> str:
     return f"a {type(node).__name__}" + (f" of {len(node)}" if type(node) in (dict, list, tuple) else "")
 
 
-def _name_globals(pickle: Pickle, reading: Reading) -> None:
+def name_globals(pickle: Pickle, reading: Reading) -> None:
     """Say which names of the pickle are not torch's own: loading it the usual way would import or call them."""
     names = _globals.foreign([found.qualified for found in pickle.globals])
     if names:

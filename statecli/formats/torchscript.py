@@ -235,7 +235,7 @@ def _with_constants(state: ModelState, part: _Part, told: dict[str, Scalar]) -> 
 
 
 def _rows(root: Any, reading: Reading) -> Iterator[Row]:
-    """The constants under the names that the code has for them."""
+    """The constants under the names that the code has for them. What each was to the module is not recorded."""
     for count, node in enumerate(root if type(root) is tuple else ()):
         for path, _, tensor in reading.below(_unpacked(node), f"c{count}"):
             if tensor is not None:

@@ -227,7 +227,7 @@ REFUSED = {
     "a damaged pickle": (build(changed("data.pkl", crc=1)), "archive/data.pkl: checksum wrong"),
     "a compressed storage": (
         build(changed("data/0", method=8)),
-        "'archive/data/0' is compressed; re-save it with torch.save",
+        "'archive/data/0' is compressed; save it again with torch",
     ),
     "two data.pkl": (build([*records(), Member("archive/data.pkl", b"N.")]), "two records named 'archive/data.pkl'"),
     "an empty pickle": (build(records(b"")), "data.pkl is truncated"),

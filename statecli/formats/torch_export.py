@@ -1,0 +1,450 @@
+"""torch.export: the `.pt2` archive of a program, which says itself what each of its tensors was to the module.
+
+A zip archive of torch's with `archive_format` "pt2". `models/M.json` is program M, whose signature names parameters,
+buffers (persistent or not) and lifted constants; `data/weights/M_weights_config.json` and the like for `constants` say
+where each tensor lies: dtype, sizes, strides, and a record that holds a storage as it was, without a header, or an
+archive of torch.save (`use_pickle`). torch 2.8 wrote one archive of torch.save for all of them (`data/weights/M.pt`),
+torch 2.7 and older a plain zip of `serialized_exported_program.json`, `serialized_state_dict.pt` and others.
+What the programs were traced with (`sample_inputs`) is no state, and not listed.
+Sources: torch/export/pt2_archive/_package.py and torch/_export/serde/schema.py of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import _json, _shown, torch_zip
+from statecli.formats._graph import named
+from statecli.formats._pickle import Global, Obj, Persistent
+from statecli.formats._reading import MAX_ROWS, Reading, Row, damaged, row_of
+from statecli.formats._source import Source
+from statecli.formats._tensors import Decoder, Tensor
+from statecli.formats._torch_archive import check_folder, check_version, gaps_of, record_of, storages_of, word_of
+from statecli.formats._torch_objects import info_of, name_globals
+from statecli.formats._zip import STORED, Archive, Record, mentions
+from statecli.state import Evidence, Kind, ModelState, Oddity, Scalar, StateDict, TensorInfo
+
+NAME = "torch-export"
+
+#: Bytes of a program's JSON: that of a model of a thousand layers takes 30 MB.
+MAX_JSON = 128 * 2**20
+#: The one `archive_version` there is. An archive without it is older than the record.
+ARCHIVE_VERSION = "0"
+#: ScalarType of torch/_export/serde/schema.py.
+DTYPES: dict[int, str] = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float16",
+    7: "float32",
+    8: "float64",
+    9: "complex32",
+    10: "complex64",
+    11: "complex128",
+    12: "bool",
+    13: "bfloat16",
+    28: "uint16",
+    29: "float8_e4m3fn",
+    30: "float8_e5m2",
+    31: "float8_e4m3fnuz",
+    32: "float8_e5m2fnuz",
+    33: "float8_e8m0fnu",
+    34: "uint32",
+    35: "uint64",
+}
+_STRIDED = 7
+_FOLDERS = ("weights", "constants")
+_OLD = "serialized_exported_program.json"
+_COMPILED = "data/aotinductor/"
+#: What torch.export calls tensors that code makes of literals: no attribute of any module.
+_LITERAL = re.compile(r"(?:.*\.)?_?(?:lifted_tensor_|_?tensor_constant)\d+", re.DOTALL)
+_NOTE = "a constant of the code"
+_REBUILD = Global("torch._utils", "_rebuild_tensor_v3", 0)
+_EMPTY = Global("torch._utils", "_rebuild_wrapper_subclass", 0)
+_BYTES = Global("torch", "UntypedStorage", 0)
+
+
+def sniff(path: str, head: bytes) -> bool:
+    """Whether it is a zip archive that says its format, or has an exported program at the top."""
+    return head.startswith(b"PK\3\4") and mentions(path, b"/archive_format", _OLD.encode())
+
+
+def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # sections are programs
+    """The tensors of each program, one section each, grouped by its signature.
+
+    Raises UnreadableError for an archive of another version, MalformedError for one that contradicts itself.
+    """
+    with Source(path) as source:
+        archive = Archive(source)
+        reader = _Reader(archive)
+        if _OLD in archive.records:
+            reader.old()
+        else:
+            _check(archive)
+            reader.new()
+        return reader.state()
+
+
+def _check(archive: Archive) -> None:
+    check_folder(archive)
+    check_version(archive, ".data/version" if record_of(archive, ".data/version") else "version")
+    kind, version = word_of(archive, "archive_format"), word_of(archive, "archive_version")
+    if kind != "pt2":
+        raise UnreadableError(f"archive_format record says {kind!r}, and only 'pt2' is known")
+    if version not in (None, ARCHIVE_VERSION):
+        raise UnreadableError(
+            f"archive_version record says {version!r}: written by a newer torch; statecli knows {ARCHIVE_VERSION!r}"
+        )
+
+
+class _Role(msgspec.Struct, frozen=True):
+    """What a signature says of a name."""
+
+    kind: Kind
+    persistent: bool | None = None
+
+
+class _Payload(msgspec.Struct):
+    """A tensor of the archive: whether it is among the weights, and whether it was a Parameter, where that is said."""
+
+    tensor: Tensor
+    is_weight: bool
+    is_parameter: bool | None = None
+
+
+_Found = dict[str, _Payload]
+
+
+class _Reader:
+    """One archive."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive, self.path = archive, archive.path
+        self.oddities = archive.oddities
+        self.tensors: list[TensorInfo] = []
+        self.metadata: dict[str, Scalar] = {}
+        self.state_dicts: list[StateDict] = []
+        self.globals: list[tuple[str, int]] = []
+        #: A decoder knows calls by their identity, as long as they are there.
+        self.nodes: list[Obj] = []
+
+    def state(self) -> ModelState:
+        """All that was read."""
+        self.oddities.extend(gaps_of(self.archive))
+        if not self.tensors and not any(one.name == "no-tensors" for one in self.oddities):
+            self._odd("no-tensors", "holds no tensor: its programs have neither weights nor constants")
+        return ModelState(
+            self.path,
+            NAME,
+            tuple(self.tensors),
+            tuple(dict.fromkeys(tensor.section for tensor in self.tensors)),
+            self.metadata,
+            tuple(self.oddities),
+            tuple(dict.fromkeys(self.globals)),
+            (),
+            tuple(self.state_dicts),
+        )
+
+    def _odd(self, name: str, message: str, fqn: str | None = None) -> None:
+        self.oddities.append(Oddity(name, message, fqn))
+
+    # --- layouts ----------------------------------------------------------------------------------------------------
+
+    def old(self) -> None:
+        """torch 2.7 and older."""
+        program = self._json(_OLD)
+        found: _Found = {}
+        for part, is_weight in (("state_dict", True), ("constants", False)):
+            # The first releases named both .json, and wrote archives of torch.save into them all the same.
+            names = [f"serialized_{part}.{suffix}" for suffix in ("pt", "json")]
+            record = next((self.archive.records[name] for name in names if name in self.archive.records), None)
+            if record is None:
+                raise MalformedError(f"holds no {names[0]}: the export did not finish; export it again")
+            self._pickled(record, found, is_weight=is_weight)
+        self._program("model", program, found)
+
+    def new(self) -> None:
+        """torch 2.8 and later: any number of programs, and what is compiled."""
+        prefix = f"{self.archive.folder}/models/"
+        names = [name.removeprefix(prefix) for name in self.archive.records if name.startswith(prefix)]
+        models = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        for model in models:
+            found: _Found = {}
+            for folder in _FOLDERS:
+                record = record_of(self.archive, f"data/{folder}/{model}.pt")
+                if record is not None:
+                    self._pickled(record, found, is_weight=folder == "weights")
+                else:
+                    self._configured(model, folder, found)
+            self._program(model, self._json(f"{prefix}{model}.json"), found, beside=len(models) > 1)
+        self._compiled()
+
+    def _json(self, name: str) -> dict[str, Any]:
+        record = self.archive.records.get(name)
+        where = name.removeprefix(f"{self.archive.folder}/")
+        if record is None:
+            raise MalformedError(f"holds no {where}: the export did not finish; export it again")
+        document, repeats = _json.object_of(self.archive.read(record, MAX_JSON), where)
+        _json.refuse(repeats, where)
+        return document
+
+    # --- tensors ----------------------------------------------------------------------------------------------------
+
+    def _configured(self, model: str, folder: str, found: _Found) -> None:
+        """Tensors that lie in records of their own."""
+        name = f"data/{folder}/{model}_{folder}_config.json"
+        entries = self._json(f"{self.archive.folder}/{name}").get("config")
+        if type(entries) is not dict:
+            raise MalformedError(f"{name} has no object under 'config'")
+        where = f"data/{folder}"
+        storages = {f"{where}/{key}": one for key, one in storages_of(self.archive, folder=where).items()}
+        reading = Reading(Decoder(storages), self.oddities)
+        for fqn, entry in entries.items():
+            try:
+                tensor = self._tensor(fqn, _object(entry, fqn, "entry"), where, reading)
+            except MalformedError as error:
+                tensor = damaged(fqn, error)
+            if tensor is not None:
+                flag = entry.get("is_param") if type(entry) is dict else None
+                payload = _Payload(tensor, folder == "weights", flag if type(flag) is bool else None)
+                _add(found, fqn, payload)
+
+    def _tensor(self, fqn: str, entry: dict[str, Any], where: str, reading: Reading) -> Tensor | None:
+        """None for an object that is no tensor."""
+        name, meta = entry.get("path_name"), entry.get("tensor_meta")
+        if type(name) is not str:
+            raise MalformedError(f"{fqn}: its path_name is {_shown.value(name)}")
+        if meta is None:
+            self._odd(
+                "custom-object", f"{fqn} is an object and no tensor ({where}/{name}): what it holds is not listed", fqn
+            )
+            return None
+        if entry.get("use_pickle") is True:
+            return self._single(f"{where}/{name}", fqn)
+        node = _node(_object(meta, fqn, "tensor_meta"), f"{where}/{name}", reading, fqn)
+        self.nodes.append(node)
+        return reading.tensor(node, fqn)
+
+    def _object(self, fqn: str, where: str) -> None:
+        message = f"{_shown.name(fqn)} is an object and no tensor: what it holds is not listed ({where})"
+        self._odd("custom-object", message, fqn)
+
+    def _single(self, name: str, fqn: str) -> Tensor:
+        """The tensor that an archive of torch.save in that record is: a subclass, which has parts and no bytes."""
+        record = record_of(self.archive, name)
+        if record is None:
+            raise MalformedError(f"{fqn}: record {name!r} is not in the file")
+        try:
+            root, reading = self._inner(record)
+        except UnreadableError as error:
+            raise MalformedError(f"{fqn}: {name}: {error}") from error
+        return _renamed(reading.decoder.required(root, fqn, "archive"), name)
+
+    def _pickled(self, record: Record, found: _Found, *, is_weight: bool) -> None:
+        """Tensors that lie in one archive of torch.save, as a dict of their names."""
+        if not record.size:  # what is None was written as nothing
+            return
+        root, reading = self._inner(record)
+        for fqn, node in named(root).items():
+            tensor = reading.tensor(node, fqn)
+            if tensor is None:
+                self._object(fqn, record.name)
+            else:
+                _add(found, fqn, _Payload(_renamed(tensor, record.name), is_weight, tensor.is_parameter or None))
+
+    def _inner(self, record: Record) -> tuple[Any, Reading]:
+        """The root of the archive in a record, and what reads its tensors."""
+        if record.method != STORED:
+            raise MalformedError(f"{record.name!r} is compressed; save it again with torch")
+        pickle, storages, oddities = torch_zip.contents(self.path, record.data_offset, record.size)
+        reading = Reading(Decoder(storages), self.oddities)
+        self.oddities.extend(one for one in oddities if one not in self.oddities)
+        self.globals.extend((one.qualified, one.position) for one in pickle.globals)
+        name_globals(pickle, reading)
+        return pickle.root, reading
+
+    # --- programs ---------------------------------------------------------------------------------------------------
+
+    def _program(self, model: str, program: dict[str, Any], found: _Found, *, beside: bool = False) -> None:
+        """The rows of a program in the order of its signature, and behind them what it does not name."""
+        roles = dict(_roles(program))
+        missing = {fqn: damaged(fqn, MalformedError(_MISSING)) for fqn in roles if fqn not in found}
+        payloads = {**{fqn: _Payload(tensor, False) for fqn, tensor in missing.items()}, **found}
+        for fqn in (*roles, *(fqn for fqn in found if fqn not in roles)):
+            self.tensors.append(info_of(_row(fqn, payloads[fqn], roles.get(fqn)), model, self.path))
+        if len(self.tensors) > MAX_ROWS:
+            raise MalformedError(f"holds more than {MAX_ROWS} tensors")
+        self.state_dicts.append(StateDict(model, is_module=True))
+        for key, value in _told(program):
+            self.metadata[f"{model}.{key}" if beside else key] = value
+
+    def _compiled(self) -> None:
+        """What AOTInductor made of a program: a library, and its weights where they were packed beside it."""
+        prefix = f"{self.archive.folder}/{_COMPILED}"
+        files = [name.removeprefix(prefix) for name in self.archive.records if name.startswith(prefix)]
+        models = list(dict.fromkeys(name.partition("/")[0] for name in files))
+        for model in models:
+            if f"{model}/weights_config.json" in files:
+                self._beside_library(model, self._json(f"{prefix}{model}/weights_config.json"))
+        if models:
+            message = f"{len(files)} files are compiled by AOTInductor ({_shown.names(models)})"
+            self._odd("aotinductor", f"{message}: constants inside its library are not listed")
+            if not self.tensors:
+                self._odd("no-tensors", f"holds no tensor outside its library: {message}")
+
+    def _beside_library(self, model: str, config: dict[str, Any]) -> None:
+        """Weights of a compiled program: each a view, [record, shape, strides, offset], of an archive's tensor."""
+        config = config.get(model, config) if type(config.get(model)) is dict else config
+        for fqn, view in config.items():
+            try:
+                tensor = self._view(fqn, view)
+            except MalformedError as error:
+                tensor = damaged(fqn, error)
+            row = row_of(fqn, tensor, Kind.PARAMETER, Evidence.ASSUMED)
+            self.tensors.append(info_of(row, f"aotinductor.{model}", self.path))
+
+    def _view(self, fqn: str, view: Any) -> Tensor:
+        if type(view) is not list or len(view) != 4 or type(view[0]) is not str:
+            raise MalformedError(f"{fqn}: its entry is no list of a record, a shape, strides and an offset")
+        whole = self._single(f"data/weights/{view[0]}", fqn)
+        if whole.data is None:
+            raise MalformedError(f"{fqn}: {view[0]} holds no plain tensor")
+        name = f"data/weights/{view[0]}"
+        decoder = Decoder({name: whole.data.storage})
+        node = _call(whole.dtype, name, whole.data.storage.length, whole.device or "cpu", view[3], view[1], view[2])
+        return decoder.required(node, fqn, "entry")
+
+
+_MISSING = "is in the signature, and neither among the weights nor among the constants"
+
+
+def _add(found: _Found, fqn: str, payload: _Payload) -> None:
+    if found.setdefault(fqn, payload) is not payload:
+        raise MalformedError(f"{_shown.name(fqn)}: is both among the weights and among the constants")
+
+
+def _object(node: Any, fqn: str, what: str) -> dict[str, Any]:
+    if type(node) is not dict:
+        raise MalformedError(f"{fqn}: its {what} is no object but {_shown.value(node)}")
+    return node
+
+
+def _node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> Obj:
+    """The call by which a pickle would rebuild the tensor, so that it is checked as theirs are."""
+    dtype, layout, grad = meta.get("dtype"), meta.get("layout"), meta.get("requires_grad")
+    if type(dtype) is not int or dtype not in DTYPES:
+        raise MalformedError(f"{fqn}: its dtype is {_shown.value(dtype)}, which is none that torch 2.13 writes")
+    if layout != _STRIDED:
+        raise MalformedError(
+            f"{fqn}: its layout is {_shown.value(layout)}, and only {_STRIDED} (strided) is written so"
+        )
+    sizes, strides = _ints(meta.get("sizes"), "sizes", fqn), _ints(meta.get("strides"), "strides", fqn)
+    offset, device = _int(meta.get("storage_offset"), "storage_offset", fqn), _device(meta.get("device"), fqn)
+    where = reading.decoder.storages.get(key)
+    length = where.length if where is not None else 0
+    if where is not None and not length and 0 not in sizes:
+        # torch exports fake tensors without their bytes, and loads zeros for them.
+        name = Global("torch", DTYPES[dtype], 0)
+        return Obj(_EMPTY, (None, name, sizes, strides, offset, None, device, grad))
+    return _call(DTYPES[dtype], key, length, device, offset, sizes, strides, grad)
+
+
+def _call(
+    dtype: str, key: str, length: int, device: str, offset: Any, sizes: Any, strides: Any, grad: Any = False
+) -> Obj:
+    storage = Persistent(("storage", _BYTES, key, device, length))
+    return Obj(_REBUILD, (storage, offset, sizes, strides, grad, None, Global("torch", dtype, 0)))
+
+
+def _ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
+    if type(node) is not list:
+        raise MalformedError(f"{fqn}: its {what} are no list but {_shown.value(node)}")
+    return tuple(_int(one, what, fqn) for one in node)
+
+
+def _int(node: Any, what: str, fqn: str) -> int:
+    number = node.get("as_int") if type(node) is dict else None
+    if type(number) is not int:
+        symbol = " a symbol" if type(node) is dict and "as_expr" in node else f" {_shown.value(node)}"
+        raise MalformedError(f"{fqn}: its {what} holds{symbol}, where a number is needed")
+    return number
+
+
+def _device(node: Any, fqn: str) -> str:
+    kind, index = (node.get("type"), node.get("index")) if type(node) is dict else (None, None)
+    if type(kind) is not str:
+        raise MalformedError(f"{fqn}: its device is {_shown.value(node)}")
+    return f"{kind}:{index}" if type(index) is int else kind
+
+
+def _renamed(tensor: Tensor, record: str) -> Tensor:
+    """Storages of an archive in a record are numbered by themselves."""
+    return tensor if tensor.storage is None else replace(tensor, storage=f"{record}/{tensor.storage}")
+
+
+#: What a signature calls its inputs, and the key of the name of what each was.
+_INPUTS = {
+    "parameter": ("parameter_name", Kind.PARAMETER),
+    "buffer": ("buffer_name", Kind.BUFFER),
+    "tensor_constant": ("tensor_constant_name", Kind.UNREGISTERED),
+}
+
+
+def _roles(program: Mapping[str, Any]) -> Iterator[tuple[str, _Role]]:
+    """What the signature says of each name that is a module's."""
+    for spec in _specs(program):
+        for what, (key, kind) in _INPUTS.items():
+            said = spec.get(what) if type(spec) is dict else None
+            if type(said) is dict and type(said.get(key)) is str:
+                persistent = said.get("persistent") if kind is Kind.BUFFER else None
+                yield said[key], _Role(kind, persistent if type(persistent) is bool else None)
+
+
+def _specs(program: Mapping[str, Any]) -> Iterable[Any]:
+    node: Any = program
+    for key in ("graph_module", "signature", "input_specs"):
+        node = node.get(key) if type(node) is dict else None
+    if type(node) is not list:
+        raise MalformedError("its program has no list graph_module.signature.input_specs")
+    return node
+
+
+def _row(fqn: str, payload: _Payload, role: _Role | None) -> Row:
+    tensor = payload.tensor
+    if role is None:
+        return _unnamed(fqn, payload)
+    saved = {Kind.PARAMETER: True, Kind.BUFFER: role.persistent}.get(role.kind)
+    literal = role.kind is Kind.UNREGISTERED and _LITERAL.fullmatch(fqn) is not None
+    evidence = Evidence.ASSUMED if literal else Evidence.REGISTERED
+    row = Row(fqn, tensor, role.kind, evidence, role.persistent, saved, note=_NOTE if literal else None)
+    row.requires_grad = tensor.requires_grad
+    return row
+
+
+def _unnamed(fqn: str, payload: _Payload) -> Row:
+    """Of what no signature names, its entry may say what it is."""
+    if not payload.is_weight:
+        return Row(fqn, payload.tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=None)
+    if payload.is_parameter is None:
+        return row_of(fqn, payload.tensor, Kind.PARAMETER, Evidence.ASSUMED)
+    kind = Kind.PARAMETER if payload.is_parameter else Kind.BUFFER
+    row = Row(fqn, payload.tensor, kind, Evidence.REGISTERED, None if payload.is_parameter else True)
+    row.requires_grad = payload.tensor.requires_grad
+    return row
+
+
+def _told(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
+    """Which torch wrote it, by which schema."""
+    version, schema = program.get("torch_version"), program.get("schema_version")
+    if type(version) is str:
+        yield "torch_version", version[:100]
+    if type(schema) is dict and all(type(schema.get(part)) is int for part in ("major", "minor")):
+        yield "schema_version", f"{schema['major']}.{schema['minor']}"
