@@ -146,14 +146,22 @@ class OverBudget(MalformedError):
 
 
 def load(
-    data: bytes | memoryview, what: str = "data.pkl", start: int = 0, *, fast: bool = True, module_ids: bool = False
+    data: bytes | memoryview,
+    what: str = "data.pkl",
+    start: int = 0,
+    *,
+    fast: bool = True,
+    module_ids: bool = False,
+    budget: int = 1,
 ) -> Pickle:
     """The graph of the pickle at byte `start` of `data`.
 
     `module_ids` takes the persistent id ("module", class, file, source) for the class, as old whole modules mean it.
+    `budget` multiplies how many opcodes, memo entries and objects are read.
     Raises MalformedError with `what` and the byte where it cannot go on, TruncatedPickle where the bytes end.
     """
     machine = Machine(bytes(data), what, fast=fast, module_ids=module_ids)
+    machine.budget = budget
     with without_gc():
         machine.run(start)
     return Pickle(
@@ -219,6 +227,7 @@ class Machine:
         self.end = 0
         self.protocol = 0
         self.objects = 0
+        self.budget = 1
         #: How many were read, to the whole 50,000.
         self.opcodes = 0
         self.numbers = _Numbers()
@@ -228,13 +237,13 @@ class Machine:
         """Read from byte `start` to STOP; sets `root` and `end`."""
         pos = start
         try:
-            for _ in repeat(None, MAX_OPCODES // _BURST):
+            for _ in repeat(None, MAX_OPCODES * self.budget // _BURST):
                 pos = self._burst(pos)
                 self.opcodes += _BURST
                 self._check_budgets(pos)
         except _Stopped:
             return
-        raise self.too_much(pos, f"more than {MAX_OPCODES} opcodes")
+        raise self.too_much(pos, f"more than {MAX_OPCODES * self.budget} opcodes")
 
     def error(self, pos: int, text: str) -> MalformedError:
         """The line for something wrong with the opcode before byte `pos`."""
@@ -249,10 +258,10 @@ class Machine:
         return OverBudget(str(self.error(pos, text)))
 
     def _check_budgets(self, pos: int) -> None:
-        if len(self.memo) + len(self.far) > MAX_MEMO:
-            raise self.too_much(pos, f"more than {MAX_MEMO} memo entries")
-        if self.objects > MAX_OBJECTS:
-            raise self.too_much(pos, f"more than {MAX_OBJECTS} objects")
+        if len(self.memo) + len(self.far) > MAX_MEMO * self.budget:
+            raise self.too_much(pos, f"more than {MAX_MEMO * self.budget} memo entries")
+        if self.objects > MAX_OBJECTS * self.budget:
+            raise self.too_much(pos, f"more than {MAX_OBJECTS * self.budget} objects")
         if len(self.stack) > MAX_STACK:
             raise self.too_much(pos, f"more than {MAX_STACK} values wait on the stack")
         if len(self.metastack) > MAX_MARKS:
@@ -282,12 +291,18 @@ class Machine:
                         memo.append(stack[-1])
                     else:
                         self.put(index, stack[-1])
+                elif op == 0x94 and not far:  # MEMOIZE
+                    memo.append(stack[-1])
                 elif op == 0x4B:  # BININT1
                     stack.append(data[pos])
                     pos += 1
                 elif op == 0x68:  # BINGET
                     index = data[pos]
                     pos += 1
+                    stack.append(memo[index] if index < len(memo) else self.get(index, pos))
+                elif op == 0x6A:  # LONG_BINGET
+                    (index,) = u32(data, pos)
+                    pos += 4
                     stack.append(memo[index] if index < len(memo) else self.get(index, pos))
                 elif op == 0x58:  # BINUNICODE
                     (length,) = u32(data, pos)

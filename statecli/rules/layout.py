@@ -59,6 +59,10 @@ def unused_bytes(subject: Subject) -> Iterator[Found]:
 
 
 def _mappable(subject: Subject) -> str | None:
+    if subject.state.format == "dcp":
+        return "what torch.distributed.checkpoint writes is read, never mapped"
+    if subject.state.format == "torch-export":
+        return "torch.export reads its archives, and never maps them"
     legacy = "torch-legacy" in subject.state.format
     return "a stream of before torch 1.6 is read, never mapped: see legacy-format" if legacy else None
 
