@@ -13,33 +13,18 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from itertools import accumulate, islice
 from math import prod
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from statecli.errors import MalformedError, MissingShard, UnreadableError
-from statecli.formats import _folder, _shown, torch_zip
-from statecli.formats._dtypes import nbytes
+from statecli.formats import _folder, _shown
 from statecli.formats._graph import mapping, named, sequence
-from statecli.formats._pickle import Obj
 from statecli.formats._source import Source
-from statecli.formats._tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
-from statecli.formats._torch_objects import state_of
-from statecli.state import (
-    Box,
-    Boxes,
-    ByteRange,
-    Evidence,
-    Kind,
-    ModelState,
-    Oddity,
-    TensorData,
-    TensorInfo,
-)
+from statecli.formats._zero import MASTER, Optimizer, Owner, Part, Piece, Rank, Shape, joined, rank_of, shapes_of
+from statecli.state import Evidence, Kind, ModelState, Oddity, Scalar, TensorInfo
 
 NAME = "deepspeed"
 
@@ -47,19 +32,12 @@ NAME = "deepspeed"
 KNOWN = (0, 19)
 #: Bytes of `latest`: a folder's name.
 MAX_LATEST = 512
-#: Pieces that all parameters together may lie in; a 70B model on 512 ranks has 400,000.
-MAX_PIECES = 3_000_000
 
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<mp>\d{2,6})_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_(?P<mp>\d{2,6})_?optim_states\.pt")
 #: Files of experts and of pipeline stages.
 _OTHER = re.compile(r"(?:layer|expp_rank)_.+_(?:model|optim)_states\.pt")
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
-
-Shape = tuple[int, ...]
-
-
-# --- which files -----------------------------------------------------------------------------------------------------
 
 
 class Files(NamedTuple):
@@ -113,7 +91,7 @@ def _latest(path: str, tags: list[str]) -> str:
         if source.size > MAX_LATEST:
             raise MalformedError(f"latest has {source.size} bytes, and names no folder")
         tag = source.read(0, source.size).decode("utf-8", "backslashreplace").strip()
-    if tag in ("", ".", "..") or _folder_separator(tag):
+    if tag in ("", ".", "..") or _leads_elsewhere(tag):
         raise MalformedError(f"latest points outside its folder: {_shown.quoted(tag)} is no plain folder name")
     if tag not in tags:
         here = f"; here are {_shown.names(tags)}: name one" if tags else "; copy it again"
@@ -121,7 +99,7 @@ def _latest(path: str, tags: list[str]) -> str:
     return tag
 
 
-def _folder_separator(tag: str) -> bool:
+def _leads_elsewhere(tag: str) -> bool:
     return any(char in "/\\:" or not char.isprintable() for char in tag)
 
 
@@ -145,57 +123,6 @@ def members(path: str) -> tuple[str, ...]:
     return (*(name for files in found.values() for part in files for name in part.values()), *others)
 
 
-# --- one rank --------------------------------------------------------------------------------------------------------
-
-
-class Rank(NamedTuple):
-    """One file as read: what is pickled, how its tensors are decoded, and what was odd."""
-
-    name: str
-    items: Mapping[Any, Any]
-    decoder: Decoder
-    state: ModelState
-
-    def flat(self, node: Any, what: str) -> list[Tensor]:
-        """The vectors in a list. Raises MalformedError where one is none."""
-        found = [self.decoder.tensor(one, what) for one in sequence(node) or ()]
-        vectors = [one for one in found if one is not None and len(one.shape or ()) == 1 and one.data is not None]
-        if len(vectors) != len(found) or any(one.data.strides for one in vectors if one.data):
-            raise MalformedError(f"{what} holds something else than vectors")
-        return vectors
-
-
-def _read(folder: str, name: str) -> Rank:
-    """One file. Raises UnreadableError with its name."""
-    path = os.path.join(folder, name)
-    try:
-        pickle, storages, oddities = torch_zip.contents(path)
-        state = state_of(pickle, storages, target=path, format=torch_zip.NAME, oddities=oddities)
-        items = mapping(pickle.root)
-        if items is None:
-            raise MalformedError("holds no dict, as DeepSpeed saves one")
-    except UnreadableError as error:
-        raise type(error)(f"{name}: {error}") from error.__cause__
-    return Rank(name, items, Decoder(storages), state)
-
-
-def _shapes(node: Any, what: str) -> dict[str, Shape]:
-    found = {}
-    for name, held in (mapping(node) or {}).items():
-        dims = sequence(held)
-        if type(name) is not str or dims is None or len(dims) > MAX_DIMENSIONS or not all(map(_is_size, dims)):
-            raise MalformedError(f"{what} holds something else than a shape for each name")
-        shape = tuple(dims)
-        if prod(shape) > MAX_ELEMENTS:
-            raise MalformedError(f"{_shown.name(name)}: {what} says {_shown.shape(shape)}, which is impossible")
-        found[name] = shape
-    return found
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_ELEMENTS
-
-
 class Facts(NamedTuple):
     """What a model's file says of its names: shapes by the optimizer's groups, and what DeepSpeed calls the rest.
 
@@ -216,329 +143,12 @@ class Facts(NamedTuple):
 
 def _facts(rank: Rank) -> Facts:
     groups = rank.items.get("param_shapes")
-    trained = [_shapes(one, f"{rank.name}: param_shapes") for one in sequence(groups) or ()]
-    frozen = _shapes(rank.items.get("frozen_param_shapes"), f"{rank.name}: frozen_param_shapes")
+    trained = [shapes_of(one, f"{rank.name}: param_shapes") for one in sequence(groups) or ()]
+    frozen = shapes_of(rank.items.get("frozen_param_shapes"), f"{rank.name}: frozen_param_shapes")
     names = sequence(rank.items.get("buffer_names"))
     buffers = None if names is None else frozenset(one for one in names if type(one) is str)
     shared = named(rank.items.get("shared_params"))
     return Facts(trained, frozen, buffers, {one: two for one, two in shared.items() if type(two) is str})
-
-
-class Shard(NamedTuple):
-    """One rank's part of the optimizer: `vectors` by the name of the state and by group, `loose` what is no part.
-
-    `lengths` are those of the float32 copies, `padded` with what the last ranks leave out; `slices` say for each group
-    which name has how many elements from where on.
-    """
-
-    stage: int
-    ranks: int
-    uneven: bool
-    vectors: dict[str, list[Tensor | None]]
-    loose: dict[str, Tensor]
-    lengths: list[int]
-    padded: list[int]
-    aligned: list[list[int]]
-    slices: list[dict[str, tuple[int, int]]]
-
-
-#: The name of the float32 copies among the states of an optimizer, as DeepSpeed's universal checkpoints have it.
-MASTER = "fp32"
-
-
-def _shard(rank: Rank) -> Shard:
-    """Raises MalformedError for what is no part of a ZeRO optimizer."""
-    held = named(rank.items.get("optimizer_state_dict"))
-    stage, count = _integer(held.get("zero_stage")), held.get("partition_count")
-    if stage not in (1, 2, 3):
-        raise UnreadableError(f"{rank.name}: zero_stage is {_shown.value(stage)}, and 1 to 3 are known")
-    counts = [one for one in sequence(count) or (count,) if type(one) is int]
-    count = max(counts, default=0)
-    if not 0 < count < 10**6:
-        raise MalformedError(f"{rank.name}: partition_count is {count}, no number of ranks")
-    last = stage == 3
-    key = "fp32_flat_groups" if last else "single_partition_of_fp32_groups"
-    masters = rank.flat(held.get(key), f"{rank.name}: {key}")
-    lengths = [one.elements for one in masters]
-    vectors, loose = _states(rank, held.get("optimizer_state_dict" if last else "base_optimizer_state"), lengths)
-    paddings = [one if type(one) is int else 0 for one in sequence(held.get("group_paddings")) or ()]
-    padded = [one + (paddings[n] if n < len(paddings) else 0) for n, one in enumerate(lengths)]
-    aligned = [
-        [one if type(one) is int else 0 for one in sequence(group) or ()]
-        for group in sequence(held.get("param_alignment_paddings")) or ()
-    ]
-    slices = [_slices(one) for one in sequence(held.get("param_slice_mappings")) or ()]
-    uneven = len(set(counts)) > 1
-    return Shard(stage, count, uneven, {MASTER: [*masters], **vectors}, loose, lengths, padded, aligned, slices)
-
-
-def _integer(node: Any) -> Any:
-    """The number that an enumeration's member is pickled as."""
-    return node.args[0] if type(node) is Obj and len(node.args) == 1 else node
-
-
-def _slices(node: Any) -> dict[str, tuple[int, int]]:
-    found = {}
-    for name, held in named(node).items():
-        fields = named(held.state) if type(held) is Obj else {}
-        start, count = fields.get("start"), fields.get("numel")
-        if type(start) is int and type(count) is int:
-            found[name] = (start, count)
-    return found
-
-
-def _states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, list[Tensor | None]], dict[str, Tensor]]:
-    """The optimizer's own states: vectors as long as their group's, and all other tensors by a name of their own."""
-    vectors: dict[str, list[Tensor | None]] = {}
-    loose: dict[str, Tensor] = {}
-    for group, state in enumerate(_by_group(node)):
-        for name, held in state.items():
-            tensor = rank.decoder.tensor(held, f"{rank.name}: {name}")
-            if tensor is None:
-                continue
-            dense = tensor.data is not None and not tensor.data.strides
-            if group < len(lengths) and dense and tensor.shape == (max(tensor.elements, lengths[group], 2),):
-                vectors.setdefault(name, [None] * len(lengths))[group] = tensor
-            else:
-                loose[f"state[{group}][{name!r}]"] = tensor
-    return vectors, loose
-
-
-def _by_group(node: Any) -> list[dict[str, Any]]:
-    """A dict of states for each group; elastic checkpoints have the list itself."""
-    items = mapping(node)
-    if items is None:
-        return [named(one) for one in sequence(node) or ()]
-    state = mapping(items.get("state")) or {}
-    groups = (named(one) for one in sequence(items.get("param_groups")) or ())
-    ids = [one for group in groups for one in sequence(group.get("params")) or () if type(one) is int]
-    return [named(state.get(one)) for one in ids]
-
-
-# --- which parameter lies where --------------------------------------------------------------------------------------
-
-
-class Piece(NamedTuple):
-    """Elements of one rank's vector: `elements` of them from `at` on."""
-
-    rank: int
-    group: int
-    at: int
-    elements: int
-
-
-class Part(NamedTuple):
-    """One parameter in the ranks' vectors: its elements in order, or why they cannot be had."""
-
-    name: str
-    shape: Shape
-    pieces: tuple[Piece, ...]
-    wrong: str | None = None
-
-
-class Layout:
-    """The ranks' parts of one optimizer. `lost` says of a rank why it is not there."""
-
-    def __init__(self, shards: dict[int, Shard], lost: dict[int, str]) -> None:
-        first = next(iter(shards.values()))
-        self.shards, self.lost = shards, lost
-        self.stage, self.count = first.stage, first.ranks
-        self.pieces = 0
-
-    def parts(self, trained: list[dict[str, Shape]]) -> Iterator[Part]:
-        """Every parameter that is trained."""
-        wrong = self._disagreement(trained)
-        laid = self._split(trained) if self.stage == 3 else self._joined(trained)
-        for name, shape, places in laid if wrong is None else ():
-            pieces, why = self._pieces(places)
-            yield Part(name, shape, () if why else pieces, why)
-        if wrong is not None:
-            yield from (Part(name, shape, (), wrong) for group in trained for name, shape in group.items())
-
-    def _pieces(self, places: Iterator[Piece]) -> tuple[tuple[Piece, ...], str | None]:
-        found = []
-        for piece in places:
-            if piece.rank not in self.shards:
-                beyond = f"reaches beyond the partitions of {self.count} ranks"
-                return (), self.lost.get(piece.rank, beyond)
-            held = self.shards[piece.rank].lengths[piece.group]
-            if piece.at + piece.elements > held:
-                return (), (
-                    f"group {piece.group} of rank {piece.rank} holds {held} elements, "
-                    f"and it takes those up to {piece.at + piece.elements}"
-                )
-            found.append(piece)
-            self.pieces += 1
-            if self.pieces > MAX_PIECES:
-                return (), f"the parameters lie in more than {MAX_PIECES} pieces"
-        return tuple(found), None
-
-    def _disagreement(self, trained: list[dict[str, Shape]]) -> str | None:
-        """Why nothing can be said of any parameter."""
-        first, one = next(iter(self.shards.items()))
-        for rank, shard in self.shards.items():
-            for what, ours, theirs in (
-                ("ZeRO stage", one.stage, shard.stage),
-                ("number of partitions", one.ranks, shard.ranks),
-                ("number of groups", len(one.lengths), len(shard.lengths)),
-            ):
-                if ours != theirs:
-                    return f"ranks disagree on the {what}: {ours} in rank {first}, {theirs} in rank {rank}"
-            if self.stage == 3 and one.lengths != shard.lengths:
-                group = next(n for n, length in enumerate(one.lengths) if shard.lengths[n] != length)
-                return (
-                    f"ranks disagree on the length of group {group}: {one.lengths[group]} elements in rank {first}, "
-                    f"{shard.lengths[group]} in rank {rank}"
-                )
-        if one.uneven:
-            return "groups are parted among different numbers of ranks, as experts are, and are not put together"
-        if self.stage != 3 and len(trained) != len(one.lengths):
-            return f"param_shapes has {len(trained)} groups, the optimizer {len(one.lengths)}"
-        return self._unaccounted(trained)
-
-    def _unaccounted(self, trained: list[dict[str, Shape]]) -> str | None:
-        """What zero_to_fp32.py checks: the parameters take all that the ranks hold, but for padding."""
-        one = next(iter(self.shards.values()))
-        if self.stage == 3:
-            wanted = sum(-(-prod(shape) // self.count) for shapes in trained for shape in shapes.values())
-            held = sum(one.lengths)
-            return None if wanted == held else f"the parameters take {wanted} elements of each rank, it holds {held}"
-        step = 2 * self.count
-        for group, shapes in enumerate(trained) if not self.lost else ():
-            padding = sum(one.aligned[group]) if group < len(one.aligned) else 0
-            wanted = sum(map(prod, shapes.values())) + padding
-            held = sum(shard.lengths[group] for shard in self.shards.values())
-            if -(-wanted // step) != -(-held // step):
-                return f"the parameters of group {group} take {wanted} elements, its partitions hold {held}"
-        return None
-
-    def _joined(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
-        """Stages 1 and 2: one parameter behind another, cut at equal lengths; padding at the end of the last ranks."""
-        for group, shapes in enumerate(trained):
-            length = max(shard.padded[group] for shard in self.shards.values())
-            paddings = next(iter(self.shards.values())).aligned
-            behind = paddings[group] if group < len(paddings) else []
-            at = 0
-            for n, (name, shape) in enumerate(shapes.items()):
-                yield name, shape, _cut(group, at, prod(shape), length)
-                at += prod(shape) + (behind[n] if n < len(behind) else 0)
-
-    def _split(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
-        """Stage 3: each parameter in equal parts, the last of them padded; groups go on where another ends."""
-        ends = list(accumulate(next(iter(self.shards.values())).lengths))
-        at = 0
-        for shapes in trained:
-            for name, shape in shapes.items():
-                each = -(-prod(shape) // self.count)
-                yield name, shape, _dealt(ends, at, prod(shape), each)
-                at += each
-
-
-def _cut(group: int, at: int, elements: int, length: int) -> Iterator[Piece]:
-    """Elements from `at` on of vectors of one length that lie one behind another."""
-    while elements and length:
-        rank, start = divmod(at, length)
-        count = min(elements, length - start)
-        yield Piece(rank, group, start, count)
-        at, elements = at + count, elements - count
-    if elements:
-        yield Piece(0, group, 0, elements)
-
-
-def _dealt(ends: list[int], at: int, elements: int, each: int) -> Iterator[Piece]:
-    """`each` elements of every rank, from `at` on of its vectors, which end at `ends` laid one behind another."""
-    rank = 0
-    while elements:
-        count = min(elements, each)
-        yield from _within(ends, rank, at, count)
-        rank, elements = rank + 1, elements - count
-
-
-def _within(ends: list[int], rank: int, at: int, count: int) -> Iterator[Piece]:
-    while count:
-        group = min(bisect_right(ends, at), len(ends) - 1)
-        start = ends[group - 1] if group else 0
-        here = min(count, ends[group] - at) if at < ends[group] else count
-        yield Piece(rank, group, at - start, here)
-        at, count = at + here, count - here
-
-
-# --- tensors ---------------------------------------------------------------------------------------------------------
-
-
-class Owner(NamedTuple):
-    """Whose files these are: the folder as the user named it, and what the sections' names begin with."""
-
-    target: str
-    prefix: str
-
-
-def _assembled(folder: str, pieces: list[tuple[Tensor, int, int]], dtype: str, shape: Shape) -> TensorData:
-    """One tensor of what lies in vectors: of each so many elements from some place on."""
-    views = [
-        TensorData(one.data.storage, dtype, (count,), one.data.offset + at)
-        for one, at, count in pieces
-        if one.data is not None
-    ]
-    if len(views) == 1:
-        return replace(views[0], shape=shape)
-    starts = accumulate((view.shape[0] for view in views), initial=0)
-    boxes = tuple(Box((start,), view) for start, view in zip(starts, views, strict=False))
-    item = nbytes(dtype, 1)
-    where = ByteRange(folder, 0, prod(shape) * item, boxes=Boxes((prod(shape),), item, boxes))
-    return TensorData(where, dtype, shape)
-
-
-def _rows_of(name: str, layout: Layout, parts: list[Part], owner: Owner) -> Iterator[TensorInfo]:
-    """One state of all parameters that have it: `fp32`, `exp_avg`."""
-    for part in parts:
-        vectors = [(layout.shards[one.rank].vectors.get(name, []), one) for one in part.pieces]
-        held = [(vector[one.group], one) for vector, one in vectors if one.group < len(vector)]
-        found = [(tensor, one.at, one.elements) for tensor, one in held if tensor is not None]
-        if name == MASTER or found:
-            row = _row(part, found, owner, f"optimizer.{name}")
-            yield replace(row, kind=Kind.OPTIMIZER, evidence=Evidence.OPTIMIZER, belongs_to=part.name)
-
-
-def _row(part: Part, found: list[tuple[Tensor, int, int]], owner: Owner, section: str) -> TensorInfo:
-    """A tensor that is put together of what was `found` in the ranks' files."""
-    wrong = part.wrong or _torn(part, found)
-    dtype = found[0][0].dtype if found else "float32"
-    devices = {tensor.device for tensor, _, _ in found}
-    return TensorInfo(
-        part.name,
-        dtype,
-        part.shape,
-        prod(part.shape),
-        nbytes(dtype, prod(part.shape)),
-        f"{owner.prefix}{section}",
-        device=devices.pop() if len(devices) == 1 else None,
-        saved=True,
-        note=f"cannot be read: {wrong}" if wrong else _partitions([one.rank for one in part.pieces]),
-        data=None if wrong else _assembled(owner.target, found, dtype, part.shape),
-        damage=f"{owner.target}: {part.name}: {wrong}" if wrong else None,
-    )
-
-
-def _torn(part: Part, found: list[tuple[Tensor, int, int]]) -> str | None:
-    """Why the vectors that are there do not make one tensor."""
-    if len(found) != len(part.pieces):
-        return f"{len(found)} of its {len(part.pieces)} partitions are there"
-    dtypes = sorted({tensor.dtype for tensor, _, _ in found})
-    if len(dtypes) > 1:
-        return f"its partitions are {' and '.join(dtypes)}"
-    short = next((one for one in found if one[1] + one[2] > one[0].elements), None)
-    return (
-        f"a partition holds {short[0].elements} elements, it takes those up to {short[1] + short[2]}" if short else None
-    )
-
-
-def _partitions(ranks: list[int]) -> str | None:
-    ranks = sorted(set(ranks))
-    if len(ranks) < 2:
-        return f"in the partition of rank {ranks[0]}" if ranks else None
-    which = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 2 else f"{ranks[0]}, {ranks[1]}"
-    return f"in {len(ranks)} partitions: ranks {which}"
 
 
 class Model:
@@ -548,20 +158,19 @@ class Model:
         self.rank, self.facts, self.owner = rank, facts, owner
         self.trained = frozenset(name for group in facts.trained for name in group)
         self.shapes = facts.shapes
+        of_module = [one for one in rank.state.tensors if one.section == "module" and one.storage is not None]
+        #: Storages that hold a group's parameters, and where in them something learns.
+        self.flat = {one.storage for one in of_module if one.fqn in self.trained}
+        self.learning = {_place(one) for one in of_module if one.fqn in self.trained}
 
     def rows(self, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]) -> Iterator[TensorInfo]:
         """All tensors of the file; those of an empty one are the float32 copies or the frozen fragments."""
         for tensor in self.rank.state.tensors:
-            section = f"{self.owner.prefix}{tensor.section}"
-            if tensor.section == "frozen_param_fragments":
-                continue
-            tensor = replace(tensor, section=section, storage=self._storage(tensor))
-            if tensor.section == f"{self.owner.prefix}module":
+            if tensor.section == "module":
                 tensor = self._grouped(self._filled(tensor, masters, frozen))
-            yield tensor
-
-    def _storage(self, tensor: TensorInfo) -> str | None:
-        return None if tensor.storage is None else f"{self.rank.name}:{tensor.storage}"
+            if tensor.section != "frozen_param_fragments":
+                storage = None if tensor.storage is None else f"{self.rank.name}:{tensor.storage}"
+                yield replace(tensor, section=f"{self.owner.prefix}{tensor.section}", storage=storage)
 
     def _filled(
         self, tensor: TensorInfo, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]
@@ -583,92 +192,33 @@ class Model:
             section=tensor.section,
             belongs_to=None,
             note=source.note if source.damage else differs,
-            storage=f"{self.owner.prefix}{own}",
+            storage=own,
             damage=source.damage and source.damage.replace(f" {own}: ", f" {tensor.fqn}: ", 1),
         )
 
     def _grouped(self, tensor: TensorInfo) -> TensorInfo:
-        own = self.facts.shared.get(tensor.fqn, tensor.fqn)
-        buffers = self.facts.buffers
-        if buffers is not None and tensor.fqn in buffers:
+        """With its kind, which is exact where DeepSpeed names the buffers: a state_dict has no other tensors."""
+        facts, own = self.facts, self.facts.shared.get(tensor.fqn, tensor.fqn)
+        if facts.buffers is not None and tensor.fqn in facts.buffers:
             return replace(tensor, kind=Kind.BUFFER, evidence=Evidence.REGISTERED, persistent=True)
-        grad = True if own in self.trained else False if own in self.facts.frozen else None
-        if grad is None and (buffers is None or tensor.fqn.endswith("_extra_state")):
+        learns = own in self.trained or _place(tensor) in self.learning
+        tensor = self._apart(tensor)
+        if not learns and own not in facts.frozen and (facts.buffers is None or tensor.fqn.endswith("_extra_state")):
             return tensor
-        if own in self.trained and tensor.data is not None and tensor.data.storage.boxes is None:
-            # ZeRO lays the parameters of a group in one storage; only those at the same place in it are tied.
-            tensor = replace(tensor, storage=f"{tensor.storage}+{tensor.storage_offset}", storage_bytes=tensor.nbytes)
-            tensor = replace(tensor, note=None if (tensor.note or "").startswith("view: ") else tensor.note)
+        grad = True if learns else False if own in facts.frozen else None
         return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad)
 
+    def _apart(self, tensor: TensorInfo) -> TensorInfo:
+        """ZeRO lays the parameters of a group in one storage: only those at the same place in it are tied."""
+        if tensor.storage not in self.flat:
+            return tensor
+        note = None if (tensor.note or "").startswith("view: ") else tensor.note
+        place = f"{tensor.storage}+{tensor.storage_offset}"
+        return replace(tensor, storage=place, storage_bytes=tensor.nbytes, note=note)
 
-# --- the whole -------------------------------------------------------------------------------------------------------
 
-
-class Optimizer:
-    """The ranks' parts of the optimizer as far as they can be read."""
-
-    def __init__(self, folder: str, files: dict[int, str]) -> None:
-        self.ranks: dict[int, Rank] = {}
-        self.shards: dict[int, Shard] = {}
-        self.lost: dict[int, str] = {}
-        for rank, name in sorted(files.items()):
-            try:
-                read = _read(folder, name)
-                self.shards[rank] = _shard(read)
-                self.ranks[rank] = read
-            except UnreadableError as error:
-                self.lost[rank] = f"rank {rank}: {error}"
-        self.count = next((shard.ranks for shard in self.shards.values()), 0)
-        self.missing = self._missing()
-
-    def _missing(self) -> int:
-        """How many ranks are not here; beyond the first that is missing nothing is put together."""
-        here = {*self.shards, *self.lost}
-        absent = (rank for rank in range(self.count) if rank not in here)
-        for rank in islice(absent, len(here) + 1):
-            self.lost[rank] = f"rank {rank} is missing: {len(here)} of {self.count} are here; copy its file"
-        return max(self.count - sum(rank < self.count for rank in here), 0)
-
-    def rows(self, facts: Facts, clashes: Mapping[str, str], owner: Owner) -> Iterator[TensorInfo]:
-        """Each state of each parameter, and what is not parted."""
-        if not self.shards:
-            why = next(iter(self.lost.values()), None)
-            named = ((name, shape) for group in facts.trained for name, shape in group.items()) if why else ()
-            yield from (_row(Part(name, shape, (), why), [], owner, f"optimizer.{MASTER}") for name, shape in named)
-            return
-        layout = Layout(self.shards, self.lost)
-        parts = [
-            part._replace(pieces=(), wrong=clashes[part.name]) if part.name in clashes else part
-            for part in layout.parts(facts.trained)
-        ]
-        names = dict.fromkeys(name for shard in self.shards.values() for name in shard.vectors)
-        for name in names:
-            yield from _rows_of(name, layout, parts, owner)
-        yield from self._loose(owner)
-
-    def _loose(self, owner: Owner) -> Iterator[TensorInfo]:
-        """What each rank has by itself, an Adam's `step`: that of the first."""
-        rank, shard = next(iter(self.shards.items()))
-        for name, tensor in shard.loose.items():
-            yield TensorInfo(
-                name,
-                tensor.dtype,
-                tensor.shape,
-                tensor.elements,
-                tensor.nbytes,
-                f"{owner.prefix}optimizer",
-                Kind.OPTIMIZER,
-                Evidence.OPTIMIZER,
-                device=tensor.device,
-                saved=True,
-                note=f"of rank {rank}; each has its own" if self.count > 1 else tensor.note,
-                layout=tensor.layout,
-                data=tensor.data,
-                parts=tensor.parts,
-                storage=f"{self.ranks[rank].name}:{tensor.storage}",
-                storage_bytes=tensor.storage_bytes,
-            )
+def _place(tensor: TensorInfo) -> tuple[object, int, Shape | None]:
+    return tensor.storage, tensor.storage_offset, tensor.shape
 
 
 def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
@@ -695,21 +245,21 @@ def _of_rank(owner: Owner, files: Files) -> ModelState:
     rank = next(iter(models.values()))
     facts = _facts(rank)
     model = Model(rank, facts, owner)
-    states = list(optimizer.rows(facts, _clashes(models), owner))
+    states = list(optimizer.rows(facts.trained, _clashes(models), owner))
     masters = {one.fqn: one for one in states if one.section == f"{owner.prefix}optimizer.{MASTER}"}
     frozen = {one.fqn: one for one in _frozen(models, failed, facts, optimizer.count, owner)}
     tensors = (*model.rows(masters, frozen), *states)
     stage = next((shard.stage for shard in optimizer.shards.values()), None)
     read = [*models.values(), *optimizer.ranks.values()]
     lead = next(iter(optimizer.ranks.values()), None)
-    metadata = {**(lead.state.metadata if lead else {}), **rank.state.metadata}
+    settings = {**_settings(lead.state.metadata if lead else {}, stage), **rank.state.metadata}
     return ModelState(
         owner.target,
         f"{NAME} zero-{stage}" if stage else NAME,
         tensors,
         tuple(dict.fromkeys(tensor.section for tensor in tensors)),
-        {f"{owner.prefix}{key}": value for key, value in metadata.items() if not key.startswith(_TOLD)},
-        (*_noted(read), *_missed(owner, optimizer, models, failed), *_version(rank)),
+        {f"{owner.prefix}{key}": value for key, value in settings.items() if not key.startswith(_TOLD)},
+        (*_noted(read), *_missed(owner, optimizer, models, failed), *optimizer.odd, *_version(rank)),
         tuple(dict.fromkeys(one for each in read for one in each.state.globals)),
         (),
         tuple(replace(one, section=f"{owner.prefix}{one.section}") for one in rank.state.state_dicts),
@@ -717,14 +267,20 @@ def _of_rank(owner: Owner, files: Files) -> ModelState:
 
 
 #: What is told of each tensor by itself.
-_TOLD = (
-    "param_shapes.",
-    "frozen_param_shapes.",
-    "buffer_names.",
-    "shared_params.",
-    "optimizer_state_dict.param_slice_mappings.",
-    "optimizer_state_dict.param_alignment_paddings.",
+_TOLD = ("param_shapes.", "frozen_param_shapes.", "buffer_names.", "shared_params.")
+#: What stands before the settings of an optimizer that ZeRO has parted, and what says no more than how it did.
+_WITHIN = re.compile(r"optimizer_state_dict\.(?:(?:base_)?optimizer_state(?:_dict)?\.)?")
+_PARTING = re.compile(
+    r"optimizer\.(?:zero_stage|partition_count|group_paddings|param_slice_mappings|param_alignment_paddings|ds_version"
+    r"|param_groups\.\d+\.params)(?:\.|\Z)"
 )
+
+
+def _settings(metadata: Mapping[str, Scalar], stage: int | None) -> dict[str, Scalar]:
+    """What one rank's file says of the optimizer, under the same names in all stages."""
+    settings = {_WITHIN.sub("optimizer.", key, count=1): value for key, value in metadata.items()}
+    kept = {key: value for key, value in settings.items() if not _PARTING.match(key)}
+    return {**kept, "optimizer.zero_stage": stage}
 
 
 def _models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], dict[int, str]]:
@@ -735,7 +291,7 @@ def _models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], dict[i
     failed: dict[int, str] = {}
     for rank, name in sorted(files.items()):
         try:
-            found[rank] = _read(folder, name)
+            found[rank] = rank_of(folder, name)
         except UnreadableError as error:
             failed[rank] = f"rank {rank}: {error}"
             if len(failed) == len(files):
@@ -773,7 +329,7 @@ def _frozen(
                 break
             pieces.append(Piece(rank, 0, 0, min(each, prod(shape) - start)))
             found.append((tensor, 0, pieces[-1].elements))
-        yield _row(Part(name, shape, tuple(pieces), wrong), found, owner, "module")
+        yield joined(Part(name, shape, tuple(pieces), wrong), found, owner, "module")
 
 
 def _noted(ranks: list[Rank]) -> list[Oddity]:
@@ -782,7 +338,8 @@ def _noted(ranks: list[Rank]) -> list[Oddity]:
     for rank in ranks:
         for odd in rank.state.oddities:
             files.setdefault(odd, []).append(rank.name)
-    return [replace(odd, message=f"{_shown.names(names)}: {odd.message}") for odd, names in files.items()]
+    more = {odd: f" and {len(names) - 1} more" if len(names) > 1 else "" for odd, names in files.items()}
+    return [replace(odd, message=f"{names[0]}{more[odd]}: {odd.message}") for odd, names in files.items()]
 
 
 def _missed(owner: Owner, optimizer: Optimizer, models: dict[int, Rank], failed: dict[int, str]) -> Iterator[Oddity]:

@@ -163,7 +163,7 @@ def _beside(state: ModelState) -> str:
 
 
 def _totals_lines(state: ModelState, summary: dict[str, Totals]) -> tuple[str, ...]:
-    assumed = sum(t.evidence is Evidence.ASSUMED for t in state.tensors)
+    assumed = sum(t.evidence is Evidence.ASSUMED and t.kind is Kind.PARAMETER for t in state.tensors)
     lines = []
     for kind, total in summary.items():
         if total.tensors:
@@ -314,7 +314,7 @@ def _remark(tensor: TensorInfo, status: str, view: View) -> str:
         parts.append(tensor.layout)
     if tensor.tied_to:
         parts.append(f"= {names(tensor.tied_to)}")
-    if tensor.belongs_to:
+    if tensor.belongs_to and tensor.belongs_to != tensor.fqn:
         parts.append(f"of {tensor.belongs_to}")
     if tensor.note:
         parts.append(tensor.note)
