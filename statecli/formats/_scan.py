@@ -53,6 +53,11 @@ _NUMPY = b"\x93NUMPY"
 _NAMED = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
 #: The pickles that an archive of torch's own has, in its top folder.
 _USUAL = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
+#: Those of TorchScript beside them, and the archives that one of torch.export is made of.
+_KNOWN = re.compile(
+    r"bytecode\.pkl|mobile_debug_handles\.pkl|traced_inputs\.pkl|code/__torch__[^\0]*\.py\.debug_pkl"
+    r"|data/(?:weights|constants|sample_inputs)/[^/]+|serialized_(?:state_dict|constants|example_inputs)\.(?:pt|json)"
+)
 _STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 #: The members of a tar that torch unpickles.
 _IN_TAR = frozenset(["storages", "tensors", "pickle"])
@@ -322,7 +327,11 @@ class _Scan:
     def _record(self, piece: _Piece, archive: Archive, record: Record) -> None:
         name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
         region = piece.region.part(record.data_offset, record.compressed_size)
-        usual = record.name.removeprefix(f"{archive.folder}/") in _USUAL and not piece.depth
+        own = record.name.removeprefix(f"{archive.folder}/")
+        if piece.depth:  # an archive of torch.save in an archive of torch.export
+            usual = own in _USUAL and not piece.hidden
+        else:
+            usual = own in _USUAL or _KNOWN.fullmatch(own) is not None
         sure = _NAMED.search(record.name) is not None
         self._member(region, name, piece.depth, record.method != STORED, sure, not usual)
 
