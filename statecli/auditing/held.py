@@ -49,10 +49,7 @@ def read(text: str, init_device: str) -> Side:
 
 
 def _only_model(folder: str) -> str:
-    """The file of a folder that has no index and is the only one with a model in it; else the folder itself.
-
-    DeepSpeed keeps its optimizer's partitions beside the model.
-    """
+    """The file of a folder that has no index and is the only one with a model in it; else the folder itself."""
     try:
         formats.members(folder)
     except UnreadableError as error:

@@ -201,16 +201,32 @@ class _Load:
             yield Oddity("taken-over", message)
         if adapted := self._adapted(answer):
             yield Oddity("shape-adapted", f"{model} loads {_listed(adapted)} of another shape: {_CODE} adapts it")
+        yield from self._of_transformers(answer)
         if answer.extra:
             yield Oddity("extra-state", f"whether set_extra_state takes {_listed(answer.extra)} is not tried")
 
+    def _of_transformers(self, answer: Answer) -> Iterator[Oddity]:
+        target, model = self.checkpoint.target, self.model.target
+        if answer.unsaved:
+            what = f"{target} lacks {_listed(answer.unsaved)}, which {model} is neither to save nor to miss"
+            yield Oddity(UNSAVED, f"{what}: from_pretrained loads without, a strict load_state_dict does not")
+        if answer.unread:
+            held = [self._own.get(name, name) for name in answer.unread]
+            yield Oddity(UNREAD, f"{model} passes over {_listed(held)}: a strict load_state_dict does not")
+        if answer.converted:
+            held = [self._own.get(name, name) for name in answer.converted]
+            what = f"transformers converts these names of {target} on load: {_listed(held)}"
+            yield Oddity(CONVERTED, f"{what}: as many elements as {model} has; more cannot be told")
+
     def _filled(self, answer: Answer) -> list[str]:
         wanted = [name for name, row in self.registered.items() if _is_expected(row) and name not in self.held]
-        return _without(wanted, answer.missing)
+        made = (name for names in answer.converted.values() for name in names)
+        return _without(wanted, (*answer.missing, *answer.unsaved, *made))
 
     def _taken(self, answer: Answer) -> list[str]:
         held = [name for name in self.held if name not in self.registered and name not in answer.extra]
-        return [self._own.get(name, name) for name in _without(held, answer.unexpected)]
+        told = (*answer.unexpected, *answer.unread, *answer.converted)
+        return [self._own.get(name, name) for name in _without(held, told)]
 
     def _adapted(self, answer: Answer) -> list[str]:
         refused = [name for name, _ in answer.refused if name]
@@ -223,6 +239,8 @@ class _Load:
 
 #: What a strict load objects to, as `kinds.by_model` calls it.
 MISSING, UNEXPECTED, SHAPE = "missing-entry", "unexpected-entry", "shape-mismatch"
+#: What transformers' own loading does with what such a load would object to: notes that an audit tells as well.
+UNSAVED, UNREAD, CONVERTED = "not-saved-by-class", "not-read-by-class", "converted-on-load"
 _CODE = "code that runs on loading"
 #: Names that a note lists.
 SHOWN = 3

@@ -26,7 +26,9 @@ class Answer(msgspec.Struct, frozen=True):
     """What a strict load says: names it misses, does not expect, and whose shapes do not fit; then torch's other words,
     with the name they are about where there is one. All empty where it loads.
 
-    `extra` are the modules' extra states that were there; whether `set_extra_state` takes them is not tried.
+    `extra` are the modules' extra states that were there; whether `set_extra_state` takes them is not tried. Of a model
+    of transformers: `unsaved` are names that it neither saves nor misses, `unread` those that it passes over,
+    `converted` names that it makes into others, which were missing, on load.
     """
 
     missing: tuple[str, ...] = ()
@@ -34,3 +36,6 @@ class Answer(msgspec.Struct, frozen=True):
     mismatched: tuple[str, ...] = ()
     refused: tuple[tuple[str | None, str], ...] = ()
     extra: tuple[str, ...] = ()
+    unsaved: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    converted: Mapping[str, tuple[str, ...]] = {}

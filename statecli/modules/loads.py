@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from statecli.errors import ModelError
+from statecli.modules import pretrained
 from statecli.modules.build import Built
 from statecli.modules.entries import Answer, Entries
 from statecli.modules.tensors import is_lazy
@@ -35,7 +36,7 @@ def load(built: Built, entries: Entries) -> Answer:
         refusal = _Refusal(module)
         with refusal.caught(), _nothing_copied():
             module.load_state_dict(state)
-    return refusal.answer(tuple(name for name in extra if name in state))
+        return pretrained.adjusted(module, entries, refusal.answer(tuple(name for name in extra if name in state)))
 
 
 # --- the module ------------------------------------------------------------------------------------------------------

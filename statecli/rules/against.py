@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, something_to_hold_to
+from statecli.comparison.loading import CONVERTED, UNREAD, UNSAVED
 from statecli.comparison.result import Change, Diff, Field, Status
 from statecli.finding import Finding, Severity
 from statecli.formats import _shown
@@ -22,6 +23,13 @@ def _loading(subject: Subject, name: str) -> Iterator[Found]:
     for one in subject.load.findings if subject.load else ():
         if one.rule == name:
             yield _said(one)
+
+
+def _noted(subject: Subject, *names: str) -> Iterator[Found]:
+    """What its class loads though a strict load would not."""
+    for note in subject.load.notes if subject.load else ():
+        if note.name in names:
+            yield Found(note.message, severity=Severity.NOTE)
 
 
 def _said(one: Finding) -> Found:
@@ -92,6 +100,7 @@ def missing_entry(subject: Subject) -> Iterator[Found]:
     Fix: save it again from the class as it is now, or map the old name to the new one before loading.
     """
     yield from _loading(subject, "missing-entry")
+    yield from _noted(subject, UNSAVED, CONVERTED)
     for change in _changes(subject, status=Status.REMOVED):
         yield _of(subject, change, f"missing: {_holder(subject, change)} has it")
 
@@ -107,6 +116,7 @@ def unexpected_entry(subject: Subject) -> Iterator[Found]:
     Fix: leave it out when saving, or give the class what it is for.
     """
     yield from _loading(subject, "unexpected-entry")
+    yield from _noted(subject, UNREAD)
     for change in _changes(subject, status=Status.ADDED):
         yield _of(subject, change, f"unexpected: {_name(subject.reference)} has no such tensor")
 

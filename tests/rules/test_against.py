@@ -380,14 +380,14 @@ def test_an_attributes_prefix_that_the_reference_lacks_is_told(pt):
 
 
 def test_the_only_model_in_a_folder_without_index_is_the_reference(pt, tmp_path):
-    """DeepSpeed keeps the partitions of its optimizer beside it; of two models none is the one."""
-    step = tmp_path / "global_step1"
+    """An optimizer's state beside it is none; of two models neither is the one."""
+    step = tmp_path / "step"
     step.mkdir()
-    torch.save({"module": linear()}, step / "mp_rank_00_model_states.pt")
-    torch.save(training()["optimizer_states"][0], step / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    torch.save({"module": linear()}, step / "weights.pt")
+    torch.save(training()["optimizer_states"][0], step / "moments.pt")
     target = pt(**without("bias"))
     (result,) = audit(Request((str(target),), select=("missing-entry",), against=str(step))).targets
     (found,) = result.findings
-    assert found.message == f"bias: missing: {step / 'mp_rank_00_model_states.pt'} has it"
+    assert found.message == f"bias: missing: {step / 'weights.pt'} has it"
     torch.save(linear(), step / "other.pt")
     assert "name one of them" in failed(target, against=str(step))

@@ -1,0 +1,129 @@
+"""Models of transformers beside what its own `save_pretrained` writes: what `from_pretrained` gets over is no error."""
+
+from __future__ import annotations
+
+import runpy
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from statecli.auditing.run import Request, audit
+from statecli.finding import Severity
+
+transformers = pytest.importorskip("transformers")
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+FACTORIES = f"""
+import transformers
+
+
+def marian():
+    sizes = dict.fromkeys(("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 1)
+    config = transformers.MarianConfig(
+        vocab_size=64, d_model=32, encoder_ffn_dim=8, decoder_ffn_dim=8, pad_token_id=0,
+        decoder_start_token_id=1, max_position_embeddings=16, **sizes,
+    )
+    return transformers.MarianMTModel(config)
+
+
+def mixtral():
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**{SMALL}, num_key_value_heads=1, num_local_experts=2)
+    )
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{SMALL}, num_key_value_heads=1))
+"""
+RULES = ("missing-entry", "unexpected-entry", "shape-mismatch")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """What transformers saves of one of the models above, by its own function, and the spec of that model."""
+    (tmp_path / "nets.py").write_text(FACTORIES)
+    names = runpy.run_path(str(tmp_path / "nets.py"))
+
+    def of(name):
+        names[name]().save_pretrained(tmp_path / "saved")
+        return tmp_path / "saved" / "model.safetensors", f"{tmp_path / 'nets.py'}:{name}"
+
+    return of
+
+
+def said(path, model):
+    """Severity, rule and message of what is said of the file."""
+    result = audit(Request((str(path),), select=RULES, model=model)).targets[-1]
+    assert result.status.value == "audited", result.reason
+    assert result.ran == RULES
+    return [(one.severity, one.rule, one.message) for one in result.findings]
+
+
+def without(path, *names, **others):
+    state = {name: tensor for name, tensor in load_file(path).items() if name not in names}
+    assert len(state) == len(load_file(path)) - len(names)
+    save_file(state | others, path)
+    return path
+
+
+def test_what_a_class_neither_saves_nor_misses_is_a_note(saved):
+    """Marian's position embeddings are computed, and left out of what it saves."""
+    ((severity, rule, message),) = said(*saved("marian"))
+    assert (severity, rule) == (Severity.NOTE, "missing-entry")
+    assert "lacks model.encoder.embed_positions.weight, model.decoder.embed_positions.weight" in message
+    assert "from_pretrained loads without" in message
+
+
+def test_another_entry_is_missed_all_the_same(saved):
+    """Of the same class."""
+    path, model = saved("marian")
+    name = "model.encoder.layers.0.fc1.weight"
+    found = said(without(path, name), model)
+    assert [one.partition(":")[0] for severity, _, one in found if severity is Severity.ERROR] == [name]
+
+
+@pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason="it converts nothing")
+def test_entries_that_are_converted_on_load_are_one_note(saved):
+    """Mixtral's experts are saved one by one under other names, and held as one tensor."""
+    path, model = saved("mixtral")
+    assert any("block_sparse_moe.experts.0.w1" in name for name in load_file(path))
+    ((severity, rule, message),) = said(path, model)
+    assert (severity, rule) == (Severity.NOTE, "missing-entry")
+    assert "transformers converts these names" in message
+    assert "more cannot be told" in message
+
+
+@pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason="it converts nothing")
+def test_an_expert_that_is_not_there_is_missed(saved):
+    """What is left cannot make the whole tensor."""
+    path, model = saved("mixtral")
+    found = said(without(path, "model.layers.1.block_sparse_moe.experts.0.w2.weight"), model)
+    errors = [message.partition(":")[0] for severity, _, message in found if severity is Severity.ERROR]
+    assert errors == [
+        "model.layers.1.mlp.experts.down_proj",
+        "model.layers.1.block_sparse_moe.experts.1.w2.weight",
+    ]
+
+
+def test_what_nothing_is_made_of_is_unexpected(saved):
+    """Whatever the class converts."""
+    path, model = saved("mixtral")
+    found = said(without(path, **{"model.layers.0.block_sparse_moe.new.weight": torch.zeros(2)}), model)
+    errors = [(rule, message.partition(":")[0]) for severity, rule, message in found if severity is Severity.ERROR]
+    assert errors == [("unexpected-entry", "model.layers.0.block_sparse_moe.new.weight")]
+
+
+def test_a_model_that_saves_all_that_it_has_gives_nothing(saved):
+    """And no word."""
+    assert said(*saved("llama")) == []
+
+
+def test_other_classes_are_taken_at_a_strict_loads_word(tmp_path):
+    """What they call their attributes is nothing to `load_state_dict`."""
+    source = "import torch\nimport transformers.modeling_utils\n\n\nclass Net(torch.nn.Linear):\n"
+    (tmp_path / "net.py").write_text(
+        source + "    _keys_to_ignore_on_save = _keys_to_ignore_on_load_missing = ['bias']\n"
+    )
+    save_file({"weight": torch.zeros(2, 2)}, tmp_path / "a.safetensors")
+    ((severity, rule, _),) = said(tmp_path / "a.safetensors", f"{tmp_path / 'net.py'}:Net(2, 2)")
+    assert (severity, rule) == (Severity.ERROR, "missing-entry")
