@@ -19,9 +19,11 @@ import numpy as np
 
 from statecli.comparison.result import Delta, How
 from statecli.errors import StateError, UnreadableError
+from statecli.formats._ggml import BLOCKS
 from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import pool, sparse
+from statecli.values.blocks import as_stored, quantized, readable, why_no_numbers
 from statecli.values.elements import Element, element
 from statecli.values.ranges import check_crc, contiguous_strides, resolved
 from statecli.values.read import no_numbers, opened, overlap, packed, stored
@@ -71,9 +73,12 @@ def compare_all(
     plans = [_plan(number, pair, how) for number, pair in enumerate(pairs)]
     paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in one.ranges}
     before = {**stamps(path for path in paths if path not in (seen or {})), **(seen or {})}
-    results = _Results(len(pairs))
+    results = _Results(len(pairs), how)
     jobs = jobs or pool.cores()
     results.add(_run([task for plan in plans if isinstance(plan, list) for task in plan], how, jobs, progress))
+    results.instead(
+        _run([task for n, pair in enumerate(pairs) for task in results.in_numbers(n, pair)], how, jobs, None)
+    )
     results.add(_run(list(results.norms()), how, jobs, None))
     suspects = [
         pair
@@ -98,8 +103,9 @@ Ran = list[tuple[Task, Found | StateError]]
 class _Results:
     """What the tasks found, by pair."""
 
-    def __init__(self, pairs: int) -> None:
+    def __init__(self, pairs: int, how: How) -> None:
         self._ran: list[Ran] = [[] for _ in range(pairs)]
+        self._how = how
 
     def add(self, ran: Ran) -> None:
         for task, found in ran:
@@ -107,6 +113,23 @@ class _Results:
 
     def differ(self, pair: int) -> bool:
         return any(isinstance(found, Found) and found.tally.changed for _, found in self._ran[pair])
+
+    def in_numbers(self, number: int, pair: Pair) -> Iterator[Task]:
+        """What is left to do for blocks that differ, where it can be read what they are worth."""
+        before, after = pair.before.data, pair.after.data
+        if before and after and self.differ(number) and self._blocks(number) and readable(after) is after:
+            yield Task(number, pair.after.fqn, 0, math.prod(after.shape), before, after)
+
+    def instead(self, ran: Ran) -> None:
+        """Takes what was found of numbers for what was found of their blocks, unless it is bits that count."""
+        for task, found in ran:
+            if not (self._how.bitwise and isinstance(found, Found) and not found.tally.changed):
+                self._ran[task.pair] = [(task, found)]
+
+    def _blocks(self, number: int) -> str | None:
+        """The type of the blocks that were compared; None where other elements were."""
+        dtype = self._ran[number][0][0].before.dtype if self._ran[number] else ""
+        return dtype if dtype in BLOCKS else None
 
     def norms(self) -> Iterator[Task]:
         """What is left to do for pairs that differ: the blocks that do not, of which only bytes were compared."""
@@ -122,8 +145,20 @@ class _Results:
             if isinstance(found, StateError):
                 return found
             total = total.plus(found.tally)
-        shape = pair.after.shape or ()
+        shape, blocks = pair.after.shape or (), self._blocks(number)
+        if blocks and total.changed:
+            return _of_blocks(total, blocks, shape, self._how)
         return Delta(elements=math.prod(shape)) if not total.changed else _delta(total, pair, shape)
+
+
+def _of_blocks(total: Tally, dtype: str, shape: tuple[int, ...], how: How) -> Delta | NotCompared:
+    """Of blocks that differ, and are worth the same or nobody knows what."""
+    why = why_no_numbers(dtype) or "the values are the same, in other bytes"
+    if how.atol or how.rtol:
+        return NotCompared(f"its bytes differ, {why}")
+    values, elements = BLOCKS[dtype][0], math.prod(shape)
+    reason = f"all {values} values of a block that differs are counted: {why}"
+    return Delta(elements, total.changed * values, left_out=elements, reason=reason)
 
 
 def _delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
@@ -183,7 +218,7 @@ def _checksums_differ(pair: Pair) -> bool:
 
 
 def _datas(tensor: TensorInfo) -> list[TensorData]:
-    return ([tensor.data] if tensor.data else []) + [data for _, data in tensor.parts]
+    return ([as_stored(tensor.data)] if tensor.data else []) + [data for _, data in tensor.parts]
 
 
 def damages(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[StateError | None]:
@@ -289,7 +324,7 @@ def _parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared
     if before.dtype != after.dtype and "numpy" in (before.dtype + after.dtype):
         return NotCompared(f"{before.dtype} and {after.dtype} are not compared with each other")
     if before.data is not None and after.data is not None:
-        return [(after.fqn, before.data, after.data)]
+        return [(after.fqn, *_alike(before.data, after.data))]
     names = [name for name, _ in before.parts]
     if before.parts and after.parts and before.layout == after.layout and names == [name for name, _ in after.parts]:
         if before.layout in RAGGED:
@@ -299,6 +334,12 @@ def _parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared
     if before.layout != after.layout:
         return NotCompared(f"{before.layout} before, {after.layout} after")
     return NotCompared(next(filter(None, map(_why_no_values, (before, after))), "made of different parts"))
+
+
+def _alike(before: TensorData, after: TensorData) -> tuple[TensorData, TensorData]:
+    """Both as their blocks where they are quantized alike; else as numbers, where these can be read."""
+    how = as_stored if quantized(before.storage) == quantized(after.storage) else readable
+    return how(before), how(after)
 
 
 def _why_no_values(tensor: TensorInfo) -> str | None:
@@ -311,6 +352,8 @@ def _why_no_values(tensor: TensorInfo) -> str | None:
 
 def _incomparable(before: TensorData, after: TensorData) -> str | None:
     """Why nothing can be said of two pieces; elements that are no numbers can be equal, bit for bit."""
+    if before.dtype != after.dtype and BLOCKS.keys() & {before.dtype, after.dtype}:
+        return _no_values(before) or _no_values(after)
     if before.shape != after.shape:
         return f"made of parts of other shapes, {list(before.shape)} and {list(after.shape)}"
     kinds = element(before.dtype), element(after.dtype)

@@ -23,6 +23,7 @@ from statecli.errors import MissingDependency, UnreadableError
 from statecli.locking.file import Algorithm
 from statecli.state import Quantizer, TensorData, TensorInfo
 from statecli.values import pool
+from statecli.values.blocks import as_stored
 from statecli.values.elements import COMPLEX, DIRECT, Array, element
 from statecli.values.ranges import contiguous_strides
 from statecli.values.read import Strided, opened, overlap, packed, stored
@@ -103,7 +104,7 @@ def _batches(tensors: Iterable[TensorInfo]) -> Iterator[tuple[TensorInfo, ...]]:
 
 def _of_tensor(tensor: TensorInfo, new: Callable[[], Any]) -> str:
     if tensor.data is not None:
-        return _of_data(tensor.data, tensor.fqn, new)
+        return _of_data(as_stored(tensor.data), tensor.fqn, new)
     parts = sorted(tensor.parts, key=lambda part: part[0])
     return _of_text([_line(name, data, f"{tensor.fqn}: {name}", new) for name, data in parts], new)
 

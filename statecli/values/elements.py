@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from statecli.errors import MissingDependency
+from statecli.formats._ggml import BLOCKS
 
 try:
     import numpy as np
@@ -104,6 +105,8 @@ def element(dtype: str) -> Element | None:
         return Element("u1", table=small_float_table(dtype))
     if dtype in OPAQUE:
         return Element(OPAQUE[dtype], numbers=False)
+    if dtype in BLOCKS:
+        return Element("u1", items=BLOCKS[dtype][1], numbers=False)
     text = _TEXT.fullmatch(dtype)
     if text:
         return Element("u4" if text[1] == "U" else "u1", items=int(text[2]), numbers=False)

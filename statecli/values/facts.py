@@ -16,6 +16,7 @@ from statecli.errors import StateError, UnreadableError
 from statecli.stamps import changed, stamps
 from statecli.state import TensorData, TensorInfo
 from statecli.values import pool, scan
+from statecli.values.blocks import readable
 from statecli.values.elements import Array, Decoder, Element, element
 from statecli.values.ranges import Range, contiguous_strides
 from statecli.values.read import Strided, distinct, no_numbers, opened, overlap, packed, stored, valued
@@ -63,7 +64,7 @@ def read_all(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: Progress
 def _datas(tensor: TensorInfo) -> list[TensorData]:
     if tensor.damage is not None:
         return []
-    return ([tensor.data] if tensor.data else []) + [data for _, data in tensor.parts]
+    return ([readable(tensor.data)] if tensor.data else []) + [data for _, data in tensor.parts]
 
 
 def _tasks(piece: int, what: str, data: TensorData) -> Iterator[Task]:

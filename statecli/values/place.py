@@ -15,6 +15,7 @@ import numpy as np
 
 from statecli.errors import MissingDependency, UsageError
 from statecli.state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
+from statecli.values.blocks import as_stored
 from statecli.values.elements import Array
 from statecli.values.live import first_line
 from statecli.values.ranges import check_crc, contiguous_strides, open_range
@@ -112,7 +113,9 @@ def _require_cuda(torch: Any, device: str, wanted: Device) -> None:
 
 
 def _placed(tensor: TensorInfo, device: Device, known: dict[tuple[ByteRange, str], Arrival]) -> TensorInfo:
-    holders = ([tensor.data] if tensor.data and tensor.data.inline is None else []) + [data for _, data in tensor.parts]
+    holders = ([as_stored(tensor.data)] if tensor.data and tensor.data.inline is None else []) + [
+        data for _, data in tensor.parts
+    ]
     if not holders:
         after = After(device=None, followed=None)
         return _noted(msgspec.structs.replace(tensor, after=after), "no bytes to load")

@@ -19,7 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.formats._ggml import BLOCKS
 from statecli.state import Box, ByteRange, TensorData
+from statecli.values.blocks import numbers, quantized, why_no_numbers
 from statecli.values.elements import Array
 
 #: Bytes read at once to pick elements from, and how far apart these may lie before each is read by itself.
@@ -168,6 +170,39 @@ class Inflated(Range):
         )
 
 
+#: Bytes of values that are made at a time of what is quantized, and in a row of them.
+VALUES = 256 << 10
+
+
+class Dequantized(Range):
+    """The float32 values of a storage that is quantized in its file, as its bytes."""
+
+    def __init__(self, where: ByteRange, what: str, file: io.FileIO) -> None:
+        super().__init__(where, what, file)
+        name = quantized(where) or ""
+        why = why_no_numbers(name)
+        if why is not None:
+            raise UnreadableError(f"{where.path}: {what}: {why}")
+        self._name = name
+        values, self._stored = BLOCKS[name]
+        self._block = values * 4
+
+    def read(self, at: int, into: Array) -> None:
+        """As `Range.read`."""
+        flat, done = into.reshape(-1).view(np.uint8), 0
+        while done < flat.size:
+            first, skip = divmod(at + done, self._block)
+            blocks = -(-min(skip + flat.size - done, VALUES) // self._block)
+            part = self._values(first, blocks)[skip : skip + flat.size - done]
+            flat[done : done + part.size] = part
+            done += part.size
+
+    def _values(self, first: int, count: int) -> Array:
+        packed = np.empty(count * self._stored, np.uint8)
+        fill(packed, self._file, self._where.offset + first * self._stored, self._where, self._what)
+        return numbers(packed, self._name).view(np.uint8)
+
+
 #: Files that are open at once of a storage in many of them.
 MAX_OPEN = 32
 
@@ -285,7 +320,13 @@ def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
             return
         where = _located(where, what)
         file = stack.enter_context(open(open_regular(where.path), "rb", buffering=0))
-        yield (Range if where.packing is None else Inflated)(where, what, file)
+        yield _reader(where)(where, what, file)
+
+
+def _reader(where: ByteRange) -> type[Range]:
+    if where.packing is None:
+        return Range
+    return Inflated if quantized(where) is None else Dequantized
 
 
 def resolved(data: TensorData, what: str) -> TensorData:

@@ -17,7 +17,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from statecli.errors import MalformedError, UnreadableError
+from statecli.formats._ggml import BLOCKS
 from statecli.state import Quantizer, TensorData
+from statecli.values.blocks import why_no_numbers
 from statecli.values.elements import QUANTIZED, Array, Decoder, Element, element
 from statecli.values.ranges import Range, contiguous_strides, open_range, resolved
 
@@ -328,6 +330,8 @@ def _bytes(memory: Array | Range, start: int, stop: int) -> Array:
 def no_numbers(dtype: str, quantized: bool = False) -> str | None:
     """Why elements of `dtype` cannot be read as numbers; None if they can. `quantized`: their scale is known."""
     kind = element(dtype)
+    if dtype in BLOCKS:
+        return why_no_numbers(dtype) or f"blocks of {dtype} as they are stored"
     if kind is None or not kind.numbers:
         return f"{dtype} elements are not numbers that statecli reads"
     if dtype in QUANTIZED and not quantized:

@@ -136,7 +136,8 @@ class Worker:
 
     def _cut(self, task: Task) -> Iterator[tuple[int, int]]:
         end = task.start + task.count
-        return ((start, min(self.block, end - start)) for start in range(task.start, end, self.block))
+        step = max(min(self.block, self._raw[0].size // max(map(_width, (task.before, task.after)))), 1)
+        return ((start, min(step, end - start)) for start in range(task.start, end, step))
 
     def _equal(self, size: int) -> bool:
         """Whether the first `size` bytes of both buffers are equal, as 64-bit words."""
@@ -286,6 +287,12 @@ def _element(dtype: str) -> Element:
     if kind is None:
         raise UnreadableError(f"{dtype} elements are not numbers that statecli reads")
     return kind
+
+
+def _width(side: Piece | TensorData) -> int:
+    """Bytes of an element."""
+    kind = _element(side.dtype)
+    return np.dtype(kind.stored).itemsize * kind.items
 
 
 def run_batch(work: tuple[How, tuple[Task, ...]]) -> list[Found | StateError]:

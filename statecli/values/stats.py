@@ -16,6 +16,7 @@ import numpy as np
 from statecli.errors import UnreadableError
 from statecli.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
 from statecli.values import live
+from statecli.values.blocks import readable
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, worth_of_codes
 from statecli.values.partial import Partial, joined_reasons, partial_of, partial_of_codes
 from statecli.values.ranges import check_crc
@@ -109,6 +110,7 @@ def why_no_data(tensor: TensorInfo) -> str:
 
 def _read(data: TensorData, what: str, decoder: Decoder) -> Partial | str:
     """A partial, or the reason why there is none."""
+    data = readable(data)
     reason = no_numbers(data.dtype, data.quantizer is not None)
     if reason:
         return reason
