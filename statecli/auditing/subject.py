@@ -12,7 +12,7 @@ from statecli.comparison.result import Diff
 from statecli.errors import StateError
 from statecli.locking.holding import Held
 from statecli.report.text import shown
-from statecli.state import ModelState, ScannedPickle, TensorInfo
+from statecli.state import ModelState, Oddity, ScannedPickle, TensorInfo
 
 if TYPE_CHECKING:
     from statecli.values.scan import Facts
@@ -51,6 +51,12 @@ class Subject:
         """The tensor as a message names it: behind its section where there are several, and it is in one."""
         name = shown(tensor.fqn)
         return name if len(self.state.sections) < 2 or not tensor.section else f"{tensor.section}.{name}"
+
+    @property
+    def chosen(self) -> tuple[Oddity, ...]:
+        """What is said of the sections that were held to each other, where there are several."""
+        diffs = (diff for diff in (self.load, self.reference) if diff is not None)
+        return tuple(note for diff in diffs for note in diff.notes if note.name in ("sections-left-out", "sections-paired"))
 
     @property
     def everything(self) -> ModelState:
