@@ -326,7 +326,7 @@ def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Seve
         (),
         tuple(ran),
         tuple(skipped),
-        state.oddities,
+        (*state.oddities, *subject.chosen),
     )
 
 
