@@ -17,7 +17,7 @@ from statecli.errors import StateError, UnreadableError, UsageError
 from statecli.formats import _folder
 from statecli.kinds import MODEL_KINDS
 from statecli.stamps import Stamp, stamps
-from statecli.state import Kind, ModelState
+from statecli.state import Kind, ModelState, Oddity
 
 if TYPE_CHECKING:
     from statecli.modules.build import Built
@@ -77,18 +77,22 @@ def to_checkpoint(side: Side, reference: Side, *, values: bool, jobs: int = 0) -
 
     Raises UsageError where both hold models and which is which cannot be told, and StateError.
     """
-    _refuse_apart(reference.state, side.state)
+    beside = _refuse_apart(reference.state, side.state)
     asked = Request(reference.text, side.text, values=values, renames=False, prefixes=True, jobs=jobs)
-    return _told(_compared(reference, side, asked), side)
+    found = _told(_compared(reference, side, asked), side)
+    return msgspec.structs.replace(found, notes=(*found.notes, *beside))
 
 
-def _refuse_apart(before: ModelState, after: ModelState) -> None:
-    """A model that is held to nothing of the reference would miss all of it."""
+def _refuse_apart(before: ModelState, after: ModelState) -> list[Oddity]:
+    """A note of what of the reference has no counterpart; UsageError where its models have none, and would all miss."""
     left, right = (models(state) for state in (before, after))
     pairs, notes = paired_sections(before, after)
     apart = [note.message for note in notes if note.name == "sections-apart"]
     if apart and left and right and not set(left).intersection(pairs):
         raise UsageError(apart[0])
+    alone = [section for section in before.sections if section not in pairs]
+    message = f"{', '.join(alone)} of {before.target}: {after.target} has no counterpart"
+    return [Oddity("sections-left-out", message)] if alone else []
 
 
 def models(state: ModelState) -> list[str]:

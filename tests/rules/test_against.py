@@ -391,3 +391,22 @@ def test_the_only_model_in_a_folder_without_index_is_the_reference(pt, tmp_path)
     assert found.message == f"bias: missing: {step / 'weights.pt'} has it"
     torch.save(linear(), step / "other.pt")
     assert "name one of them" in failed(target, against=str(step))
+
+
+def notes(target, **options):
+    """What is noted of the one checkpoint."""
+    result = audit(Request((str(target),), select=("missing-entry",), **options)).targets[-1]
+    assert (result.status.value, result.findings) == ("audited", ())
+    return [one.message for one in result.notes if one.name.startswith("sections")]
+
+
+def test_the_section_that_was_taken_is_noted(pt):
+    """Of the target, which a class loads, and of the reference."""
+    averaged = pt("b", **training(current_model_state=linear()))
+    (said,) = notes(averaged, model=LIN)
+    assert said.startswith("optimizer_states.0, callbacks, current_model_state of")
+    assert said.endswith(f"left out, {LIN} loads state_dict")
+    paired, left = notes(pt(**linear()), against=str(averaged))
+    assert paired == "section 'state_dict' is compared with section 'model'"
+    assert "current_model_state" in left
+    assert left.endswith("a.pt has no counterpart")
