@@ -55,8 +55,8 @@ class Subject:
     @property
     def chosen(self) -> tuple[Oddity, ...]:
         """What is said of the sections that were held to each other, where there are several."""
-        diffs = (diff for diff in (self.load, self.reference) if diff is not None)
-        return tuple(note for diff in diffs for note in diff.notes if note.name in ("sections-left-out", "sections-paired"))
+        notes = (note for diff in (self.load, self.reference) if diff is not None for note in diff.notes)
+        return tuple(note for note in notes if note.name in ("sections-left-out", "sections-paired"))
 
     @property
     def everything(self) -> ModelState:
