@@ -140,7 +140,7 @@ def _start(side: _Side, state: ModelState, section: str) -> str:
     """What stands before the settings of a section; nothing where the file is nothing else."""
     start = f"{section}."
     named = section in side.kinds or any(key.startswith(start) for key in side.values)
-    return start if named or state.sections != (section,) else ""
+    return start if named or (state.sections != (section,) and section not in state.whole_modules) else ""
 
 
 def _renamed(side: _Side, renaming: Callable[[str], tuple[str, str] | None]) -> _Side:
@@ -192,6 +192,8 @@ def _own(state: ModelState, other: ModelState) -> frozenset[str]:
         names = {tensor.fqn for tensor in state.tensors}
         dropped = (key for key, value in state.metadata.items() if key in names and value in names)
         own |= _OF_SAFETENSORS | frozenset(dropped)
+    if "gguf" in state.format and "gguf" not in other.format:
+        own |= state.metadata.keys()
     if state.format.startswith("sharded") and not other.format.startswith("sharded"):
         own |= _OF_INDEX
     return own

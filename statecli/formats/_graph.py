@@ -20,8 +20,6 @@ def mapping(node: Any) -> Mapping[Any, Any] | None:
         return node
     if type(node) is not Obj:
         return None
-    if name_of(node.cls) == _TAGGED and node.args and type(node.args[0]) is dict:
-        return node.args[0]
     place = _MADE_WITH.get(name_of(node.cls))
     if place is None:
         return node.items
@@ -56,11 +54,8 @@ def sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
     return None
 
 
-#: TorchScript's lists and dicts are made by calls that say their types.
-_TAGGED = "torch.jit._pickle.restore_type_tag"
 _WRAPPED_SEQUENCES = frozenset(
-    ["torch.Size", "collections.deque", _TAGGED]
-    + [f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool")]
+    ["torch.Size", "collections.deque"]
     + [f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "frozenset", "list", "tuple")]
 )
 

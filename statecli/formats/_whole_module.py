@@ -40,6 +40,7 @@ class _ModuleWalk:
         self.rows: list[Row] = []
         self.modules: list[tuple[str, Obj, bool]] = []
         self.seen: set[int] = set()
+        self.paths = 0
         self.storages: dict[Any, Row] = {}
         #: Unregistered tensors by their node: the same object under a second name.
         self.nodes: dict[int, Row] = {}
@@ -50,6 +51,11 @@ class _ModuleWalk:
         stack: list[tuple[str, Any, frozenset[int]]] = [(prefix, root, frozenset())]
         while stack:
             path, node, above = stack.pop()
+            self.paths += 1
+            if self.paths > MAX_ROWS:
+                raise MalformedError(
+                    f"its modules have more than {MAX_ROWS} names: they hold each other many times over"
+                )
             held = attributes(node)
             if mapping(held.get("_parameters")) is None:
                 self._opaque(path, node)

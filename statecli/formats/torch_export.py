@@ -421,7 +421,7 @@ def _row(fqn: str, payload: _Payload, role: _Role | None) -> Row:
     tensor = payload.tensor
     if role is None:
         return _unnamed(fqn, payload)
-    saved = {Kind.PARAMETER: True, Kind.BUFFER: role.persistent}.get(role.kind)
+    saved = {Kind.PARAMETER: True, Kind.BUFFER: role.persistent}.get(role.kind, False)
     literal = role.kind is Kind.UNREGISTERED and _LITERAL.fullmatch(fqn) is not None
     evidence = Evidence.ASSUMED if literal else Evidence.REGISTERED
     row = Row(fqn, tensor, role.kind, evidence, role.persistent, saved, note=_NOTE if literal else None)
@@ -432,7 +432,7 @@ def _row(fqn: str, payload: _Payload, role: _Role | None) -> Row:
 def _unnamed(fqn: str, payload: _Payload) -> Row:
     """Of what no signature names, its entry may say what it is."""
     if not payload.is_weight:
-        return Row(fqn, payload.tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=None)
+        return Row(fqn, payload.tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False)
     if payload.is_parameter is None:
         return row_of(fqn, payload.tensor, Kind.PARAMETER, Evidence.ASSUMED)
     kind = Kind.PARAMETER if payload.is_parameter else Kind.BUFFER

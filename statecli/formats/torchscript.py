@@ -45,6 +45,8 @@ MAX_CODE = 64 * 2**20
 _IN_CPP = "__torch__.torch.classes."
 _CLASS = re.compile(r"class (\w+)(?:\((\w+)\))?:")
 _LINE = re.compile(r"  __(parameters|buffers)__ = \[(.*)\]$")
+#: What makes two classes of one name differ, counted through the process that wrote them.
+_MANGLED = re.compile(r"\.___torch_mangle_\d+")
 _QUOTED = re.compile(r'"([^"]*)"')
 
 
@@ -132,10 +134,11 @@ class _Modules:
         return self._made(root)
 
     def _made(self, node: Obj) -> Obj:
-        """A class of the same name without `__torch__.`: torch's quantized ones are known by it."""
+        """A class of the name that it has in Python: torch's quantized ones are known by it."""
         if id(node) not in self.made:
             cls = node.cls
-            self.made[id(node)] = Obj(Global(cls.module.removeprefix("__torch__."), cls.name, cls.position), ())
+            module = _MANGLED.sub("", cls.module).removeprefix("__torch__.")
+            self.made[id(node)] = Obj(Global(module, cls.name, cls.position), ())
         return self.made[id(node)]
 
     def _fill(self, node: Obj) -> Iterator[Obj]:
@@ -157,7 +160,7 @@ class _Modules:
             elif _is_tensor(value) if known.buffers is None else name in known.buffers:
                 groups["_buffers"][name] = value
             else:
-                plain[name] = _unpacked(value)
+                plain[name] = _untagged(value)
         made.state = {**plain, **groups}
 
     def _is_module(self, node: Any) -> bool:
@@ -189,11 +192,38 @@ class _Modules:
         return self.archive.read(record, MAX_CODE).decode("utf-8", "replace")
 
 
-def _unpacked(value: Any) -> Any:
-    """Of an object that C++ made, what it is made of again: the weight and the bias of a quantized layer."""
-    if type(value) is Obj and name_of(value.cls).startswith(_IN_CPP):
-        return value.state
-    return value
+def _untagged(value: Any) -> Any:
+    """The same without the calls that say the types of lists and dicts; of a C++ object, what it is made of.
+
+    Lists and dicts are changed where they are, and a tuple becomes a list.
+    """
+    top = [value]
+    stack: list[tuple[Any, Any]] = [(top, 0)]
+    seen: dict[int, tuple[Any, Any]] = {}
+    while stack:
+        holder, key = stack.pop()
+        node = holder[key] = _bare(holder[key])
+        if type(node) not in (list, tuple, dict):
+            continue
+        if id(node) not in seen:
+            made = list(node) if type(node) is tuple else node
+            seen[id(node)] = made, node  # both stay, or another object could get the identity of one
+            stack.extend((made, below) for below in (made if type(made) is dict else range(len(made))))
+        holder[key] = seen[id(node)][0]
+    return top[0]
+
+
+#: Calls whose first argument is what they make.
+_TAGS = frozenset(
+    ["torch.jit._pickle.restore_type_tag"]
+    + [f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool")]
+)
+
+
+def _bare(node: Any) -> Any:
+    while type(node) is Obj and name_of(node.cls) in _TAGS and node.args:
+        node = node.args[0]
+    return node.state if type(node) is Obj and name_of(node.cls).startswith(_IN_CPP) else node
 
 
 def _is_tensor(value: Any) -> bool:
@@ -219,12 +249,18 @@ def _classes(text: str) -> Iterator[tuple[str, _Class]]:
 _NOTHING = _Class(False, frozenset(), None)
 
 
+_REGISTERED = (Kind.PARAMETER, Kind.BUFFER)
+
+
 def _with_constants(state: ModelState, part: _Part, told: dict[str, Scalar]) -> ModelState:
-    """The state with the constants as a section. Which buffers were persistent is not recorded."""
+    """The state with the constants as a section.
+
+    Which buffers were persistent is not recorded: the module's own state_dict has all of them, and no attribute.
+    """
     reading = Reading(Decoder(part.storages), list(state.oddities))
     constants = [_constant(info_of(row, CONSTANTS, state.target)) for row in _rows(part.pickle.root, reading)]
     oddities = [one for one in reading.oddities if not constants or one.name != "no-tensors"]
-    tensors = (replace(one, persistent=None) if one.kind is Kind.BUFFER else one for one in state.tensors)
+    tensors = (replace(one, persistent=None, saved=one.kind in _REGISTERED) for one in state.tensors)
     state.metadata.update(told)  # type: ignore[attr-defined]  # settings are a dict
     return replace(
         state,
@@ -237,11 +273,11 @@ def _with_constants(state: ModelState, part: _Part, told: dict[str, Scalar]) -> 
 def _rows(root: Any, reading: Reading) -> Iterator[Row]:
     """The constants under the names that the code has for them. What each was to the module is not recorded."""
     for count, node in enumerate(root if type(root) is tuple else ()):
-        for path, _, tensor in reading.below(_unpacked(node), f"c{count}"):
+        for path, _, tensor in reading.below(_untagged(node), f"c{count}"):
             if tensor is not None:
                 grad = tensor.requires_grad
                 yield Row(
-                    path, tensor, Kind.UNREGISTERED, Evidence.REGISTERED, saved=None, requires_grad=grad, note=_NOTE
+                    path, tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False, requires_grad=grad, note=_NOTE
                 )
         if count > MAX_ROWS:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors")

@@ -289,7 +289,8 @@ def _status(tensor: TensorInfo, live: bool) -> str:
     parts = []
     if tensor.kind is Kind.UNREGISTERED:
         if not live:
-            return "unexpected" if tensor.saved else "not saved, unless its class does so itself"
+            unknown = "not saved, unless its class does so itself"
+            return {False: "in no state_dict", True: "unexpected", None: unknown}[tensor.saved]
         parts.append({False: "not saved", True: "saved", None: "cannot tell if it is saved"}[tensor.saved])
     elif tensor.persistent is False:
         parts.append("non-persistent, yet in the file" if tensor.saved else "not saved (non-persistent)")
@@ -332,7 +333,8 @@ def _more(tensor: TensorInfo) -> list[str]:
     if tensor.origin:
         parts.append(place(tensor.origin))
     if tensor.data is not None:
-        parts.append(f"bytes {tensor.data.storage.offset}+{tensor.data.storage.length}")
+        where = tensor.data.storage
+        parts.append(f"bytes {where.offset}+{(where.packing or where).length}")
     return parts
 
 

@@ -26,7 +26,8 @@ def _of(row: TensorInfo, what: str, severity: Severity | None = None, help: str 
 
 def _lacks(row: TensorInfo) -> str:
     """What does not happen to it: `not saved, stays behind when the model moves`."""
-    parts = ["not saved"] if row.saved is False else []
+    unsaved = "not saved" if row.data is None else "in no state_dict"  # a program's own archive has it all the same
+    parts = [unsaved] if row.saved is False else []
     parts += ["stays behind when the model moves"] if row.moves is False else []
     return ", ".join(parts) or "neither parameter nor buffer"
 
