@@ -21,7 +21,7 @@ SINGLE = (
 )
 #: Folders in a folder that are searched for weights, to say where they are.
 MAX_INNER = 200
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 #: Companions of weights in a training folder that are no weights themselves.
 COMPANIONS = re.compile(
     r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state)(?:_\w+)?\."
@@ -90,14 +90,12 @@ def _listed(path: str) -> tuple[list[str], list[str]]:
 
 def _instead(path: str, names: list[str], folders: list[str]) -> str:
     """What a folder without weights is instead."""
-    if ".metadata" in names or any(name.endswith(".distcp") for name in names):
-        return "is a torch.distributed.checkpoint folder, which this version does not read"
     if "zero_to_fp32.py" in names:
         return "is a DeepSpeed checkpoint, which this version does not read as one; name one of its files"
     inner = [name for name in folders[:MAX_INNER] if _holds_weights(os.path.join(path, name))]
     if inner:
         return f"is a folder without a checkpoint of its own; folders in it hold some: {_shown.names(inner)}"
-    return "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it"
+    return "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt, *.gguf and no *.index.json in it"
 
 
 def _holds_weights(path: str) -> bool:

@@ -74,7 +74,7 @@ def _in_folder(path: str, read_file: ReadFile) -> ModelState:
         used, state = index.shards, _indexed(index, path, read_file)
     elif match := _folder.SERIES.match(choice.name):
         used = _expected(match, choice.names)
-        state = _merged(path, list(_states(path, used, read_file)))
+        state = _whole(_merged(path, list(_states(path, used, read_file))), len(used))
         state = _noted(state, Oddity("no-index", f"no index: all {len(used)} numbered shards were read"))
     else:
         state = replace(read_file(where), target=path)
@@ -95,6 +95,21 @@ def _expected(match: re.Match[str], names: list[str]) -> list[str]:
     if missing:
         raise _missing(missing, len(expected), "by their numbers")
     return expected
+
+
+def _whole(state: ModelState, count: int) -> ModelState:
+    """The state without what says which part of a split GGUF a file is.
+
+    Raises IndexMismatch where that is not what is here: how many parts, and how many tensors they have together.
+    """
+    parts, tensors = (state.metadata.get(f"split.{key}") for key in ("count", "tensors.count"))
+    if type(parts) is int and parts != count:
+        raise IndexMismatch(f"its files are numbered up to {count}, and say that they are {parts} parts")
+    if type(tensors) is int and tensors != len(state.tensors):
+        raise IndexMismatch(f"its parts say that they have {tensors} tensors together, and have {len(state.tensors)}")
+    of_parts = ("split.count", "split.tensors.count", "split.no")
+    beside = {key: value for key, value in state.metadata.items() if not key.endswith(of_parts)}
+    return replace(state, metadata=beside) if type(parts) is int else state
 
 
 def _missing(missing: list[str], count: int, why: str) -> MissingShard:
@@ -194,7 +209,9 @@ def _merged(target: str, states: list[tuple[str, ModelState]]) -> ModelState:
                 # Storage keys count from 0 in each file.
                 tensor = replace(tensor, storage=f"{shard}:{tensor.storage}")
             tensors.append(tensor)
-        oddities.extend(replace(odd, message=f"{shard}: {odd.message}") for odd in state.oddities)
+        # Here are all parts.
+        apart = (odd for odd in state.oddities if odd.name != "one-part")
+        oddities.extend(replace(odd, message=f"{shard}: {odd.message}") for odd in apart)
     return ModelState(
         target,
         f"{NAME} {'+'.join(dict.fromkeys(state.format for _, state in states))}",
@@ -226,13 +243,12 @@ def _state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict, ...]:
 
 
 def _common(states: list[tuple[str, ModelState]]) -> dict[str, Any]:
-    """The metadata on which all shards agree, and what one says for itself under its own name."""
-    first = states[0][1].metadata
-    agreed = {
-        key: value
-        for key, value in first.items()
-        if all(key in state.metadata and state.metadata[key] == value for _, state in states)
-    }
+    """The metadata on which those shards agree that have it; where they do not, each one's under its own name."""
+    agreed: dict[str, Any] = {}
+    for _, state in states:
+        agreed = {**state.metadata, **agreed}
+    for _, state in states:
+        agreed = {key: value for key, value in agreed.items() if state.metadata.get(key, value) == value}
     own = {
         f"{shard}.{key}": value for shard, state in states for key, value in state.metadata.items() if key not in agreed
     }

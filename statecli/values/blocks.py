@@ -45,11 +45,11 @@ def why_no_numbers(name: str) -> str | None:
     try:
         import gguf.quants  # noqa: F401
     except ImportError:
-        return f"{name} is read as numbers with the package gguf: pip install 'statecli[gguf]'"
+        return "its numbers need the package gguf: pip install 'statecli[gguf]'"
     try:
         numbers(np.zeros((1, BLOCKS[name][1]), np.uint8), name)
     except (KeyError, NotImplementedError):
-        return f"{name}: the package gguf that is installed does not read it as numbers"
+        return f"the package gguf that is installed does not read {name} as numbers"
     return None
 
 

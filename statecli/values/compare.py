@@ -155,7 +155,7 @@ def _of_blocks(total: Tally, dtype: str, shape: tuple[int, ...], how: How) -> De
     """Of blocks that differ, and are worth the same or nobody knows what."""
     why = why_no_numbers(dtype) or "the values are the same, in other bytes"
     if how.atol or how.rtol:
-        return NotCompared(f"its bytes differ, {why}")
+        return NotCompared(f"its bytes differ, and {why}")
     values, elements = BLOCKS[dtype][0], math.prod(shape)
     reason = f"all {values} values of a block that differs are counted: {why}"
     return Delta(elements, total.changed * values, left_out=elements, reason=reason)

@@ -217,10 +217,13 @@ def test_two_series_without_an_index(folder, line):
 # Folders that hold no checkpoint of their own.
 
 EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
-    "nothing": ((), "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it"),
+    "nothing": (
+        (),
+        "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt, *.gguf and no *.index.json in it",
+    ),
     "only companions": (
         ("optimizer.pt", "training_args.bin", "rng_state.pth"),
-        "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt and no *.index.json in it",
+        "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt, *.gguf and no *.index.json in it",
     ),
     "a diffusers pipeline": (
         ("model_index.json", "unet/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors"),
@@ -232,7 +235,7 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "torch.distributed.checkpoint": (
         (".metadata", "__0_0.distcp"),
-        "is a torch.distributed.checkpoint folder, which this version does not read",
+        ".metadata: unknown opcode 0x78 (byte 0)",
     ),
     "DeepSpeed": (
         ("latest", "zero_to_fp32.py", "global_step1/mp_rank_00_model_states.pt"),
