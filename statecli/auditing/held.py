@@ -13,7 +13,7 @@ from statecli import formats, modules, target
 from statecli.comparison.pairing import paired_sections
 from statecli.comparison.result import Diff
 from statecli.comparison.run import SETTINGS, VALUES_UNTOLD, Request, of_states
-from statecli.errors import StateError, UnreadableError, UsageError
+from statecli.errors import MalformedError, UnreadableError, UsageError
 from statecli.formats import _folder
 from statecli.kinds import MODEL_KINDS
 from statecli.stamps import Stamp, stamps
@@ -61,10 +61,11 @@ def _only_model(folder: str) -> str:
 
 
 def _holds_model(path: str) -> bool:
+    """Or may: of what is damaged nobody can tell."""
     try:
         return why_not(target.whole(path), beside=False) is None
-    except StateError:
-        return False
+    except UnreadableError as error:
+        return isinstance(error, MalformedError)
 
 
 def to_class(side: Side, model: Side) -> Diff:
