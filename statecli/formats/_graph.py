@@ -6,6 +6,7 @@ Nothing here calls, compares or prints a node; the repr of a pickled graph can b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from statecli.formats._pickle import Global, Key, Obj, SetOf, as_key
@@ -170,3 +171,18 @@ def is_optimizer(node: Any) -> bool:
         and mapping(items.get("state")) is not None
         and sequence(items["param_groups"]) is not None
     )
+
+
+def is_flat_optimizer(node: Any) -> bool:
+    """Whether this is an optimizer's state with names in its keys: "state.fc.weight.exp_avg", "param_groups.fc.lr".
+
+    `torch.distributed.checkpoint.state_dict` makes it with `flatten_optimizer_state_dict`.
+    """
+    items = mapping(node)
+    if not items or not all(type(key) is str and key.startswith(FLAT) for key in islice(items, 64)):
+        return False
+    return any(key.startswith(FLAT[0]) and key.count(".") > 1 for key in items if type(key) is str)
+
+
+#: How the keys of a flattened optimizer begin.
+FLAT = ("state.", "param_groups.")

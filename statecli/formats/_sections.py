@@ -15,6 +15,7 @@ from statecli.formats._graph import (
     children,
     dotted,
     entries,
+    is_flat_optimizer,
     is_module,
     is_optimizer,
     mapping,
@@ -127,6 +128,8 @@ def _found(root: Any, search: Search) -> list[Section]:
         return [Section("optimizer", root, "optimizer")]
     if _is_generator_state(root):
         return [Section("rng", root, "other")]
+    if is_flat_optimizer(root):
+        return [Section("optimizer", root, "moments")]
     if not _descends(root, search):
         return [Section("model", root, "model")]
     return list(_sections("", root, search, 0))
@@ -169,6 +172,8 @@ def _role(node: Any, key: str, search: Search) -> str | None:
         return None
     if search.is_tensor(node) or not search.holds_tensor(node):
         return None
+    if is_flat_optimizer(node):
+        return "moments"
     if OTHER_WORDS.search(key):
         return "other"
     return "model" if _looks_like_state(node, key) else "other"
@@ -184,7 +189,7 @@ def _looks_like_state(node: Any, key: str) -> bool:
 def _descends(node: Any, search: Search) -> bool:
     """Whether the entries of a container are sections of their own, rather than one model's nested state."""
     for key, child in islice(entries(node), 4096):
-        if is_module(child) or is_optimizer(child):
+        if is_module(child) or is_optimizer(child) or is_flat_optimizer(child):
             return True
         items = mapping(child)
         if items is None:

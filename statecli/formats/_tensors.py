@@ -96,8 +96,10 @@ class Decoder:
 
         A format that knows its tensors without a rebuild call has them in the graph themselves.
         """
+        if type(node) is Tensor:
+            return _sound(node, fqn)
         if type(node) is not Obj:
-            return node if type(node) is Tensor else self._bare(node, fqn) if type(node) is Persistent else None
+            return self._bare(node, fqn) if type(node) is Persistent else None
         builder = self._builder(node.cls)
         if builder == self._plain and node.state is None:
             return self._plain(node.args, fqn)
@@ -359,6 +361,12 @@ class Decoder:
     def _uninitialized(self, args: tuple[Any, ...], fqn: str) -> Tensor:  # noqa: ARG002  # one signature for all
         note = "uninitialized (lazy): it has no shape before the first forward"
         return Tensor("unknown", None, 0, 0, None, bool(args and args[0] is True), is_parameter=True, note=note)
+
+
+def _sound(known: Tensor, fqn: str) -> Tensor:
+    if known.damage is not None:
+        raise MalformedError(f"{fqn}: {known.damage}")
+    return known
 
 
 _PLAIN_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")

@@ -23,7 +23,7 @@ from statecli.formats._sections import Search, Section, find_sections
 from statecli.formats._settings import scalars
 from statecli.formats._state_dict import state_dict_of
 from statecli.formats._tensors import Decoder
-from statecli.formats._training import optimizer_facts
+from statecli.formats._training import optimizer_facts, tells_of_training
 from statecli.formats._whole_module import module_rows
 from statecli.state import ByteRange, Evidence, Kind, ModelState, Oddity, TensorInfo
 
@@ -66,7 +66,7 @@ def state_of(
         metadata=metadata,
         oddities=tuple(reading.oddities),
         globals=tuple((found.qualified, found.position) for found in pickle.globals),
-        optimizers=tuple(optimizer_facts(s, reading) for s in sections if s.role == "optimizer"),
+        optimizers=tuple(optimizer_facts(s, reading) for s in sections if tells_of_training(s)),
         state_dicts=state_dicts,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from statecli.formats._graph import attributes, mapping, sequence
+from statecli.formats._graph import FLAT, attributes, is_flat_optimizer, mapping, sequence
 from statecli.formats._reading import Reading
 from statecli.formats._sections import Section
 from statecli.state import OptimizerFacts, OptimizerGroup
@@ -14,8 +14,15 @@ from statecli.state import OptimizerFacts, OptimizerGroup
 MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "grad_avg", "acc_delta", "sum", "prev", "ax", "mu")
 
 
+def tells_of_training(section: Section) -> bool:
+    """Whether `optimizer_facts` finds something in it."""
+    return section.role == "optimizer" or (section.role == "moments" and is_flat_optimizer(section.node))
+
+
 def optimizer_facts(section: Section, reading: Reading) -> OptimizerFacts:
     """Which parameters an optimizer says it trains, as far as its `state_dict()` tells."""
+    if is_flat_optimizer(section.node):
+        return _flat_facts(section, reading)
     items = mapping(section.node)
     if items is None:
         items = attributes(section.node)
@@ -36,3 +43,15 @@ def _moment_shape(state: Mapping[Any, Any] | None, reading: Reading) -> tuple[in
         if moment is not None:
             return moment.shape
     return None
+
+
+def _flat_facts(section: Section, reading: Reading) -> OptimizerFacts:
+    """The names that stand in the keys: "state.fc.weight.exp_avg"."""
+    items = mapping(section.node) or {}
+    shapes: dict[str, tuple[int, ...] | None] = {}
+    for key, value in items.items():
+        name, _, what = key.removeprefix(FLAT[0]).rpartition(".") if type(key) is str else ("", "", "")
+        if name and key.startswith(FLAT[0]):
+            shape = _moment_shape({what: value}, reading)
+            shapes[name] = shapes.get(name) or shape
+    return OptimizerFacts(section.path, (OptimizerGroup(tuple(shapes), None, tuple(shapes.values())),))

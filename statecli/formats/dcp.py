@@ -113,8 +113,7 @@ class _Folder:
         try:
             return self._checked(fqn, self.metadata.tensors[fqn])
         except MalformedError as error:
-            note, damage = f"cannot be read: {error}", f"{_shown.name(fqn)}: {error}"
-            return Tensor("unknown", None, 0, 0, None, False, note=note, damage=damage)
+            return _damaged(str(error))
 
     def _checked(self, fqn: str, saved: SavedTensor | str) -> Tensor:
         if isinstance(saved, str):
@@ -147,10 +146,18 @@ class _Folder:
         """Refuse what lies behind the end of its file; all of it for one reason."""
         if one.offset + one.length > self.sizes[one.file]:
             end = self.ends[one.file]
-            raise MalformedError(
+            raise _CutShort(
                 f"{one.file} is cut short: .metadata needs {end} bytes of it, it has {self.sizes[one.file]}; "
                 "copy it again"
             )
+
+
+class _CutShort(MalformedError):
+    """A file is shorter than its items need."""
+
+
+def _damaged(why: str) -> Tensor:
+    return Tensor("unknown", None, 0, 0, None, False, damage=why)
 
 
 class _Items:
@@ -164,8 +171,9 @@ class _Items:
         self.chosen: set[str] = set()
         left = MAX_ITEM_BYTES
         for fqn in names[:MAX_ITEMS]:
-            left -= sum(one.length for one in folder.metadata.places.get(fqn, ()))
-            if left >= 0:
+            places = folder.metadata.places.get(fqn, ())
+            left -= sum(one.length for one in places)
+            if left >= 0 and not any(one.transforms for one in places):
                 self.chosen.add(fqn)
         unread = [fqn for fqn in names if fqn not in self.chosen]
         if unread:
@@ -174,21 +182,19 @@ class _Items:
             folder.oddities.append(Oddity("values-not-read", message))
 
     def node(self, fqn: str) -> Any:
-        """The object that was saved under this name, None where it is not read."""
+        """The object that was saved under this name, None where it is not read; where it cannot be, a row says so."""
         if fqn not in self.chosen:
             return None
         places = self.folder.metadata.places.get(fqn, ())
         if len(places) != 1:
-            raise MalformedError(f"{_shown.name(fqn)}: .metadata names it and not where it lies")
+            return _damaged("no tensor, and .metadata does not say where it lies")
         one = places[0]
-        if one.transforms:
-            return f"<written through {_shown.names(one.transforms)}>"
         try:
             self.folder.check_size(one)
             return self._opened(fqn, one)
         except UnreadableError as error:
-            where = f"the archive at byte {one.offset} of {one.file}"
-            raise type(error)(f"{_shown.name(fqn)}: {where}: {error}") from error.__cause__
+            where = "" if isinstance(error, _CutShort) else f"the archive at byte {one.offset} of {one.file}: "
+            return _damaged(f"{where}{error}")
 
     def _opened(self, fqn: str, one: Stored) -> Any:
         """The root of its pickle; its storages are known by the name as well, for each archive counts from 0."""
@@ -216,10 +222,10 @@ def _metadata(path: str, oddities: list[Oddity]) -> Iterator[Metadata]:
         )
     for name in sorted(names, key=lambda name: (len(name), name)):
         try:
-            yield parsed(small(os.path.join(path, name), MAX_METADATA), name)
+            data = small(os.path.join(path, name), MAX_METADATA)
         except UnreadableError as error:
-            said = str(error)
-            raise type(error)(said if said.startswith(name) else f"{name} {said}") from error.__cause__
+            raise type(error)(f"{name} {error}") from error.__cause__
+        yield parsed(data, name)
 
 
 def _merged(found: list[Metadata], oddities: list[Oddity]) -> Metadata:
@@ -281,10 +287,10 @@ def _sizes(path: str, metadata: Metadata) -> dict[str, int]:
 def _missing(missing: list[str], count: int, metadata: Metadata) -> MissingShard:
     lacking = set(missing)
     needed = sum(any(one.file in lacking for one in places) for places in metadata.places.values())
-    what = "is" if len(missing) == 1 else "are"
+    what, it = ("is", "it") if len(missing) == 1 else ("are", "them")
     return MissingShard(
         f"{_shown.names(missing)} {what} missing: {count - len(missing)} of {count} files are here, as .metadata names "
-        f"them; {needed} of {len(metadata.places)} tensors and values lie in the others, at least in part"
+        f"them; {needed} of {len(metadata.places)} tensors and values lie in {it}, at least in part"
     )
 
 

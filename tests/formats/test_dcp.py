@@ -1,0 +1,477 @@
+"""Folders of torch.distributed.checkpoint: what four ranks saved, against torch's own loader; and what is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from statecli import formats, kinds
+from statecli.formats import _scan
+from statecli.formats import dcp as reader
+from statecli.formats._tiling import Box, fault
+from statecli.state import Evidence, Kind
+from statecli.values.read import all_values
+
+from . import dcp_ranks
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory) -> Path:
+    """What four processes saved together."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-W", "ignore", dcp_ranks.__file__, str(folder)]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120)
+    return folder
+
+
+@pytest.fixture
+def mixed(ranks, tmp_path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(ranks / "mixed", tmp_path / "mixed"))
+
+
+def values(path: Path | str) -> dict[str, np.ndarray]:
+    """Every tensor's numbers."""
+    return {tensor.fqn: all_values(tensor.data) for tensor in formats.read(str(path)).tensors}
+
+
+def rewritten(folder: Path, change: Any) -> None:
+    """`.metadata` after `change(metadata)`, as torch would write it."""
+    with (folder / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    change(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+# What is read.
+
+
+@pytest.mark.parametrize("name", ["mixed", "fsdp2", "flat"])
+def test_it_is_what_torch_makes_of_it(name, ranks, tmp_path, statecli):
+    """Names, shapes, dtypes, values and settings are those of dcp_to_torch_save, which loads each chunk."""
+    dcp_to_torch_save(ranks / name, tmp_path / "whole.pt")
+    for pair in ((ranks / name, tmp_path / "whole.pt"), (tmp_path / "whole.pt", ranks / name)):
+        result = statecli("diff", *map(str, pair), "-f", "json")
+        assert result.code == 0, result.out + result.err
+        assert result.json["summary"]["identical"] == len(formats.read(str(ranks / name)).tensors)
+        assert not result.json.get("metadata")
+
+
+def test_tensors_placed_in_every_way(ranks):
+    """Cut by rows, columns, blocks, the last of three dimensions; replicated; on fewer ranks than there are."""
+    state = formats.read(str(ranks / "mixed"))
+    assert [(t.fqn, t.dtype, t.shape, t.note) for t in state.tensors] == [
+        ("rows", "float32", (10, 3), "4 chunks, cut along dimension 0"),
+        ("columns", "float32", (4, 9), "3 chunks, cut along dimension 1"),
+        ("blocks", "float32", (5, 7), "4 chunks, cut along dimensions 0 and 1"),
+        ("everywhere", "float32", (2, 3), None),
+        ("fewer than ranks", "float32", (2, 3), "2 chunks, cut along dimension 0"),
+        ("last", "bfloat16", (2, 3, 6), "3 chunks, cut along dimension 2"),
+        ("empty", "float32", (0, 3), None),
+        ("scalar", "float32", (), None),
+        ("half", "float16", (3,), None),
+        ("images", "float32", (2, 3, 4, 4), None),
+        ("phases", "complex64", (3,), None),
+        ("nested['list'][0]", "float32", (2,), None),
+        ("nested['list'][1]", "float32", (3,), None),
+    ]
+    told = {"nested.epoch": 3, "nested.words.0": "a", "nested.words.1": "b", "nested.none": None, "nested.lr": 0.5}
+    assert (state.format, state.sections, dict(state.metadata)) == ("dcp", ("model",), told)
+    assert {(t.device, t.requires_grad, t.persistent, t.storage) for t in state.tensors} == {(None,) * 4}
+    assert state.oddities == ()
+
+
+def test_the_values_are_those_that_were_placed(ranks):
+    """Element by element, without torch's loader."""
+    found = values(ranks / "mixed")
+    assert np.array_equal(found["blocks"], np.arange(35.0).reshape(5, 7))
+    assert found["empty"].shape == (0, 3)
+    assert float(found["scalar"]) == 2.5
+
+
+def test_a_model_and_its_optimizer(ranks):
+    """FSDP2's sections; the names in param_groups tell exactly what is a parameter and whose each moment is."""
+    state = kinds.classified(formats.read(str(ranks / "fsdp2")))
+    assert state.sections == ("model", "optimizer", "extra")
+    told = {t.fqn: (t.kind, t.evidence) for t in state.tensors if t.section == "model"}
+    assert {fqn for fqn, known in told.items() if known == (Kind.PARAMETER, Evidence.OPTIMIZER)} == {
+        fqn for fqn, _ in dcp_ranks.model().named_parameters()
+    }
+    assert told["1.running_mean"][0] is Kind.BUFFER
+    moments = {t.fqn: t.belongs_to for t in state.tensors if t.section == "optimizer"}
+    assert len(moments) == 18
+    assert moments["state['2.bias']['exp_avg']"] == "2.bias"
+    assert {t.kind for t in state.tensors if t.section == "extra"} == {Kind.OTHER}
+    assert state.metadata["epoch"] == 4
+    assert state.metadata["optimizer.param_groups.0.lr"] == 0.25
+    assert state.metadata["optimizer.param_groups.0.betas.1"] == 0.999
+
+
+def test_an_optimizer_flattened(ranks):
+    """`flatten_optimizer_state_dict` puts names into keys: the moments are an optimizer's all the same."""
+    state = kinds.classified(formats.read(str(ranks / "flat")))
+    told = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
+    assert told["state.0.weight.exp_avg"] == (Kind.OPTIMIZER, Evidence.OPTIMIZER)
+    assert told["0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
+    assert told["1.running_var"][0] is Kind.BUFFER
+    assert state.metadata["optimizer.param_groups.2.bias.lr"] == 0.25
+
+
+def test_ranks_that_saved_apart(ranks):
+    """Without collectives each rank has metadata of its own; together they are the model."""
+    state = formats.read(str(ranks / "apart"))
+    assert [odd.name for odd in state.oddities] == ["rank-metadata"]
+    whole = values(ranks / "fsdp2")
+    found = values(ranks / "apart")
+    assert list(found) == list(dcp_ranks.model().state_dict())
+    assert all(np.array_equal(found[fqn], whole[fqn]) for fqn in found)
+
+
+def test_a_rank_that_saved_apart_and_is_not_here(ranks, tmp_path, statecli):
+    """What it held is a hole in the tensors that it shares; what others have whole is read."""
+    folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
+    (folder / "__1.metadata").unlink()
+    (folder / "__1_0.distcp").unlink()
+    result = statecli("inspect", str(folder))
+    assert result.code == 2
+    assert f"statecli: {folder}: 0.weight: no chunk holds [2:4, 0:7]\n" in result.err
+    assert result.out.count("1.running_mean") == 1
+
+
+def test_one_process_without_a_group(tmp_path):
+    """`no_dist` and an async save write what a group of one does."""
+    weights = {"w": torch.arange(6.0).reshape(2, 3), "step": 7}
+    dcp.save(weights, checkpoint_id=tmp_path / "one", no_dist=True)
+    dcp.async_save(weights, checkpoint_id=tmp_path / "two", no_dist=True).result()
+    for name in ("one", "two"):
+        assert np.array_equal(values(tmp_path / name)["w"], np.arange(6.0).reshape(2, 3))
+        assert formats.read(str(tmp_path / name)).metadata == {"step": 7}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_file_for_each_tensor_or_thread(threads, tmp_path):
+    """`single_file_per_rank=False` and `thread_count` make several files of one rank."""
+    weights = {f"w{n}": torch.full((4,), float(n)) for n in range(5)}
+    writer = dcp.FileSystemWriter(tmp_path, single_file_per_rank=threads > 1, thread_count=threads)
+    dcp.save(weights, storage_writer=writer, no_dist=True)
+    assert len(list(tmp_path.glob("*.distcp"))) == {1: 5, 3: 3}[threads]
+    assert {fqn: list(found) for fqn, found in values(tmp_path).items()} == {f"w{n}": [n] * 4 for n in range(5)}
+
+
+def test_a_state_dict_that_was_not_flattened(tmp_path):
+    """Then the planner writes no paths, and a nested dict is one value: the tensors in it are read from its archive."""
+    net, weights = torch.nn.Linear(3, 2), {"scale": torch.ones(2)}
+    whole = {"model": net.state_dict(), "w": torch.zeros(3), "more": weights}
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    dcp.save(whole, checkpoint_id=tmp_path, planner=planner, no_dist=True)
+    found = values(tmp_path)
+    assert np.array_equal(found["weight"], net.weight.detach().numpy())
+    assert sorted(found) == ["bias", "scale", "w", "weight"]
+
+
+def test_older_metadata(mixed):
+    """torch before 2.3 wrote neither version nor storage_meta, and its writers no transforms."""
+
+    def older(metadata: Any) -> None:
+        del metadata.__dict__["version"], metadata.__dict__["storage_meta"]
+
+    before = values(mixed)
+    rewritten(mixed, older)
+    assert {fqn: found.shape for fqn, found in values(mixed).items()} == {fqn: a.shape for fqn, a in before.items()}
+
+
+def test_values_beyond_the_budget(mixed, monkeypatch):
+    """As many values beside the tensors are read as the budget allows, and how many are not is said."""
+    monkeypatch.setattr(reader, "MAX_ITEMS", 2)
+    state = formats.read(str(mixed))
+    assert [odd.message for odd in state.oddities] == [
+        "2 values beside the tensors not read, 2 were: nested.none, nested.lr"
+    ]
+
+
+def test_a_stream_of_another_kind(mixed, statecli):
+    """What was written through zstd is listed, and its values are said not to be read."""
+
+    def packed(metadata: Any) -> None:
+        for index, info in metadata.storage_data.items():
+            if index.fqn in ("rows", "nested.epoch"):
+                info.transform_descriptors = ("stream.zstd",)
+
+    rewritten(mixed, packed)
+    state = formats.read(str(mixed))
+    rows = next(t for t in state.tensors if t.fqn == "rows")
+    assert (rows.shape, rows.data) == ((10, 3), None)
+    assert rows.note == "values cannot be read: written through stream.zstd"
+    assert state.oddities[0].message == "a value beside the tensors not read, 3 were: nested.epoch"
+    assert statecli("diff", str(mixed), str(mixed)).code == 2
+
+
+def test_what_torch_save_makes_of_a_rank(ranks):
+    """A DTensor pickled in each rank has its global shape, and says which part of it is there."""
+    state = formats.read(str(ranks / "rank0.pt"))
+    assert state.tensors[0].shape == (10, 3)
+    assert state.tensors[0].note == "DTensor: local shape [3, 3], Shard(0)"
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_a_file_of_it_named(name, mixed, line):
+    """A part of a tensor is no checkpoint: the folder is what to name."""
+    said = f"is one file of a torch.distributed.checkpoint: name its folder, {mixed}"
+    assert line(mixed / name) == said
+
+
+def test_a_missing_rank(mixed, line):
+    """The file, how many are here, and how much needs it."""
+    (mixed / "__2_0.distcp").unlink()
+    assert line(mixed).startswith("__2_0.distcp is missing: 3 of 4 files are here, as .metadata names them; ")
+    for path in mixed.glob("*.distcp"):
+        path.unlink()
+    assert "0 of 4 files are here" in line(mixed)
+
+
+def test_no_metadata(mixed, line):
+    """What does not say where the tensors lie cannot be put together."""
+    (mixed / ".metadata").unlink()
+    assert line(mixed) == (
+        "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or it was not copied"
+    )
+
+
+def test_a_rank_cut_short(mixed, statecli):
+    """One line for all that lay behind the cut; the rest is read."""
+    os.truncate(mixed / "__1_0.distcp", 100)
+    result = statecli("inspect", str(mixed))
+    assert result.code == 2
+    (told,) = result.err.splitlines()
+    assert " more tensors: __1_0.distcp is cut short: .metadata needs " in told
+    assert "it has 100; copy it again" in told
+    assert "float16" in result.out
+
+
+def moved(fqn: str, chunk: int, start: list[int], shape: list[int]) -> Any:
+    """A change of metadata: one chunk of a tensor is said to be elsewhere, and stored so."""
+
+    def change(metadata: Any) -> None:
+        held = metadata.state_dict_metadata[fqn].chunks
+        old = MetadataIndex(fqn, held[chunk].offsets)
+        held[chunk] = ChunkStorageMetadata(torch.Size(start), torch.Size(shape))
+        metadata.storage_data[MetadataIndex(fqn, start)] = metadata.storage_data.pop(old)
+
+    return change
+
+
+DAMAGED: dict[str, tuple[Any, str]] = {
+    "overlap": (moved("rows", 1, [2, 0], [4, 3]), "rows: two chunks hold the same elements, [0:3, 0:3] and [2:6, 0:3]"),
+    "hole": (moved("rows", 1, [4, 0], [2, 3]), "rows: no chunk holds [3:4, 0:3]"),
+    "a hole at the end": (moved("rows", 3, [9, 0], [1, 2]), "rows: no chunk holds [9:10, 2:3]"),
+    "outside": (moved("rows", 3, [9, 0], [2, 3]), "rows: a chunk holds [9:11, 0:3] of [10, 3]"),
+    "dimensions": (
+        moved("rows", 3, [9], [1]),
+        "rows: a chunk of 1 dimensions at one of 1, and it has 2: [10, 3]",
+    ),
+    "blocks that overlap": (
+        moved("blocks", 3, [2, 4], [3, 3]),
+        "blocks: two chunks hold the same elements, [0:3, 4:7] and [2:5, 4:7]",
+    ),
+    "a value nowhere": (
+        lambda metadata: metadata.storage_data.pop(MetadataIndex("nested.epoch")),
+        "nested['epoch']: no tensor, and .metadata does not say where it lies",
+    ),
+    "stored nowhere": (
+        lambda metadata: metadata.storage_data.pop(MetadataIndex("rows", [3, 0])),
+        "rows: .metadata does not say where its chunk of [3, 3] at [3, 0] lies",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_chunks_that_make_no_tensor(case, mixed, statecli):
+    """One line with the tensor and the boxes; all others are read, by every command."""
+    change, said = DAMAGED[case]
+    rewritten(mixed, change)
+    result = statecli("inspect", str(mixed))
+    assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}\n")
+    assert "columns" in result.out
+    assert statecli("audit", str(mixed)).code == 2
+
+
+def broken(metadata: Any) -> None:
+    metadata.storage_data[MetadataIndex("rows", [3, 0])].offset = -1
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    **{
+        f"outside: {name}": (
+            lambda metadata, name=name: setattr(
+                metadata.storage_data[MetadataIndex("rows", [3, 0])], "relative_path", name
+            ),
+            f".metadata points outside its folder: {name!r} is no plain file name",
+        )
+        for name in ("../x.distcp", "/etc/passwd", "C:x.distcp", "s3://b/x", "~", "..", "")
+    },
+    "version": (
+        lambda metadata: setattr(metadata, "version", "2.0.0"),
+        ".metadata says version '2.0.0': written by a newer torch; statecli knows 1.0.0",
+    ),
+    "no place": (broken, "rows: .metadata does not say where it lies"),
+    "no storage": (
+        lambda metadata: setattr(metadata, "storage_data", None),
+        ".metadata has no storage_data: where the tensors lie is not recorded",
+    ),
+    "no tensors": (
+        lambda metadata: setattr(metadata, "state_dict_metadata", 3),
+        ".metadata has no state_dict_metadata",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_metadata_that_is_refused(case, mixed, line):
+    """One line, exit 2."""
+    change, said = REFUSED[case]
+    rewritten(mixed, change)
+    assert line(mixed) == said
+
+
+def test_another_pickle(mixed, line):
+    """A folder with rank files whose `.metadata` is anything else."""
+    (mixed / ".metadata").write_bytes(pickle.dumps({"a": 1}))
+    assert line(mixed) == ".metadata holds no Metadata of torch.distributed.checkpoint"
+
+
+def test_a_rank_that_is_no_file(mixed, line):
+    """A named pipe would block whoever opens it."""
+    (mixed / "__0_0.distcp").unlink()
+    os.mkfifo(mixed / "__0_0.distcp")
+    assert line(mixed) == "__0_0.distcp is a named pipe, not a regular file"
+
+
+def test_an_archive_of_another_tensor(tmp_path, statecli):
+    """What a chunk holds is held against what the metadata says of it when its values are read."""
+    saved = io.BytesIO()
+    torch.save(torch.zeros(3), saved)
+    (tmp_path / "__0_0.distcp").write_bytes(saved.getvalue())
+    chunk = ChunkStorageMetadata(torch.Size([0]), torch.Size([4]))
+    tensor = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([4]), [chunk])
+    where = {MetadataIndex("w", [0]): _StorageInfo("__0_0.distcp", 0, len(saved.getvalue()))}
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({"w": tensor}, None, where)))
+    assert statecli("inspect", str(tmp_path)).code == 0
+    result = statecli("inspect", str(tmp_path), "--stats")
+    assert "is said to be float32 [4], the archive at byte 0 holds float32 [3]" in result.out + result.err
+
+
+# What would be executed.
+
+
+class Attack:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.path}",)
+
+
+def test_metadata_that_attacks(mixed, tmp_path, statecli):
+    """torch unpickles `.metadata`; here it runs nothing, and an audit names what it would run."""
+    rewritten(mixed, lambda metadata: metadata.planner_data.update(x=Attack(tmp_path / "harm")))
+    result = statecli("inspect", str(mixed))
+    assert result.code == 0
+    assert ".system" in result.out + result.err
+    result = statecli("audit", str(mixed))
+    assert result.code == 1
+    assert "unsafe-global" in result.out
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_value_that_attacks(tmp_path, statecli):
+    """So do the archives of values in rank files."""
+    dcp.save({"w": torch.ones(2), "epoch": Attack(tmp_path / "harm")}, checkpoint_id=tmp_path / "x", no_dist=True)
+    assert statecli("inspect", str(tmp_path / "x")).code == 0
+    result = statecli("audit", str(tmp_path / "x"))
+    assert result.code == 1
+    assert "unsafe-global" in result.out
+    assert not (tmp_path / "harm").exists()
+
+
+def test_every_pickle_is_scanned(ranks):
+    """The metadata, and one for each item in each rank's file."""
+    with (ranks / "mixed" / ".metadata").open("rb") as file:
+        items = len(pickle.load(file).storage_data)
+    found = _scan.scan(str(ranks / "mixed"))
+    assert len([one for one in found if one.where.endswith("data.pkl")]) == items
+    assert len([one for one in found if Path(one.place.path).name == ".metadata"]) == 1
+    assert not [one for one in found if one.unread]
+
+
+# Which boxes fill another.
+
+
+def boxes(*cuts: tuple[tuple[int, int], ...]) -> list[Box]:
+    """Boxes from their (start, stop) in each dimension."""
+    return [Box(tuple(a for a, _ in cut), tuple(b for _, b in cut)) for cut in cuts]
+
+
+def test_boxes_that_no_plane_parts():
+    """A pinwheel of five fills a square, though no line through it leaves all of them whole."""
+    wheel = boxes(((0, 1), (0, 2)), ((0, 2), (2, 3)), ((2, 3), (1, 3)), ((1, 3), (0, 1)), ((1, 2), (1, 2)))
+    assert fault((3, 3), wheel) is None
+    assert fault((3, 3), wheel[:-1]) == "its chunks hold 8 of the 9 elements of [0:3, 0:3]"
+
+
+def test_boxes_of_no_dimension():
+    """A scalar is one chunk, not two and not none."""
+    assert fault((), boxes(())) is None
+    assert fault((), boxes((), ())) == "two chunks hold the same elements, [] and []"
+    assert fault((), []) == "no chunk holds []"
+
+
+def test_agrees_with_counting():
+    """Random boxes fill a small array as a count of each element says."""
+    dice = np.random.default_rng(5)
+    seen = set()
+    for _ in range(3000):
+        shape = tuple(dice.integers(1, 5, dice.integers(1, 4)).tolist())
+        count = np.zeros(shape, int)
+        chosen = []
+        for _ in range(dice.integers(1, 5)):
+            start = [int(dice.integers(0, n)) for n in shape]
+            stop = [int(dice.integers(a + 1, n + 1)) for a, n in zip(start, shape, strict=True)]
+            chosen.append(Box(tuple(start), tuple(stop)))
+            count[tuple(slice(a, b) for a, b in zip(start, stop, strict=True))] += 1
+        whole = bool((count == 1).all())
+        seen.add(whole)
+        assert (fault(shape, chosen) is None) == whole
+    assert seen == {True, False}
+
+
+def test_ten_thousand_boxes_of_no_order_are_refused():
+    """Pairs of them are not compared one by one; a spiral of bands is not followed to its end."""
+    stairs = [Box((n, n), (n + 2, n + 1)) for n in range(10_000)]
+    assert fault((20_000, 20_000), stairs)
+    spiral = [Box((n, n), (20_000, n + 1)) if n % 2 else Box((n, n), (n + 1, 20_000)) for n in range(10_000)]
+    assert fault((20_000, 20_000), spiral)
