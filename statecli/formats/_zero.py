@@ -411,6 +411,9 @@ class Optimizer:
             except UnreadableError as error:
                 self.lost[rank] = f"rank {rank}: {error}"
         self.count = next((shard.ranks for shard in self.shards.values()), 0)
+        #: What a save by more ranks has left behind.
+        self.stale = [self.ranks.pop(rank).name for rank in list(self.shards) if rank >= self.count]
+        self.shards = {rank: shard for rank, shard in self.shards.items() if rank < self.count}
         self.missing = self._missing()
 
     def _missing(self) -> int:

@@ -120,7 +120,8 @@ def _files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
 def members(path: str) -> tuple[str, ...]:
     """The ranks' files, by their ways from the folder. Raises UnreadableError as `read` does."""
     found, others = _files(path, _tag(path))
-    return (*(name for files in found.values() for part in files for name in part.values()), *others)
+    ranks = (name for files in found.values() for part in files for name in part.values())
+    return (*(["latest"] if "latest" in _folder.files(path) else []), *ranks, *others)
 
 
 class Facts(NamedTuple):
@@ -252,13 +253,13 @@ def _of_rank(owner: Owner, files: Files) -> ModelState:
     stage = next((shard.stage for shard in optimizer.shards.values()), None)
     read = [*models.values(), *optimizer.ranks.values()]
     lead = next(iter(optimizer.ranks.values()), None)
-    settings = {**_settings(lead.state.metadata if lead else {}, stage), **rank.state.metadata}
+    settings = {**_of_model(rank.state.metadata), **_of_optimizer(lead.state.metadata if lead else {}, stage)}
     return ModelState(
         owner.target,
         f"{NAME} zero-{stage}" if stage else NAME,
         tensors,
         tuple(dict.fromkeys(tensor.section for tensor in tensors)),
-        {f"{owner.prefix}{key}": value for key, value in settings.items() if not key.startswith(_TOLD)},
+        {f"{owner.prefix}{key}": value for key, value in settings.items()},
         (*_noted(read), *_missed(owner, optimizer, models, failed), *optimizer.odd, *_version(rank)),
         tuple(dict.fromkeys(one for each in read for one in each.state.globals)),
         (),
@@ -267,7 +268,7 @@ def _of_rank(owner: Owner, files: Files) -> ModelState:
 
 
 #: What is told of each tensor by itself.
-_TOLD = ("param_shapes.", "frozen_param_shapes.", "buffer_names.", "shared_params.")
+_TOLD = frozenset(["param_shapes", "frozen_param_shapes", "frozen_param_fragments", "buffer_names", "shared_params"])
 #: What stands before the settings of an optimizer that ZeRO has parted, and what says no more than how it did.
 _WITHIN = re.compile(r"optimizer_state_dict\.(?:(?:base_)?optimizer_state(?:_dict)?\.)?")
 _PARTING = re.compile(
@@ -276,11 +277,17 @@ _PARTING = re.compile(
 )
 
 
-def _settings(metadata: Mapping[str, Scalar], stage: int | None) -> dict[str, Scalar]:
+def _of_model(metadata: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """What a model's file says beside its tensors; what it leaves open at the end."""
+    kept = (item for item in metadata.items() if item[0].partition(".")[0] not in _TOLD)
+    return dict(sorted(kept, key=lambda item: item[1] is None))
+
+
+def _of_optimizer(metadata: Mapping[str, Scalar], stage: int | None) -> dict[str, Scalar]:
     """What one rank's file says of the optimizer, under the same names in all stages."""
     settings = {_WITHIN.sub("optimizer.", key, count=1): value for key, value in metadata.items()}
     kept = {key: value for key, value in settings.items() if not _PARTING.match(key)}
-    return {**kept, "optimizer.zero_stage": stage}
+    return {**kept, **({"optimizer.zero_stage": stage} if stage else {})}
 
 
 def _models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], dict[int, str]]:
@@ -354,10 +361,9 @@ def _missed(owner: Owner, optimizer: Optimizer, models: dict[int, Rank], failed:
     for why in (*failed.values(), *(why for rank, why in optimizer.lost.items() if rank not in optimizer.shards)):
         if "is missing" not in why:
             yield Oddity("unread-rank", why)
-    extra = [rank.name for number, rank in optimizer.ranks.items() if number >= optimizer.count]
-    if extra:
-        text = f"the states are of {optimizer.count} ranks; of a save by more, and not read: {_shown.names(extra)}"
-        yield Oddity("stale-rank", text)
+    if optimizer.stale:
+        text = f"the states are of {optimizer.count} ranks; of a save by more, and not read"
+        yield Oddity("stale-rank", f"{text}: {_shown.names(optimizer.stale)}")
 
 
 def _version(rank: Rank) -> Iterator[Oddity]:

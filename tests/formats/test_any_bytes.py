@@ -7,16 +7,33 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from statecli import formats
 from statecli.errors import UnreadableError
 
 from . import test_same_everywhere as same
+from . import zero
+
+
+def zero_2(folder: Path) -> Path:
+    """Three ranks' partitions, one behind another."""
+    return zero.write(folder / "zero", 2, PARTED, buffers={"n": torch.arange(2)}, frozen={"f": torch.ones(3)}, ranks=3)
+
+
+def zero_3(folder: Path) -> Path:
+    """Two ranks' partitions of each parameter."""
+    return zero.write(folder / "zero", 3, PARTED, buffers={"n": torch.arange(2)}, frozen={"f": torch.ones(3)})
+
+
+PARTED = [{"a": torch.ones(3, 3), "b": torch.ones(2)}, {"c": torch.ones(5)}]
 
 #: Each writes a small checkpoint of its format and gives what to name: a file or a folder.
 SEEDS = (
     same.safetensors,
     *same.WRITERS,
+    zero_2,
+    zero_3,
 )
 #: Damaged copies of each.
 DAMAGED = 150

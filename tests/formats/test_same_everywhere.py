@@ -44,10 +44,19 @@ def torch_legacy(folder: Path) -> Path:
     return folder / "legacy.pt"
 
 
+def deepspeed(folder: Path) -> Path:
+    """A DeepSpeed engine's folder without an optimizer's states: its model alone."""
+    (folder / "global_step1").mkdir()
+    (folder / "latest").write_text("global_step1")
+    torch.save({"module": weights()}, folder / "global_step1" / "mp_rank_00_model_states.pt")
+    return folder
+
+
 #: Each writes `weights()` by its format's own library, in a folder of its own, and gives what to name.
 WRITERS = (
     torch_zip,
     torch_legacy,
+    deepspeed,
 )
 
 

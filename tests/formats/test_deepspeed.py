@@ -1,0 +1,392 @@
+"""DeepSpeed's folders: what the library reads of them is what is shown; what is missing spoils only itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import formats
+from statecli.errors import UnreadableError
+from statecli.formats import _scan
+from statecli.state import Evidence, Kind
+from statecli.values.read import all_values
+
+from . import attacks, zero
+
+#: Stage, dtype, groups of the optimizer; `3s` has groups of at most 100 elements, across which parameters lie.
+REAL = ("0-bf16-1", "1-bf16-1", "2-bf16-2", "2-fp32-1", "3-bf16-2", "3s-fp32-2")
+PARTED = REAL[1:]
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory):
+    """A folder of each kind, by two ranks on the CPU."""
+    pytest.importorskip("deepspeed")
+    out = tmp_path_factory.mktemp("deepspeed")
+    script = os.path.join(os.path.dirname(__file__), "deepspeed_run.py")
+    ran = subprocess.run(
+        [sys.executable, script, str(out), *REAL], capture_output=True, text=True, timeout=300, check=False
+    )
+    if ran.returncode:
+        pytest.skip(f"DeepSpeed does not run here: {ran.stderr.strip().splitlines()[-1:]}")
+    return out
+
+
+def consolidated(folder: Path) -> dict[str, torch.Tensor]:
+    """What DeepSpeed itself makes of a folder."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    tool = pytest.importorskip("deepspeed.utils.zero_to_fp32")
+    return {name: one.detach() for name, one in tool.get_fp32_state_dict_from_zero_checkpoint(str(folder)).items()}
+
+
+def section(state, name):
+    return {tensor.fqn: tensor for tensor in state.tensors if tensor.section == name}
+
+
+def same(tensor, expected: torch.Tensor) -> bool:
+    values = np.asarray(all_values(tensor.data), dtype=np.float64)
+    return tensor.shape == tuple(expected.shape) and np.array_equal(values, expected.double().numpy().ravel())
+
+
+def agrees(folder: Path) -> None:
+    """The float32 copies, the frozen parameters and the buffers are those that zero_to_fp32 finds."""
+    state, expected = formats.read(str(folder)), consolidated(folder)
+    module, masters = section(state, "module"), section(state, "optimizer.fp32")
+    assert not [tensor for tensor in state.tensors if tensor.damage]
+    assert expected.keys() <= module.keys()
+    for name, tensor in expected.items():
+        assert module[name].shape == tuple(tensor.shape)
+        tied = masters.get(name) or next((masters[one] for one in module[name].tied_to if one in masters), None)
+        assert same(tied or module[name], tensor), name
+
+
+@pytest.mark.parametrize("spec", PARTED)
+def test_real_folders_agree_with_the_library(real, spec):
+    """Of each stage, with one group and two, bfloat16 and float32, a tied parameter and frozen ones."""
+    agrees(real / spec)
+    assert formats.read(str(real / spec)).format == f"deepspeed zero-{spec[0]}"
+
+
+@pytest.mark.parametrize("spec", REAL)
+def test_what_it_registers_is_exact(real, spec):
+    """Trained, frozen and buffers are what DeepSpeed says they are; tied names share, and no others do."""
+    module = section(formats.read(str(real / spec)), "module")
+    assert {one.evidence for one in module.values()} == {Evidence.REGISTERED}
+    buffers = {name for name, one in module.items() if one.kind is Kind.BUFFER}
+    assert buffers == {"table", "count"}
+    assert all(module[name].persistent for name in buffers)
+    assert {one.requires_grad for name, one in module.items() if "frozen" in name} <= {False, None}
+    if spec[0] != "0":
+        learning = {name for name, one in module.items() if one.requires_grad}
+        assert learning == module.keys() - buffers - {"frozen.weight", "frozen.bias"}
+    tied = {name: one.tied_to for name, one in module.items() if one.tied_to}
+    assert tied == {"embed.weight": ("head.weight",), "head.weight": ("embed.weight",)}
+
+
+def test_moments_are_those_that_the_ranks_name(real):
+    """Each rank's `param_slice_mappings` says what it holds of which parameter: another way to the same values."""
+    state = formats.read(str(real / "2-bf16-2"))
+    files = sorted((real / "2-bf16-2").rglob("*optim_states.pt"))
+    ranks = [torch.load(file, weights_only=False)["optimizer_state_dict"] for file in files]
+    for moment in ("exp_avg", "exp_avg_sq"):
+        pieces: dict[str, list[torch.Tensor]] = {}
+        for rank in ranks:
+            for group, slices in enumerate(rank["param_slice_mappings"]):
+                flat = rank["base_optimizer_state"]["state"][group][moment]
+                for name, where in slices.items():
+                    pieces.setdefault(name, []).append(flat[where.start : where.start + where.numel])
+        found = section(state, f"optimizer.{moment}")
+        assert found.keys() == pieces.keys()
+        for name, tensor in found.items():
+            assert same(tensor, torch.cat(pieces[name]).reshape(tensor.shape))
+            assert (tensor.kind, tensor.belongs_to) == (Kind.OPTIMIZER, name)
+    assert not [odd for odd in state.oddities if odd.name == "misplaced-partition"]
+
+
+def test_a_partition_is_told_of_its_ranks(real):
+    """Of the flat vector the first rank has the first half: one parameter lies in both."""
+    masters = section(formats.read(str(real / "2-bf16-2")), "optimizer.fp32")
+    assert masters["embed.weight"].note == "in the partition of rank 0"
+    assert masters["proj.weight"].note == "in 2 partitions: ranks 0, 1"
+    assert masters["back.weight"].note == "in the partition of rank 1"
+
+
+def test_the_folder_and_its_tag_are_one(real):
+    """The folder of `latest`, the one that it names, and one without `latest`, as Lightning saves it."""
+    whole = formats.read(str(real / "3-bf16-2"))
+    tagged = formats.read(str(real / "3-bf16-2" / "global_step2"))
+    assert [(one.fqn, one.shape) for one in tagged.tensors] == [(one.fqn, one.shape) for one in whole.tensors]
+
+
+def test_settings_are_named_alike_in_all_stages(real):
+    """The epoch, and the optimizer's learning rate under one name."""
+    for spec in PARTED:
+        metadata = formats.read(str(real / spec)).metadata
+        assert metadata["epoch"] == 3
+        assert metadata["optimizer.param_groups.0.lr"] == 0.001
+        assert metadata["optimizer.zero_stage"] == int(spec[0])
+
+
+@pytest.mark.parametrize("spec", REAL)
+def test_an_audit_of_a_real_folder_finds_nothing(statecli, real, spec):
+    """DeepSpeed's own classes are data, and every pickle was scanned."""
+    result = statecli("audit", str(real / spec), "--values", "-f", "json")
+    assert {one["severity"] for one in result.json["findings"]} <= {"note"}
+    files = list((real / spec).rglob("*.pt"))
+    assert {one.place.path for one in _scan.scan(str(real / spec))} == {str(one) for one in files}
+
+
+def net(rows: int = 5) -> list[zero.Tensors]:
+    """Two groups of sizes that few numbers of ranks divide, one of them a scalar's and an empty one's."""
+    made = torch.Generator().manual_seed(5)
+    one = {"a": torch.randn(rows, 3, generator=made), "b": torch.randn(7, generator=made)}
+    return [one, {"c": torch.randn(11, 2, generator=made), "d": torch.tensor(2.5)}]
+
+
+FROZEN = {"f": torch.arange(15).reshape(3, 5).half(), "g": torch.ones(1).half()}
+BUFFERS = {"count": torch.arange(3), "table": torch.arange(4.0)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 32])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_any_number_of_ranks_agrees_with_the_library(tmp_path, stage, ranks):
+    """Also where there are more ranks than elements, so that the last ones have only padding."""
+    folder = zero.write(tmp_path / "zero", stage, net(), frozen=FROZEN, buffers=BUFFERS, shared={"t": "c"}, ranks=ranks)
+    agrees(folder)
+    state = formats.read(str(folder))
+    weights = {name: one for group in net() for name, one in group.items()}
+    for name, part in (("exp_avg", 2), ("exp_avg_sq", 4)):
+        found = section(state, f"optimizer.{name}")
+        assert all(same(found[fqn], one / part) for fqn, one in weights.items())
+
+
+def test_stage_three_is_the_consolidated_file(statecli, tmp_path):
+    """Its module is what zero_to_fp32 would write: no difference, in either direction."""
+    folder = zero.write(tmp_path / "zero", 3, net(), ranks=3)
+    save_file({name: one for group in net() for name, one in group.items()}, tmp_path / "all.safetensors")
+    pair = [f"{folder}#module", str(tmp_path / "all.safetensors")]
+    for one, two in (pair, pair[::-1]):
+        result = statecli("diff", one, two, "-f", "json")
+        assert result.json["summary"]["identical"] == 4
+        assert not result.json["changes"]
+
+
+def test_float32_copies_are_a_checkpoint_of_their_own(statecli, tmp_path):
+    """`#optimizer.fp32` names them; they differ from the bfloat16 module by their rounding."""
+    folder = zero.write(tmp_path / "zero", 2, net(), ranks=3)
+    save_file({name: one for group in net() for name, one in group.items()}, tmp_path / "all.safetensors")
+    for name, identical in (("optimizer.fp32", 4), ("module", 0)):
+        result = statecli("diff", f"{folder}#{name}", str(tmp_path / "all.safetensors"), "-f", "json")
+        assert result.json["summary"]["identical"] == identical, result.json["changes"]
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def damaged(state) -> dict[str, set[str]]:
+    """Names that cannot be read, by section."""
+    found: dict[str, set[str]] = {}
+    for tensor in state.tensors:
+        if tensor.damage:
+            found.setdefault(tensor.section, set()).add(tensor.fqn)
+    return found
+
+
+def test_a_missing_rank_spoils_what_lies_in_it(statecli, tmp_path):
+    """The module is whole and so are the parameters of the other ranks; the others are named, and it ends 2."""
+    folder = zero.write(tmp_path / "zero", 2, net(1), ranks=2)
+    (folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    state = formats.read(str(folder))
+    assert damaged(state) == {"optimizer.fp32": {"b", "c", "d"}}
+    result = statecli("inspect", str(folder))
+    assert result.code == 2
+    assert result.err.startswith(f"statecli: {folder}: b and 2 more tensors: rank 1 is missing: 1 of 2 are here; copy")
+    assert same(section(state, "optimizer.exp_avg")["a"], net(1)[0]["a"] / 2)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_unreadable_rank_is_named(statecli, tmp_path, stage):
+    """One line with the file, whatever is wrong with it."""
+    folder = zero.write(tmp_path / "zero", stage, net(), ranks=2)
+    file = folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    file.write_bytes(file.read_bytes()[:500])
+    result = statecli("inspect", str(folder))
+    assert result.code == 2
+    assert f"rank 1: global_step2/{file.name}: " in result.err
+    assert len(section(formats.read(str(folder)), "module")) == 4
+
+
+def test_a_frozen_fragment_that_is_missing(tmp_path):
+    """Stage 3 parts what is frozen too; the rest is read."""
+    folder = zero.write(tmp_path / "zero", 3, net(), frozen=FROZEN, ranks=2)
+    (folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_model_states.pt").unlink()
+    state = formats.read(str(folder))
+    assert damaged(state) == {"module": {"f"}}
+    assert [odd.name for odd in state.oddities] == ["missing-rank"]
+
+
+def edited(file: Path, change) -> None:
+    held = torch.load(file, weights_only=False)
+    change(held)
+    torch.save(held, file)
+
+
+def optimizer(folder: Path, rank: int) -> Path:
+    return folder / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+
+
+def test_ranks_that_disagree_on_a_shape(tmp_path):
+    """Only that parameter is spoiled; both shapes are said."""
+    folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
+    file = folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_model_states.pt"
+    edited(file, lambda held: held["param_shapes"][0].update(a=torch.Size([5, 4])))
+    state = formats.read(str(folder))
+    assert damaged(state)["module"] == {"a"}
+    told = section(state, "module")["a"].damage
+    assert told == f"{folder}: a: ranks disagree on its shape: [5, 3] in rank 0, [5, 4] in rank 1"
+
+
+DISAGREE = {
+    "stage": (lambda held: held.update(zero_stage=1), "ranks disagree on the ZeRO stage: 2 in rank 0, 1 in rank 1"),
+    "count": (
+        lambda held: held.update(partition_count=[3, 3]),
+        "ranks disagree on the number of partitions: 2 in rank 0, 3 in rank 1",
+    ),
+    "groups": (
+        lambda held: held["single_partition_of_fp32_groups"].pop(),
+        "ranks disagree on the number of groups: 2 in rank 0, 1 in rank 1",
+    ),
+    "length": (
+        lambda held: held["single_partition_of_fp32_groups"].__setitem__(1, torch.ones(3)),
+        "the parameters of group 1 take 23 elements, its partitions hold 15",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DISAGREE)
+def test_ranks_that_disagree_on_how_it_is_parted(statecli, tmp_path, what):
+    """Nothing can be put together then; the module is shown all the same."""
+    change, said = DISAGREE[what]
+    folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
+    edited(optimizer(folder, 1), lambda held: change(held["optimizer_state_dict"]))
+    result = statecli("inspect", str(folder))
+    assert (result.code, result.err) == (2, f"statecli: {folder}: a and 3 more tensors: {said}\n")
+    assert not damaged(formats.read(str(folder))).keys() - {"optimizer.fp32"}
+
+
+def test_lengths_of_stage_three_that_disagree(tmp_path):
+    """Each rank has as much of each group."""
+    folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
+    edited(optimizer(folder, 1), lambda held: held["optimizer_state_dict"]["fp32_flat_groups"].insert(0, torch.ones(1)))
+    told = section(formats.read(str(folder)), "module")["a"].damage
+    assert told.endswith("ranks disagree on the number of groups: 2 in rank 0, 3 in rank 1")
+
+
+def test_more_partitions_than_any_file_has(statecli, tmp_path):
+    """A count from a file asks for no memory."""
+    folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
+    edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**6 - 1] * 2))
+    assert statecli("inspect", str(folder)).code == 0
+    edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**9]))
+    assert "partition_count is 1000000000, no number of ranks" in statecli("inspect", str(folder)).err
+
+
+def test_what_another_save_left_is_not_read(tmp_path):
+    """A rank beyond the number of ranks is of a save by more of them."""
+    folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
+    shutil.copy(optimizer(folder, 1), optimizer(folder, 2))
+    state = formats.read(str(folder))
+    assert not damaged(state)
+    assert [odd.name for odd in state.oddities] == ["stale-rank"]
+
+
+LATEST = {
+    "outside": ("../elsewhere", "latest points outside its folder: '../elsewhere' is no plain folder name"),
+    "absolute": ("/etc", "latest points outside its folder: '/etc' is no plain folder name"),
+    "nothing": ("global_step9", "latest names 'global_step9', and no such folder has a rank's files; here are"),
+    "empty": ("\n", "latest points outside its folder: '' is no plain folder name"),
+    "long": ("x" * 600, "latest has 600 bytes, and names no folder"),
+    "escape": ("a\x1b[2J", "latest points outside its folder: 'a\\x1b[2J' is no plain folder name"),
+}
+
+
+@pytest.mark.parametrize("what", LATEST)
+def test_a_latest_that_leads_nowhere(line, tmp_path, what):
+    """It is a path from a file: one plain name, and a folder that is there."""
+    written, said = LATEST[what]
+    folder = zero.write(tmp_path / "zero", 2, net())
+    (folder / "latest").write_text(written)
+    assert line(folder).startswith(said)
+
+
+def test_without_latest_one_folder_is_enough(line, tmp_path):
+    """Lightning writes none; of several one must be named."""
+    folder = zero.write(tmp_path / "zero", 2, net(), tag="checkpoint")
+    (folder / "latest").unlink()
+    assert section(formats.read(str(folder)), "module")
+    shutil.copytree(folder / "checkpoint", folder / "other")
+    assert line(folder) == "holds 2 checkpoints and no file latest; name one of: checkpoint, other"
+
+
+def test_without_any_model_nothing_has_a_name(line, tmp_path):
+    """The optimizer's files alone hold flat vectors."""
+    folder = zero.write(tmp_path / "zero", 2, net())
+    (folder / "global_step2" / "mp_rank_00_model_states.pt").unlink()
+    assert line(folder / "global_step2").startswith("no *_model_states.pt is here: ")
+
+
+def test_an_unknown_stage_or_version(statecli, tmp_path):
+    """The stage decides how it is parted; a newer version is noted and read as long as all adds up."""
+    folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
+    model = folder / "global_step2" / "mp_rank_00_model_states.pt"
+    edited(model, lambda held: held.update(ds_version="1.2.3"))
+    result = statecli("inspect", str(folder))
+    assert result.code == 0
+    assert "ds_version is '1.2.3': statecli knows up to 0.19" in result.out + result.err
+    edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(zero_stage=7))
+    result = statecli("inspect", str(folder))
+    assert result.code == 2
+    assert "zero_stage is 7, and 1 to 3 are known" in result.err
+
+
+def test_a_crafted_rank_is_harmless_and_told(statecli, tmp_path):
+    """What loading it would run is found by an audit, and nothing of it runs."""
+    folder = zero.write(tmp_path / "zero", 2, net())
+    mark = tmp_path / "ran"
+    body = attacks.called(attacks.named("os", "system"), attacks.text(f"touch {mark}"))
+    file = optimizer(folder, 1)
+    file.write_bytes(attacks.build(attacks.records(attacks.pickled(body))))
+    assert statecli("inspect", str(folder)).code == 2
+    assert "os.system" in statecli("audit", str(folder)).out
+    assert not mark.exists()
+
+
+def test_model_parallel_ranks_stay_apart(tmp_path):
+    """Which part of a tensor a rank has is not written anywhere: each has sections of its own."""
+    folder = zero.write(tmp_path / "zero", 2, net())
+    files = folder / "global_step2"
+    for name in sorted(os.listdir(files)):
+        shutil.copy(files / name, files / name.replace("mp_rank_00", "mp_rank_01"))
+    state = formats.read(str(folder))
+    assert state.sections[0] == "mp_rank_00.module"
+    assert "mp_rank_01.optimizer.fp32" in state.sections
+    assert [odd.name for odd in state.oddities] == ["model-parallel"]
+    (files / "mp_rank_01_model_states.pt").unlink()
+    with pytest.raises(UnreadableError):
+        formats.read(str(folder))
+
+
+def test_weights_beside_it_are_the_folder(tmp_path):
+    """A Trainer's folder with both is its weights; the DeepSpeed folder in it is a target by itself."""
+    folder = zero.write(tmp_path / "zero", 2, net())
+    save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+    assert [one.fqn for one in formats.read(str(folder)).tensors] == ["w"]
+    assert formats.read(str(folder / "global_step2")).format == "deepspeed zero-2"

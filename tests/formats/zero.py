@@ -1,0 +1,95 @@
+"""Writes folders as DeepSpeed lays them out: any stage, any number of ranks. A test holds them to the library."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+
+Tensors = dict[str, torch.Tensor]
+
+
+def write(
+    folder: Path,
+    stage: int,
+    groups: list[Tensors],
+    *,
+    frozen: Tensors | None = None,
+    buffers: Tensors | None = None,
+    shared: dict[str, str] | None = None,
+    ranks: int = 2,
+    dtype: torch.dtype = torch.bfloat16,
+    tag: str = "global_step2",
+    moments: bool = True,
+) -> Path:
+    """`groups` are the float32 copies of what is trained, by the optimizer's groups; gives the folder of `latest`."""
+    frozen, buffers = frozen or {}, buffers or {}
+    files = folder / tag
+    files.mkdir(parents=True)
+    (folder / "latest").write_text(tag)
+    trained = {name: tensor for group in groups for name, tensor in group.items()}
+    weights = {**{name: one.to(dtype) for name, one in trained.items()}, **frozen}
+    for name, other in (shared or {}).items():
+        weights[name] = weights[other]
+    facts = {
+        "buffer_names": list(buffers),
+        "param_shapes": [OrderedDict((name, one.shape) for name, one in group.items()) for group in groups],
+        "frozen_param_shapes": OrderedDict((name, one.shape) for name, one in frozen.items()),
+        "shared_params": shared or {},
+        "dp_world_size": ranks,
+        "mp_world_size": 1,
+        "ds_version": "0.19.8",
+    }
+    for rank in range(ranks):
+        if stage == 3:
+            parts = {name: _padded(one, ranks)[rank] for name, one in frozen.items()}
+            empty = {name: torch.empty(0, dtype=one.dtype) for name, one in weights.items()}
+            saved = {"module": OrderedDict({**empty, **buffers}), "frozen_param_fragments": parts, **facts}
+            torch.save(saved, files / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+        elif rank == 0:
+            saved = {"module": OrderedDict({**weights, **buffers}), "frozen_param_fragments": frozen, **facts}
+            torch.save(saved, files / "mp_rank_00_model_states.pt")
+        held = (_third if stage == 3 else _second)(groups, ranks, rank, moments)
+        held = {"optimizer_state_dict": {"zero_stage": stage, **held}, "ds_version": "0.19.8"}
+        torch.save(held, files / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    return folder
+
+
+def _padded(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+    flat = tensor.flatten()
+    each = -(-flat.numel() // ranks)
+    return list(torch.cat([flat, flat.new_zeros(each * ranks - flat.numel())]).split(max(each, 1)))
+
+
+def _third(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[str, object]:
+    flat = [torch.cat([_padded(one, ranks)[rank] for one in group.values()]) for group in groups]
+    return {
+        "partition_count": ranks,
+        "optimizer_state_dict": _adam(flat, moments),
+        "fp32_flat_groups": [one.clone() for one in flat],
+    }
+
+
+def _second(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[str, object]:
+    whole = [torch.cat([one.flatten() for one in group.values()]) for group in groups]
+    each = [-(-one.numel() // (2 * ranks)) * 2 for one in whole]
+    flat = [torch.cat([one, one.new_zeros(n * ranks - one.numel())]) for one, n in zip(whole, each, strict=True)]
+    flat = [one[rank * n : (rank + 1) * n] for one, n in zip(flat, each, strict=True)]
+    lengths = [min(max(one.numel() - rank * n, 0), n) for one, n in zip(whole, each, strict=True)]
+    return {
+        "partition_count": [ranks] * len(groups),
+        "base_optimizer_state": _adam(flat, moments),
+        "single_partition_of_fp32_groups": [one[:n].clone() for one, n in zip(flat, lengths, strict=True)],
+        "group_paddings": [n - length for n, length in zip(each, lengths, strict=True)],
+    }
+
+
+def _adam(flat: list[torch.Tensor], moments: bool) -> dict[str, object]:
+    """The moments are a half and a quarter of the weights, so that a test knows them."""
+    state = {
+        n: {"step": torch.tensor(2.0), "exp_avg": one / 2, "exp_avg_sq": one / 4}
+        for n, one in enumerate(flat)
+        if moments
+    }
+    return {"state": state, "param_groups": [{"lr": 0.001, "params": [n]} for n in range(len(flat))]}
