@@ -98,10 +98,15 @@ class _Header:
         self._source = source
         self._raw = b""
         self.at = 4
-        order = "<" if source.size < 8 or source.head[4:6] != b"\0\0" else ">"
-        self._structs = {code: struct.Struct(order + code) for code in "BbHhIifQqd?"}
-        self.is_big_endian = order == ">"
+        # A version has a byte of 1 to 3 in front, or behind where the greatest comes first.
+        self.order = ">" if source.head[4:6] == b"\0\0" else "<"
+        self._structs = {code: struct.Struct(self.order + code) for code in "BbHhIifQqd?"}
         _check_version(self.number("I", "its version"))
+
+    @property
+    def is_big_endian(self) -> bool:
+        """Whether the first byte of a number is its greatest."""
+        return self.order == ">"
 
     def number(self, code: str, what: str) -> Any:
         """One number, as `struct` has that code."""
@@ -230,7 +235,10 @@ def _array(header: _Header, what: str) -> Scalar:
     _skip(header, kind, count, what, 1)
     raw = header.reach(header.at, what)[start : header.at]
     if kind == TEXT and count <= MAX_LISTED and len(raw) <= MAX_LISTED_TEXT:
-        return json.dumps(_texts(raw[12:], header), ensure_ascii=False)
+        listed = [text.decode("utf-8", "backslashreplace") for text in _texts(raw, header.order)]
+        return json.dumps(listed, ensure_ascii=False)
+    if header.is_big_endian:
+        raw = _little(raw, kind, count)
     named = "text" if kind == TEXT else "arrays" if kind == ARRAY else SCALARS[kind][0]
     return f"array of {count:,} {named}, sha256 {hashlib.sha256(raw).hexdigest()[:32]}"
 
@@ -250,14 +258,24 @@ def _skip(header: _Header, kind: int, count: int, what: str, depth: int) -> None
         header.at = end
 
 
-def _texts(raw: bytes, header: _Header) -> list[str]:
-    """The texts of a short array."""
-    order, found, at = ">" if header.is_big_endian else "<", [], 0
+def _texts(raw: bytes, order: str) -> Iterator[bytes]:
+    """The texts of an array, behind its type and count."""
+    at = 12
     while at < len(raw):
         (length,) = struct.unpack_from(f"{order}Q", raw, at)
-        found.append(raw[at + 8 : at + 8 + length].decode("utf-8", "backslashreplace"))
+        yield raw[at + 8 : at + 8 + length]
         at += 8 + length
-    return found
+
+
+def _little(raw: bytes, kind: int, count: int) -> bytes:
+    """The bytes that an array of numbers or texts has in a little-endian file, so that its digest is the same."""
+    head = struct.pack("<IQ", kind, count)
+    if kind == TEXT:
+        return head + b"".join(struct.pack("<Q", len(text)) + text for text in _texts(raw, ">"))
+    if kind in SCALARS:
+        form = f"{count}{SCALARS[kind][1]}"
+        return head + struct.pack(f"<{form}", *struct.unpack(f">{form}", raw[12:]))
+    return raw
 
 
 def _decoded(raw: bytes, what: str) -> str:
