@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed import checkpoint
 
 from statecli import __main__
 
@@ -52,10 +53,17 @@ def deepspeed(folder: Path) -> Path:
     return folder
 
 
+def dcp(folder: Path) -> Path:
+    """`torch.distributed.checkpoint.save` of one process."""
+    checkpoint.save(weights(), checkpoint_id=folder, no_dist=True)
+    return folder
+
+
 #: Each writes `weights()` by its format's own library, in a folder of its own, and gives what to name.
 WRITERS = (
     torch_zip,
     torch_legacy,
+    dcp,
     deepspeed,
 )
 
