@@ -472,3 +472,13 @@ def test_a_reason_in_json_does_not_repeat_its_target(statecli):
     """The target stands beside it."""
     (row,) = statecli("audit", "empty.pt", "-f", "json").json["targets"]
     assert (row["target"], row["reason"]) == ("empty.pt", "is an empty file")
+
+
+def test_each_target_is_told_why_a_rule_did_not_run_on_it():
+    """The reason of the first is not that of the others."""
+    one = target("a.pt", skipped=(unheard("nan", "there is no optimizer"),))
+    other = target("b.pt", skipped=(unheard("nan", "it saved no names"),))
+    two = [msgspec.structs.replace(each, ran=()) for each in (one, other)]
+    text = written("plain", *two, view=View(verbose=True))
+    assert "not run: nan (on 1 target): there is no optimizer" in text
+    assert "not run: nan (on 1 target): it saved no names" in text

@@ -429,3 +429,20 @@ def test_one_shape_alone_is_no_evidence(tmp_path):
     model = {"cent": torch.ones(3, 4), "0.weight": torch.ones(4, 4)}
     found = classified(tmp_path, {"model": model, "optimizer": optimizer.state_dict()})
     assert {row.evidence for row in found.values()} == {Evidence.ASSUMED}
+
+
+@pytest.mark.parametrize(
+    ("sections", "meant"),
+    [
+        (["model", "model_ema"], ["model"]),
+        (["teacher", "model"], ["model"]),
+        (["state_dict", "current_model_state"], ["state_dict"]),
+        (["net", "ema"], ["net"]),
+        (["ema_1", "ema_2"], ["ema_1", "ema_2"]),
+        (["generator", "discriminator"], ["generator", "discriminator"]),
+    ],
+    ids=" ".join,
+)
+def test_the_model_that_a_load_takes_is_told_by_names(sections, meant):
+    """`model`, `state_dict` of Lightning, or what is no average; where that does not tell, all of them."""
+    assert kinds.meant(sections) == meant
