@@ -53,9 +53,7 @@ class _ModuleWalk:
             path, node, above = stack.pop()
             self.paths += 1
             if self.paths > MAX_ROWS:
-                raise MalformedError(
-                    f"its modules have more than {MAX_ROWS} names: they hold each other many times over"
-                )
+                raise MalformedError(f"its modules have more than {MAX_ROWS} names: they hold each other too often")
             held = attributes(node)
             if mapping(held.get("_parameters")) is None:
                 self._opaque(path, node)

@@ -76,9 +76,9 @@ def _check_kind(archive: Archive) -> None:
     records = archive.records
     ends = {name.rpartition("/")[2] for name in records}
     if "constants.pkl" in ends:
-        raise UnreadableError("is a TorchScript archive (torch.jit.save), which this version does not read")
+        raise UnreadableError("is a TorchScript archive (torch.jit.save), where one of torch.save is needed")
     if "archive_format" in ends or "serialized_exported_program.json" in ends:
-        raise UnreadableError("is a torch.export archive (.pt2), which this version does not read")
+        raise UnreadableError("is a torch.export archive (.pt2), where one of torch.save is needed")
     if record_of(archive, "data.pkl") is not None:
         return
     if records and all(name.endswith(".npy") for name in records):

@@ -177,9 +177,7 @@ class _Modules:
         if cls.module not in self.classes:
             self.classes[cls.module] = dict(_classes(self._text(cls.module)))
         if cls.name not in self.classes[cls.module]:
-            raise MalformedError(
-                f"holds an object of {_shown.name(cls.qualified)}, a class that its code does not have"
-            )
+            raise MalformedError(f"holds an object of {_shown.name(cls.qualified)}, which is no class of its code")
         return self.classes[cls.module][cls.name]
 
     def _text(self, module: str) -> str:

@@ -1,0 +1,462 @@
+"""TorchScript archives: real ones held against `torch.jit.load`, and ones that no torch writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple  # noqa: UP035  # TorchScript of torch 2.4 knows these
+
+import pytest
+import torch
+from torch import nn
+
+from statecli import formats
+from statecli.errors import UnreadableError
+from statecli.formats import torchscript
+from statecli.formats._scan import scan
+from statecli.state import Evidence, Kind
+from statecli.values.read import all_values
+
+from .test_any_bytes import tried
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+class Block(nn.Module):
+    """A parameter, a buffer that is not persistent, and a table that is neither."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 3))
+        self.register_buffer("steps", torch.arange(4), persistent=False)
+        self.table = torch.randn(2, 2)
+
+    def forward(self, x):
+        return x @ self.w + self.table.sum() + self.steps.sum()
+
+
+class Net(nn.Module):
+    """Containers of every kind that TorchScript keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.tied = nn.Linear(3, 3, bias=False)
+        self.tied.weight = self.fc.weight
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.views = [torch.arange(12.0).reshape(3, 4).t(), torch.arange(12.0)[3:9]]
+        self.names = ["a", "b"]
+        self.cache = {"cos": torch.ones(5)}
+        self.pair = (torch.ones(1), 3)
+        self.maybe = torch.ones(4)
+        self.nested = [(torch.zeros(2), 1)]
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        made = torch.tensor([1.0, 2.0, 3.0])
+        kept = self.views[0].sum() + self.views[1].sum() + self.cache["cos"].sum() + self.pair[0].sum()
+        return self.norm(self.fc(x)) + self.tied(x) + self.frozen.sum() + kept + made
+
+
+#: Not in the class: TorchScript does not understand them as text.
+Net.__annotations__ = {
+    "names": List[str],  # noqa: UP006
+    "cache": Dict[str, torch.Tensor],  # noqa: UP006
+    "maybe": Optional[torch.Tensor],  # noqa: UP045
+    "nested": List[Tuple[torch.Tensor, int]],  # noqa: UP006
+}
+
+
+@pytest.fixture
+def net():
+    """In evaluation mode, so that it can be traced."""
+    torch.manual_seed(3)
+    return Net().eval()
+
+
+def scripted(net: nn.Module, path: Path) -> torch.jit.ScriptModule:
+    """Saved as it was scripted."""
+    made = torch.jit.script(net)
+    torch.jit.save(made, path)
+    return made
+
+
+def traced(net: nn.Module, path: Path) -> None:
+    """Saved as it was traced."""
+    torch.jit.save(torch.jit.trace(net, torch.randn(2, 3)), path)
+
+
+def frozen(net: nn.Module, path: Path) -> None:
+    """Its weights made constants."""
+    torch.jit.save(torch.jit.freeze(torch.jit.script(net)), path)
+
+
+def lite(net: nn.Module, path: Path) -> None:
+    """For the interpreter of phones."""
+    torch.jit.script(net)._save_for_lite_interpreter(str(path))
+
+
+WRITERS = [scripted, traced, frozen, lite]
+
+
+def read(path):
+    """The state of one archive."""
+    return formats.read(str(path))
+
+
+def values(path):
+    """Every tensor's values by section and name."""
+    rows = read(path).tensors
+    return {(row.section, row.fqn): all_values(row.data).reshape(row.shape) for row in rows}
+
+
+# --- against torch ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("writer", WRITERS, ids=lambda one: one.__name__)
+def test_it_agrees_with_torch(writer, net, tmp_path):
+    """Names in their order, kinds, shapes, dtypes and requires_grad are those of the module that torch loads."""
+    writer(net, tmp_path / "x.pt")
+    loaded = torch.jit.load(tmp_path / "x.pt")
+    state = read(tmp_path / "x.pt")
+    assert state.format == "torchscript"
+    rows = [row for row in state.tensors if row.kind is not Kind.UNREGISTERED]
+    assert [row.fqn for row in rows] == list(loaded.state_dict())
+    parameters = dict(loaded.named_parameters(remove_duplicate=False))
+    for row in rows:
+        tensor = loaded.state_dict(keep_vars=True)[row.fqn]
+        assert (row.kind is Kind.PARAMETER) == (row.fqn in parameters)
+        assert (row.evidence, row.persistent, row.saved) == (Evidence.REGISTERED, None, True)
+        assert (row.shape, f"torch.{row.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
+        assert (row.requires_grad, row.device) == (tensor.requires_grad, "cpu")
+
+
+@pytest.mark.parametrize("writer", WRITERS, ids=lambda one: one.__name__)
+def test_values_are_torchs(writer, net, tmp_path):
+    """Every registered tensor and every constant, bit by bit."""
+    writer(net, tmp_path / "x.pt")
+    loaded = torch.jit.load(tmp_path / "x.pt")
+    found = values(tmp_path / "x.pt")
+    for name, tensor in loaded.state_dict().items():
+        assert (found["model", name] == tensor.numpy()).all()
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        raw = [name for name in archive.namelist() if "/constants/" in name]
+        assert len(raw) == sum(section == "constants" for section, _ in found)
+        for name in raw:
+            array = found["constants", f"c{name.rpartition('/')[2]}"]
+            whole = sorted(array.tobytes()) == sorted(archive.read(name))  # one is transposed
+            assert whole or array.tobytes() in archive.read(name)
+
+
+def test_attributes_have_the_names_that_python_has_for_them(net, tmp_path):
+    """A tensor that no class registers is unregistered, wherever it is kept."""
+    loaded = scripted(net, tmp_path / "x.pt")
+    found = values(tmp_path / "x.pt")
+    rows = [row for row in read(tmp_path / "x.pt").tensors if row.kind is Kind.UNREGISTERED]
+    assert {row.fqn for row in rows} == {
+        *("views[0]", "views[1]", "cache['cos']", "pair[0]", "maybe", "nested[0][0]"),
+        *("blocks.0.table", "blocks.1.table"),
+    }
+    assert {(row.section, row.evidence, row.saved) for row in rows} == {("model", Evidence.REGISTERED, False)}
+    assert (found["model", "views[0]"] == loaded.views[0].numpy()).all()
+    assert (found["model", "views[1]"] == loaded.views[1].numpy()).all()
+    assert (found["model", "cache['cos']"] == loaded.cache["cos"].numpy()).all()
+
+
+def test_ties_and_views_are_kept(net, tmp_path):
+    """A weight under two names is one storage; strides and offsets are those that were saved."""
+    scripted(net, tmp_path / "x.pt")
+    rows = {row.fqn: row for row in read(tmp_path / "x.pt").tensors}
+    assert rows["tied.weight"].tied_to == ("fc.weight",)
+    assert rows["views[0]"].data.strides == (1, 4)
+    assert (rows["views[1]"].storage_offset, rows["views[1]"].storage_bytes) == (3, 48)
+
+
+def test_a_constant_is_known_by_the_name_that_the_code_has(net, tmp_path):
+    """It is no attribute any more: what it was is not recorded, and its storages are apart from the module's."""
+    traced(net, tmp_path / "x.pt")
+    state = read(tmp_path / "x.pt")
+    rows = [row for row in state.tensors if row.section == "constants"]
+    assert state.sections == ("model", "constants")
+    assert [row.fqn for row in rows] == [f"c{n}" for n in range(len(rows))]
+    assert {(row.kind, row.evidence) for row in rows} == {(Kind.UNREGISTERED, Evidence.ASSUMED)}
+    assert all(row.note.startswith("a constant of the code") for row in rows)
+    assert not any(row.tied_to for row in rows)
+
+
+def test_a_frozen_module_is_constants_alone(net, tmp_path):
+    """Freezing takes the names away; a state_dict of it is empty."""
+    frozen(net, tmp_path / "x.pt")
+    state = read(tmp_path / "x.pt")
+    assert state.sections == ("constants",)
+    assert not [one for one in state.oddities if one.name == "no-tensors"]
+
+
+def test_code_is_noted(net, tmp_path):
+    """How many files of it there are, and how large; attributes that are no tensors are settings."""
+    scripted(net, tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        sizes = [one.file_size for one in archive.infolist() if one.filename.endswith(".py")]
+    told = read(tmp_path / "x.pt").metadata
+    assert (told["code files"], told["code bytes"]) == (len(sizes), sum(sizes))
+    assert "bytecode bytes" not in told
+    assert (told["names.0"], told["names.1"], told["pair.1"], told["nested.0.1"]) == ("a", "b", 3, 1)
+    lite(net, tmp_path / "y.ptl")
+    assert read(tmp_path / "y.ptl").metadata["bytecode bytes"] > 0
+
+
+def test_quantized_weights_are_listed(tmp_path):
+    """C++ keeps them packed; they are listed as eager torch names them, with their scales."""
+    import torch.ao.quantization as quantization
+
+    model = quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 3)), dtype=torch.qint8)
+    torch.jit.save(torch.jit.script(model), tmp_path / "x.pt")
+    rows = {row.fqn: row for row in read(tmp_path / "x.pt").tensors}
+    weight, bias = rows["0._packed_params._packed_params[0]"], rows["0._packed_params._packed_params[1]"]
+    assert (weight.dtype, weight.shape, weight.layout) == ("qint8", (3, 4), "quantized")
+    assert (bias.dtype, bias.shape, bias.kind) == ("float32", (3,), Kind.UNREGISTERED)
+    assert weight.data.quantizer.scale == pytest.approx(model[0].weight().q_scale())
+
+
+class Scripted:
+    """A class of the code's own."""
+
+    def __init__(self, t: torch.Tensor):
+        self.t = t
+
+
+def test_an_object_of_a_scripted_class_is_looked_into(tmp_path):
+    """It is no module: what it holds is an attribute."""
+
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = torch.jit.script(Scripted)(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.held.t
+
+    scripted(Holder(), tmp_path / "x.pt")
+    (row,) = read(tmp_path / "x.pt").tensors
+    assert (row.fqn, row.kind) == ("held.t", Kind.UNREGISTERED)
+
+
+def test_every_dtype(tmp_path):
+    """Those that TorchScript saves, as buffers."""
+    integers = ("int64", "int32", "int16", "int8", "uint8", "bool")
+    names = ("float64", "float32", "float16", "bfloat16", *integers, "complex64", "complex128")
+    model = nn.Module()
+    for name in names:
+        model.register_buffer(f"a_{name}", torch.ones(2, 3).to(getattr(torch, name)))
+    torch.jit.save(torch.jit.script(model), tmp_path / "x.pt")
+    assert {row.fqn: row.dtype for row in read(tmp_path / "x.pt").tensors} == {f"a_{name}": name for name in names}
+
+
+def test_the_modules_own_state_dict_is_the_same(net, tmp_path, capsys):
+    """What else the archive has is noted, and no difference; either is held to the lock of the other."""
+    for writer in (scripted, traced):
+        writer(net, tmp_path / "x.pt")
+        torch.save(torch.jit.load(tmp_path / "x.pt").state_dict(), tmp_path / "sd.pt")
+        done = run("diff", tmp_path / "x.pt", tmp_path / "sd.pt")
+        assert done.returncode == 0, done.stdout
+        run("lock", tmp_path / "x.pt", "-o", tmp_path / "lock.json")
+        held = run("audit", tmp_path / "sd.pt", "--lock", tmp_path / "lock.json", "--select", "lock")
+        assert held.returncode == 0, held.stdout
+
+
+def run(*arguments):
+    """`statecli`, as a user starts it."""
+    command = [sys.executable, "-m", "statecli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_an_audit_finds_nothing_in_ordinary_ones(tmp_path):
+    """Its pickles are where TorchScript has them, and name nothing but its own classes."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    for writer in WRITERS:
+        path = tmp_path / f"{writer.__name__}.pt"
+        writer(model, path)
+        done = run("audit", path, "--values", "-f", "json")
+        assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, []), writer
+
+
+def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path):
+    """`.to` leaves it behind, and no state_dict has it."""
+    loaded = scripted(net, tmp_path / "x.pt")
+    assert loaded.to(torch.float64).cache["cos"].dtype == torch.float32
+    done = run("audit", tmp_path / "x.pt", "-f", "json", "--select", "unregistered-tensor")
+    found = json.loads(done.stdout)["findings"]
+    assert "blocks.0.table" in {one["fqn"] for one in found}
+    assert "in no state_dict" in found[0]["message"]
+
+
+# --- what no torch writes --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """The records of a small archive, by name without the folder.
+
+    Of two classes of one name in a process TorchScript mangles the second's, which may be the case here or not.
+    """
+    torch.jit.save(torch.jit.script(nn.Linear(3, 2)), tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        found = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    plain = {re.sub(r"/___torch_mangle_\d+", "", name): data for name, data in found.items()}
+    return {name: re.sub(rb"\.___torch_mangle_\d+", b"", data) for name, data in plain.items()}
+
+
+def built(path: Path, records: dict[str, bytes], folder: str = "x/") -> Path:
+    """An archive of these records."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in records.items():
+            archive.writestr(folder + name, data)
+    return path
+
+
+CODE = "code/__torch__/torch/nn/modules/linear.py"
+
+
+def test_an_archive_built_by_hand_is_read(parts, tmp_path):
+    """What the damaged ones below are made of is sound."""
+    rows = read(built(tmp_path / "y.pt", parts)).tensors
+    assert [(row.fqn, row.shape) for row in rows] == [("weight", (2, 3)), ("bias", (2,))]
+
+
+def test_what_is_missing_is_named(parts, tmp_path, line):
+    """A record that torch needs, or a class."""
+    gone = {name: data for name, data in parts.items() if name != "data.pkl"}
+    assert line(built(tmp_path / "a.pt", gone)) == (
+        "is no whole TorchScript archive: it holds no data.pkl; save it again"
+    )
+    gone = {name: data for name, data in parts.items() if name != CODE}
+    assert line(built(tmp_path / "b.pt", gone)) == (
+        "holds an object of __torch__.torch.nn.modules.linear.Linear, which is no class of its code"
+    )
+    gone = {name: data for name, data in parts.items() if name != "version"}
+    assert line(built(tmp_path / "c.pt", gone)).startswith("holds no version record")
+    assert line(built(tmp_path / "d.pt", {**parts, "data.pkl": b"\x80\x02}."})) == (
+        "its data.pkl holds no TorchScript module"
+    )
+    assert line(built(tmp_path / "e.pt", {**parts, "version": b"11"})).startswith("version record says 11: written by")
+
+
+def test_a_storage_that_is_missing_spoils_its_tensor_alone(parts, tmp_path, inspect):
+    """The others are listed, and the exit code is 2."""
+    weight = next(name for name in parts if name.startswith("data/") and len(parts[name]) == 24)
+    path = built(tmp_path / "y.pt", {name: data for name, data in parts.items() if name != weight})
+    code, out, err = inspect(path, "-f", "plain")
+    assert code == 2
+    assert "bias" in out
+    assert f"weight: storage {weight.removeprefix('data/')!r} is not in the file" in err
+
+
+def test_code_of_absurd_size_is_refused(parts, tmp_path, line, monkeypatch):
+    """Text of classes has a limit of its own."""
+    monkeypatch.setattr(torchscript, "MAX_CODE", 100)
+    assert line(built(tmp_path / "y.pt", parts)) == "its code has more than 100 bytes: refused"
+
+
+def test_archives_of_before_torch_1_6_have_no_line_of_buffers(parts, tmp_path):
+    """To that torch, each tensor that is no parameter was a buffer."""
+    text = parts[CODE].replace(b"  __buffers__ = []\n", b"").replace(b'"weight", "bias", ', b'"weight", ')
+    rows = {row.fqn: row for row in read(built(tmp_path / "y.pt", {**parts, CODE: text})).tensors}
+    assert rows["weight"].kind is Kind.PARAMETER
+    assert (rows["bias"].kind, rows["bias"].persistent) == (Kind.BUFFER, None)
+
+
+def test_a_function_cannot_forge_the_lines_of_a_class(parts, tmp_path):
+    """Only what stands at the top of a class counts, and the code's own functions are indented further."""
+    forged = parts[CODE] + b'    __parameters__ = []\n    __buffers__ = ["weight", ]\n'
+    rows = {row.fqn: row for row in read(built(tmp_path / "y.pt", {**parts, CODE: forged})).tensors}
+    assert rows["weight"].kind is Kind.PARAMETER
+
+
+def module_pickle(body: bytes) -> bytes:
+    """A data.pkl whose root is a Linear with these items."""
+    return b"\x80\x02c__torch__.torch.nn.modules.linear\nLinear\n)\x81}(" + body + b"ub."
+
+
+def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
+    """Neither of the two is ever run, and an audit names what they would call."""
+    mark = tmp_path / "ran"
+    call = b"cos\nsystem\nX" + len(f"touch {mark}").to_bytes(4, "little") + f"touch {mark}".encode() + b"\x85R"
+    for name, data in (
+        ("data.pkl", module_pickle(b"X\1\0\0\0a" + call)),
+        ("constants.pkl", b"\x80\x02(" + call + b"t."),
+        ("extra/x", b"\x80\x02" + call + b"."),
+        (f"{CODE}.debug_pkl", b"\x80\x02" + call + b"."),
+    ):
+        path = built(tmp_path / "y.pt", {**parts, name: data})
+        read(path)
+        assert "os.system" in {mention.qualified for one in scan(str(path)) for mention in one.names}
+        done = run("audit", path, "-f", "json")
+        assert done.returncode == 1
+        assert "unsafe-global" in {one["rule"] for one in json.loads(done.stdout)["findings"]}
+    assert not mark.exists()
+
+
+def test_foreign_names_are_noted(parts, tmp_path):
+    """TorchScript's own classes are none of Python's modules, and go without saying."""
+    assert not read(built(tmp_path / "x.pt", parts)).globals[0][0].startswith("__torch__")
+    assert not read(built(tmp_path / "x.pt", parts)).oddities
+    path = built(tmp_path / "y.pt", {**parts, "data.pkl": module_pickle(b"X\1\0\0\0acos\nsystem\n)R")})
+    assert [one.name for one in read(path).oddities if one.name == "foreign-globals"]
+
+
+def test_modules_that_hold_each_other_end(parts, tmp_path, monkeypatch):
+    """A cycle is walked once, and 2^60 paths to one module are refused."""
+    linear = b"c__torch__.torch.nn.modules.linear\nLinear\n"
+    cycle = b"\x80\x02" + linear + b")\x81q\0}(X\1\0\0\0ah\0ub."
+    assert read(_written(tmp_path, parts, cycle)).tensors == ()
+    monkeypatch.setattr("statecli.formats._whole_module.MAX_ROWS", 10_000)
+    many = (
+        b"\x80\x02"
+        + linear
+        + b"q\0)\x81q\1"
+        + b"".join(b"h\0)\x81q%c}(X\1\0\0\0ah%cX\1\0\0\0bh%cub" % (n + 1, n, n) for n in range(1, 60))
+    )
+    with pytest.raises(UnreadableError, match="hold each other too often"):
+        read(_written(tmp_path, parts, many + b"."))
+
+
+def _written(folder: Path, parts: dict[str, bytes], pickle: bytes) -> Path:
+    return built(folder / "crafted.pt", {**parts, "data.pkl": pickle})
+
+
+def test_attributes_that_hold_themselves_end(parts, tmp_path):
+    """A list in itself, a C++ object that is its own state, tags around tags."""
+    itself = b"]q\5h\5a"
+    cpp = b"c__torch__.torch.classes.x\nY\n)\x81q\6h\6b"
+    tags = b"ctorch.jit._pickle\nrestore_type_tag\n" * 50 + b"]" + b"X\1\0\0\0T\x86R" * 50
+    body = b"X\1\0\0\0a" + itself + b"X\1\0\0\0b" + cpp + b"X\1\0\0\0c" + tags
+    assert read(_written(tmp_path, parts, module_pickle(body))).tensors == ()
+
+
+def test_every_beginning_is_refused_or_read(parts, tmp_path):
+    """Of the archive, and of its two pickles and its code."""
+    whole = built(tmp_path / "y.pt", parts).read_bytes()
+    for end in range(0, len(whole), 7):
+        _tried(tmp_path / "z.pt", whole[:end])
+    for name in ("data.pkl", "constants.pkl", CODE):
+        for end in range(len(parts[name])):
+            built(tmp_path / "z.pt", {**parts, name: parts[name][:end]})
+            _tried(tmp_path / "z.pt")
+
+
+def _tried(path: Path, data: bytes | None = None) -> None:
+    if data is not None:
+        path.write_bytes(data)
+    tried(path)
+
+
+def test_a_suffix_decides_nothing(parts, tmp_path):
+    """Nor does the folder's name."""
+    assert read(built(tmp_path / "model.safetensors", parts, "some name/")).format == "torchscript"
