@@ -1,7 +1,8 @@
 """What the user typed -> the targets there are: folders are walked, globs expanded, in natural order, each once.
 
-A folder that holds a model is one target, its shards with it; every other checkpoint in it, an optimizer's too, is a
-target of its own. What is no checkpoint is a target that was skipped, with the reason: nothing is left out unsaid.
+A model's folder is one target, with its shards and what a training keeps beside it; every other checkpoint in it is a
+target of its own. What is no checkpoint is a target that was skipped, with the reason: nothing is left out
+unsaid.
 """
 
 from __future__ import annotations

@@ -19,12 +19,14 @@ from statecli.formats import (
     dcp,
     deepspeed,
     gguf,
+    megatron,
     safetensors,
     sharded,
     torch_export,
     torch_legacy,
     torch_zip,
     torchscript,
+    trainer,
 )
 from statecli.formats._pickle import without_gc
 from statecli.formats._source import Source
@@ -34,7 +36,7 @@ from statecli.state import ModelState
 #: A GGUF file of 123 tensors begins as a safetensors file may.
 FILES: tuple[ModuleType, ...] = (gguf, safetensors, torch_export, torchscript, torch_zip, torch_legacy)
 #: The last of them takes every folder.
-FOLDERS: tuple[ModuleType, ...] = (dcp, deepspeed, sharded)
+FOLDERS: tuple[ModuleType, ...] = (dcp, deepspeed, megatron, trainer, sharded)
 FORMATS = (*FILES, *FOLDERS)
 
 

@@ -24,7 +24,8 @@ MAX_INNER = 200
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 #: Companions of weights in a training folder that are no weights themselves.
 COMPANIONS = re.compile(
-    r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state)(?:_\w+)?\."
+    r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state|custom_checkpoint"
+    r"|dl_state_dict)(?:_\w+)?\."
 )
 #: `model.safetensors.index.json`, and with a variant `model.safetensors.index.fp16.json`.
 INDEX = re.compile(r"\.index(?:\.[\w-]+)?\.json$")
@@ -74,6 +75,11 @@ def _choose(weights: list[str], indexes: list[str]) -> str:
 def files(path: str) -> list[str]:
     """The names of all files in the folder, sorted; none where it may be entered and not listed."""
     return _listed(path)[0] if os.access(path, os.R_OK) else []
+
+
+def folders(path: str) -> list[str]:
+    """The names of all folders in the folder, sorted; none where it may be entered and not listed."""
+    return _listed(path)[1] if os.access(path, os.R_OK) else []
 
 
 def _listed(path: str) -> tuple[list[str], list[str]]:

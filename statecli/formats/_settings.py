@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from statecli.formats._digests import (
@@ -67,6 +67,27 @@ class Settings(dict[str, Scalar]):
         super().__init__()
         self.kinds: dict[str, str] = {}
         self.types: dict[str, str] = {}
+        #: Of a folder the files beside its weights that have settings here, each below this name.
+        self.beside: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Scalar]) -> Settings:
+        """A copy, to which more can be added."""
+        made = cls()
+        made.update(metadata)
+        if isinstance(metadata, Settings):
+            made.kinds.update(metadata.kinds)
+            made.types.update(metadata.types)
+            made.beside = metadata.beside
+        return made
+
+    def put_below(self, name: str, other: Mapping[str, Scalar]) -> None:
+        """Add what a file says that lies beside the weights, below its name, which has no dot."""
+        settings = Settings.of(other)
+        self.update({f"{name}.{key}": value for key, value in settings.items()})
+        self.types.update({f"{name}.{key}": f"{read(name)}.{types}" for key, types in settings.types.items()})
+        self.kinds.update({f"{name}.{path}" if path else name: kind for path, kind in settings.kinds.items()})
+        self.beside |= {name}
 
 
 def scalars(root: Any, reading: Reading) -> Settings:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from statecli.errors import IndexMismatch, MalformedError, MissingShard, UnreadableError
-from statecli.formats import _folder, _json, _shown
+from statecli.formats import _configs, _folder, _json, _shown
 from statecli.formats._source import Source
 from statecli.formats.safetensors import DROPPED
 from statecli.state import ModelState, Oddity, StateDict, TensorInfo
@@ -57,7 +57,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     Raises UnreadableError and MalformedError, without the path where they are about the index or the folder.
     """
     if os.path.isdir(path):
-        return _in_folder(path, read_file)
+        return in_folder(path, read_file)
     index = _index(path, "the index")
     state, beside = _indexed(index, path, read_file), _unnamed(index)
     if not beside:
@@ -65,7 +65,11 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     return _noted(state, Oddity("unnamed-shards", f"beside its shards, not named and not read: {_shown.names(beside)}"))
 
 
-def _in_folder(path: str, read_file: ReadFile) -> ModelState:
+def in_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> ModelState:
+    """The model of the folder `path`, with the settings beside it; of `others` nothing is said, for they are read too.
+
+    Raises as `read` does.
+    """
     choice = _folder.choose(path)
     where = os.path.join(path, choice.name)
     used: list[str] = []
@@ -78,13 +82,13 @@ def _in_folder(path: str, read_file: ReadFile) -> ModelState:
         state = _noted(state, Oddity("no-index", f"no index: all {len(used)} numbered shards were read"))
     else:
         state = replace(read_file(where), target=path)
-    beside = sorted(set(choice.others) - set(used))
+    beside = sorted(set(choice.others).difference(used, others))
     if beside:
         state = _noted(state, Oddity("other-weights", f"beside what was read, and not read: {_shown.names(beside)}"))
-    companions = [name for name in choice.names if _folder.COMPANIONS.match(name)]
-    if companions:
-        state = _noted(state, Oddity("companions", f"of the training run, and not read: {_shown.names(companions)}"))
-    return state
+    companions = [name for name in choice.names if _folder.COMPANIONS.match(name) and name not in others]
+    if unread := [name for name in companions if not name.endswith(".json")]:
+        state = _noted(state, Oddity("companions", f"of the training run, and not read: {_shown.names(unread)}"))
+    return _configs.noted(path, state)
 
 
 def _expected(match: re.Match[str], names: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from statecli import inspection
 from statecli.comparison.pairing import paired_sections
 from statecli.errors import NothingMatched
+from statecli.kinds import MODEL_KINDS
 from statecli.locking.file import Lock, LockedTarget, LockedTensor
 from statecli.locking.making import KNOWN, is_beside, is_bookkeeping, view_of
 from statecli.places import named
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from statecli.inspection import Progress
 
 
+#: What stands for the fields of a tensor that is of no model, where the lock has nothing of its section.
+BESIDE = ("beside",)
 #: What to do about a target that nobody locked.
 NEW = "take it away if it is not meant to be here, else lock again"
 
@@ -29,8 +32,8 @@ NEW = "take it away if it is not meant to be here, else lock again"
 class Held(msgspec.Struct, frozen=True, gc=False):
     """A line of the lock and the tensor that it is held to; None where that side has none.
 
-    `differ` are the fields of the line that the tensor contradicts; `digest` is the tensor's, None where none was made:
-    dtype or shape differ already, or one side has no values.
+    `differ` are the fields of the line that the tensor contradicts, or `BESIDE`; `digest` is the tensor's, None where
+    none was made: dtype or shape differ already, or one side has no values.
     """
 
     locked: LockedTensor | None
@@ -117,10 +120,13 @@ def _pairs(state: ModelState, target: LockedTarget, request: Request) -> Iterato
     if request.frozen_only:
         return
     known = {(key[0], view_of(rows[key])) for key in taken}
+    locked = {sections.get(line.section, line.section) for line in target.tensors}
     for tensor in (*(row for key, row in rows.items() if key not in taken), *twins):
         if is_beside(tensor) or is_bookkeeping(tensor):
             continue
-        if not (tensor.tied_to and (tensor.section, view_of(tensor)) in known):
+        if tensor.kind not in MODEL_KINDS and tensor.section not in locked:
+            yield Held(None, tensor, BESIDE)
+        elif not (tensor.tied_to and (tensor.section, view_of(tensor)) in known):
             yield Held(None, tensor)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
+from statecli.formats import _configs
 from statecli.inspection import Inspection
 from statecli.places import located
 from statecli.report import (
@@ -158,7 +159,10 @@ def _subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
 
 def _beside(state: ModelState) -> str:
     """The scalars at the top of a checkpoint (epoch, step), the first few of them."""
-    top = [f"{key}={value}" for key, value in state.metadata.items() if "." not in key and len(str(value)) <= 40]
+    # Every key of a GGUF file has a group before it.
+    plain = {key.removeprefix("general."): value for key, value in state.metadata.items()}
+    told = {**_configs.said(state.metadata), **{key: value for key, value in plain.items() if "." not in key}}
+    top = [f"{key}={value}" for key, value in told.items() if len(str(value)) <= 40]
     return f"; {', '.join(top[:6])}" if top else ""
 
 

@@ -8,7 +8,7 @@ from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, a_lock
 from statecli.finding import Severity
 from statecli.locking.file import LockedTensor
-from statecli.locking.holding import Held
+from statecli.locking.holding import BESIDE, Held
 from statecli.report.text import names
 from statecli.state import TensorInfo
 
@@ -27,11 +27,16 @@ def lock_mismatch(subject: Subject) -> Iterator[Found]:
     """
     for pair in subject.lock or ():
         shown = pair.tensor or pair.locked
-        if shown is None or (pair.differ == () and pair.tensor is not None and pair.locked is not None):
+        agrees = pair.differ == () and pair.tensor is not None and pair.locked is not None
+        if shown is None or agrees or pair.differ == BESIDE:
             continue
         name = shown.fqn if len(subject.state.sections) < 2 else f"{shown.section}.{shown.fqn}"
         help = "restore it; if it was meant to change, lock again"
         yield Found(f"{name}: {_said(pair)}", shown.fqn, shown.section, help)
+    beside = {pair.tensor.section: None for pair in subject.lock or () if pair.tensor and pair.differ == BESIDE}
+    if beside:
+        message = f"{names(tuple(beside))}: of no model and not in the lock, which has no such section"
+        yield Found(message, severity=Severity.NOTE)
 
 
 @rule(Severity.WARNING, a_lock)

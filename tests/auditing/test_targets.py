@@ -36,15 +36,16 @@ def test_steps_come_in_natural_order(tmp_path):
 
 
 def test_a_model_folder_is_one_target_and_what_lies_beside_it_others(tmp_path):
-    """Shards belong to their index; the optimizer, a pickle, is audited by itself."""
+    """Shards belong to their index, and a training's optimizer to the model beside it."""
     weights = {"a": "m-00001-of-00002.safetensors", "b": "m-00002-of-00002.safetensors"}
     for name, shard in weights.items():
         save_file({name: torch.zeros(1)}, tmp_path / shard)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
     (tmp_path / "config.json").write_text("{}")
     torch.save({"state": {}}, tmp_path / "optimizer.pt")
+    torch.save({"w": torch.zeros(1)}, tmp_path / "probe.pt")
     paths, others = found(tmp_path)
-    assert paths == [str(tmp_path), str(tmp_path / "optimizer.pt")]
+    assert paths == [str(tmp_path), str(tmp_path / "probe.pt")]
     assert [(one.status, one.target.rpartition("/")[2]) for one in others] == [(Status.SKIPPED, "config.json")]
     assert "JSON" in others[0].reason
 

@@ -1,4 +1,4 @@
-"""The folder that a Trainer writes: its model is held to what is asked, all that lies beside it audited and locked."""
+"""The folder that a Trainer writes is one target: its model is held to what is asked, all of it audited and locked."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from transformers import BertConfig, BertForSequenceClassification
 def build():
     return BertForSequenceClassification(BertConfig(**{SIZES!r}))
 """
-#: What a Trainer writes that holds no tensor.
-HOLLOW = ["ck/scheduler.pt", "ck/training_args.bin"]
+#: What a Trainer writes beside the model.
+BESIDE = ["optimizer.pt", "rng_state.pth", "scheduler.pt", "training_args.bin"]
 
 
 def trained(folder):
@@ -84,37 +84,37 @@ def statuses(result):
 
 
 def test_it_is_audited_whole(statecli):
-    """What holds no tensor is no failure: its rules run."""
+    """One target with all tensors; no file of it is told as a target of its own."""
     result = statecli("audit", "ck", "-f", "json")
     assert (result.code, result.err, result.json["findings"]) == (0, "", [])
-    audited = [name for name, status in statuses(result).items() if status == "audited"]
-    assert audited == ["ck", "ck/optimizer.pt", "ck/rng_state.pth", *HOLLOW]
-    tensors = {one["target"]: one["tensors"] for one in result.json["targets"]}
-    assert {name for name in audited if not tensors[name]} == set(HOLLOW)
+    assert [name for name, status in statuses(result).items() if status == "audited"] == ["ck"]
+    held = statecli("inspect", "ck", "-f", "json").json
+    assert held["sections"] == ["model", "optimizer", "rng_state"]
+    (target,) = (one for one in result.json["targets"] if one["target"] == "ck")
+    assert target["tensors"] == len(held["tensors"])
 
 
-def test_it_is_said_of_which_targets_there_is_no_tensor(statecli):
-    """In every text output: a clean audit of nothing looks like any other."""
-    for output in ("table", "plain", "markdown"):
-        text = statecli("audit", "ck", "-f", output).out
-        assert all(name in text.replace("\\_", "_") for name in HOLLOW), output
-        assert "hold no tensor" in text, output
+@pytest.mark.parametrize("name", BESIDE)
+def test_every_pickle_of_it_is_read(statecli, name):
+    """Whichever file would call something is flagged, and named."""
+    torch.save({"x": _Evil(), "y": torch.ones(1)}, f"ck/{name}")
+    result = statecli("audit", "ck", "-f", "json")
+    assert result.code == 1
+    (found,) = (one for one in result.json["findings"] if one["rule"] == "unsafe-global")
+    assert found["target"] == "ck"
+    assert name in json.dumps(found)
 
 
 def test_its_lock_has_every_tensor_and_no_more(statecli):
-    """What has nothing to lock is told; the lock holds the folder it was made of."""
+    """By section; the lock holds the folder it was made of, and a copy of it."""
     made = statecli("lock", "ck", "-o", "l.json")
-    assert made.code == 0
-    assert [line.split(": ")[1:] for line in made.err.splitlines()] == [
-        [name, "holds no tensor, nothing to lock"] for name in HOLLOW
-    ]
-    assert [one["target"] for one in json.loads(Path("l.json").read_text())["targets"]] == [
-        "ck",
-        "ck/optimizer.pt",
-        "ck/rng_state.pth",
-    ]
-    held = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
-    assert (held.code, held.err, held.json["findings"]) == (0, "", [])
+    assert (made.code, made.err) == (0, "")
+    (locked,) = json.loads(Path("l.json").read_text())["targets"]
+    assert {one["section"] for one in locked["tensors"]} == {"model", "optimizer", "rng_state"}
+    shutil.copytree("ck", "copy")
+    for folder in ("ck", "copy"):
+        held = statecli("audit", folder, "--lock", "l.json", "-f", "json")
+        assert (held.code, held.err, held.json["findings"]) == (0, "", [])
 
 
 def test_a_nudge_of_the_optimizer_is_named(statecli):
@@ -126,9 +126,10 @@ def test_a_nudge_of_the_optimizer_is_named(statecli):
     (found,) = result.json["findings"]
     assert (found["rule"], found["target"], found["fqn"]) == (
         "lock-mismatch",
-        "ck/optimizer.pt",
+        "ck",
         "state[3]['exp_avg']",
     )
+    assert found["message"].startswith("optimizer.state[3]['exp_avg']: its values")
 
 
 def test_what_was_locked_and_is_empty_now_is_missing(statecli):
@@ -137,24 +138,23 @@ def test_what_was_locked_and_is_empty_now_is_missing(statecli):
     torch.save({"state": {}, "param_groups": []}, "ck/optimizer.pt")
     result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
     assert result.code == 1
-    assert {one["target"] for one in result.json["findings"]} == {"ck/optimizer.pt"}
+    assert {one["section"] for one in result.json["findings"]} == {"optimizer"}
 
 
 def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
     """An optimizer's state is let off and that is said; a model that nobody locked is not. Where nothing is held, 2."""
-    for path in ("ck/optimizer.pt", "ck/rng_state.pth", *HOLLOW):
-        Path(path).rename(Path(path).name)
+    for name in BESIDE:
+        Path("ck", name).rename(name)
     statecli("lock", "ck", "-o", "l.json")
-    Path("scheduler.pt").rename("ck/scheduler.pt")
-    assert statecli("audit", "ck", "--lock", "l.json").code == 0
-    Path("optimizer.pt").rename("ck/optimizer.pt")
+    for name in ("scheduler.pt", "optimizer.pt"):
+        Path(name).rename(Path("ck", name))
     result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
     assert result.code == 0
-    off = [one for one in result.json["skipped"] if one["rule"] == "lock-mismatch"]
-    assert {one["target"]: one["reason"] for one in off} == {
-        "ck/optimizer.pt": "holds an optimizer's state, no model",
-        "ck/scheduler.pt": "holds no tensor",
-    }
+    (note,) = (one for one in result.json["findings"] if one["rule"] == "lock-mismatch")
+    assert (note["severity"], note["message"]) == (
+        "note",
+        "optimizer: of no model and not in the lock, which has no such section",
+    )
     shutil.copy("ck/model.safetensors", "ck/other.safetensors")
     result = statecli("audit", "ck", "--lock", "l.json")
     assert (result.code, result.err) == (
@@ -171,26 +171,25 @@ def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
     )
 
 
-def test_the_lock_of_a_folder_with_one_file_of_tensors_names_its_target(statecli):
-    """Or the file without tensors would be held to the model."""
-    for name in ("optimizer.pt", "rng_state.pth"):
-        Path("ck", name).unlink()
+def test_a_lock_of_all_of_it_is_not_met_by_the_model_alone(statecli):
+    """What was locked and is gone is said, tensor by tensor."""
     statecli("lock", "ck", "-o", "l.json")
-    assert [one["target"] for one in json.loads(Path("l.json").read_text())["targets"]] == ["ck"]
-    assert statecli("audit", "ck", "--lock", "l.json").code == 0
+    Path("ck/optimizer.pt").unlink()
+    result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
+    assert result.code == 1
+    assert {one["section"] for one in result.json["findings"]} == {"optimizer"}
 
 
 def test_only_the_model_is_held_to_a_checkpoint(statecli):
-    """No rule that compares runs on the optimizer; why is said."""
+    """Nothing is found of optimizers that differ."""
     shutil.copytree("ck", "before")
-    result = statecli("audit", "ck", "--against", "before", "-f", "json")
-    assert (result.code, result.err, result.json["findings"]) == (0, "", [])
-    reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
-    assert reasons == {
-        "ck/optimizer.pt": "holds an optimizer's state, no model",
-        "ck/rng_state.pth": "holds no model's tensors",
-        **dict.fromkeys(HOLLOW, "holds no tensor"),
-    }
+    nudge("ck/optimizer.pt", "state", 3, "exp_avg")
+    torch.save({"last_epoch": 7}, "ck/scheduler.pt")
+    Path("before/rng_state.pth").unlink()
+    for reference in ("before", "before/model.safetensors"):
+        result = statecli("audit", "ck", "--against", reference, "-f", "json")
+        assert (result.code, result.err, result.json["findings"]) == (0, "", [])
+        assert "missing-entry" in result.json["ran"]
 
 
 def test_only_the_model_is_held_to_a_class(statecli):
@@ -390,7 +389,6 @@ def test_a_class_that_cannot_be_built_is_tried_once(statecli):
     assert result.code == 2
     assert result.err.count("tried\n") == 1
     assert statuses(result)["ck"] == statuses(result)["bad.py:build"] == "failed"
-    assert statuses(result)["ck/scheduler.pt"] == "audited"
 
 
 def test_pickles_are_made_as_transformers_makes_them():
@@ -403,24 +401,20 @@ def test_pickles_are_made_as_transformers_makes_them():
 
 
 def test_a_filter_that_is_of_the_model_leaves_the_rest_out(statecli):
-    """Of what a walk finds; that nothing is left of a file is said, and its pickles are judged all the same."""
+    """And the pickles of all files are judged all the same."""
     torch.save({"x": _Evil(), "y": torch.ones(1)}, "ck/optimizer.pt")
     result = statecli("audit", "ck", "-i", "*.weight", "-f", "json")
     assert result.code == 1
-    assert {one["target"]: one["rule"] for one in result.json["findings"]} == {"ck/optimizer.pt": "unsafe-global"}
-    assert (statuses(result)["ck"], statuses(result)["ck/rng_state.pth"]) == ("audited", "skipped")
-    reasons = {one["target"]: one["reason"] for one in result.json["targets"]}
-    assert "none of its 2 tensors matches -i '*.weight'" in reasons["ck/rng_state.pth"]
+    assert {one["rule"] for one in result.json["findings"]} == {"unsafe-global"}
     assert statecli("audit", "ck/rng_state.pth", "-i", "*.weight").code == 2
     assert statecli("audit", "ck", "-i", "no.such").code == 2
 
 
 def test_a_filter_that_is_of_the_model_locks_the_model(statecli):
-    """The rest is told as not locked; a file that was named must have what is asked for."""
-    made = statecli("lock", "ck", "-i", "*.weight", "-o", "l.json")
-    assert made.code == 0
-    assert "ck/rng_state.pth: none of its 2 tensors matches -i '*.weight'" in made.err
-    assert [one["target"] for one in json.loads(Path("l.json").read_text())["targets"]] == ["ck"]
+    """A file that was named must have what is asked for."""
+    assert statecli("lock", "ck", "-i", "*.weight", "-o", "l.json").code == 0
+    (locked,) = json.loads(Path("l.json").read_text())["targets"]
+    assert {one["section"] for one in locked["tensors"]} == {"model"}
     assert statecli("audit", "ck", "--lock", "l.json", "-i", "*.weight").code == 0
     assert statecli("lock", "ck", "ck/rng_state.pth", "-i", "*.weight", "-o", "l.json").code == 2
     assert statecli("lock", "ck", "-i", "no.such", "-o", "l.json").code == 2

@@ -1,0 +1,97 @@
+"""The JSON files beside a folder's weights, as settings: what class they are of, how far a training came.
+
+`config.json` and `adapter_config.json` are written by `save_pretrained` of transformers, diffusers and peft,
+`trainer_state.json` by transformers' Trainer. What is wrong with one of them is a note.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from msgspec.structs import replace
+
+from statecli.errors import UnreadableError
+from statecli.formats import _json
+from statecli.formats._digests import Digests
+from statecli.formats._reading import Reading
+from statecli.formats._settings import Settings, scalars
+from statecli.formats._source import small
+from statecli.formats._tensors import Decoder
+from statecli.state import ModelState, Oddity, Scalar
+
+#: The files, by what their settings are called, and the bytes of each that are read. A Trainer logs every few steps.
+FILES = {
+    "config": 4 * 2**20,
+    "adapter_config": 4 * 2**20,
+    "trainer_state": 64 * 2**20,
+}
+#: What is said first of a folder, under the last part of its name.
+TOLD = (
+    "adapter_config.base_model_name_or_path",
+    "adapter_config.peft_type",
+    "adapter_config.r",
+    "adapter_config.lora_alpha",
+    "adapter_config.target_modules",
+    "config.architectures",
+    "config._class_name",
+    "config.quantization_config.quant_method",
+    "trainer_state.global_step",
+    "trainer_state.epoch",
+    "trainer_state.best_metric",
+)
+#: Lists that peft makes of sets, in an order that is another each time.
+_SETS = frozenset(["target_modules", "modules_to_save", "exclude_modules"])
+
+
+def noted(path: str, state: ModelState) -> ModelState:
+    """The state of the folder `path` with the settings in these files, each below the name of its file."""
+    settings = Settings.of(state.metadata)
+    odd = []
+    for stem, longest in FILES.items():
+        where = os.path.join(path, f"{stem}.json")
+        if not os.path.isfile(where):
+            continue
+        try:
+            settings.put_below(stem, _settings(stem, small(where, longest)))
+        except UnreadableError as error:
+            odd.append(Oddity("config-unread", f"{stem}.json: not read, for it {error}"))
+    if not settings.beside and not odd:
+        return state
+    return replace(state, metadata=settings, oddities=(*state.oddities, *odd))
+
+
+def document(path: str, name: str) -> dict[str, Any]:
+    """The object in a JSON file of the folder `path`. Raises UnreadableError; the message begins with the name."""
+    try:
+        raw = small(os.path.join(path, name), FILES["config"])
+    except UnreadableError as error:
+        raise type(error)(f"{name} {error}") from error.__cause__
+    found, repeats = _json.object_of(raw, name)
+    _json.refuse(repeats, name)
+    return found
+
+
+def _settings(stem: str, raw: bytes) -> Settings:
+    found, _ = _json.object_of(raw, "")
+    reading = Reading(Decoder({}), [])
+    history = found.get("log_history") if stem == "trainer_state" else None
+    if type(history) is list:
+        found["log_history"] = f"{len(history)} entries, {Digests(reading).of(history, stem)}"
+    return scalars({key: _words(key, value) for key, value in found.items()}, reading)
+
+
+def _words(key: str, value: Any) -> Any:
+    """A short list of words as one text: `architectures`, `target_modules`."""
+    if type(value) is not list or not value or len(value) > 16:
+        return value
+    if not all(type(one) is str and one.isprintable() and "," not in one for one in value):
+        return value
+    return ", ".join(sorted(value) if key in _SETS else value)
+
+
+def said(metadata: Any) -> dict[str, Scalar]:
+    """What is to be said first of a folder with these settings, by short names; what is null is not said."""
+    beside = getattr(metadata, "beside", ())
+    found = {key: metadata.get(key) for key in TOLD if key.partition(".")[0] in beside}
+    return {key.rpartition(".")[2].strip("_"): value for key, value in found.items() if value is not None}

@@ -1,0 +1,152 @@
+"""A folder that a training loop writes: the model's weights, and beside them what the training goes on from.
+
+transformers' Trainer (`checkpoint-500`): optimizer.pt, scheduler.pt, scaler.pt, rng_state.pth or one for each rank,
+training_args.bin; accelerate's `save_state`: optimizer.bin, scheduler.bin, sampler.bin, random_states_0.pkl,
+custom_checkpoint_0.pkl, and numbered from the second on (`model_1.safetensors`, `optimizer_1.bin`). All are archives of
+torch.save; each is a section, called as its file is without the suffix. Sources: `Trainer._save_checkpoint` of
+transformers 5, `save_accelerator_state` of accelerate 1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
+
+from statecli.errors import BarePickle, UnreadableError
+from statecli.formats import _folder, _globals, _shown, sharded
+from statecli.formats._settings import Settings
+from statecli.state import Evidence, Kind, ModelState, Oddity, TensorInfo
+
+NAME = "trainer"
+
+#: The further models of accelerate; a first one is beside them.
+_MODEL = re.compile(r"(?:pytorch_)?(?P<section>model_\d{1,3})\.(?:safetensors|bin)")
+_SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
+#: The sections of a file that is nothing but one.
+_LONE = frozenset(["model", "optimizer", "rng"])
+_MODELS = (Kind.PARAMETER, Kind.BUFFER)
+
+#: What is said of names that are none of torch's.
+FOREIGN = "foreign-globals"
+
+ReadFile = Callable[[str], ModelState]
+
+
+def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
+    """Whether it is a folder with a model's weights and something of a training beside them."""
+    names = _folder.files(path) if os.path.isdir(path) else []
+    return bool(_parts(names)) and any(map(_is_weights, names))
+
+
+def _is_weights(name: str) -> bool:
+    if name in _folder.SINGLE or _folder.INDEX.search(name):
+        return True
+    return bool(_folder.SERIES.match(name)) and not _folder.COMPANIONS.match(name)
+
+
+def _parts(names: list[str]) -> dict[str, str]:
+    """The files beside the model, each with the section that it is, further models first."""
+    found: dict[str, str] = {}
+    for name in names:
+        stem, suffix = os.path.splitext(name)
+        if (model := _MODEL.fullmatch(name)) and {"model.safetensors", "pytorch_model.bin"}.intersection(names):
+            found[name] = model["section"]
+        elif suffix in _SUFFIXES and "." not in stem and _folder.COMPANIONS.match(name):
+            found[name] = stem
+    return dict(sorted(found.items(), key=lambda part: _MODEL.fullmatch(part[0]) is None))
+
+
+def members(path: str) -> tuple[str, ...]:
+    """The names of the model's files, and of those beside it. Raises as `sharded.members` does."""
+    model = sharded.members(path)
+    return (*model, *_parts(_folder.files(path))) if model else ()
+
+
+def read(path: str, read_file: ReadFile) -> ModelState:
+    """The model, and what lies beside it. One of those that cannot be read is a row with its `damage`.
+
+    Raises UnreadableError and MalformedError where the model cannot be read.
+    """
+    parts = _parts(_folder.files(path))
+    model = sharded.in_folder(path, read_file, parts)
+    return _joined(model, [(name, _part(path, name, section, read_file)) for name, section in parts.items()])
+
+
+def _part(path: str, name: str, section: str, read_file: ReadFile) -> ModelState:
+    """One file, as the section of that name."""
+    where = os.path.join(path, name)
+    try:
+        state = read_file(where)
+    except BarePickle as error:
+        reason = str(error).removeprefix(f"{where}: ")
+        return ModelState(where, NAME, (), (), oddities=(Oddity("companions", f"not read, for it {reason}"),))
+    except UnreadableError as error:
+        if _MODEL.fullmatch(name):
+            raise
+        return ModelState(where, NAME, (_unreadable(name, section, error),), (section,))
+    return _as_section(state, section, name)
+
+
+def _unreadable(name: str, section: str, error: UnreadableError) -> TensorInfo:
+    kind = Kind.OPTIMIZER if section.startswith("optimizer") else Kind.OTHER
+    why = str(error)
+    return TensorInfo(name, "unknown", None, 0, 0, section, kind, Evidence.CONVENTION, note=why, damage=why)
+
+
+def _as_section(state: ModelState, section: str, name: str) -> ModelState:
+    def inside(own: str) -> str:
+        return section if not own or (own in _LONE and len(state.sections) < 2) else f"{section}.{own}"
+
+    of_model = section.startswith(("model_", "custom_checkpoint"))
+    return replace(
+        state,
+        tensors=tuple(_row(tensor, inside(tensor.section), name, of_model) for tensor in state.tensors),
+        sections=tuple(map(inside, state.sections)),
+        optimizers=tuple(replace(one, section=inside(one.section)) for one in state.optimizers),
+        state_dicts=tuple(replace(one, section=inside(one.section)) for one in state.state_dicts if of_model),
+        oddities=tuple(odd for odd in state.oddities if odd.name != "no-tensors"),
+    )
+
+
+def _row(tensor: TensorInfo, section: str, name: str, of_model: bool) -> TensorInfo:
+    """A tensor of a file beside the model; its storage is known by the file, which all count from 0."""
+    storage = None if tensor.storage is None else f"{name}:{tensor.storage}"
+    if of_model or tensor.kind not in _MODELS:
+        return replace(tensor, section=section, storage=storage)
+    other = {"kind": Kind.OTHER, "evidence": Evidence.CONVENTION, "persistent": None}
+    return replace(tensor, section=section, storage=storage, **other)
+
+
+def _joined(model: ModelState, parts: list[tuple[str, ModelState]]) -> ModelState:
+    states = [model, *(state for _, state in parts)]
+    settings = Settings.of(model.metadata)
+    for name, state in parts:
+        settings.put_below(os.path.splitext(name)[0], state.metadata)
+    formats = dict.fromkeys(state.format for state in states if state.format != NAME)
+    return replace(
+        model,
+        format=f"{NAME} {'+'.join(formats)}",
+        tensors=tuple(tensor for state in states for tensor in state.tensors),
+        sections=tuple(section for state in states for section in state.sections),
+        metadata=settings,
+        oddities=(*model.oddities, *_odd(parts)),
+        globals=tuple(dict.fromkeys(found for state in states for found in state.globals)),
+        optimizers=tuple(one for state in states for one in state.optimizers),
+        state_dicts=tuple(one for state in states for one in state.state_dicts),
+    )
+
+
+def _odd(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
+    """What is odd about each; of the names that loading them would import, one line."""
+    importing = [(name, odd) for name, state in parts for odd in state.oddities if odd.name == FOREIGN]
+    if len(importing) > 1:
+        names = _globals.foreign([found for _, state in parts for found, _ in state.globals])
+        files = _shown.names([name for name, _ in importing])
+        message = f"{files}: torch.load(weights_only=False) would import or call {len(names)} names from them"
+        yield Oddity(FOREIGN, f"{message}: {_shown.names(names)}")
+    for name, state in parts:
+        told = (odd for odd in state.oddities if odd.name != FOREIGN or len(importing) < 2)
+        yield from (replace(odd, message=f"{_shown.name(name)}: {odd.message}") for odd in told)
