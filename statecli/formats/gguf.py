@@ -339,11 +339,11 @@ def _row(line: _Line, path: str, start: int, is_big_endian: bool) -> TensorInfo:
         return _plain(line, ByteRange(path, start + line.offset, 0, big_endian=is_big_endian))
     name = QUANTIZED.get(line.kind)
     if name is None:
-        return _damaged(line, f"type {line.kind}", f"type {line.kind} is unknown: written by a newer llama.cpp?")
+        return _damaged(line, path, f"type {line.kind}", f"type {line.kind} is unknown: written by a newer llama.cpp?")
     values, size = BLOCKS[name]
     if not line.shape or line.shape[-1] % values:
         rows = f"its rows are no whole blocks of {values} values"
-        return _damaged(line, name, f"{name} {_shown.shape(line.shape)}: {rows}")
+        return _damaged(line, path, name, f"{name} {_shown.shape(line.shape)}: {rows}")
     elements = prod(line.shape)
     nbytes = elements // values * size
     note = f"{values} values in {size} bytes"
@@ -365,7 +365,7 @@ def _plain(line: _Line, where: ByteRange) -> TensorInfo:
     return TensorInfo(line.name, dtype, line.shape, elements, elements * size, saved=True, data=data)
 
 
-def _damaged(line: _Line, dtype: str, why: str) -> TensorInfo:
+def _damaged(line: _Line, path: str, dtype: str, why: str) -> TensorInfo:
     return TensorInfo(
         line.name,
         dtype,
@@ -374,7 +374,7 @@ def _damaged(line: _Line, dtype: str, why: str) -> TensorInfo:
         0,
         saved=True,
         note=f"cannot be read: {why}",
-        damage=f"{_shown.name(line.name)}: {why}",
+        damage=f"{path}: {_shown.name(line.name)}: {why}",
     )
 
 

@@ -1,0 +1,668 @@
+"""GGUF files: written by the package gguf and read alike; built byte by byte, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from statecli import __main__, formats
+from statecli.formats import _ggml
+from statecli.state import Evidence, Kind
+from statecli.values import blocks
+from statecli.values.read import all_values
+
+#: Values of a small matrix, whose rows are whole blocks of every type.
+VALUES = np.random.default_rng(3).standard_normal((6, 512)).astype(np.float32)
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """The command line in this process: its exit code and its output."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["statecli", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            __main__.main()
+        out, err = capfd.readouterr()
+        return left.value.code, out + err
+
+    return run
+
+
+@pytest.fixture
+def without_gguf(monkeypatch):
+    """An installation without the package gguf."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    blocks.why_no_numbers.cache_clear()
+    yield
+    blocks.why_no_numbers.cache_clear()
+
+
+def written(path: Path, tensors: dict[str, object], big=False, split=0, **keys: object) -> Path:
+    """By the package gguf. A tensor is an array, or an array of floats and the name of the type to quantize it to."""
+    gguf = pytest.importorskip("gguf")
+    order = gguf.GGUFEndian.BIG if big else gguf.GGUFEndian.LITTLE
+    writer = gguf.GGUFWriter(path, "llama", endianess=order, split_max_tensors=split)
+    for key, value in keys.items():
+        getattr(writer, f"add_{key}")(*value if type(value) is tuple else (value,))
+    for name, held in tensors.items():
+        array, kind = held if type(held) is tuple else (held, None)
+        raw_dtype = None if kind is None else gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(name, array if kind is None else packed(array, kind), raw_dtype=raw_dtype)
+    for step in ("header_to_file", "kv_data_to_file", "tensors_to_file"):
+        getattr(writer, f"write_{step}")()
+    writer.close()
+    return path
+
+
+def packed(array: np.ndarray, kind: str) -> np.ndarray:
+    """Quantized; blocks of arbitrary bytes where gguf has the way back alone."""
+    gguf = pytest.importorskip("gguf")
+    try:
+        return gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind])
+    except NotImplementedError:
+        values, size = _ggml.BLOCKS[kind.lower()]
+        shape = (*array.shape[:-1], array.shape[-1] // values * size)
+        # Below 0x40, no half in them is infinite or NaN, whichever bytes it is made of.
+        return (np.abs(array).view(np.uint8).reshape(-1)[: np.prod(shape)] % 0x40).reshape(shape)
+
+
+# --- what the library writes -----------------------------------------------------------------------------------------
+
+PLAIN = {
+    "f32": VALUES,
+    "f16": VALUES.astype(np.float16),
+    "f64": VALUES.astype(np.float64),
+    "i8": (VALUES * 30).astype(np.int8),
+    "i16": (VALUES * 3000).astype(np.int16),
+    "i32": (VALUES * 3e6).astype(np.int32),
+    "i64": (VALUES * 3e9).astype(np.int64),
+    "scalar": np.array(3.5, np.float32),
+    "four": VALUES.reshape(2, 3, 4, 128),
+    "none": np.zeros((0, 4), np.float32),
+}
+
+
+@pytest.mark.parametrize("big", [False, True], ids=["little", "big"])
+def test_plain_tensors_are_those_of_the_library(big, tmp_path):
+    """Names in order, torch's dtypes and order of dimensions, and every value, in either byte order."""
+    path = written(tmp_path / "m.gguf", PLAIN, big)
+    state = formats.read(str(path))
+    assert [tensor.fqn for tensor in state.tensors] == list(PLAIN)
+    for tensor in state.tensors:
+        array = PLAIN[tensor.fqn]
+        assert (tensor.dtype, tensor.shape, tensor.elements) == (array.dtype.name, array.shape, array.size)
+        assert tensor.nbytes == array.nbytes
+        assert np.array_equal(all_values(tensor.data).reshape(array.shape), array)
+
+
+@pytest.mark.parametrize("big", [False, True], ids=["little", "big"])
+def test_bfloat16_is_torchs(big, tmp_path):
+    """numpy has no such type, so that the library writes its bytes."""
+    gguf = pytest.importorskip("gguf")
+    path = written(tmp_path / "m.gguf", {"w": (VALUES, "BF16")}, big)
+    if big:  # The library leaves the bytes of what it quantizes as they are.
+        raw = bytearray(path.read_bytes())
+        start = gguf.GGUFReader(path).tensors[0].data_offset
+        raw[start:] = np.frombuffer(raw[start:], "<u2").astype(">u2").tobytes()
+        path.write_bytes(raw)
+    (tensor,) = formats.read(str(path)).tensors
+    expected = gguf.quants.dequantize(packed(VALUES, "BF16"), gguf.GGMLQuantizationType.BF16)
+    assert (tensor.dtype, tensor.nbytes) == ("bfloat16", VALUES.size * 2)
+    assert np.array_equal(all_values(tensor.data).reshape(VALUES.shape), expected)
+
+
+def test_the_sizes_of_blocks_are_the_librarys():
+    """Every type that the installed package knows, by number, and none that is gone from ggml since is another now."""
+    gguf = pytest.importorskip("gguf")
+    for kind, sizes in gguf.GGML_QUANT_SIZES.items():
+        if kind.value in _ggml.PLAIN:
+            assert (1, _ggml.PLAIN[kind.value][1]) == sizes
+        else:
+            assert _ggml.QUANTIZED[kind.value] == kind.name.lower()
+            assert _ggml.BLOCKS[kind.name.lower()] == sizes
+    assert set(_ggml.QUANTIZED.values()) == set(_ggml.BLOCKS)
+
+
+@pytest.mark.parametrize("name", [name for name in _ggml.BLOCKS if not name.startswith("q4_0_")])
+def test_quantized_tensors_are_those_of_the_library(name, tmp_path):
+    """Shape and elements are of the values, bytes those of the blocks; values are what the library makes of them."""
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    path = written(tmp_path / "m.gguf", {"a": VALUES[:1], "w": (VALUES, name.upper())})
+    tensor = formats.read(str(path)).tensors[1]
+    values, size = _ggml.BLOCKS[name]
+    assert (tensor.dtype, tensor.shape, tensor.elements) == (name, VALUES.shape, VALUES.size)
+    assert tensor.nbytes == VALUES.size // values * size == gguf.GGUFReader(path).tensors[1].n_bytes
+    assert tensor.note == f"{values} values in {size} bytes"
+    assert (tensor.kind, tensor.evidence, tensor.saved) == (Kind.PARAMETER, Evidence.ASSUMED, True)
+    stored = blocks.as_stored(tensor.data).storage
+    assert path.read_bytes()[stored.offset :][: stored.length] == packed(VALUES, name.upper()).tobytes()
+    if name not in ("q8_1", "q8_k", "q1_0"):  # of which the library does not know the way back
+        with np.errstate(all="ignore"):
+            expected = gguf.quants.dequantize(packed(VALUES, name.upper()), kind)
+        assert np.array_equal(all_values(tensor.data).reshape(VALUES.shape), expected, equal_nan=True)
+
+
+def test_metadata_is_told(tmp_path):
+    """Numbers and texts as they are, short arrays as JSON writes them, longer ones as what they hold and a digest."""
+    path = written(
+        tmp_path / "m.gguf",
+        {"w": VALUES},
+        name="Ünïcode",
+        block_count=2,
+        layer_norm_rms_eps=1e-5,
+        chat_template="{{ x }}" * 900,
+        token_list=([f"token {n}" for n in range(500)],),
+        token_scores=([0.5] * 500,),
+        array=("general.tags", ["a", "b"]),
+        bool=("general.ok", True),
+        uint64=("general.huge", 2**64 - 1),
+        float64=("general.precise", 0.1),
+        float32=("general.endless", float("inf")),
+    )
+    metadata = dict(formats.read(str(path)).metadata)
+    tokens, scores = metadata.pop("tokenizer.ggml.tokens"), metadata.pop("tokenizer.ggml.scores")
+    assert tokens.startswith("array of 500 text, sha256 ")
+    assert scores.startswith("array of 500 float32, sha256 ")
+    assert metadata == {
+        "general.architecture": "llama",
+        "general.name": "Ünïcode",
+        "llama.block_count": 2,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.chat_template": "{{ x }}" * 900,
+        "general.tags": '["a", "b"]',
+        "general.ok": True,
+        "general.huge": str(2**64 - 1),
+        "general.precise": 0.1,
+        "general.endless": "inf",
+    }
+
+
+def test_metadata_does_not_depend_on_the_byte_order(tmp_path):
+    """Digests of arrays among it, nor does a value."""
+    keys = {
+        "token_list": ([f"token {n}" for n in range(500)],),
+        "token_scores": ([n / 7 for n in range(500)],),
+        "array": ("general.tags", ["a", "bc"]),
+        "block_count": 77,
+    }
+    one = written(tmp_path / "one.gguf", {"w": VALUES}, False, **keys)
+    two = written(tmp_path / "two.gguf", {"w": VALUES}, True, **keys)
+    assert formats.read(str(one)).metadata == formats.read(str(two)).metadata
+
+
+def test_another_vocabulary_is_another(tmp_path, run):
+    """One token of thousands makes another digest, and a diff says so."""
+    tokens = [f"token {n}" for n in range(5000)]
+    one = written(tmp_path / "one.gguf", {"w": VALUES}, token_list=(tokens,))
+    two = written(tmp_path / "two.gguf", {"w": VALUES}, token_list=([*tokens[:-1], "token x999"],))
+    code, told = run("diff", one, two, "-f", "json")
+    assert code == 1
+    assert [change["key"] for change in json.loads(told)["metadata"]] == ["tokenizer.ggml.tokens"]
+
+
+def test_an_endless_text_is_told_by_its_beginning(tmp_path):
+    """Of a text beyond 64 KiB a digest says the rest."""
+    path = written(tmp_path / "m.gguf", {"w": VALUES}, chat_template="x" * 70_000)
+    told = formats.read(str(path)).metadata["tokenizer.chat_template"]
+    assert told.startswith("70000 characters, sha256 ")
+    assert len(told) < 40_000
+
+
+def test_a_file_of_123_tensors(tmp_path):
+    """Its ninth byte is the brace with which a header of safetensors begins."""
+    path = written(tmp_path / "m.gguf", {f"t{n}": VALUES[:1] for n in range(123)})
+    assert path.read_bytes()[8:9] == b"{"
+    assert formats.read(str(path)).format == "gguf"
+
+
+# --- split files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(tmp_path) -> Path:
+    """A model in three files, in a folder of their own."""
+    (tmp_path / "parts").mkdir()
+    tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
+    written(tmp_path / "parts" / "m.gguf", tensors, split=2, name="Tiny")
+    return tmp_path / "parts"
+
+
+def test_a_folder_of_parts_is_one_model(parts, tmp_path, run):
+    """It has all tensors and the metadata of the first part, differs in nothing from one file, and has its lock."""
+    tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
+    whole = written(tmp_path / "m.gguf", tensors, name="Tiny")
+    state = formats.read(str(parts))
+    assert [tensor.fqn for tensor in state.tensors] == list(tensors)
+    assert state.metadata == {"general.architecture": "llama", "general.name": "Tiny"}
+    assert run("diff", parts, whole)[0] == 0
+    assert run("lock", parts, "-o", tmp_path / "one")[0] == run("lock", whole, "-o", tmp_path / "two")[0] == 0
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_a_part_says_which_it_is(parts):
+    """By itself it is read, and said to be no whole."""
+    state = formats.read(str(parts / "m-00002-of-00003.gguf"))
+    assert [tensor.fqn for tensor in state.tensors] == ["blk.2.w", "blk.3.w"]
+    (odd,) = state.oddities
+    assert odd.message == "part 2 of 3, with 5 tensors in all: name the folder to read all parts as one"
+
+
+def test_a_missing_part_is_named(parts, line):
+    """The series says how many there are."""
+    (parts / "m-00002-of-00003.gguf").unlink()
+    assert line(parts) == "shard m-00002-of-00003.gguf is missing: 2 of 3 are here, by their numbers"
+
+
+def test_parts_of_another_split_are_refused(parts, tmp_path, line):
+    """Files that are numbered alike and say that they are parts of something else."""
+    (tmp_path / "other").mkdir()
+    tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
+    written(tmp_path / "other" / "m.gguf", tensors, split=1)
+    for n in (1, 2, 3):
+        (tmp_path / "other" / f"m-0000{n}-of-00005.gguf").replace(parts / f"m-0000{n}-of-00003.gguf")
+    assert line(parts) == "its files are numbered up to 3, and say that they are 5 parts"
+
+
+# --- quantized values ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quantized(tmp_path) -> tuple[Path, Path, Path]:
+    """A model in Q8_0, the same with one value moved, and the first in float32."""
+    moved = VALUES.copy()
+    moved[2, 100] += 5
+    names = ("a.w", "b.w")
+    one = written(tmp_path / "one.gguf", dict.fromkeys(names, (VALUES, "Q8_0")))
+    two = written(tmp_path / "two.gguf", {"a.w": (VALUES, "Q8_0"), "b.w": (moved, "Q8_0")})
+    return one, two, written(tmp_path / "full.gguf", dict.fromkeys(names, VALUES))
+
+
+def changes(told: str) -> dict[str, dict]:
+    return {one["fqn"]: one for one in json.loads(told)["changes"] if one["status"] != "identical"}
+
+
+def test_a_quantized_tensor_that_changed_is_told_in_numbers(quantized, run):
+    """What was not changed is equal by its bytes; of what was, the values say how much."""
+    code, told = run("diff", *quantized[:2], "-f", "json")
+    assert code == 1
+    (found,) = changes(told).values()
+    assert found["fqn"] == "b.w"
+    assert 1 <= found["values"]["changed"] <= 32
+    assert found["values"]["max_abs"] == pytest.approx(5, abs=0.1)
+    assert found["values"]["elements"] == VALUES.size
+
+
+def test_quantized_is_compared_with_full_within_a_tolerance(quantized, run):
+    """Another dtype is a change; values within the tolerance are none."""
+    one, _, full = quantized
+    code, told = run("diff", one, full, "--atol", "0.05", "-f", "json")
+    assert code == 1
+    assert all(found["fields"] == ["dtype"] for found in changes(told).values())
+    assert run("diff", one, full, "--atol", "0.05", "--ignore", "dtype")[0] == 0
+    assert run("diff", one, full, "--ignore", "dtype")[0] == 1
+
+
+def test_other_bytes_of_the_same_values(tmp_path, run):
+    """A scale of zero makes any codes zeros: no difference, unless bits are asked for."""
+    raw = np.zeros((1, 34), np.uint8)
+    other = raw.copy()
+    other[0, 5] = 9
+    one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
+    gguf = pytest.importorskip("gguf")
+    for path, held in ((one, raw), (two, other)):
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_tensor("w", held, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    assert run("diff", one, two)[0] == 0
+    code, told = run("diff", one, two, "--bitwise", "-f", "json")
+    assert code == 1
+    assert changes(told)["w"]["values"]["reason"].endswith("the values are the same, in other bytes")
+
+
+def test_statistics_and_rules_see_the_values(quantized, run):
+    """`--stats` has their range; an audit of values finds nothing odd about ordinary ones."""
+    code, told = run("inspect", quantized[0], "--stats", "-f", "json")
+    assert code == 0
+    for tensor in json.loads(told)["tensors"]:
+        assert tensor["stats"]["max"] == pytest.approx(VALUES.max(), abs=0.05)
+        assert tensor["stats"]["mean"] == pytest.approx(VALUES.mean(), abs=0.01)
+    code, told = run("audit", quantized[0], "--values", "--ignore", "duplicate-values")
+    assert code == 0, told
+
+
+def test_nan_in_a_scale_is_found(tmp_path, run):
+    """A block whose scale is NaN is 32 of them."""
+    gguf = pytest.importorskip("gguf")
+    raw = packed(VALUES, "Q8_0")
+    raw[1, :2] = (0, 0x7E)
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("w", raw, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    code, told = run("audit", path, "--values", "-f", "json")
+    assert code == 1
+    (finding,) = json.loads(told)["findings"]
+    assert finding["rule"] == "nan"
+    assert "32" in finding["message"]
+
+
+def test_without_the_package_equal_bytes_are_equal(quantized, run, without_gguf):
+    """Neither a copy nor a lock needs it."""
+    one, two, _ = quantized
+    assert run("diff", one, one)[0] == 0
+    code, told = run("diff", one, two, "-f", "json")
+    assert code == 1
+    (found,) = changes(told).values()
+    delta = found["values"]
+    assert found["fqn"] == "b.w"
+    assert delta["changed"] == 32
+    assert delta["max_abs"] is None
+    assert delta["first"] is None
+    assert delta["reason"] == (
+        "all 32 values of a block that differs are counted: its numbers need the package gguf: "
+        "pip install 'statecli[gguf]'"
+    )
+
+
+def test_without_the_package_what_needs_numbers_says_so(quantized, run, without_gguf):
+    """A tolerance, another type and statistics: neither equal nor different is known, and the package is named."""
+    one, two, full = quantized
+    hint = "its numbers need the package gguf: pip install 'statecli[gguf]'"
+    for arguments in ((one, two, "--atol", "9"), (one, full)):
+        code, told = run("diff", *arguments)
+        assert code == 2
+        assert hint in told
+    code, told = run("inspect", one, "--stats", "-f", "json")
+    assert code == 0
+    assert {tensor["stats"]["reason"] for tensor in json.loads(told)["tensors"]} == {hint}
+    code, told = run("audit", one, "--values", "-f", "json")
+    assert code == 1
+    assert {finding["rule"] for finding in json.loads(told)["findings"]} == {"unread-values", "duplicate-values"}
+
+
+def test_a_lock_does_not_depend_on_the_package(quantized, run, tmp_path, request):
+    """The digest is of the bytes that are stored."""
+    assert run("lock", quantized[0], "-o", tmp_path / "with")[0] == 0
+    request.getfixturevalue("without_gguf")
+    assert run("lock", quantized[0], "-o", tmp_path / "without")[0] == 0
+    assert (tmp_path / "with").read_bytes() == (tmp_path / "without").read_bytes()
+    code, told = run("audit", quantized[1], "--lock", tmp_path / "with", "-f", "json")
+    assert code == 1
+    assert [finding["fqn"] for finding in json.loads(told)["findings"]] == ["b.w"]
+
+
+def test_a_move_takes_the_blocks_as_they_are(quantized, run):
+    """What loads them moves bytes, and no floats."""
+    code, told = run("inspect", quantized[0], "--to", "cpu", "-f", "json")
+    assert code == 0
+    assert all(tensor["after"]["followed"] for tensor in json.loads(told)["tensors"])
+
+
+def test_blocks_in_big_endian_order_are_not_read(tmp_path, run):
+    """Which bytes of them are turned round is the writer's choice: no value, and no comparison."""
+    path = written(tmp_path / "m.gguf", {"w": (VALUES, "Q8_0")}, big=True)
+    (tensor,) = formats.read(str(path)).tensors
+    assert tensor.data is None
+    assert tensor.note == "32 values in 34 bytes, in big-endian order: not read"
+    assert run("diff", path, written(tmp_path / "n.gguf", {"w": (VALUES, "Q8_0")}))[0] == 2
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+def text(held: str | bytes) -> bytes:
+    raw = held.encode() if isinstance(held, str) else held
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def key(name: str | bytes, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+def tensor(name: str | bytes, dims: list[int], kind: int = 0, offset: int = 0) -> bytes:
+    shape = struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
+    return text(name) + shape + struct.pack("<IQ", kind, offset)
+
+
+def raw_file(keys=(), tensors=(), data=b"", version=3, counts=None) -> bytes:
+    """A file, byte by byte; the data begin at a multiple of 32."""
+    head = b"GGUF" + struct.pack("<IQQ", version, *(counts or (len(tensors), len(keys))))
+    head += b"".join((*keys, *tensors))
+    return head + bytes(-len(head) % 32) + data
+
+
+def built(folder: Path, *arguments, **more) -> Path:
+    path = folder / "m.gguf"
+    path.write_bytes(raw_file(*arguments, **more))
+    return path
+
+
+U32 = struct.pack("<I", 7)
+HUGE = struct.pack("<Q", 2**60)
+ENDS = "the file has {}: truncated or damaged; copy or download it again"
+#: What is wrong -> the file, and what is said of it.
+REFUSED = {
+    "version 1": (
+        raw_file(version=1),
+        "is of GGUF version 1 (August 2023), which nothing reads any more: convert the model again with llama.cpp",
+    ),
+    "version 4": (
+        raw_file(version=4),
+        "is of GGUF version 4, and statecli reads 2 and 3: written by a newer llama.cpp?",
+    ),
+    "absurd version": (
+        raw_file(version=99_999_999),
+        "is of GGUF version 99999999, and statecli reads 2 and 3: its header is damaged?",
+    ),
+    "magic alone": (b"GGUF", "its version ends at byte 8, " + ENDS),
+    "no counts": (b"GGUF\3\0\0\0", "the number of its tensors ends at byte 16, " + ENDS),
+    "2^60 tensors": (
+        raw_file(counts=(2**60, 0)),
+        f"its header claims {2**60} tensors and 0 keys, more than 1000000 and 100000",
+    ),
+    "2^60 keys": (
+        raw_file(counts=(0, 2**60)),
+        f"its header claims 0 tensors and {2**60} keys, more than 1000000 and 100000",
+    ),
+    "more tensors than lines": (
+        raw_file((), [tensor("w", [8])], counts=(9, 0)),
+        "the line of tensor 2 of 9 ends at byte 65, " + ENDS,
+    ),
+    "endless key": (raw_file([HUGE]), f"metadata key 1 of 1 ends at byte {32 + 2**60}, " + ENDS),
+    "endless text": (raw_file([key("k", 8, HUGE)]), f"metadata 'k' ends at byte {45 + 2**60}, " + ENDS),
+    "endless array": (
+        raw_file([key("k", 9, struct.pack("<IQ", 4, 2**60))]),
+        f"metadata 'k' ends at byte {49 + 2**62}, " + ENDS,
+    ),
+    "endless array of texts": (
+        raw_file([key("k", 9, struct.pack("<IQ", 8, 2**60))]),
+        "metadata 'k' ends at byte 65, " + ENDS,
+    ),
+    "text of an array that ends nowhere": (
+        raw_file([key("k", 9, struct.pack("<IQ", 8, 2) + HUGE)]),
+        f"metadata 'k' ends at byte {57 + 2**60 + 8}, " + ENDS,
+    ),
+    "arrays in arrays": (
+        raw_file([key("k", 9, struct.pack("<IQ", 9, 1) * 50)]),
+        "metadata 'k': arrays in arrays, more than 8 deep",
+    ),
+    "unknown type of a key": (
+        raw_file([key("k", 13, U32)]),
+        "metadata 'k': its type 13 is unknown: written by a newer llama.cpp, or damaged",
+    ),
+    "unknown type of an array": (
+        raw_file([key("k", 9, struct.pack("<IQ", 77, 99))]),
+        "metadata 'k': its type 77 is unknown: written by a newer llama.cpp, or damaged",
+    ),
+    "name of a key that is no text": (
+        raw_file([key(b"\xff\xfe", 4, U32)]),
+        "metadata key 1 of 1: its name is no UTF-8 near byte 0",
+    ),
+    "name that is no text": (
+        raw_file((), [tensor(b"w\xff", [8])], bytes(32)),
+        "the line of tensor 1 of 1: its name is no UTF-8 near byte 1",
+    ),
+    "alignment 0": (
+        raw_file([key("general.alignment", 4, bytes(4))]),
+        "its general.alignment is 0, no power of two",
+    ),
+    "alignment 24": (
+        raw_file([key("general.alignment", 4, struct.pack("<I", 24))]),
+        "its general.alignment is 24, no power of two",
+    ),
+    "alignment in words": (
+        raw_file([key("general.alignment", 8, text("32"))]),
+        "its general.alignment is '32', no power of two",
+    ),
+    "a name twice": (raw_file((), [tensor("w", [8]), tensor("w", [8], 0, 32)], bytes(64)), "w: is there twice"),
+    "2^32 dimensions": (
+        raw_file((), [text("w") + struct.pack("<I", 2**32 - 1) + bytes(40)]),
+        "w: claims 4294967295 dimensions: ggml has 4 at most",
+    ),
+    "2^66 elements": (
+        raw_file((), [tensor("w", [2**33, 2**33])], bytes(32)),
+        "w: shape [8589934592, 8589934592] is impossible: 2^63 elements or more",
+    ),
+    "a dimension of 2^64 - 1": (
+        raw_file((), [tensor("w", [2**64 - 1, 0])]),
+        "w: shape [0, 18446744073709551615] is impossible: 2^63 elements or more",
+    ),
+    "overlap": (
+        raw_file((), [tensor("v", [16]), tensor("w", [8], 0, 32)], bytes(64)),
+        "w: its bytes 32 to 64 overlap 0 to 64 of v",
+    ),
+    "the same bytes": (
+        raw_file((), [tensor("v", [8]), tensor("w", [8])], bytes(32)),
+        "w: its bytes 0 to 32 overlap 0 to 32 of v",
+    ),
+    "truncated": (
+        raw_file((), [tensor("w", [8])], bytes(20)),
+        "w: ends at byte 96, the file has 84: truncated, 12 bytes are missing; copy or download it again",
+    ),
+    "an offset beyond the file": (
+        raw_file((), [tensor("w", [8], 0, 2**63)], bytes(32)),
+        f"w: ends at byte {64 + 2**63 + 32}, the file has 96: truncated, {2**63} bytes are missing; "
+        "copy or download it again",
+    ),
+    "escapes in a name": (
+        raw_file((), [tensor("w\x1b[31m\n", [2**63])]),
+        "w\\x1b[31m\\n: shape [9223372036854775808] is impossible: 2^63 elements or more",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_that_lies_is_refused(case, tmp_path, line):
+    """One line says what it claims and what it has, and nothing is allocated for a claim."""
+    raw, expected = REFUSED[case]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(raw)
+    assert line(path) == expected.replace("{}", str(len(raw)))
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path, line):
+    """A download may stop at any byte: no beginning of a file is a model."""
+    whole = raw_file(
+        [key("general.name", 8, text("x")), key("k", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b"))],
+        [tensor("v", [8]), tensor("w", [32, 2], 8, 32)],
+        bytes(32 + 68),
+    )
+    path = tmp_path / "m.gguf"
+    path.write_bytes(whole)
+    assert len(formats.read(str(path)).tensors) == 2
+    for end in range(1, len(whole)):
+        path.write_bytes(whole[:end])
+        assert line(path)
+
+
+UNREAD = {
+    "type 99": (tensor("w", [32], 99, 32), "w: type 99 is unknown: written by a newer llama.cpp?"),
+    "rows": (tensor("w", [33], 8, 32), "w: q8_0 [33]: its rows are no whole blocks of 32 values"),
+    "scalar": (tensor("w", [], 8, 32), "w: q8_0 []: its rows are no whole blocks of 32 values"),
+}
+
+
+@pytest.mark.parametrize("case", UNREAD)
+def test_a_tensor_that_cannot_be_read_spoils_itself_alone(case, tmp_path, inspect):
+    """The others are listed, and the line for it makes the exit code 2."""
+    entry, expected = UNREAD[case]
+    path = built(tmp_path, (), [tensor("v", [8]), entry, tensor("x", [8], 0, 96)], bytes(128))
+    code, out, err = inspect(path, "-f", "plain")
+    assert code == 2
+    assert err == f"statecli: {path}: {expected}\n"
+    assert [row.split("\t")[0] if "\t" in row else row.split()[1] for row in out.splitlines()[1:4]] == ["v", "w", "x"]
+
+
+def odd(path: Path) -> list[str]:
+    return [one.message for one in formats.read(str(path)).oddities]
+
+
+def test_bytes_of_nobody_are_told(tmp_path, run):
+    """Between the tensors, behind the header and behind the last: an audit finds them."""
+    path = built(tmp_path, (), [tensor("v", [8], 0, 64), tensor("w", [8], 0, 160)], bytes(192))
+    assert odd(path) == ["128 bytes behind the header and 1 other tensors belong to no tensor"]
+    path.write_bytes(path.read_bytes() + b"x" * 100)
+    assert odd(path)[1] == "100 bytes follow the last tensor, w"
+    code, told = run("audit", path, "-f", "json")
+    assert code == 1
+    assert {finding["rule"] for finding in json.loads(told)["findings"]} == {"unused-bytes", "trailing-bytes"}
+
+
+def test_padding_is_nobodys_and_ordinary(tmp_path):
+    """Up to the alignment, which the file may set, also behind the last tensor."""
+    keys = [key("general.alignment", 4, struct.pack("<I", 64))]
+    head = raw_file(keys, [tensor("v", [3]), tensor("w", [3], 0, 64)])
+    path = tmp_path / "m.gguf"
+    path.write_bytes(head + bytes(-len(head) % 64) + bytes(128))
+    assert odd(path) == []
+
+
+def test_a_tensor_that_lies_askew_is_read(tmp_path):
+    """llama.cpp refuses it; its values are there all the same."""
+    path = built(tmp_path, (), [tensor("w", [2], 0, 4)], struct.pack("<3f", 0, 1, 2))
+    assert odd(path) == ["begin at no multiple of 32, so that llama.cpp refuses them: w"]
+    assert all_values(formats.read(str(path)).tensors[0].data).tolist() == [1.0, 2.0]
+
+
+def test_a_key_set_twice_is_told(tmp_path):
+    """Readers disagree on which counts; the last does here."""
+    path = built(tmp_path, [key("k", 4, U32), key("k", 4, bytes(4))])
+    assert odd(path) == ["its metadata sets 'k' twice"]
+    assert formats.read(str(path)).metadata == {"k": 0}
+
+
+def test_a_vocabulary_alone_has_no_tensors(tmp_path):
+    """Files of llama.cpp's tests are such: there is metadata, and nothing else."""
+    state = formats.read(str(built(tmp_path, [key("k", 4, U32)])))
+    assert (state.tensors, dict(state.metadata)) == ((), {"k": 7})
+
+
+def test_text_that_is_none_is_escaped(tmp_path):
+    """A value need not be UTF-8 to be told, a name need."""
+    state = formats.read(str(built(tmp_path, [key("k", 8, text(b"a\xff"))])))
+    assert state.metadata == {"k": "a\\xff"}
+
+
+def test_an_attack_in_the_metadata_is_inert(tmp_path, run):
+    """A pickle in a text is bytes to llama.cpp and to statecli."""
+    marker = tmp_path / "ran"
+    payload = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
+    path = built(tmp_path, [key("k", 8, text(payload))], [tensor("w", [8])], struct.pack("<8f", *range(8)))
+    assert run("inspect", path)[0] == 0
+    assert run("audit", path, "--values")[0] in (0, 1)
+    assert not marker.exists()
