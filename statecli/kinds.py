@@ -162,9 +162,10 @@ def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Ten
 
     By name, if it saved names, and all of them are there. Else by shape: its ids stand in the order of
     `parameters()`, so a group is a subsequence of the entries. Where the leftmost and the rightmost way to lay it
-    agree, there is no other way. Half of the entries at least must be accounted for, and half of the ids must have a
-    shape, more than one of them: an optimizer of something else that is not in the file would fit a few entries of any
-    model. A group that comes after another and fits only before it is no evidence: it may be of a loss that learns.
+    agree, there is no other way. safetensors sorts its entries: there the number of each shape must tell. Half of the
+    entries at least must be accounted for, and half of the ids must have a shape, more than one of them: an optimizer
+    of something else that is not in the file would fit a few entries of any model. A group that comes after another
+    and fits only before it is no evidence: it may be of a loss that learns.
     """
     names = {name for group in optimizer.groups for name in group.names or _texts(group.params)}
     if names:
@@ -177,6 +178,9 @@ def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Ten
     few = len(shapes) < len(rows) and (2 * len(shapes) < len(rows) or len(known) < 2)
     if not shapes or 2 * len(known) < len(shapes) or few:
         return set()
+    if not any(tensors[n].device for n in rows):
+        found = _by_count(optimizer, rows, tensors)
+        return found | {second for first in found for second in ties.get(first, ())}
     laid = [_laid(group, [tensors[n].shape for n in rows]) for group in optimizer.groups if group.shapes]
     fits = [ways for ways in laid if ways is not None]
     if len(fits) < len(laid):
@@ -188,6 +192,22 @@ def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Ten
         pairs = (pair for left, right in in_order for pair in zip(left, right, strict=True))
         found = {rows[left] for left, right in pairs if left == right}
     return found | {second for first in found for second in ties.get(first, ())}
+
+
+def _by_count(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
+    """Those that it trains of entries whose order says nothing, as in safetensors, which sorts them.
+
+    Of each shape of which it trains as many tensors as there are, all; and all there are, where it trains so many and
+    has no shape of some, having met no gradient of theirs.
+    """
+    claimed = [shape for group in optimizer.groups for shape in group.shapes]
+    trained, held = Counter(claimed), Counter(tensors[n].shape for n in rows)
+    unknown = trained.pop(None, 0)
+    if trained - held:
+        return set()
+    if len(claimed) == len(rows):
+        return set(rows)
+    return set() if unknown else {n for n in rows if trained[tensors[n].shape] == held[tensors[n].shape]}
 
 
 def _texts(params: Iterable[int | str]) -> list[str]:

@@ -64,6 +64,30 @@ def of_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Odd
     return replace(state, sections=(section,), tensors=tensors), [Oddity("sections-left-out", message)]
 
 
+def of_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelState, ModelState], list[Oddity]]:
+    """Both; of a training's folder the models alone where the other side has nothing else, with a note of the rest."""
+    both = _apart(before, after), _apart(after, before)
+    notes = []
+    for whole, kept in zip((before, after), both, strict=True):
+        left = [section for section in whole.sections if section not in kept.sections]
+        if left:
+            message = f"{', '.join(left)} of {whole.target}: left out, for the other side holds a model alone"
+            notes.append(Oddity("sections-left-out", message))
+    return both, notes
+
+
+def _apart(state: ModelState, other: ModelState) -> ModelState:
+    """The folder's models; all of it where it is none, or the other side has more than models too."""
+    of_model = [tensor for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS]
+    is_folder = state.format.startswith("trainer ")
+    if not is_folder or not of_model or any(tensor.kind not in kinds.MODEL_KINDS for tensor in other.tensors):
+        return state
+    held = {tensor.section for tensor in of_model}
+    return replace(
+        state, tensors=tuple(of_model), sections=tuple(section for section in state.sections if section in held)
+    )
+
+
 class Loaded(msgspec.Struct, frozen=True):
     """What must be said of a load: what a strict one objects to, what its hooks make good, and what cannot be told."""
 

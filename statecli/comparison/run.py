@@ -220,7 +220,8 @@ class _Comparison:
 
     def _of_files(self) -> tuple[ModelState, ModelState]:
         """Both; of a module pickled whole what its state_dict would hold, where the other side has no such module."""
-        both = self.before, self.after
+        both, apart = loading.of_folders(self.before, self.after)
+        self.notes += apart
         if self.any_class or all(state.whole_modules for state in both):
             return both
         (before, notes), (after, more) = (loading.expected(one) if one.whole_modules else (one, []) for one in both)

@@ -61,19 +61,22 @@ def changed_scalars(
         first, second = _told_by_both(first, second), _told_by_both(second, first)
     found: list[ScalarChange] = []
     passed: list[str] = []
+    beside = _files_beside(before) | _files_beside(after)
     keys = list(dict.fromkeys((*first, *second)))
     for key in keys:
         if key in first and key in second and same(first[key], second[key]):
             continue
         if (key not in second and key in _own(before, after)) or (key not in first and key in _own(after, before)):
-            passed.append(key)
+            file, dot, _ = key.partition(".")
+            passed.append(f"{file}.*" if dot and file in beside else key)
         else:
             found.append(_change(key, first, second))
     return kinds + found, keys, [*_passed(passed), *_of_modules((*of_one, *of_two))]
 
 
 def _passed(keys: Sequence[str]) -> list[Oddity]:
-    message = f"only one side's format records {_shown.names(keys)}: no difference"
+    """`keys` may name one again and again: a file beside the weights stands for all that it says."""
+    message = f"only one side's format records {_shown.names(list(dict.fromkeys(keys)))}: no difference"
     return [Oddity("format-metadata", message)] if keys else []
 
 
@@ -194,9 +197,17 @@ def _own(state: ModelState, other: ModelState) -> frozenset[str]:
         own |= _OF_SAFETENSORS | frozenset(dropped)
     if "gguf" in state.format and "gguf" not in other.format:
         own |= state.metadata.keys()
-    if state.format.startswith("sharded") and not other.format.startswith("sharded"):
+    if "sharded" in state.format and "sharded" not in other.format:
         own |= _OF_INDEX
+    beside = tuple(f"{name}." for name in _files_beside(state))
+    if beside and not _files_beside(other):
+        own |= frozenset(key for key in state.metadata if key.startswith(beside))
     return own
+
+
+def _files_beside(state: ModelState) -> frozenset[str]:
+    """Of a folder the files beside the weights that have settings; one file has none beside it."""
+    return state.metadata.beside if isinstance(state.metadata, Settings) else frozenset()
 
 
 def _same(before: Scalar, after: Scalar) -> bool:

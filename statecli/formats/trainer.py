@@ -124,7 +124,11 @@ def _joined(model: ModelState, parts: list[tuple[str, ModelState]]) -> ModelStat
     states = [model, *(state for _, state in parts)]
     settings = Settings.of(model.metadata)
     for name, state in parts:
-        settings.put_below(os.path.splitext(name)[0], state.metadata)
+        # `format` says the same of each file of safetensors.
+        own = Settings.of(state.metadata)
+        if own.get("format") == model.metadata.get("format"):
+            own.pop("format", None)
+        settings.put_below(os.path.splitext(name)[0], own)
     formats = dict.fromkeys(state.format for state in states if state.format != NAME)
     return replace(
         model,
