@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from statecli.errors import MalformedError, MissingShard, UnreadableError
 from statecli.formats import _folder, _shown
 from statecli.formats._graph import mapping, named, sequence
+from statecli.formats._ranks import lost, noted
 from statecli.formats._source import Source
 from statecli.formats._zero import MASTER, Optimizer, Owner, Part, Piece, Rank, Shape, joined, rank_of, shapes_of
 from statecli.state import Evidence, Kind, ModelState, Oddity, Scalar, TensorInfo
@@ -59,16 +60,8 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 def _tags(path: str) -> list[str]:
     """The folders in it that hold a rank's model."""
-    found = []
-    try:
-        with os.scandir(path) as entries:
-            inner = sorted(one.name for one in entries if one.is_dir())[: _folder.MAX_INNER]
-    except OSError:
-        return []
-    for name in inner:
-        if any(map(_MODEL.fullmatch, _folder.files(os.path.join(path, name)))):
-            found.append(name)
-    return found
+    inner = _folder.folders(path)[: _folder.MAX_INNER]
+    return [name for name in inner if any(map(_MODEL.fullmatch, _folder.files(os.path.join(path, name))))]
 
 
 def _tag(path: str) -> str:
@@ -228,16 +221,22 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     Raises UnreadableError where no rank's model can be read; what is missing of the rest is `damage` of its tensors.
     """
     found, others = _files(path, _tag(path))
-    states = []
+    states, rows = [], []
     for mp, files in found.items():
         prefix = f"mp_rank_{mp:02d}." if len(found) > 1 else ""
-        states.append(_of_rank(Owner(path, prefix), files))
-    state = states[0] if len(states) == 1 else _beside(states)
-    oddities = [*state.oddities, *_incomplete(state, len(found))]
+        try:
+            states.append(_of_rank(Owner(path, prefix), files))
+        except UnreadableError as error:
+            rows.append(lost("module", f"{prefix}module", f"{path}: {error}"))
+            if len(rows) == len(found):
+                raise
+    state = _beside(states, len(found))
+    rows += _missing(state, len(found))
     if others:
         what = f"files of experts and of pipeline stages are not put together; name one: {_shown.names(others)}"
-        oddities.append(Oddity("not-read", what))
-    return replace(state, oddities=tuple(oddities))
+        state = replace(state, oddities=(*state.oddities, Oddity("not-read", what)))
+    sections = dict.fromkeys((*state.sections, *(row.section for row in rows)))
+    return replace(state, tensors=(*state.tensors, *rows), sections=tuple(sections))
 
 
 def _of_rank(owner: Owner, files: Files) -> ModelState:
@@ -260,7 +259,12 @@ def _of_rank(owner: Owner, files: Files) -> ModelState:
         tensors,
         tuple(dict.fromkeys(tensor.section for tensor in tensors)),
         {f"{owner.prefix}{key}": value for key, value in settings.items()},
-        (*_noted(read), *_missed(owner, optimizer, models, failed), *optimizer.odd, *_version(rank)),
+        (
+            *noted({one.name: one.state for one in read}),
+            *_missed(owner, optimizer, models, failed),
+            *optimizer.odd,
+            *_version(rank),
+        ),
         tuple(dict.fromkeys(one for each in read for one in each.state.globals)),
         (),
         tuple(replace(one, section=f"{owner.prefix}{one.section}") for one in rank.state.state_dicts),
@@ -339,16 +343,6 @@ def _frozen(
         yield joined(Part(name, shape, tuple(pieces), wrong), found, owner, "module")
 
 
-def _noted(ranks: list[Rank]) -> list[Oddity]:
-    """What was odd of the files, once where it is the same in several."""
-    files: dict[Oddity, list[str]] = {}
-    for rank in ranks:
-        for odd in rank.state.oddities:
-            files.setdefault(odd, []).append(rank.name)
-    more = {odd: f" and {len(names) - 1} more" if len(names) > 1 else "" for odd, names in files.items()}
-    return [replace(odd, message=f"{names[0]}{more[odd]}: {odd.message}") for odd, names in files.items()]
-
-
 def _missed(owner: Owner, optimizer: Optimizer, models: dict[int, Rank], failed: dict[int, str]) -> Iterator[Oddity]:
     where = f" of {owner.prefix[:-1]}" if owner.prefix else ""
     if optimizer.missing:
@@ -374,22 +368,26 @@ def _version(rank: Rank) -> Iterator[Oddity]:
         yield Oddity("deepspeed-version", f"ds_version is {_shown.value(version)}: statecli knows up to {known}")
 
 
-def _beside(states: list[ModelState]) -> ModelState:
+def _beside(states: list[ModelState], ranks: int) -> ModelState:
     """Model-parallel ranks: each has its own part of the tensors, which of them is not written anywhere."""
+    if ranks == 1:
+        return states[0]
+    apart = Oddity("model-parallel", f"{ranks} model-parallel ranks, each with parts of the tensors: not merged")
     return replace(
         states[0],
         tensors=tuple(tensor for state in states for tensor in state.tensors),
         sections=tuple(section for state in states for section in state.sections),
         metadata={key: value for state in states for key, value in state.metadata.items()},
-        oddities=tuple(odd for state in states for odd in state.oddities),
+        oddities=(*(odd for state in states for odd in state.oddities), apart),
         globals=tuple(dict.fromkeys(one for state in states for one in state.globals)),
         state_dicts=tuple(one for state in states for one in state.state_dicts),
     )
 
 
-def _incomplete(state: ModelState, ranks: int) -> Iterator[Oddity]:
+def _missing(state: ModelState, ranks: int) -> list[TensorInfo]:
+    """A row for the model-parallel ranks that are not here."""
     claimed = next((value for key, value in state.metadata.items() if key.endswith("mp_world_size")), None)
-    if type(claimed) is int and claimed > ranks:
-        yield Oddity("missing-rank", f"mp_world_size is {claimed}, the files of {ranks} model-parallel ranks are here")
-    elif ranks > 1:
-        yield Oddity("model-parallel", f"each of {ranks} model-parallel ranks has its part of the tensors: not merged")
+    if type(claimed) is not int or claimed <= ranks:
+        return []
+    why = f"mp_world_size is {claimed}, the files of {ranks} model-parallel ranks are here; copy the others"
+    return [lost("module", "mp_rank", f"{state.target}: {why}")]

@@ -12,8 +12,8 @@ import torch
 from statecli import formats
 from statecli.errors import UnreadableError
 
+from . import test_megatron, zero
 from . import test_same_everywhere as same
-from . import zero
 
 
 def zero_2(folder: Path) -> Path:
@@ -26,6 +26,11 @@ def zero_3(folder: Path) -> Path:
     return zero.write(folder / "zero", 3, PARTED, buffers={"n": torch.arange(2)}, frozen={"f": torch.ones(3)})
 
 
+def megatron(folder: Path) -> Path:
+    """Two tensor-parallel ranks."""
+    return test_megatron.write(folder / "run")
+
+
 PARTED = [{"a": torch.ones(3, 3), "b": torch.ones(2)}, {"c": torch.ones(5)}]
 
 #: Each writes a small checkpoint of its format and gives what to name: a file or a folder.
@@ -34,6 +39,7 @@ SEEDS = (
     *same.WRITERS,
     zero_2,
     zero_3,
+    megatron,
 )
 #: Damaged copies of each.
 DAMAGED = 150

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import formats
-from statecli.errors import UnreadableError
 from statecli.formats import _scan
 from statecli.state import Evidence, Kind
 from statecli.values.read import all_values
@@ -379,9 +378,23 @@ def test_model_parallel_ranks_stay_apart(tmp_path):
     assert state.sections[0] == "mp_rank_00.module"
     assert "mp_rank_01.optimizer.fp32" in state.sections
     assert [odd.name for odd in state.oddities] == ["model-parallel"]
-    (files / "mp_rank_01_model_states.pt").unlink()
-    with pytest.raises(UnreadableError):
-        formats.read(str(folder))
+
+
+def test_a_missing_model_parallel_rank_is_a_row(statecli, tmp_path):
+    """By its model, which names what the other files hold, or by the number of ranks that the others say there are."""
+    folder = zero.write(tmp_path / "zero", 2, net())
+    files = folder / "global_step2"
+    model = files / "mp_rank_00_model_states.pt"
+    shutil.copy(optimizer(folder, 0), files / "zero_pp_rank_0_mp_rank_01_optim_states.pt")
+    result = statecli("inspect", str(folder))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith(f"statecli: {folder}: no *_model_states.pt is here: ")
+    assert "mp_rank_00.optimizer.fp32" in result.out
+    (files / "zero_pp_rank_0_mp_rank_01_optim_states.pt").unlink()
+    edited(model, lambda held: held.update(mp_world_size=4))
+    result = statecli("inspect", str(folder))
+    said = "mp_world_size is 4, the files of 1 model-parallel ranks are here; copy the others"
+    assert (result.code, result.err) == (2, f"statecli: {folder}: {said}\n")
 
 
 def test_weights_beside_it_are_the_folder(tmp_path):

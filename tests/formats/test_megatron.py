@@ -1,0 +1,156 @@
+"""Megatron's folders, as its checkpointing.py lays them out: ranks side by side, none of them merged by guess."""
+
+from __future__ import annotations
+
+import shutil
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from statecli import formats
+from statecli.formats import _scan
+from statecli.values.read import all_values
+
+from . import attacks
+
+
+def rank(number: int, dtype: torch.dtype = torch.bfloat16, *, tensor: int = 2, stages: int = 1) -> dict[str, object]:
+    """What one rank saves: its part of each weight, its optimizer's states, the run's arguments."""
+    model = {
+        "embedding.word_embeddings.weight": torch.full((4, 8), float(number), dtype=dtype),
+        "decoder.layers.0.self_attention.linear_qkv.weight": torch.full((6, 8), number + 0.5, dtype=dtype),
+    }
+    state = {0: {"exp_avg": torch.ones(4, 8), "exp_avg_sq": torch.ones(4, 8)}}
+    return {
+        "args": Namespace(tensor_model_parallel_size=tensor, pipeline_model_parallel_size=stages, num_layers=1),
+        "checkpoint_version": 3.0,
+        "iteration": 10,
+        "model": model,
+        "optimizer": {"optimizer": {"state": state, "param_groups": [{"lr": 0.01, "params": [0]}]}},
+        "rng_state": [{"torch_rng_state": torch.zeros(8, dtype=torch.uint8)}],
+    }
+
+
+def write(folder: Path, names: tuple[str, ...] = ("mp_rank_00", "mp_rank_01"), **sizes: int) -> Path:
+    """A folder with one iteration."""
+    folder.mkdir()
+    (folder / "latest_checkpointed_iteration.txt").write_text("10")
+    for number, name in enumerate(names):
+        (folder / "iter_0000010" / name).mkdir(parents=True)
+        torch.save(rank(number, **sizes), folder / "iter_0000010" / name / "model_optim_rng.pt")
+    return folder
+
+
+def test_ranks_are_sections_of_their_own(tmp_path):
+    """Each with its own values; equal names are no tie and no clash."""
+    folder = write(tmp_path / "run")
+    for target in (folder, folder / "iter_0000010"):
+        state = formats.read(str(target))
+        assert state.format == "megatron"
+        held = {(one.section, one.fqn): one for one in state.tensors}
+        for number in range(2):
+            weight = held[f"mp_rank_{number:02d}.model", "embedding.word_embeddings.weight"]
+            assert set(all_values(weight.data)) == {float(number)}
+            assert weight.tied_to == ()
+        assert held["mp_rank_01.optimizer.optimizer", "state[0]['exp_avg']"].shape == (4, 8)
+        assert [odd.name for odd in state.oddities if odd.name != "foreign-globals"] == ["model-parallel"]
+        assert state.metadata["iteration"] == 10
+
+
+def test_one_rank_differs_from_another_by_its_section(statecli, tmp_path):
+    """`#mp_rank_01.model` is a checkpoint like any other."""
+    folder = write(tmp_path / "run")
+    for number in range(2):
+        torch.save(rank(number)["model"], tmp_path / f"{number}.pt")
+        result = statecli("diff", f"{folder}#mp_rank_{number:02d}.model", str(tmp_path / f"{number}.pt"), "-f", "json")
+        assert result.json["summary"]["identical"] == 2
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_missing_rank_is_a_row(statecli, tmp_path, stages):
+    """The arguments say how many there are; what is here is listed, and it ends 2."""
+    names = ("mp_rank_00",) if stages == 1 else ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001")
+    folder = write(tmp_path / "run", names, tensor=2, stages=stages)
+    result = statecli("inspect", str(folder))
+    missing = "mp_rank_01" if stages == 1 else "mp_rank_01_001"
+    said = f"of 2 tensor-parallel ranks in {stages} stages, {len(names)} are here; copy the rest"
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith(f"statecli: {folder}: {missing}: is missing: {said}")
+    assert "embedding.word_embeddings.weight" in result.out
+
+
+def test_a_rank_that_cannot_be_read_is_a_row(statecli, tmp_path):
+    """Cut short, or without its file: the other rank is listed."""
+    folder = write(tmp_path / "run")
+    file = folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt"
+    file.write_bytes(file.read_bytes()[:300])
+    result = statecli("inspect", str(folder))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith(f"statecli: {file}: ")
+    file.unlink()
+    result = statecli("inspect", str(folder))
+    assert result.err == f"statecli: {file.parent}: holds no model_optim_rng.pt: copy it again\n"
+    assert "mp_rank_00.model" in result.out
+
+
+def test_ranks_that_disagree_are_noted(tmp_path):
+    """On a name, and on a dtype."""
+    folder = write(tmp_path / "run")
+    held = rank(1, torch.float32)
+    held["model"]["extra.weight"] = torch.ones(2)
+    torch.save(held, folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt")
+    told = [odd.message for odd in formats.read(str(folder)).oddities if odd.name == "ranks-disagree"]
+    assert told == [
+        "mp_rank_01 has, and mp_rank_00 has not: model.extra.weight",
+        "model.embedding.word_embeddings.weight: ranks disagree on its dtype: bfloat16 in mp_rank_00, "
+        "float32 in mp_rank_01",
+    ]
+
+
+TRACKERS = {
+    "outside": ("../x", "latest_checkpointed_iteration.txt says '../x', neither a number nor 'release'"),
+    "nothing": ("20", "latest_checkpointed_iteration.txt says 20, and no folder iter_0000020 has a rank's files;"),
+    "release": ("release", "latest_checkpointed_iteration.txt says release, and no folder release has a rank's files;"),
+    "long": ("9" * 500, "latest_checkpointed_iteration.txt says 9"),
+}
+
+
+@pytest.mark.parametrize("what", TRACKERS)
+def test_a_tracker_that_leads_nowhere(line, tmp_path, what):
+    """It is text from a file: a number, or one word."""
+    written, said = TRACKERS[what]
+    folder = write(tmp_path / "run")
+    (folder / "latest_checkpointed_iteration.txt").write_text(written)
+    assert line(folder).startswith(said)
+
+
+def test_an_iteration_in_the_distributed_format_is_named(line, tmp_path):
+    """Newer Megatron saves with torch.distributed.checkpoint, in the same folders."""
+    folder = write(tmp_path / "run")
+    shutil.rmtree(folder / "iter_0000010" / "mp_rank_00")
+    shutil.rmtree(folder / "iter_0000010" / "mp_rank_01")
+    (folder / "iter_0000010" / ".metadata").write_bytes(b"x")
+    assert line(folder).endswith(f"name the last of them: {folder / 'iter_0000010'}")
+
+
+def test_flat_buffers_beside_it_are_not_read(tmp_path):
+    """Only the code that wrote them knows their order."""
+    folder = write(tmp_path / "run")
+    (folder / "iter_0000010" / "mp_rank_00" / "distrib_optim.pt").write_bytes(b"x")
+    odd = next(odd for odd in formats.read(str(folder)).oddities if odd.name == "not-read")
+    assert odd.message == "flat buffers of the optimizer, and not read: mp_rank_00/distrib_optim.pt"
+
+
+def test_all_its_pickles_are_scanned(statecli, tmp_path):
+    """An ordinary folder has no finding; a crafted rank is told, and nothing of it runs."""
+    folder = write(tmp_path / "run")
+    assert statecli("audit", str(folder), "--values").code == 0
+    assert len(_scan.scan(str(folder))) == 2
+    mark = tmp_path / "ran"
+    body = attacks.called(attacks.named("os", "system"), attacks.text(f"touch {mark}"))
+    file = folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt"
+    file.write_bytes(attacks.build(attacks.records(attacks.pickled(body))))
+    assert "os.system" in statecli("audit", str(folder)).out
+    assert not mark.exists()
