@@ -20,6 +20,8 @@ from statecli.formats._graph import attributes, mapping, name_of, sequence
 from statecli.formats._pickle import Global, Key, Obj, load
 from statecli.formats._tensors import MAX_DIMENSIONS, MAX_ELEMENTS
 
+#: How the names of such files end.
+METADATA = ".metadata"
 #: Of one `.metadata`, which takes 250 bytes for each chunk.
 MAX_METADATA = 256 * 2**20
 #: How many times as much as of other pickles: 600,000 chunks, of a large model and its optimizer on hundreds of ranks.

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from statecli import formats
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _folder, _json, torch_legacy
+from statecli.formats._dcp_metadata import BUDGET, METADATA
 from statecli.formats._names import Scanner
 from statecli.formats._pickle import OverBudget, TruncatedPickle, without_gc
 from statecli.formats._source import Source
@@ -31,9 +32,10 @@ MAX_INFLATED = 64 * 2**20
 MAX_BYTES = 512 * 2**20
 #: Opcodes of all pickles of one file, at 2 or 3 million a second; a single one has a budget of its own.
 MAX_OPCODES = 30_000_000
-#: Pickles of one file, those inside strings included, and what was looked at because it begins like one.
-MAX_PICKLES = 10_000
-MAX_PIECES = 200_000
+#: Pickles of one file, those inside strings included, and what was looked at because it begins like one. A rank's file
+#: of torch.distributed.checkpoint has an archive of six records for each tensor.
+MAX_PICKLES = 100_000
+MAX_PIECES = 1_000_000
 #: Archives in archives in archives, and pickles in strings of pickles.
 MAX_DEPTH = 4
 _FIRST_WINDOW = 64 * 1024
@@ -274,6 +276,8 @@ class _Scan:
 
     def _run(self, data: bytes, where: str) -> tuple[Scanner, MalformedError | None]:
         scanner, failed = Scanner(data, where), None
+        if self.whole.path.endswith(METADATA):
+            scanner.budget = BUDGET
         try:
             scanner.run(0)
         except MalformedError as error:
