@@ -4,6 +4,7 @@ Importing this package imports nothing. Its modules need numpy (`place` also tor
 
     elements.py   stored bytes -> numbers: every element type torch can save
     read.py       a `TensorData` -> its values, chunk by chunk, in bounded memory; checksums
+    blocks.py     what ggml has quantized: its blocks as they are stored, or what they are worth, by the package gguf
     live.py       a live torch tensor -> the same view of its storage
     stats.py      values -> `Stats`
     facts.py      a checkpoint's tensors -> `Facts` that rules judge; scan.py: of one block, _native.c or numpy

@@ -59,12 +59,26 @@ def dcp(folder: Path) -> Path:
     return folder
 
 
+def gguf(folder: Path) -> Path:
+    """What llama.cpp loads."""
+    library = pytest.importorskip("gguf")
+    writer = library.GGUFWriter(folder / "model.gguf", "llama")
+    for name, tensor in weights().items():
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / "model.gguf"
+
+
 #: Each writes `weights()` by its format's own library, in a folder of its own, and gives what to name.
 WRITERS = (
     torch_zip,
     torch_legacy,
     dcp,
     deepspeed,
+    gguf,
 )
 
 
