@@ -17,9 +17,13 @@ from statecli.errors import UnreadableError
 from statecli.formats import (
     _foreign,
     dcp,
+    dcp_safetensors,
     deepspeed,
+    flax_msgpack,
     gguf,
     megatron,
+    npy,
+    npz,
     safetensors,
     sharded,
     torch_export,
@@ -34,9 +38,19 @@ from statecli.state import ModelState
 
 #: In the order they are asked. A completeness test holds the folder against these tuples.
 #: A GGUF file of 123 tensors begins as a safetensors file may.
-FILES: tuple[ModuleType, ...] = (gguf, safetensors, torch_export, torchscript, torch_zip, torch_legacy)
+FILES: tuple[ModuleType, ...] = (
+    gguf,
+    safetensors,
+    npy,
+    npz,
+    torch_export,
+    torchscript,
+    torch_zip,
+    torch_legacy,
+    flax_msgpack,
+)
 #: The last of them takes every folder.
-FOLDERS: tuple[ModuleType, ...] = (dcp, deepspeed, megatron, trainer, sharded)
+FOLDERS: tuple[ModuleType, ...] = (dcp, dcp_safetensors, deepspeed, megatron, trainer, sharded)
 FORMATS = (*FILES, *FOLDERS)
 
 

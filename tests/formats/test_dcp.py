@@ -235,6 +235,28 @@ def test_what_torch_save_makes_of_a_rank(ranks):
     assert state.tensors[0].note == "DTensor: local shape [3, 3], Shard(0)"
 
 
+def test_shards_of_safetensors(ranks, tmp_path, statecli):
+    """HuggingFaceStorageWriter's shards say where their pieces begin: together they are the model."""
+    state = formats.read(str(ranks / "shards"))
+    whole, found = values(ranks / "apart"), values(ranks / "shards")
+    assert state.format == "dcp-safetensors"
+    assert {t.fqn: t.note for t in state.tensors}["0.weight"] == "3 chunks"
+    assert sorted(found) == sorted(whole)
+    assert all(np.array_equal(found[fqn], whole[fqn]) for fqn in found)
+    assert statecli("diff", str(ranks / "shards"), str(ranks / "apart")).code == 0
+    assert statecli("audit", str(ranks / "shards"), "--values").code == 0
+
+
+def test_shards_of_safetensors_with_a_hole(ranks, tmp_path, statecli):
+    """A shard in the middle that is missing is a hole in each tensor that it had a piece of."""
+    folder = shutil.copytree(ranks / "shards", tmp_path / "shards")
+    (folder / "shard-00002-model-00001-of-00001.safetensors").unlink()
+    result = statecli("inspect", str(folder))
+    assert result.code == 2
+    notes = {t.fqn: t.note for t in formats.read(str(folder)).tensors}
+    assert notes["0.weight"] == "cannot be read: no chunk holds [2:4, 0:7]"
+
+
 # What is refused.
 
 

@@ -72,11 +72,19 @@ def gguf(folder: Path) -> Path:
     return folder / "model.gguf"
 
 
+def dcp_safetensors(folder: Path) -> Path:
+    """The shard that one rank of `HuggingFaceStorageWriter` leaves."""
+    writer = checkpoint.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    checkpoint.save(weights(), storage_writer=writer, no_dist=True)
+    return folder
+
+
 #: Each writes `weights()` by its format's own library, in a folder of its own, and gives what to name.
 WRITERS = (
     torch_zip,
     torch_legacy,
     dcp,
+    dcp_safetensors,
     deepspeed,
     gguf,
 )

@@ -1,0 +1,100 @@
+"""Shards of `torch.distributed.checkpoint.HuggingFaceStorageWriter`: safetensors, each with the pieces of one rank.
+
+`shard-00001-model-00001-of-00001.safetensors` and so on, without an index. The header's `DCP_SHARDING_INFO` says at
+which offset of its tensor each piece begins; the tensor's shape is what the pieces reach, as for torch's own reader,
+and how many shards there were is recorded nowhere. Source: torch/distributed/checkpoint/hf_storage.py of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from math import prod
+from operator import add
+
+from statecli.errors import MalformedError
+from statecli.formats import _folder, _json, _shown
+from statecli.formats._dtypes import BITS, nbytes
+from statecli.formats._tiling import Box as Region
+from statecli.formats._tiling import fault
+from statecli.state import Box, Boxes, ByteRange, ModelState, Oddity, TensorData, TensorInfo
+
+NAME = "dcp-safetensors"
+
+_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+#: The keys of `__metadata__` that torch writes: where the pieces begin, and its version.
+INFO, VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
+
+
+def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
+    """Whether this is a folder of such shards."""
+    return os.path.isdir(path) and bool(members(path))
+
+
+def members(path: str) -> tuple[str, ...]:
+    """The names of the shards. Raises UnreadableError for a folder that cannot be listed."""
+    return tuple(name for name in _folder.files(path) if _SHARD.fullmatch(name))
+
+
+def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
+    """The tensors put together. Raises MalformedError for a shard that does not say where its pieces begin."""
+    names = members(path)
+    pieces: dict[str, list[Box]] = {}
+    metadata = {}
+    for name in names:
+        state = read_file(os.path.join(path, name))
+        starts = _starts(state, name)
+        for tensor in state.tensors:
+            pieces.setdefault(tensor.fqn, []).append(_piece(tensor, starts.get(tensor.fqn), name))
+        metadata.update({key: value for key, value in state.metadata.items() if key not in (INFO, VERSION)})
+    tensors = tuple(_whole(path, fqn, boxes) for fqn, boxes in sorted(pieces.items()))
+    count = f"{len(names)} shard{'s' * (len(names) > 1)}"
+    told = Oddity("shards-uncounted", f"put together from {count}; how many there were is recorded nowhere")
+    return ModelState(path, NAME, tensors, metadata=metadata, oddities=(told,))
+
+
+def _starts(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
+    """Name -> the offset in each dimension at which the shard's piece of it begins."""
+    told = state.metadata.get(INFO)
+    if type(told) is not str:
+        raise MalformedError(f"{name} has no {INFO} in its header: where its pieces belong is not recorded")
+    document, _ = _json.object_of(told.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")
+    found = {}
+    for fqn, entry in document.items():
+        start = entry.get("saved_offsets") if type(entry) is dict else None
+        if type(start) is list and all(type(n) is int and 0 <= n < 2**63 for n in start):
+            found[fqn] = tuple(start)
+    return found
+
+
+def _piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -> Box:
+    data = tensor.data
+    if data is None or start is None or len(start) != len(data.shape):
+        raise MalformedError(f"{_shown.name(tensor.fqn)}: {INFO} of {name} does not say where its piece begins")
+    return Box(start, data)
+
+
+def _whole(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
+    """One tensor of all its pieces; where they leave a hole or overlap, it cannot be read."""
+    dtype = boxes[0].data.dtype
+    regions = [Region(box.start, tuple(map(add, box.start, box.data.shape))) for box in boxes]
+    held = [(box, region) for box, region in zip(boxes, regions, strict=True) if 0 not in box.data.shape]
+    shape = tuple(map(max, zip(*(region.stop for region in regions), strict=False)))
+    wrong = _disagreement(boxes)
+    if wrong is None and 0 not in shape:
+        wrong = fault(shape, [region for _, region in held])
+    if wrong:
+        damage = f"{path}: {_shown.name(fqn)}: {wrong}"
+        return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {wrong}", damage=damage)
+    elements = prod(shape)
+    parts = tuple(box for box, _ in held)
+    where = ByteRange(path, 0, nbytes(dtype, elements), boxes=Boxes(shape, BITS[dtype] // 8, parts))
+    data = parts[0].data if len(parts) == 1 else TensorData(where, dtype, shape)
+    note = f"{len(parts)} chunks" if len(parts) > 1 else None
+    return TensorInfo(fqn, dtype, shape, elements, nbytes(dtype, elements), saved=True, note=note, data=data)
+
+
+def _disagreement(boxes: list[Box]) -> str | None:
+    kinds = list(dict.fromkeys(f"{box.data.dtype} of {len(box.data.shape)} dimensions" for box in boxes))
+    return f"one shard has {kinds[0]}, another {kinds[1]}" if len(kinds) > 1 else None
