@@ -1,0 +1,75 @@
+"""numpy's archives of arrays (`.npz`): a zip archive of `.npy` files, stored (`savez`) or deflated (`savez_compressed`).
+
+Of each array no more than its header is read, or inflated. Format: numpy/lib/_npyio_impl.py of numpy 2.4.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import _npy, _shown
+from statecli.formats._source import Source
+from statecli.formats._zip import DEFLATED, Archive, Record, mentions
+from statecli.state import ByteRange, ModelState, Oddity, Packing, Place, TensorInfo
+
+NAME = "npz"
+
+_SUFFIX = ".npy"
+
+
+def sniff(path: str, head: bytes) -> bool:
+    """Whether it is a zip archive of arrays, and none that torch writes."""
+    return head.startswith(b"PK\3\4") and mentions(path, b".npy") and not mentions(path, b"data.pkl", b"archive_format")
+
+
+def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
+    """The headers of all arrays as a `ModelState`: no device, no requires_grad, since the format records neither.
+
+    Raises UnreadableError and MalformedError, without the path, for a damaged archive; an array that contradicts itself
+    is damaged, and the others are read.
+    """
+    with Source(path) as source:
+        archive = Archive(source)
+        arrays = {name: record for name, record in archive.records.items() if name.endswith(_SUFFIX)}
+        rows: dict[str, TensorInfo] = {}
+        for name, record in arrays.items():
+            fqn = name.removesuffix(_SUFFIX)
+            rows[fqn] = _row(fqn, record, source, archive)
+        oddities = archive.oddities
+        if others := [name for name in archive.records if name not in arrays]:
+            oddities.append(Oddity("no-arrays", f"beside its arrays, and not read: {_shown.names(others)}"))
+        return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities))
+
+
+def _row(fqn: str, record: Record, source: Source, archive: Archive) -> TensorInfo:
+    try:
+        found = _npy.header(lambda length: _head(record, source, length))
+        row = _npy.row(fqn, found, _where(record, source.path, found.element.is_big_endian))
+    except UnreadableError as error:
+        why = str(error)
+        damage = f"{source.path}: {_shown.name(fqn)}: {why}"
+        return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
+    if after := record.size - found.length - row.nbytes:
+        place = Place(source.path, record.data_offset, record.compressed_size)
+        message = f"{after} bytes follow the array {_shown.name(fqn)}: numpy.load does not look at them"
+        archive.oddities.append(Oddity("suffixed", message, fqn, place=place))
+    return row
+
+
+def _where(record: Record, path: str, is_big_endian: bool) -> ByteRange:
+    """The whole record. A recorded checksum of 0 is none."""
+    packing = Packing("deflate", record.compressed_size) if record.method == DEFLATED else None
+    return ByteRange(path, record.data_offset, record.size, record.crc32 or None, is_big_endian, packing)
+
+
+def _head(record: Record, source: Source, length: int) -> bytes:
+    """The first bytes of the record's content; of what is deflated no more than that is inflated."""
+    if record.method != DEFLATED:
+        return source.read(record.data_offset, min(length, record.size))
+    # Deflate never makes more than a few bytes more of what it is given.
+    packed = source.read(record.data_offset, min(length + length // 8 + 64, record.compressed_size))
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, length)
+    except zlib.error as error:
+        raise MalformedError(f"does not inflate: it is damaged: {error}") from error
