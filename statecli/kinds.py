@@ -109,15 +109,28 @@ def _trained(
             sections[tensors[n].section].append(n)
     copies = [rows for section, rows in sections.items() if is_copy(section)]
     originals = [rows for section, rows in sections.items() if not is_copy(section)]
+    whole = [set(rows) - by_convention for rows in sections.values()]
     found: set[int] = set()
-    for optimizer in state.optimizers:
+    together = _all_together(state.optimizers)
+    for optimizer in (*state.optimizers, *together):
         fits = [fit for rows in originals if (fit := _fit(optimizer, rows, by_convention, tensors))]
         fits = fits or [fit for rows in copies if (fit := _fit(optimizer, rows, by_convention, tensors))][:1]
-        if len(fits) == 1:
+        if len(fits) == 1 and (optimizer not in together or fits[0] in whole):
             trained = {_entry(tensors[n]) for n in fits[0]}
             twins = [n for rows in copies if trained <= {_entry(tensors[n]) for n in rows} for n in rows]
             found |= fits[0] | {n for n in twins if _entry(tensors[n]) in trained}
     return found
+
+
+def _all_together(optimizers: tuple[OptimizerFacts, ...]) -> list[OptimizerFacts]:
+    """Several optimizers as one, which counts where it trains all of a model: each by itself may train too little."""
+    if not 1 < len(optimizers) <= MAX_TOGETHER:
+        return []
+    return [OptimizerFacts(optimizers[0].section, tuple(group for one in optimizers for group in one.groups))]
+
+
+#: Optimizers that may share one model: a generator's, a discriminator's, a few heads'.
+MAX_TOGETHER = 8
 
 
 def _fit(
@@ -137,11 +150,14 @@ def _entry(tensor: TensorInfo) -> tuple[str, Shape]:
 
 
 #: Sections that are named as a copy of the model beside them. Two networks may well have the same names and shapes.
-_COPY = re.compile(r"(?:^|[_.])(?:ema|swa|averaged?|avg|shadow|polyak)(?:$|[_.\d])", re.IGNORECASE)
+#: `current_model_state` is Lightning's of the weights before averaging, beside a `state_dict` of the averages.
+_COPY = re.compile(
+    r"(?:^|[_.])(?:ema|swa|averaged?|avg|shadow|polyak)(?:$|[_.\d])|^current_model_state$", re.IGNORECASE
+)
 
 
 def is_copy(section: str) -> bool:
-    """Whether a section is called a copy of the model beside it: an average of its weights."""
+    """Whether a section is called a copy of the model beside it: an average of its weights, or what was averaged."""
     return _COPY.search(section) is not None
 
 

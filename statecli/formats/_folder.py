@@ -50,7 +50,7 @@ def choose(path: str) -> Choice:
     weights = [name for name in names if name.endswith(WEIGHTS) and not COMPANIONS.match(name)]
     indexes = [name for name in names if INDEX.search(name)]
     if not weights and not indexes:
-        raise UnreadableError(_instead(path, names, folders))
+        raise UnreadableError(_instead(path, folders))
     chosen = _choose(weights, indexes)
     return Choice(chosen, [name for name in (*weights, *indexes) if name != chosen], names)
 
@@ -94,10 +94,8 @@ def _listed(path: str) -> tuple[list[str], list[str]]:
     return files, folders
 
 
-def _instead(path: str, names: list[str], folders: list[str]) -> str:
+def _instead(path: str, folders: list[str]) -> str:
     """What a folder without weights is instead."""
-    if "zero_to_fp32.py" in names:
-        return "is a DeepSpeed checkpoint, which this version does not read as one; name one of its files"
     inner = [name for name in folders[:MAX_INNER] if _holds_weights(os.path.join(path, name))]
     if inner:
         return f"is a folder without a checkpoint of its own; folders in it hold some: {_shown.names(inner)}"

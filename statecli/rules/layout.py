@@ -61,6 +61,8 @@ def unused_bytes(subject: Subject) -> Iterator[Found]:
 def _mappable(subject: Subject) -> str | None:
     if subject.state.format == "dcp":
         return "what torch.distributed.checkpoint writes is read, never mapped"
+    if subject.state.format in ("npz", "flax-msgpack"):
+        return "what numpy and Flax keep in archives and messages is read, never mapped"
     if subject.state.format == "torch-export":
         return "torch.export reads its archives, and never maps them"
     legacy = "torch-legacy" in subject.state.format
@@ -108,7 +110,7 @@ def _place(where: ByteRange) -> Place:
 
 
 def _with_checksums(subject: Subject) -> str | None:
-    recorded = any(data.storage.crc32 is not None for one in subject.state.tensors for data in _pieces(one))
+    recorded = any(where.crc32 is not None for one in subject.state.tensors for where in one.ranges)
     return None if recorded else "no checksum of a tensor is recorded in it"
 
 
@@ -137,7 +139,7 @@ def checksum_mismatch(subject: Subject) -> Iterator[Found]:
 
 
 @rule(Severity.ERROR, _a_file)
-def missing_shard(subject: Subject) -> Iterator[Found]:  # noqa: ARG001  # what lacks one cannot be read: see errors.py
+def missing_shard(subject: Subject) -> Iterator[Found]:
     """A checkpoint in several files, and one of them is not there.
 
     Why: nothing can be loaded, or a loader that asks for one tensor at a time finds out hours later. Such a target
@@ -147,7 +149,8 @@ def missing_shard(subject: Subject) -> Iterator[Found]:  # noqa: ARG001  # what 
 
     Fix: copy or download the missing file, or save the checkpoint again.
     """
-    return iter(())
+    # Of a checkpoint that cannot be read without it, the error is the finding: see errors.py.
+    yield from _odd(subject, "copy or download the missing file", "missing-rank")
 
 
 @rule(Severity.ERROR, _a_file)

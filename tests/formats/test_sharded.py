@@ -238,8 +238,8 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
         ".metadata: unknown opcode 0x78 (byte 0)",
     ),
     "DeepSpeed": (
-        ("latest", "zero_to_fp32.py", "global_step1/mp_rank_00_model_states.pt"),
-        "is a DeepSpeed checkpoint, which this version does not read as one; name one of its files",
+        ("latest", "zero_to_fp32.py", "global_step1/optim_states.pt"),
+        "latest names 'x', and no such folder has a rank's files; copy it again",
     ),
 }
 

@@ -1,0 +1,97 @@
+"""Lightning's own checkpoint: sections by its names, the weights exact by what two optimizers train between them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from statecli import formats
+from statecli.kinds import classified
+from statecli.state import Evidence, Kind
+from statecli.values.read import all_values
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """One epoch of a model with a generator and a discriminator, early stopping and averaged weights."""
+    lightning = pytest.importorskip("lightning")
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    if not hasattr(callbacks, "EMAWeightAveraging"):
+        pytest.skip("this release of Lightning averages no weights")
+
+    class Net(lightning.LightningModule):
+        def __init__(self, hidden: int = 8, act: str = "gelu"):
+            super().__init__()
+            self.save_hyperparameters()
+            self.automatic_optimization = False
+            self.gen = nn.Sequential(nn.Linear(4, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, 4))
+            self.disc = nn.Linear(4, 1)
+
+        def training_step(self, batch, _):
+            for optimizer in self.optimizers():
+                loss = self.disc(self.gen(batch[0])).mean()
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+            self.log("loss", loss)
+
+        def configure_optimizers(self):
+            one, two = torch.optim.AdamW(self.gen.parameters()), torch.optim.SGD(self.disc.parameters(), 0.1, 0.9)
+            return [one, two], [torch.optim.lr_scheduler.StepLR(one, 1)]
+
+    out = tmp_path_factory.mktemp("lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    saving = callbacks.ModelCheckpoint(out, filename="one", monitor="loss")
+    beside = [callbacks.EMAWeightAveraging(decay=0.9), callbacks.EarlyStopping("loss", check_on_train_epoch_end=True)]
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(
+            max_epochs=1, accelerator="cpu", default_root_dir=out, callbacks=[saving, *beside], **quiet
+        )
+        data = torch.utils.data.TensorDataset(torch.randn(16, 4))
+        trainer.fit(Net(), torch.utils.data.DataLoader(data, 8))
+    return out / "one.ckpt"
+
+
+def test_its_sections_are_called_as_it_calls_them(checkpoint):
+    """And each has the values that torch.load finds there."""
+    state = formats.read(str(checkpoint))
+    models = ["state_dict", "current_model_state"]
+    assert {*models, "optimizer_states.0", "optimizer_states.1", "callbacks"} <= set(state.sections)
+    loaded = torch.load(checkpoint, weights_only=False)
+    for name in models:
+        rows = {one.fqn: one for one in state.tensors if one.section == name}
+        assert list(rows) == list(loaded[name])
+        for fqn, tensor in loaded[name].items():
+            assert torch.equal(torch.from_numpy(all_values(rows[fqn].data)).reshape(tensor.shape), tensor)
+
+
+def test_what_it_trains_is_told_by_both_optimizers(checkpoint):
+    """Each trains too little of the model to be evidence alone; of the averages it is known as well."""
+    state = classified(formats.read(str(checkpoint)))
+    for name in ("state_dict", "current_model_state"):
+        rows = {one.fqn: one for one in state.tensors if one.section == name}
+        learned = {fqn for fqn, one in rows.items() if one.kind is Kind.PARAMETER}
+        assert learned == {"gen.0.weight", "gen.0.bias", "gen.1.weight", "gen.1.bias", "gen.2.weight", "gen.2.bias"} | {
+            "disc.weight",
+            "disc.bias",
+        }
+        assert {rows[fqn].evidence for fqn in learned} == {Evidence.OPTIMIZER}
+
+
+def test_its_settings_are_told(checkpoint):
+    """The epoch, Lightning's version, the hyper-parameters."""
+    metadata = formats.read(str(checkpoint)).metadata
+    assert metadata["hyper_parameters.hidden"] == 8
+    assert metadata["hyper_parameters.act"] == "gelu"
+    assert metadata["pytorch-lightning_version"]
+
+
+def test_an_audit_of_it_is_clean(statecli, checkpoint):
+    """Values and pickles included."""
+    assert statecli("audit", str(checkpoint), "--values").code == 0
