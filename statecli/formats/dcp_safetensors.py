@@ -23,8 +23,9 @@ from statecli.state import Box, Boxes, ByteRange, ModelState, Oddity, TensorData
 NAME = "dcp-safetensors"
 
 _SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-#: The keys of `__metadata__` that torch writes: where the pieces begin, and its version.
-INFO, VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
+#: Where the pieces begin; and all keys of `__metadata__` that torch writes, of which the rest say no more than that.
+INFO = "DCP_SHARDING_INFO"
+_KEYS = (INFO, "DCP_VERSION", "format")
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
@@ -47,7 +48,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
         starts = _starts(state, name)
         for tensor in state.tensors:
             pieces.setdefault(tensor.fqn, []).append(_piece(tensor, starts.get(tensor.fqn), name))
-        metadata.update({key: value for key, value in state.metadata.items() if key not in (INFO, VERSION)})
+        metadata.update({key: value for key, value in state.metadata.items() if key not in _KEYS})
     tensors = tuple(_whole(path, fqn, boxes) for fqn, boxes in sorted(pieces.items()))
     count = f"{len(names)} shard{'s' * (len(names) > 1)}"
     told = Oddity("shards-uncounted", f"put together from {count}; how many there were is recorded nowhere")
