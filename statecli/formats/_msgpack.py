@@ -1,4 +1,4 @@
-"""msgpack, read where it lies: maps, lists, texts and numbers are taken, bytes and extensions are passed over by position.
+"""msgpack, read where it lies: maps, lists, texts and numbers are taken, bytes and extensions are passed over.
 
 Format: github.com/msgpack/msgpack, spec.md. Every length is held against the bytes that are there before it is used.
 """

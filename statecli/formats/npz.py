@@ -1,4 +1,4 @@
-"""numpy's archives of arrays (`.npz`): a zip archive of `.npy` files, stored (`savez`) or deflated (`savez_compressed`).
+"""numpy's archives of arrays (`.npz`): a zip of `.npy` files, stored (`savez`) or deflated (`savez_compressed`).
 
 Of each array no more than its header is read, or inflated. Format: numpy/lib/_npyio_impl.py of numpy 2.4.
 """

@@ -64,7 +64,7 @@ COMPLEX = frozenset(["complex128", "complex64", "complex32"])
 
 #: Types that hold no numbers, of which only whole elements can be told equal or different.
 OPAQUE = {"bits8": "u1", "bits16": "u2", "bits1x8": "u1", "bits2x4": "u1", "bits4x2": "u1"}
-_TEXT = re.compile(r"numpy ([SU])([1-9][0-9]{0,8})")
+_TEXT = re.compile(r"numpy (?:([SUV])([1-9][0-9]{0,8})|[mM]8(?:\[\w+\])?)")
 
 
 class Element(NamedTuple):
@@ -109,7 +109,7 @@ def element(dtype: str) -> Element | None:
         return Element("u1", items=BLOCKS[dtype][1], numbers=False)
     text = _TEXT.fullmatch(dtype)
     if text:
-        return Element("u4" if text[1] == "U" else "u1", items=int(text[2]), numbers=False)
+        return Element("u4" if text[1] == "U" else "u1", items=int(text[2] or 8), numbers=False)
     return None
 
 
