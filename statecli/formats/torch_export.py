@@ -133,6 +133,8 @@ class _Reader:
         self.metadata: dict[str, Scalar] = {}
         self.state_dicts: list[StateDict] = []
         self.globals: list[tuple[str, int]] = []
+        #: What each record with an archive holds, for many names may mean one.
+        self.singles: dict[str, Tensor | str] = {}
         #: A decoder knows calls by their identity, as long as they are there.
         self.nodes: list[Obj] = []
 
@@ -231,22 +233,34 @@ class _Reader:
             return self._single(f"{where}/{name}", fqn)
         node = _node(_object(meta, fqn, "tensor_meta"), f"{where}/{name}", reading, fqn)
         self.nodes.append(node)
-        return reading.tensor(node, fqn)
+        tensor = reading.tensor(node, fqn)
+        if tensor is not None and node.cls is _EMPTY:
+            tensor.note = "saved without its values: a fake tensor"
+        return tensor
 
     def _object(self, fqn: str, where: str) -> None:
         message = f"{_shown.name(fqn)} is an object and no tensor: what it holds is not listed ({where})"
         self._odd("custom-object", message, fqn)
 
     def _single(self, name: str, fqn: str) -> Tensor:
-        """The tensor that an archive of torch.save in that record is: a subclass, which has parts and no bytes."""
+        """The tensor that an archive of torch.save in that record is: a subclass has parts and no bytes of its own."""
+        if name not in self.singles:
+            self.singles[name] = self._looked_into(name)
+        found = self.singles[name]
+        if isinstance(found, str):
+            raise MalformedError(f"{fqn}: {found}")
+        return found
+
+    def _looked_into(self, name: str) -> Tensor | str:
+        """The tensor, or why there is none."""
         record = record_of(self.archive, name)
         if record is None:
-            raise MalformedError(f"{fqn}: record {name!r} is not in the file")
+            return f"record {name!r} is not in the file"
         try:
             root, reading = self._inner(record)
+            return _renamed(reading.decoder.required(root, name, "archive"), name)
         except UnreadableError as error:
-            raise MalformedError(f"{fqn}: {name}: {error}") from error
-        return _renamed(reading.decoder.required(root, fqn, "archive"), name)
+            return f"record {name!r}: {error}"
 
     def _pickled(self, record: Record, found: _Found, *, is_weight: bool) -> None:
         """Tensors that lie in one archive of torch.save, as a dict of their names."""
@@ -295,14 +309,14 @@ class _Reader:
             if f"{model}/weights_config.json" in files:
                 self._beside_library(model, self._json(f"{prefix}{model}/weights_config.json"))
         if models:
-            message = f"{len(files)} files are compiled by AOTInductor ({_shown.names(models)})"
+            count = "1 file is" if len(files) == 1 else f"{len(files)} files are"
+            message = f"{count} compiled by AOTInductor ({_shown.names(models)})"
             self._odd("aotinductor", f"{message}: constants inside its library are not listed")
             if not self.tensors:
                 self._odd("no-tensors", f"holds no tensor outside its library: {message}")
 
     def _beside_library(self, model: str, config: dict[str, Any]) -> None:
         """Weights of a compiled program: each a view, [record, shape, strides, offset], of an archive's tensor."""
-        config = config.get(model, config) if type(config.get(model)) is dict else config
         for fqn, view in config.items():
             try:
                 tensor = self._view(fqn, view)
@@ -343,9 +357,7 @@ def _node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> Obj:
     if type(dtype) is not int or dtype not in DTYPES:
         raise MalformedError(f"{fqn}: its dtype is {_shown.value(dtype)}, which is none that torch 2.13 writes")
     if layout != _STRIDED:
-        raise MalformedError(
-            f"{fqn}: its layout is {_shown.value(layout)}, and only {_STRIDED} (strided) is written so"
-        )
+        raise MalformedError(f"{fqn}: its layout is {_shown.value(layout)}, not {_STRIDED} (strided)")
     sizes, strides = _ints(meta.get("sizes"), "sizes", fqn), _ints(meta.get("strides"), "strides", fqn)
     offset, device = _int(meta.get("storage_offset"), "storage_offset", fqn), _device(meta.get("device"), fqn)
     where = reading.decoder.storages.get(key)
@@ -373,8 +385,8 @@ def _ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
 def _int(node: Any, what: str, fqn: str) -> int:
     number = node.get("as_int") if type(node) is dict else None
     if type(number) is not int:
-        symbol = " a symbol" if type(node) is dict and "as_expr" in node else f" {_shown.value(node)}"
-        raise MalformedError(f"{fqn}: its {what} holds{symbol}, where a number is needed")
+        found = "a symbol" if type(node) is dict and "as_expr" in node else _shown.value(node)
+        raise MalformedError(f"{fqn}: a number is needed in its {what}, and there is {found}")
     return number
 
 

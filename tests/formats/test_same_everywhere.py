@@ -79,6 +79,47 @@ def dcp_safetensors(folder: Path) -> Path:
     return folder
 
 
+def nested() -> torch.nn.Module:
+    """A module whose state_dict is `weights()`."""
+    root = torch.nn.Module()
+    for name, tensor in weights().items():
+        *path, last = name.split(".")
+        module = root
+        for part in path:
+            if not hasattr(module, part):
+                module.add_module(part, torch.nn.Module())
+            module = getattr(module, part)
+        if tensor.is_floating_point():
+            module.register_parameter(last, torch.nn.Parameter(tensor))
+        else:
+            module.register_buffer(last, tensor)
+    return root
+
+
+def torchscript(folder: Path) -> Path:
+    """`torch.jit.save`."""
+    torch.jit.save(torch.jit.script(nested()), folder / "script.pt")
+    return folder / "script.pt"
+
+
+def torch_export(folder: Path) -> Path:
+    """`torch.export.save`."""
+
+    class Root(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, child in nested().named_children():
+                self.add_module(name, child)
+            self.scale = nested().scale
+            self.register_buffer("steps", nested().steps)
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return given + self.scale + self.steps.sum()
+
+    torch.export.save(torch.export.export(Root(), (torch.ones(1),)), folder / "program.pt2")
+    return folder / "program.pt2"
+
+
 #: Each writes `weights()` by its format's own library, in a folder of its own, and gives what to name.
 WRITERS = (
     torch_zip,

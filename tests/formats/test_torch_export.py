@@ -1,0 +1,529 @@
+"""torch.export's archives: real ones held against `torch.export.load`, and ones that no torch writes."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from statecli import formats
+from statecli.errors import UnreadableError
+from statecli.formats import torch_export
+from statecli.formats._scan import scan
+from statecli.state import Evidence, Kind
+from statecli.values.read import all_values
+
+from .test_any_bytes import tried
+
+packages = pytest.importorskip("torch.export.pt2_archive._package", reason="archives of torch 2.8 and later")
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """torch logs at length that it reads an older layout."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Block(nn.Module):
+    """What a signature tells apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(12.0).reshape(3, 4).t()[:3], requires_grad=False)
+        self.register_buffer("steps", torch.arange(4), persistent=False)
+        self.register_buffer("scale", torch.full((2,), 2.0))
+        self.table = torch.randn(2, 2)
+
+    def forward(self, x):
+        return x @ self.w + self.table.sum() + self.steps.sum() + self.scale.sum()
+
+
+class Net(nn.Module):
+    """With a tie, and a tensor that its code makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.block = Block()
+        self.tied = nn.Linear(3, 3, bias=False)
+        self.tied.weight = self.fc.weight
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return self.norm(self.tied(self.block(self.fc(x)))) + torch.tensor([1.0, 2.0, 3.0])
+
+
+@pytest.fixture(scope="module")
+def program():
+    """Exported once."""
+    torch.manual_seed(5)
+    return torch.export.export(Net().eval(), (torch.randn(4, 3),))
+
+
+def new(program, path: Path) -> Path:
+    """As the installed torch writes it."""
+    torch.export.save(program, path)
+    return path
+
+
+def _serialized(program):
+    from torch._export.serde.serialize import serialize
+
+    return serialize(program)
+
+
+def of_2_8(program, path: Path) -> Path:
+    """One archive of torch.save for all weights and one for all constants; torch 2.13 still loads it."""
+    made = _serialized(program)
+    with packages.PT2ArchiveWriter(str(path)) as writer:
+        writer.write_bytes("models/model.json", made.exported_program)
+        writer.write_bytes("data/weights/model.pt", made.state_dict)
+        writer.write_bytes("data/constants/model.pt", made.constants)
+        writer.write_bytes("data/sample_inputs/model.pt", made.example_inputs)
+    return path
+
+
+def of_2_7(program, path: Path, suffix: str = "pt") -> Path:
+    """A plain zip; torch 2.13 still loads it."""
+    made = _serialized(program)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("serialized_exported_program.json", made.exported_program)
+        archive.writestr(f"serialized_state_dict.{suffix}", made.state_dict)
+        archive.writestr(f"serialized_constants.{suffix}", made.constants)
+        archive.writestr("serialized_example_inputs.pt", made.example_inputs)
+        archive.writestr("version", "8.20")
+    return path
+
+
+WRITERS = [new, of_2_8, of_2_7]
+each_layout = pytest.mark.parametrize("writer", WRITERS, ids=lambda one: one.__name__)
+
+
+def read(path):
+    """The state of one archive."""
+    return formats.read(str(path))
+
+
+# --- against torch ---------------------------------------------------------------------------------------------------
+
+
+@each_layout
+def test_it_agrees_with_torch(writer, program, tmp_path):
+    """Kinds, persistence, shapes, dtypes, requires_grad and values are those that torch loads, in each layout."""
+    path = writer(program, tmp_path / "x.pt2")
+    loaded = torch.export.load(path)
+    signature = loaded.graph_signature
+    state = read(path)
+    rows = {row.fqn: row for row in state.tensors}
+    assert (state.format, state.sections) == ("torch-export", ("model",))
+    assert [row.fqn for row in state.tensors if row.kind is Kind.PARAMETER] == list(signature.parameters)
+    assert [row.fqn for row in state.tensors if row.kind is Kind.BUFFER] == list(signature.buffers)
+    constants = [row for row in state.tensors if row.kind is Kind.UNREGISTERED]
+    assert [row.fqn for row in constants] == list(signature.lifted_tensor_constants)
+    kept_out = {fqn for fqn, row in rows.items() if row.persistent is False}
+    assert kept_out == set(signature.non_persistent_buffers) == {"block.steps"}
+    for fqn, tensor in {**loaded.state_dict, **loaded.constants}.items():
+        row = rows.pop(fqn)
+        assert (row.shape, f"torch.{row.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
+        assert (row.requires_grad, row.device) == (tensor.requires_grad, "cpu")
+        assert (all_values(row.data).reshape(row.shape) == tensor.detach().numpy()).all()
+        assert row.saved is (fqn in loaded.state_dict)
+    assert not rows
+
+
+@each_layout
+def test_ties_and_strides_are_kept(writer, program, tmp_path):
+    """A weight under two names is one storage; a transposed one is not made contiguous."""
+    rows = {row.fqn: row for row in read(writer(program, tmp_path / "x.pt2")).tensors}
+    assert rows["tied.weight"].tied_to == ("fc.weight",)
+    assert rows["fc.bias"].tied_to == ()
+    assert rows["block.w"].data.strides == (1, 4)
+    assert rows["block.w"].requires_grad is False
+
+
+def test_how_the_kinds_are_known(program, tmp_path):
+    """The signature says them; of a tensor that the code makes of a literal it names no attribute."""
+    rows = {row.fqn: row for row in read(new(program, tmp_path / "x.pt2")).tensors}
+    assert {row.evidence for fqn, row in rows.items() if fqn != "lifted_tensor_0"} == {Evidence.REGISTERED}
+    literal = rows["lifted_tensor_0"]
+    assert (literal.evidence, literal.note) == (Evidence.ASSUMED, "a constant of the code")
+    assert rows["block.table"].note is None
+
+
+def test_what_wrote_it_is_noted(program, tmp_path):
+    """torch's version, and the schema's."""
+    told = read(new(program, tmp_path / "x.pt2")).metadata
+    assert told["torch_version"] == str(torch.__version__)
+    assert told["schema_version"].partition(".")[0].isdecimal()
+
+
+def test_the_first_releases_named_archives_json(program, tmp_path):
+    """torch.export of torch 2.1 wrote `serialized_state_dict.json`, and an archive of torch.save into it."""
+    state = read(of_2_7(program, tmp_path / "x.pt2", "json"))
+    assert len(state.tensors) == 13
+
+
+def test_each_program_is_a_section(tmp_path):
+    """An archive may hold several, whose records are counted through."""
+    programs = {
+        name: torch.export.export(module, (torch.randn(2, 3),))
+        for name, module in (("encoder", nn.Linear(3, 3)), ("decoder", nn.BatchNorm1d(3)))
+    }
+    packages.package_pt2(str(tmp_path / "x.pt2"), exported_programs=programs)
+    state = read(tmp_path / "x.pt2")
+    assert state.sections == ("encoder", "decoder")
+    for row in state.tensors:
+        held = programs[row.section].state_dict[row.fqn]
+        assert (all_values(row.data).reshape(row.shape) == held.detach().numpy()).all()
+    assert "encoder.torch_version" in state.metadata
+
+
+def test_every_dtype(tmp_path):
+    """Those that the schema has a number for."""
+    from torch._export.serde.schema import ScalarType
+    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
+
+    known = {int(number): str(dtype).removeprefix("torch.") for number, dtype in _SERIALIZE_TO_TORCH_DTYPE.items()}
+    assert known == torch_export.DTYPES
+    assert {int(one) for one in ScalarType} - {0} == set(known)
+
+
+def test_a_tensor_subclass_is_read_from_its_own_archive(tmp_path):
+    """It is pickled; what its class makes of its parts is not known."""
+    two = pytest.importorskip("torch.testing._internal.two_tensor")
+
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(two.TwoTensor(torch.ones(3, 3), torch.zeros(3, 3)))
+            self.b = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return x + self.b
+
+    path = new(torch.export.export(Holder(), (torch.randn(2, 3),)), tmp_path / "x.pt2")
+    rows = {row.fqn: row for row in read(path).tensors}
+    assert (rows["w"].shape, rows["w"].note, rows["w"].kind) == ((3, 3), "TwoTensor", Kind.PARAMETER)
+    assert [name for name, _ in rows["w"].parts] == ["a", "b"]
+    assert (all_values(rows["w"].parts[0][1]) == 1).all()
+    assert rows["b"].shape == (3,)
+
+
+def test_fake_tensors_have_no_values(tmp_path):
+    """torch loads zeros for them; they are listed as what they are."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),))
+        new(program, tmp_path / "x.pt2")
+    rows = read(tmp_path / "x.pt2").tensors
+    assert [(row.fqn, row.shape, row.data) for row in rows] == [("weight", (2, 3), None), ("bias", (2,), None)]
+    assert rows[0].note == "saved without its values: a fake tensor"
+
+
+def test_what_is_compiled_is_told(tmp_path):
+    """Weights beside a compiled library are listed; those in it are not, and a note says so."""
+    from torch.export.pt2_archive._package_weights import TensorProperties, Weights
+
+    library = tmp_path / "model.wrapper.so"
+    library.write_bytes(b"\x7fELF")
+    whole = torch.arange(12.0).reshape(3, 4)
+    views = {"a": whole, "b": whole[1:], "t": whole.t()}
+    weights = Weights({name: (view, TensorProperties(view)) for name, view in views.items()})
+    packages.package_pt2(str(tmp_path / "x.pt2"), aoti_files={"model": [str(library), weights]})
+    state = read(tmp_path / "x.pt2")
+    assert state.sections == ("aotinductor.model",)
+    for row in state.tensors:
+        assert (all_values(row.data).reshape(row.shape) == views[row.fqn].numpy()).all()
+        assert (row.kind, row.evidence) == (Kind.PARAMETER, Evidence.ASSUMED)
+    assert [one.name for one in state.oddities] == ["aotinductor"]
+    packages.package_pt2(str(tmp_path / "y.pt2"), aoti_files={"model": [str(library)]})
+    assert "holds no tensor outside its library: 1 file is compiled by AOTInductor (model)" in {
+        one.message for one in read(tmp_path / "y.pt2").oddities
+    }
+
+
+def run(*arguments):
+    """`statecli`, as a user starts it."""
+    command = [sys.executable, "-m", "statecli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@each_layout
+def test_the_programs_state_dict_is_the_same(writer, program, tmp_path):
+    """What no state_dict has is noted, and no difference; either is held to the lock of the other."""
+    path = writer(program, tmp_path / "x.pt2")
+    torch.save(program.state_dict, tmp_path / "sd.pt")
+    done = run("diff", path, tmp_path / "sd.pt")
+    assert done.returncode == 0, done.stdout
+    assert run("lock", path, "-o", tmp_path / "lock.json").returncode == 0
+    held = run("audit", tmp_path / "sd.pt", "--lock", tmp_path / "lock.json", "--select", "lock")
+    assert held.returncode == 0, held.stdout
+
+
+@each_layout
+def test_an_audit_finds_nothing_in_ordinary_ones(writer, tmp_path):
+    """The archives in the archive are where torch.export has them."""
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    path = writer(torch.export.export(module, (torch.randn(2, 3),)), tmp_path / "x.pt2")
+    done = run("audit", path, "--values", "-f", "json")
+    assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
+
+
+def test_a_tensor_that_is_no_buffer_is_found(program, tmp_path):
+    """The loaded module's `.to` leaves it behind. What code makes of a literal is no attribute of anybody's."""
+    path = new(program, tmp_path / "x.pt2")
+    module = torch.export.load(path).module()
+    assert module.to(torch.float64).block.table.dtype == torch.float32
+    done = run("audit", path, "-f", "json", "--select", "unregistered-tensor")
+    assert [one["fqn"] for one in json.loads(done.stdout)["findings"]] == ["block.table"]
+
+
+# --- what no torch writes --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """The records of a small archive, by name without the folder."""
+    out = io.BytesIO()
+    torch.export.save(torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),)), out)
+    with zipfile.ZipFile(out) as archive:
+        return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+
+
+def built(path: Path, records: dict[str, bytes]) -> Path:
+    """An archive of these records."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in records.items():
+            archive.writestr(f"x/{name}", data)
+    return path
+
+
+CONFIG = "data/weights/model_weights_config.json"
+
+
+def entry(parts, **changes) -> dict[str, bytes]:
+    """The records with another entry for `weight`; keys of its tensor_meta are changed by `meta`."""
+    config = json.loads(parts[CONFIG])
+    config["config"]["weight"]["tensor_meta"].update(changes.pop("meta", {}))
+    config["config"]["weight"].update(changes)
+    return {**parts, CONFIG: json.dumps(config).encode()}
+
+
+def test_an_archive_built_by_hand_is_read(parts, tmp_path):
+    """What the damaged ones below are made of is sound."""
+    rows = read(built(tmp_path / "y.pt2", parts)).tensors
+    assert [(row.fqn, row.shape, row.damage) for row in rows] == [("weight", (2, 3), None), ("bias", (2,), None)]
+
+
+def _int(number):
+    return {"as_int": number}
+
+
+#: What an entry may say that cannot be, and what is said of it.
+WRONG = {
+    "an unknown dtype": ({"meta": {"dtype": 99}}, "its dtype is 99, which is none that torch 2.13 writes"),
+    "a dtype in words": ({"meta": {"dtype": "float32"}}, "its dtype is 'float32'"),
+    "a dtype that is a list": ({"meta": {"dtype": []}}, "its dtype is a list"),
+    "a dtype that is true": ({"meta": {"dtype": True}}, "its dtype is True"),
+    "a symbolic size": (
+        {"meta": {"sizes": [{"as_expr": {"expr_str": "s0"}}, _int(3)]}},
+        "a number is needed in its sizes, and there is a symbol",
+    ),
+    "sizes that are no list": ({"meta": {"sizes": 3}}, "its sizes are no list but 3"),
+    "a size below zero": ({"meta": {"sizes": [_int(-1), _int(3)]}}, "its shape holds -1: impossible"),
+    "a huge size": ({"meta": {"sizes": [_int(2**62), _int(2**62)]}}, "more than 2^63 elements"),
+    "too many dimensions": ({"meta": {"sizes": [_int(1)] * 2000}}, "2000 dimensions"),
+    "a shape beyond its storage": ({"meta": {"sizes": [_int(3), _int(3)]}}, "reaches element 8, storage"),
+    "strides beyond its storage": ({"meta": {"strides": [_int(9), _int(1)]}}, "reaches element 11"),
+    "strides of another length": ({"meta": {"strides": [_int(7)]}}, "2 sizes but 1 strides"),
+    "an offset beyond its storage": ({"meta": {"storage_offset": _int(1)}}, "at offset 1 reaches element 6"),
+    "an offset below zero": ({"meta": {"storage_offset": _int(-1)}}, "its offset into storage"),
+    "an offset that is none": ({"meta": {"storage_offset": None}}, "in its storage_offset, and there is None"),
+    "a layout that is not strided": ({"meta": {"layout": 1}}, "its layout is 1, not 7 (strided)"),
+    "no device": ({"meta": {"device": None}}, "its device is None"),
+    "a device of many letters": ({"meta": {"device": {"type": "x" * 500}}}, "a name of 500 characters"),
+    "requires_grad in words": ({"meta": {"requires_grad": "yes"}}, "requires_grad is recorded as 'yes'"),
+    "a record that is not there": ({"path_name": "weight_9"}, "storage 'data/weights/weight_9' is not in the file"),
+    "a record elsewhere": ({"path_name": "../constants/tensor_0"}, "is not in the file"),
+    "no record": ({"path_name": None}, "its path_name is None"),
+    "an archive that is not there": ({"path_name": "nine", "use_pickle": True}, "'data/weights/nine' is not in the"),
+    "an archive that is none": ({"use_pickle": True}, "record 'data/weights/weight_0': "),
+    "a meta that is no object": ({"tensor_meta": [1]}, "its tensor_meta is no object but a list"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_tensor_that_contradicts_the_archive_spoils_itself_alone(case, parts, tmp_path, inspect):
+    """The others are listed, and the exit code is 2."""
+    changes, said = WRONG[case]
+    changes = {key: dict(value) if key == "meta" else value for key, value in changes.items()}
+    path = built(tmp_path / "y.pt2", entry(parts, **changes))
+    rows = {row.fqn: row for row in read(path).tensors}
+    assert rows["bias"].damage is None
+    assert said in rows["weight"].damage
+    code, out, err = inspect(path, "-f", "plain")
+    assert (code, "bias" in out, said in err) == (2, True, True)
+
+
+def test_what_is_missing_is_named(parts, tmp_path, line):
+    """A record without which nothing can be told, or one that says something else."""
+    for gone, said in (
+        (CONFIG, f"holds no {CONFIG}: the export did not finish; export it again"),
+        ("data/constants/model_constants_config.json", "holds no data/constants/model_constants_config.json: the "),
+    ):
+        path = built(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != gone})
+        assert line(path).startswith(said)
+    for changed, data, said in (
+        ("archive_version", b"7", "archive_version record says '7': written by a newer torch; statecli knows '0'"),
+        ("archive_format", b"pt3", "archive_format record says 'pt3', and only 'pt2' is known"),
+        (".data/version", b"11", "version record says 11: written by a newer torch; statecli knows up to 10"),
+        (CONFIG, b"{}", f"{CONFIG} has no object under 'config'"),
+        (CONFIG, b"{", f"{CONFIG} is no valid JSON"),
+        (CONFIG, b'{"config": {"a": {}, "a": {}}}', f"{CONFIG} names 'a' twice"),
+        ("models/model.json", b"{}", "its program has no list graph_module.signature.input_specs"),
+        ("models/model.json", b"[]", "models/model.json is no JSON object"),
+    ):
+        assert line(built(tmp_path / "y.pt2", {**parts, changed: data})).startswith(said)
+
+
+def test_an_archive_older_than_its_version_is_read(parts, tmp_path):
+    """torch takes it for version 0."""
+    path = built(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != "archive_version"})
+    assert len(read(path).tensors) == 2
+
+
+def test_a_name_that_only_the_signature_has_is_damage(parts, tmp_path):
+    """The others are listed."""
+    config = json.loads(parts[CONFIG])
+    del config["config"]["weight"]
+    rows = {row.fqn: row for row in read(built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})).tensors}
+    assert rows["weight"].damage.endswith("is in the signature, and neither among the weights nor among the constants")
+    assert rows["bias"].damage is None
+
+
+def test_a_name_that_only_the_entries_have_is_listed(parts, tmp_path):
+    """It is what its entry says."""
+    config = json.loads(parts[CONFIG])
+    config["config"]["more"] = config["config"]["weight"]
+    config["config"]["buffer"] = {**config["config"]["bias"], "is_param": False}
+    rows = {row.fqn: row for row in read(built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})).tensors}
+    assert (rows["more"].kind, rows["more"].tied_to) == (Kind.PARAMETER, ("weight",))
+    assert (rows["buffer"].kind, rows["buffer"].persistent) == (Kind.BUFFER, True)
+
+
+def test_a_name_among_both_is_refused(parts, tmp_path, line):
+    """Which of them counts cannot be told."""
+    path = built(tmp_path / "y.pt2", {**parts, "data/constants/model_constants_config.json": parts[CONFIG]})
+    assert line(path).endswith("is both among the weights and among the constants")
+
+
+def _json(document) -> bytes:
+    return json.dumps(document).encode()
+
+
+def test_objects_are_noted(parts, tmp_path):
+    """What is no tensor has no tensor_meta."""
+    config = {
+        "config": {"obj": {"path_name": "custom_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}}
+    }
+    name = "data/constants/model_constants_config.json"
+    state = read(built(tmp_path / "y.pt2", {**parts, name: _json(config)}))
+    assert [(one.name, one.fqn) for one in state.oddities] == [("custom-object", "obj")]
+    assert "(data/constants/custom_obj_0)" in state.oddities[0].message
+
+
+@pytest.mark.parametrize(
+    "name", ["data/sample_inputs/model.pt", "data/constants/custom_obj_0", "data/constants/opaque_obj_0", "extra/x"]
+)
+def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
+    """torch.export.load unpickles them all; nothing is run here, and an audit names what would be."""
+    mark = tmp_path / "ran"
+    command = f"touch {mark}".encode()
+    pickle = b"\x80\x02cos\nsystem\nX" + len(command).to_bytes(4, "little") + command + b"\x85R."
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle)
+        archive.writestr("archive/version", "3")
+    path = built(tmp_path / "y.pt2", {**parts, name: pickle if "opaque" in name else out.getvalue()})
+    read(path)
+    assert "os.system" in {mention.qualified for one in scan(str(path)) for mention in one.names}
+    done = run("audit", path, "-f", "json")
+    assert done.returncode == 1
+    assert "unsafe-global" in {one["rule"] for one in json.loads(done.stdout)["findings"]}
+    assert not mark.exists()
+
+
+def test_every_beginning_is_refused_or_read(parts, tmp_path):
+    """Of the archive, and of its JSON."""
+    whole = built(tmp_path / "y.pt2", parts).read_bytes()
+    for end in range(0, len(whole), 29):
+        (tmp_path / "z.pt2").write_bytes(whole[:end])
+        tried(tmp_path / "z.pt2")
+    for end in range(0, len(parts[CONFIG]), 5):
+        tried(built(tmp_path / "z.pt2", {**parts, CONFIG: parts[CONFIG][:end]}))
+
+
+def test_every_value_of_an_entry_may_be_anything(parts, tmp_path):
+    """Other types in each place of an entry: it is damage, or it is read."""
+    config = json.loads(parts[CONFIG])["config"]["weight"]
+    for place in (*config, *(("tensor_meta", key) for key in config["tensor_meta"])):
+        for value in (None, True, -1, 2**70, 1.5, "", "x", [], [[]], {}, {"as_int": "3"}, [{"as_int": None}]):
+            changes = {place: value} if isinstance(place, str) else {"meta": {place[1]: value}}
+            path = built(tmp_path / "z.pt2", entry(parts, **changes))
+            tried(path)
+
+
+def test_huge_json_is_refused(parts, tmp_path, line, monkeypatch):
+    """A program's text has a limit."""
+    monkeypatch.setattr(torch_export, "MAX_JSON", 100)
+    assert "bytes: refused, the limit is 100" in line(built(tmp_path / "y.pt2", parts))
+
+
+def test_many_names_of_one_archive_are_read_once(parts, tmp_path, monkeypatch):
+    """A record is unpacked once, however many entries mean it."""
+    out = io.BytesIO()
+    torch.save(torch.ones(2), out)
+    meta = json.loads(parts[CONFIG])["config"]["bias"]["tensor_meta"]
+    item = {"path_name": "w", "is_param": True, "use_pickle": True, "tensor_meta": meta}
+    config = {"config": {f"a{n}": item for n in range(50)}}
+    calls = []
+    real = torch_export.torch_zip.contents
+    monkeypatch.setattr(torch_export.torch_zip, "contents", lambda *given: calls.append(given) or real(*given))
+    records = {**parts, CONFIG: _json(config), "data/weights/w": out.getvalue()}
+    rows = [row for row in read(built(tmp_path / "y.pt2", records)).tensors if row.fqn.startswith("a")]
+    assert (len(rows), len(calls)) == (50, 1)
+
+
+def test_old_layouts_that_lack_a_part(program, tmp_path, line):
+    """A plain zip without its state_dict, and one whose archives are compressed."""
+    good = of_2_7(program, tmp_path / "x.pt2")
+    with zipfile.ZipFile(good) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "y.pt2", "w") as archive:
+        archive.writestr("serialized_exported_program.json", records["serialized_exported_program.json"])
+    assert line(tmp_path / "y.pt2") == "holds no serialized_state_dict.pt: the export did not finish; export it again"
+    with zipfile.ZipFile(tmp_path / "z.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in records.items():
+            archive.writestr(name, data)
+    assert line(tmp_path / "z.pt2") == "'serialized_state_dict.pt' is compressed; save it again with torch"
+
+
+def test_an_unreadable_archive_in_it_names_itself(parts, tmp_path):
+    """One line, with the record's name."""
+    path = built(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": b"PK\3\4nothing"})
+    with pytest.raises(UnreadableError) as refused:
+        read(path)
+    assert len(str(refused.value).splitlines()) == 1
