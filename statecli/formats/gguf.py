@@ -416,7 +416,7 @@ def _unowned(spans: list[_Span], source: Source, start: int, alignment: int) -> 
     behind = holes.pop() if holes and holes[-1][1].offset + holes[-1][1].length == source.size else None
     if holes:
         (name, place), total = holes[0], sum(place.length for _, place in holes)
-        others = f" and {len(holes) - 1} other tensors" if len(holes) > 1 else ""
-        yield Oddity("gap", f"{total} bytes behind {name}{others} belong to no tensor", place=place)
+        where = f"in {len(holes)} places, the first behind {name}," if len(holes) > 1 else f"behind {name}"
+        yield Oddity("gap", f"{total} bytes {where} belong to no tensor", place=place)
     if behind:
         yield Oddity("suffixed", f"{behind[1].length} bytes follow the last tensor, {behind[0]}", place=behind[1])

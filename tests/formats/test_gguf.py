@@ -615,7 +615,7 @@ def odd(path: Path) -> list[str]:
 def test_bytes_of_nobody_are_told(tmp_path, run):
     """Between the tensors, behind the header and behind the last: an audit finds them."""
     path = built(tmp_path, (), [tensor("v", [8], 0, 64), tensor("w", [8], 0, 160)], bytes(192))
-    assert odd(path) == ["128 bytes behind the header and 1 other tensors belong to no tensor"]
+    assert odd(path) == ["128 bytes in 2 places, the first behind the header, belong to no tensor"]
     path.write_bytes(path.read_bytes() + b"x" * 100)
     assert odd(path)[1] == "100 bytes follow the last tensor, w"
     code, told = run("audit", path, "-f", "json")

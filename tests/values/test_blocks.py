@@ -1,0 +1,108 @@
+"""What ggml has quantized, read in pieces: the same bytes of float32 as the package gguf makes of the whole."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats._ggml import BLOCKS
+from statecli.state import ByteRange, Packing, TensorData
+from statecli.values import blocks, ranges
+from statecli.values.ranges import open_range
+from statecli.values.read import all_values
+
+gguf = pytest.importorskip("gguf")
+
+ROWS, COLUMNS = 40, 512
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory) -> tuple[ByteRange, bytes]:
+    """A storage of q5_k behind some other bytes, and what it is worth as the library says."""
+    values, size = BLOCKS["q5_k"]
+    raw = np.random.default_rng(5).integers(0, 64, ROWS * COLUMNS // values * size).astype(np.uint8)
+    path = tmp_path_factory.mktemp("blocks") / "storage"
+    path.write_bytes(b"before" + raw.tobytes() + b"behind")
+    worth = gguf.quants.dequantize(raw.reshape(ROWS, -1), gguf.GGMLQuantizationType.Q5_K)
+    return ByteRange(str(path), 6, ROWS * COLUMNS * 4, packing=Packing("gguf:q5_k", raw.size)), worth.tobytes()
+
+
+@given(at=some.integers(0, ROWS * COLUMNS * 4), length=some.integers(0, 5000))
+def test_any_piece_is_that_of_the_whole(stored, at, length):
+    """Wherever it begins and ends, in a block or between two."""
+    where, worth = stored
+    into = np.zeros(min(length, where.length - at), np.uint8)
+    with open_range(where) as source:
+        source.read(at, into)
+    assert into.tobytes() == worth[at : at + length]
+
+
+def test_little_is_held_at_a_time(stored, monkeypatch):
+    """The whole is made of pieces of bounded size."""
+    where, worth = stored
+    sizes = []
+
+    def numbers(raw, name):
+        sizes.append(raw.size)
+        return blocks.numbers(raw, name)
+
+    monkeypatch.setattr(ranges, "VALUES", 8192)
+    monkeypatch.setattr(ranges, "numbers", numbers)
+    into = np.zeros(where.length, np.uint8)
+    with open_range(where) as source:
+        source.read(0, into)
+    assert into.tobytes() == worth
+    assert max(sizes) == 8192 // 4 // 256 * BLOCKS["q5_k"][1]
+
+
+def test_a_view_of_it_is_read(stored):
+    """Offset and strides count values."""
+    where, worth = stored
+    whole = np.frombuffer(worth, np.float32).reshape(ROWS, COLUMNS)
+    part = TensorData(where, "float32", (COLUMNS, 7), 3 * COLUMNS, (1, COLUMNS))
+    assert np.array_equal(all_values(part), whole[3:10].T.reshape(-1))
+
+
+def test_a_file_that_has_shrunk_is_an_error(stored, tmp_path):
+    """What is not there is not read as zeros."""
+    where, _ = stored
+    cut = tmp_path / "cut"
+    with open(where.path, "rb") as file:
+        cut.write_bytes(file.read(200))
+    shorter = ByteRange(str(cut), 6, where.length, packing=where.packing)
+    with pytest.raises(MalformedError, match="it was cut short"), open_range(shorter) as source:
+        source.read(0, np.zeros(where.length, np.uint8))
+
+
+def test_as_it_is_stored(stored):
+    """Blocks are elements of a type of their own, of as many bytes as they have; what is not quantized stays."""
+    where, _ = stored
+    data = TensorData(where, "float32", (ROWS, COLUMNS))
+    found = blocks.as_stored(data)
+    assert (found.dtype, found.shape) == ("q5_k", (ROWS, COLUMNS // 256))
+    assert (found.storage.offset, found.storage.length, found.storage.packing) == (6, where.packing.length, None)
+    assert blocks.as_stored(found) is found
+
+
+def test_a_type_that_the_package_does_not_read(tmp_path):
+    """It is told of that type alone."""
+    assert blocks.why_no_numbers("q4_k") is None
+    for name in ("q4_0_4_4", "q8_k"):
+        assert blocks.why_no_numbers(name) == f"the package gguf that is installed does not read {name} as numbers"
+
+
+def test_without_the_package_its_values_are_refused(stored, monkeypatch):
+    """The error names what to install."""
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.setitem(sys.modules, "gguf.quants", None)
+    blocks.why_no_numbers.cache_clear()
+    try:
+        with pytest.raises(UnreadableError, match=r"pip install 'statecli\[gguf\]'"), open_range(stored[0]):
+            pass
+    finally:
+        blocks.why_no_numbers.cache_clear()
