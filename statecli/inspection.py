@@ -138,8 +138,10 @@ def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
     state = target.checkpoint(request.target)
     findings: list[Finding] = []
     if request.model is not None:
-        model = target.registered_by(request.model, init_device=request.init_device)
-        state, findings = kinds.by_model(state, model)
+        text = target.class_for(request.model, request.target)
+        names = [tensor.fqn for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS]
+        model, renamed = target.registered_by(text, init_device=request.init_device, names=names)
+        state, findings = kinds.by_model(state, model, renamed)
     whole, sectioned = state, len(state.sections) > 1
     state = filtered(state, request)
     if state is not whole:

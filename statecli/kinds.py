@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from msgspec.structs import replace
@@ -301,32 +301,49 @@ def _owners(state: ModelState, tensors: list[TensorInfo]) -> ModelState:
     return replace(state, tensors=tuple(tensors))
 
 
-def by_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Finding]]:
+def by_model(
+    state: ModelState, model: ModelState, renamed: Mapping[str, tuple[str, ...]] = {}
+) -> tuple[ModelState, list[Finding]]:
     """A checkpoint grouped by what a class registers, and what `load_state_dict` would object to.
 
     `model` is the class's own state. Entries of optimizer and other sections are left as they are. A wrapper's prefix
-    before every name is looked through, and is a finding, since loading would fail on it.
+    before every name is looked through, and is a finding, since loading would fail on it. `renamed` are entries that
+    the class itself loads under other names, by their own.
     """
     registered = {t.fqn: t for t in model.tensors if t.kind in (Kind.PARAMETER, Kind.BUFFER)}
     findings: list[Finding] = []
-    left_out: list[Oddity] = []
+    left_out: list[Oddity] = _renamed_note(renamed, model)
     tensors: list[TensorInfo] = list(state.tensors)
     if not any(t.kind in MODEL_KINDS for t in tensors):
         raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could group")
     for section in dict.fromkeys(t.section for t in tensors if t.kind in MODEL_KINDS):
         rows = [n for n, t in enumerate(tensors) if t.section == section and t.kind in MODEL_KINDS]
-        prefix = common_prefix([tensors[n].fqn for n in rows], registered)
+        own = [tensors[n].fqn for n in rows if tensors[n].fqn not in renamed]
+        prefix = common_prefix(own, registered)
         if prefix:
             findings.append(_wrapped(state, section, prefix, model.target))
+        names = {n: renamed.get(tensors[n].fqn) or (tensors[n].fqn[len(prefix) :],) for n in rows}
+        held = {name for several in names.values() for name in several}
+        count = Counter(name for several in names.values() for name in several)
         for n in rows:
-            tensors[n], problems = _against(tensors[n], registered.get(tensors[n].fqn[len(prefix) :]), state, model)
+            known = registered.get(names[n][0])
+            if known is not None and (len(names[n]) > 1 or count[names[n][0]] > 1):
+                known = replace(known, shape=None)
+            tensors[n], problems = _against(tensors[n], known, state, model)
             findings.extend(problems)
-        held = {tensors[n].fqn[len(prefix) :] for n in rows}
         left_out += _left_out(held, registered, section) if not _keeps_ties(tensors) else ()
         dropped = {odd.fqn for odd in left_out}
         missing = {fqn: t for fqn, t in registered.items() if fqn not in held and fqn not in dropped}
         findings.extend(_missing(missing, held, state, model, section))
     return replace(state, tensors=tuple(tensors), oddities=(*state.oddities, *left_out)), findings
+
+
+def _renamed_note(renamed: Mapping[str, tuple[str, ...]], model: ModelState) -> list[Oddity]:
+    for name, targets in renamed.items():
+        shown = f"{name} as {' and '.join(targets[:3])}"
+        message = f"{model.target} loads {len(renamed)} entries under other names, {shown}"
+        return [Oddity("renamed-on-loading", message)]
+    return []
 
 
 #: What belongs to a model.

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from msgspec.structs import replace
 
 from statecli import formats, kinds, modules
 from statecli.errors import MalformedError, UnreadableError, UsageError
+from statecli.modules import auto
 from statecli.modules.build import Built, build
 from statecli.modules.spec import Spec, parse
 from statecli.state import ModelState
+
+Renamed = dict[str, tuple[str, ...]]
 
 _URL = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+://")
 
@@ -24,7 +27,18 @@ def spec_of(text: str) -> Spec | None:
         return None
     if _URL.match(text):
         raise UsageError(f"{text}: remote targets are not read by this version; download it first")
-    return parse(text)
+    spec = parse(text)
+    return spec and auto.spec_of(spec)
+
+
+def class_for(text: str, checkpoint: str) -> str:
+    """The same; where it is `auto`, what names the class that the configuration beside the checkpoint does.
+
+    Raises as `auto.text_for` does.
+    """
+    if text != auto.AUTO or os.path.lexists(text):
+        return text
+    return auto.text_for(split(checkpoint)[0])
 
 
 def checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
@@ -73,13 +87,17 @@ def _cut(state: ModelState, section: str) -> ModelState:
 
 
 def model(spec: Spec, *, init_device: str, values: bool) -> Built:
-    """The module that the spec names, built."""
-    return build(spec, init_device=init_device, values=values)
+    """The module that the spec names, built; one that a configuration describes without values, on meta."""
+    return build(spec, init_device="meta" if auto.is_auto(spec) else init_device, values=values)
 
 
-def registered_by(text: str, *, init_device: str) -> ModelState:
-    """The state of a class given with `--model`, by which a checkpoint is grouped."""
+def registered_by(text: str, *, init_device: str, names: Sequence[str] = ()) -> tuple[ModelState, Renamed]:
+    """The state of a class given with `--model`, by which a checkpoint is grouped.
+
+    With it those of `names` that it loads under others: a class of transformers that a configuration describes.
+    """
     spec = spec_of(text)
     if spec is None:
-        raise UsageError(f"--model {text}: names no class; write file.py:Class or package.module:Class")
-    return modules.read(model(spec, init_device=init_device, values=False), text)
+        raise UsageError(f"--model {text}: names no class; write file.py:Class, package.module:Class or auto")
+    built = model(spec, init_device=init_device, values=False)
+    return modules.read(built, text), auto.loaded_as(built, names) if auto.is_auto(spec) else {}

@@ -24,6 +24,7 @@ from statecli.errors import BarePickle, FilteredOut, StateError
 from statecli.finding import Finding, Severity
 from statecli.formats._scan import scan
 from statecli.locking.file import Lock
+from statecli.modules import auto
 from statecli.places import located, named
 from statecli.rules import RULES
 from statecli.stamps import stamps
@@ -90,7 +91,8 @@ def audit(
     """
     run = _Run(request, progress)
     targets = []
-    texts = (*filter(None, (request.model,)), *request.targets)
+    models = () if request.model in (None, auto.AUTO) else (request.model,)
+    texts = (*models, *request.targets)
     for one in expand(texts, allow_empty=request.allow_empty, homes=run.homes):
         targets.append(run.of(one) if isinstance(one, str) else one)
         done(targets[-1])
@@ -241,7 +243,7 @@ class _Run:
                 self.alone[subject.target] = subject.beside
             return subject
         self.alone = None
-        load = held.to_class(side, self._side(model)) if model else None
+        load = held.to_class(side, self._side(target.class_for(model, subject.target))) if model else None
         values = bool(policy.must_change or policy.must_not_change)
         against = held.to_checkpoint(side, self._side(reference), values=values) if reference else None
         return dataclasses.replace(subject, load=load, reference=against)
@@ -262,7 +264,7 @@ class _Run:
 
     def _option(self, text: str) -> str:
         """By what the class or the checkpoint that targets are held to was asked for."""
-        if text == self.request.model:
+        if text != self.reference:
             return "--model"
         return "--against" if self.request.against else "policy.reference"
 
