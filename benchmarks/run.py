@@ -25,6 +25,7 @@ SCRIPTS = (
     "audit_peers",
     "audit_values",
     "lock_file",
+    "dcp",
 )
 
 
