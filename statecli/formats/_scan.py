@@ -39,6 +39,8 @@ MAX_PIECES = 1_000_000
 #: Archives in archives in archives, and pickles in strings of pickles.
 MAX_DEPTH = 4
 _FIRST_WINDOW = 64 * 1024
+#: Bytes in which the header of a numpy array ends.
+_PAGE = 4096
 _GROWTH = 8
 #: Bytes that tell whether a record begins like a pickle.
 _HEAD = 512
@@ -343,6 +345,8 @@ class _Scan:
         """Keep a record for later if it is a pickle, or begins like one."""
         unread = None
         if deflated:
+            if _is_plain_array(_beginning(region)):
+                return
             region, unread = _inflated(region)
         piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden)
         small = region.size <= _FIRST_WINDOW and not _STORAGE.search(name)
@@ -430,6 +434,21 @@ def _next(region: _Region, at: int) -> int:
             return at + found
         at += step
     return -1
+
+
+def _beginning(region: _Region) -> bytes:
+    """The first bytes that a compressed record inflates to."""
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(region.read(0, min(_PAGE, region.size)), _PAGE)
+    except zlib.error:
+        return b""
+
+
+def _is_plain_array(head: bytes) -> bool:
+    """Whether a numpy array begins so that holds no objects."""
+    start = 8 + (4 if head[6:7] != b"\1" else 2)
+    end = start + int.from_bytes(head[8:start], "little")
+    return head.startswith(_NUMPY) and end <= len(head) and _PLAIN_ARRAY.fullmatch(head[start:end]) is not None
 
 
 def _inflated(region: _Region) -> tuple[_Region, str | None]:
