@@ -1,4 +1,4 @@
-"""A `torch.distributed.checkpoint` folder of 10,000 tensors to JSON, whole and in 8 chunks each; `diff` of one of 1 GB."""
+"""A `torch.distributed.checkpoint` folder of 10,000 tensors to JSON, whole and in 8 chunks; `diff` of one of 1 GB."""
 
 from __future__ import annotations
 

@@ -158,8 +158,13 @@ def _sections(path: str, node: Any, search: Search, depth: int) -> Iterator[Sect
         else:
             below.append(Section(where, child, role))
     if any(search.is_tensor(value) for value in loose.values()):
-        yield Section(path, loose, "other")
+        # torchtitan puts the model's entries beside the optimizer.
+        is_model = not path and _looks_like_state(loose, "") and not any(one.role in _MODELS for one in below)
+        yield Section("model", loose, "model") if is_model else Section(path, loose, "other")
     yield from below
+
+
+_MODELS = frozenset(["model", "module"])
 
 
 def _role(node: Any, key: str, search: Search) -> str | None:

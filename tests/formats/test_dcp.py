@@ -137,6 +137,18 @@ def test_an_optimizer_flattened(ranks):
     assert state.metadata["optimizer.param_groups.2.bias.lr"] == 0.25
 
 
+def test_a_model_beside_its_optimizer(tmp_path):
+    """torchtitan puts the model's entries into the same dict as the optimizer: they are the model."""
+    net = dcp_ranks.model()
+    moments = {f"state.{fqn}.exp_avg": torch.zeros_like(w) for fqn, w in net.named_parameters()}
+    dcp.save({**net.state_dict(), "optimizer": moments, "step": 3}, checkpoint_id=tmp_path, no_dist=True)
+    state = kinds.classified(formats.read(str(tmp_path)))
+    assert state.sections == ("model", "optimizer")
+    told = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
+    assert told["2.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
+    assert told["1.running_mean"][0] is Kind.BUFFER
+
+
 def test_ranks_that_saved_apart(ranks):
     """Without collectives each rank has metadata of its own; together they are the model."""
     state = formats.read(str(ranks / "apart"))
