@@ -24,7 +24,7 @@ from statecli.formats._source import Source
 
 #: Files of these names are meant to be checkpoints: one that cannot be read has failed, whatever it is. Of the `.bin`
 #: those of WEIGHTS are, and pointers.
-NAMED = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".pickle", ".distcp", ".pt2", ".gguf", ".mar")
+NAMED = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".pickle", ".distcp", ".pt2", ".gguf", ".mar", ".npz", ".msgpack")
 #: How the names begin of what is saved as a `.bin`, weights and what is beside them, by those who write them.
 BINS = (
     "pytorch_model",

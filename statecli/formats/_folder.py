@@ -18,10 +18,11 @@ SINGLE = (
     "diffusion_pytorch_model.bin",
     "adapter_model.bin",
     "consolidated.safetensors",
+    "flax_model.msgpack",
 )
 #: Folders in a folder that are searched for weights, to say where they are.
 MAX_INNER = 200
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack")
 #: Companions of weights in a training folder that are no weights themselves.
 COMPANIONS = re.compile(
     r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state|custom_checkpoint"

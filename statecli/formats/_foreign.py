@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import zlib
 
 from statecli.errors import BarePickle, UnreadableError
-from statecli.formats._source import Source
+from statecli.formats import _shown
+from statecli.formats._source import HEAD, Source
 
 #: What preceded GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian numbers.
 _GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
@@ -20,7 +22,6 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"Rar!", "a RAR archive: unpack it first"),
     (b"PK\x05\x06", "an empty zip archive"),
     *((magic, "a GGML file of before GGUF (2023): convert the model again with llama.cpp") for magic in _GGML),
-    (b"\x93NUMPY", "a numpy array file (.npy), which this version does not read"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?), which statecli does not read"),
     (b"%PDF", "a PDF document"),
     (b"\x7fELF", "a program (ELF)"),
@@ -37,6 +38,9 @@ _ONNX = re.compile(rb"\x08[\x01-\x20]\x12[\x01-\x40][ -~]{2}")
 _DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
 _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 
+
+#: What tells zlib that a gzip header comes first, and bytes that looking into an xz file may take.
+_GZIP, _XZ_MEMORY = 31, 64 << 20
 
 _JSON = "a JSON document"
 _PICKLE = "a bare pickle, not written by torch.save; statecli does not read it"
@@ -68,20 +72,67 @@ def name(path: str, head: bytes, size: int) -> str:
         return _lfs(head)
     for magic, what in MAGIC:
         if head.startswith(magic):
-            return what
+            return _around(what, path, _unpacked(head))
     if head[4:8] == b"PTMF":
         return "a TorchScript flatbuffer (.ptl), which only libtorch reads"
     if head[257:262] == b"ustar":
         if head.startswith(_TORCH_TAR):
             return "a tar archive of torch.save before 0.2 (2017): load it with an old torch and save it again"
-        return "a tar archive: unpack it first (tar -xf)"
+        return f"a tar archive{_first_member(head)}: unpack it first (tar -xf)"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
         return _PICKLE
-    if path.endswith(".msgpack") and 0x80 <= head[0] <= 0xDF:
-        return "a flax checkpoint (.msgpack), which this version does not read"
     if path.endswith(".onnx") or _ONNX.match(head):
         return "an ONNX model, which statecli does not read"
     return _text(head, size)
+
+
+def _unpacked(head: bytes) -> bytes:
+    """What the beginning of a compressed file holds; nothing where that cannot be told."""
+    if head.startswith(b"\xfd7zXZ"):
+        return _unpacked_xz(head)
+    try:
+        return zlib.decompressobj(_GZIP).decompress(head, HEAD) if head.startswith(b"\x1f\x8b") else b""
+    except zlib.error:
+        return b""
+
+
+def _unpacked_xz(head: bytes) -> bytes:
+    try:
+        import lzma
+    except ImportError:  # Python can be built without it
+        return b""
+    try:
+        return lzma.LZMADecompressor(memlimit=_XZ_MEMORY).decompress(head, HEAD)
+    except (lzma.LZMAError, EOFError):
+        return b""
+
+
+def _around(what: str, path: str, inner: bytes) -> str:
+    """The same with what is inside, if that is an archive or a checkpoint."""
+    from statecli import formats
+
+    kind, _, advice = what.partition(": ")
+    if inner[257:262] == b"ustar":
+        return f"{kind} around {name('', inner, len(inner))}"
+    stem = path.rpartition(".")[0]
+    takers = (format.NAME for format in formats.FILES if inner and format.sniff(stem, inner))
+    found = next(takers, None)
+    return f"{kind} around a checkpoint ({found}): {advice}" if found else what
+
+
+def _first_member(head: bytes) -> str:
+    """The name of the first file in a tar archive, if it is near its beginning."""
+    at = 0
+    while head[at + 257 : at + 262] == b"ustar":
+        block = head[at : at + 512]
+        size = block[124:135].strip(b" \0")
+        if not size.isdigit():
+            break
+        if block[156:157] in (b"0", b"\0"):
+            member = block[:100].partition(b"\0")[0].decode("utf-8", "backslashreplace")
+            return f" that holds {_shown.name(member)}"
+        at += 512 + -(-int(size, 8) // 512) * 512 if size.translate(None, b"89") == size else len(head)
+    return ""
 
 
 def _lfs(head: bytes) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _shown
+from statecli.formats import _folder, _shown
 from statecli.formats._pickle import Pickle
 from statecli.formats._source import Source
 from statecli.formats._tensors import Decoder
@@ -82,12 +82,16 @@ def _check_kind(archive: Archive) -> None:
     if record_of(archive, "data.pkl") is not None:
         return
     if records and all(name.endswith(".npy") for name in records):
-        raise UnreadableError("is a numpy archive (.npz), which this version does not read")
+        raise UnreadableError("is a numpy archive (.npz), where one of torch.save is needed")
     if record_of(archive, "version") is not None:
         raise MalformedError("holds no data.pkl: the save did not finish; save it again")
     if "data.pkl" in ends:
         raise MalformedError("records outside the archive's folder: its data.pkl is not in the folder of the first")
-    raise UnreadableError("is a zip archive, but not of torch.save")
+    held = [name for name in records if not name.endswith("/")]
+    packed = [name for name in held if name.endswith((*_folder.WEIGHTS, ".npz", ".zip", ".tar"))]
+    if packed:
+        raise UnreadableError(f"is a zip archive around {_shown.names(packed)}: unpack it first (unzip)")
+    raise UnreadableError(f"is a zip archive, but not of torch.save: it holds {_shown.names(held) or 'no file'}")
 
 
 def _unused(archive: Archive, pickle: Pickle, storages: dict[str, ByteRange]) -> Iterator[Oddity]:
