@@ -1,22 +1,35 @@
-"""What several ranks' files share: what was odd of them, told once, and a row for a rank that cannot be read."""
+"""What folders of ranks share: which one is meant, what was odd, told once, a row for a rank that cannot be read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from statecli.state import Evidence, Kind, ModelState, Oddity, TensorInfo
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats._source import Source
+from statecli.state import Evidence, Kind, Oddity, TensorInfo
 
 
-def noted(states: Mapping[str, ModelState]) -> list[Oddity]:
-    """What was odd of the states, by the names of their ranks or files; once where it is the same in several."""
+def noted(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
+    """What was odd, by the names of ranks or files; told once where it is the same in several."""
     where: dict[Oddity, list[str]] = {}
-    for name, state in states.items():
-        for odd in state.oddities:
+    for name, found in oddities.items():
+        for odd in found:
             where.setdefault(odd, []).append(name)
     more = {odd: f" and {len(names) - 1} more" if len(names) > 1 else "" for odd, names in where.items()}
     return [replace(odd, message=f"{names[0]}{more[odd]}: {odd.message}") for odd, names in where.items()]
+
+
+def small(path: str, what: str, most: int) -> bytes:
+    """A file that says which folder is meant. Raises UnreadableError for one of more than `most` bytes."""
+    try:
+        with Source(path) as source:
+            if source.size > most:
+                raise MalformedError(f"has {source.size} bytes, and names no folder")
+            return source.read(0, source.size)
+    except UnreadableError as error:
+        raise type(error)(f"{what} {error}") from error.__cause__
 
 
 def lost(fqn: str, section: str, why: str) -> TensorInfo:

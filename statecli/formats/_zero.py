@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _shown, torch_zip
+from statecli.formats import _shown, torch_legacy, torch_zip
 from statecli.formats._dtypes import nbytes
 from statecli.formats._graph import mapping, named, sequence
 from statecli.formats._pickle import Obj
+from statecli.formats._source import Source
 from statecli.formats._tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
 from statecli.formats._torch_objects import state_of
 from statecli.state import Box, Boxes, ByteRange, Evidence, Kind, ModelState, Oddity, TensorData, TensorInfo
@@ -61,21 +62,33 @@ class Rank(NamedTuple):
         return vectors
 
 
-def rank_of(folder: str, name: str) -> Rank:
-    """One file. Raises UnreadableError with its name."""
+def rank_of(folder: str, name: str, known: set[str]) -> Rank:
+    """One file. Raises UnreadableError with its name.
+
+    The state of the first one is whole, and that of others which import a name that is not `known` yet. Of the rest, as
+    large and as alike as ranks are, it has no more than what was odd of their archives.
+    """
     path = os.path.join(folder, name)
     try:
-        pickle, storages, oddities = torch_zip.contents(path)
-        state = state_of(pickle, storages, target=path, format=torch_zip.NAME, oddities=oddities)
+        with Source(path) as source:
+            format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
+        pickle, storages, oddities = format.contents(path)
         items = mapping(pickle.root)
         if items is None:
             raise MalformedError("holds no dict, as DeepSpeed saves one")
+        found = tuple((one.qualified, one.position) for one in pickle.globals)
+        names = {qualified for qualified, _ in found}
+        state = ModelState(path, format.NAME, (), oddities=tuple(oddities), globals=found)
+        if not known or names - known:
+            state = state_of(pickle, storages, target=path, format=format.NAME, oddities=oddities)
+            known |= names
     except UnreadableError as error:
         raise type(error)(f"{name}: {error}") from error.__cause__
     return Rank(name, items, Decoder(storages), state)
 
 
 def shapes_of(node: Any, what: str) -> dict[str, Shape]:
+    """A dict of names and shapes. Raises MalformedError for anything else; `what` is what the message calls it."""
     found = {}
     for name, held in (mapping(node) or {}).items():
         dims = sequence(held)
@@ -125,12 +138,9 @@ def _shard(rank: Rank) -> Shard:
     masters = rank.flat(held.get(key), f"{rank.name}: {key}")
     lengths = [one.elements for one in masters]
     vectors, loose = _states(rank, held.get("optimizer_state_dict" if last else "base_optimizer_state"), lengths)
-    paddings = [one if type(one) is int else 0 for one in sequence(held.get("group_paddings")) or ()]
+    paddings = _paddings(held.get("group_paddings"))
     padded = [one + (paddings[n] if n < len(paddings) else 0) for n, one in enumerate(lengths)]
-    aligned = [
-        [one if type(one) is int else 0 for one in sequence(group) or ()]
-        for group in sequence(held.get("param_alignment_paddings")) or ()
-    ]
+    aligned = [_paddings(group) for group in sequence(held.get("param_alignment_paddings")) or ()]
     slices = [_slices(one) for one in sequence(held.get("param_slice_mappings")) or ()]
     uneven = len(set(counts)) > 1
     return Shard(stage, count, uneven, {MASTER: [*masters], **vectors}, loose, lengths, padded, aligned, slices)
@@ -139,6 +149,10 @@ def _shard(rank: Rank) -> Shard:
 def _integer(node: Any) -> Any:
     """The number that an enumeration's member is pickled as."""
     return node.args[0] if type(node) is Obj and len(node.args) == 1 else node
+
+
+def _paddings(node: Any) -> list[int]:
+    return [one if type(one) is int and one >= 0 else 0 for one in sequence(node) or ()]
 
 
 def _slices(node: Any) -> dict[str, tuple[int, int]]:
@@ -403,9 +417,10 @@ class Optimizer:
         self.shards: dict[int, Shard] = {}
         self.lost: dict[int, str] = {}
         self.odd: list[Oddity] = []
+        known: set[str] = set()
         for rank, name in sorted(files.items()):
             try:
-                read = rank_of(folder, name)
+                read = rank_of(folder, name, known)
                 self.shards[rank] = _shard(read)
                 self.ranks[rank] = read
             except UnreadableError as error:

@@ -22,8 +22,7 @@ from msgspec.structs import replace
 from statecli.errors import MalformedError, MissingShard, UnreadableError
 from statecli.formats import _folder, _shown
 from statecli.formats._graph import mapping, named, sequence
-from statecli.formats._ranks import lost, noted
-from statecli.formats._source import Source
+from statecli.formats._ranks import lost, noted, small
 from statecli.formats._zero import MASTER, Optimizer, Owner, Part, Piece, Rank, Shape, joined, rank_of, shapes_of
 from statecli.state import Evidence, Kind, ModelState, Oddity, Scalar, TensorInfo
 
@@ -55,7 +54,10 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
         return True
     if any(one in names or f"{one}.index.json" in names for one in _folder.SINGLE):
         return False
-    return "zero_to_fp32.py" in names or bool(_tags(path)) if os.path.isdir(path) else False
+    if "zero_to_fp32.py" in names:
+        return True
+    alone = "latest" in names or not any(name.endswith(_folder.WEIGHTS) for name in names)
+    return os.path.isdir(path) and alone and bool(_tags(path))
 
 
 def _tags(path: str) -> list[str]:
@@ -80,10 +82,8 @@ def _tag(path: str) -> str:
 
 
 def _latest(path: str, tags: list[str]) -> str:
-    with Source(os.path.join(path, "latest")) as source:
-        if source.size > MAX_LATEST:
-            raise MalformedError(f"latest has {source.size} bytes, and names no folder")
-        tag = source.read(0, source.size).decode("utf-8", "backslashreplace").strip()
+    raw = small(os.path.join(path, "latest"), "latest", MAX_LATEST)
+    tag = raw.decode("utf-8", "backslashreplace").strip()
     if tag in ("", ".", "..") or _leads_elsewhere(tag):
         raise MalformedError(f"latest points outside its folder: {_shown.quoted(tag)} is no plain folder name")
     if tag not in tags:
@@ -260,7 +260,7 @@ def _of_rank(owner: Owner, files: Files) -> ModelState:
         tuple(dict.fromkeys(tensor.section for tensor in tensors)),
         {f"{owner.prefix}{key}": value for key, value in settings.items()},
         (
-            *noted({one.name: one.state for one in read}),
+            *noted({one.name: one.state.oddities for one in read}),
             *_missed(owner, optimizer, models, failed),
             *optimizer.odd,
             *_version(rank),
@@ -300,9 +300,10 @@ def _models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], dict[i
         raise MissingShard("no *_model_states.pt is here: what the optimizer's files hold has no names; copy it again")
     found: dict[int, Rank] = {}
     failed: dict[int, str] = {}
+    known: set[str] = set()
     for rank, name in sorted(files.items()):
         try:
-            found[rank] = rank_of(folder, name)
+            found[rank] = rank_of(folder, name, known)
         except UnreadableError as error:
             failed[rank] = f"rank {rank}: {error}"
             if len(failed) == len(files):
@@ -345,6 +346,8 @@ def _frozen(
 
 def _missed(owner: Owner, optimizer: Optimizer, models: dict[int, Rank], failed: dict[int, str]) -> Iterator[Oddity]:
     where = f" of {owner.prefix[:-1]}" if owner.prefix else ""
+    if not optimizer.shards and not optimizer.lost and any(one.items.get("param_shapes") for one in models.values()):
+        yield Oddity("no-optimizer", f"the optimizer's states{where} are not here: no *_optim_states.pt")
     if optimizer.missing:
         text = f"{optimizer.missing} of {optimizer.count} ranks' optimizer states{where} are missing"
         yield Oddity("missing-rank", f"{text}; copy *_optim_states.pt again")

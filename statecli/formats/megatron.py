@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from statecli.errors import MalformedError, MissingShard, UnreadableError
 from statecli.formats import _folder, _shown
-from statecli.formats._ranks import lost, noted
-from statecli.formats._source import Source
+from statecli.formats._ranks import lost, noted, small
 from statecli.state import Kind, ModelState, Oddity, Scalar
 
 NAME = "megatron"
@@ -54,8 +53,8 @@ def _iteration(path: str) -> str:
     """The folder in `path` that its ranks are in, "" for itself. Raises MalformedError where it is not there."""
     if _ranks(path):
         return ""
-    with Source(os.path.join(path, TRACKER)) as source:
-        word = source.read(0, min(source.size, MAX_TRACKER)).decode("utf-8", "backslashreplace").strip()
+    raw = small(os.path.join(path, TRACKER), TRACKER, MAX_TRACKER)
+    word = raw.decode("utf-8", "backslashreplace").strip()
     if word != "release" and not (word.isascii() and word.isdecimal()):
         raise MalformedError(f"{TRACKER} says {_shown.quoted(word)}, neither a number nor 'release'")
     name = word if word == "release" else f"iter_{int(word):07d}"
@@ -122,7 +121,7 @@ def _together(path: str, states: dict[str, ModelState], failed: dict[str, str], 
         tensors,
         tuple(dict.fromkeys(tensor.section for tensor in tensors)),
         _settings(states),
-        (*noted(states), *_differences(states), *_beside(folder)),
+        (*noted({name: state.oddities for name, state in states.items()}), *_differences(states), *_beside(folder)),
         tuple(dict.fromkeys(one for state in held for one in state.globals)),
         tuple(one for state in held for one in state.optimizers),
         tuple(one for state in held for one in state.state_dicts),

@@ -43,6 +43,12 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 def read(path: str, section: str | None = None) -> ModelState:
     """The state in one stream. Raises UnreadableError where it is damaged, at whatever byte it ends."""
+    pickle, storages, oddities = contents(path)
+    return state_of(pickle, storages, target=path, format=NAME, oddities=oddities, wanted=section)
+
+
+def contents(path: str) -> tuple[Pickle, dict[str, ByteRange], list[Oddity]]:
+    """The object's pickle, where each storage lies, and what was odd of the stream. Raises as `read` does."""
     oddities: list[Oddity] = []
     with Source(path) as source:
         magic, version, machine, pickle, keys = _pickles(source)
@@ -55,7 +61,7 @@ def read(path: str, section: str | None = None) -> ModelState:
             left = source.size - end
             message = f"{left} bytes are appended after the last storage"
             oddities.append(Oddity("suffixed", message, place=Place(path, end, left)))
-    return state_of(pickle, storages, target=path, format=NAME, oddities=oddities, wanted=section)
+    return pickle, storages, oddities
 
 
 def _pickles(source: Source) -> list[Pickle]:

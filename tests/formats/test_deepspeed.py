@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -238,6 +239,14 @@ def edited(file: Path, change) -> None:
     torch.save(held, file)
 
 
+@dataclass
+class Fragment:
+    """As DeepSpeed's `fragment_address`."""
+
+    numel: int
+    start: int
+
+
 def optimizer(folder: Path, rank: int) -> Path:
     return folder / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 
@@ -324,6 +333,83 @@ def test_a_latest_that_leads_nowhere(line, tmp_path, what):
     folder = zero.write(tmp_path / "zero", 2, net())
     (folder / "latest").write_text(written)
     assert line(folder).startswith(said)
+
+
+def test_a_latest_that_is_no_file(line, tmp_path):
+    """A pipe is not waited for; an empty one says nothing."""
+    folder = zero.write(tmp_path / "zero", 2, net())
+    (folder / "latest").write_bytes(b"")
+    assert line(folder) == "latest is an empty file"
+    (folder / "latest").unlink()
+    os.mkfifo(folder / "latest")
+    assert line(folder) == "latest is a named pipe, not a regular file"
+
+
+def test_ranks_in_the_older_format_of_torch(tmp_path):
+    """DeepSpeed's fast writer has torch.save write one stream in place of an archive."""
+    folder = zero.write(tmp_path / "zero", 3, net(), frozen=FROZEN, ranks=2)
+    before = formats.read(str(folder))
+    for file in folder.rglob("*.pt"):
+        torch.save(torch.load(file, weights_only=False), file, _use_new_zipfile_serialization=False)
+    after = formats.read(str(folder))
+    assert [one.fqn for one in after.tensors] == [one.fqn for one in before.tensors]
+    assert same(section(after, "module")["a"], net()[0]["a"])
+
+
+def test_the_model_alone(statecli, tmp_path):
+    """Without the optimizer's files stages 1 and 2 are whole models, and of stage 3 there are no weights."""
+    for stage, code in ((2, 0), (3, 2)):
+        folder = zero.write(tmp_path / str(stage), stage, net())
+        for file in folder.rglob("*optim_states.pt"):
+            file.unlink()
+        result = statecli("inspect", str(folder))
+        assert result.code == code
+        assert "the optimizer's states are not here" in result.out + result.err
+
+
+HOSTILE = {
+    "negative paddings": {"group_paddings": [-(2**40), -40], "param_alignment_paddings": [[-9, -9], [-9, -9]]},
+    "huge paddings": {"group_paddings": [2**62, 2**62], "param_alignment_paddings": [[2**62] * 2, [2**62] * 2]},
+    "no numbers": {"group_paddings": ["x", None], "param_alignment_paddings": {"a": 1}, "param_slice_mappings": 7},
+    "no states": {"base_optimizer_state": {"state": [], "param_groups": {0: 1}}},
+    "no vectors": {"single_partition_of_fp32_groups": [torch.ones(2, 2), torch.ones(1)]},
+    "no groups": {"single_partition_of_fp32_groups": [], "group_paddings": []},
+    "no ranks": {"partition_count": []},
+    "a strided vector": {"single_partition_of_fp32_groups": [torch.ones(40)[::2], torch.ones(20)]},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_odd_numbers_in_a_rank_spoil_only_its_parameters(statecli, tmp_path, what):
+    """Or nothing; the module is shown, and at most one line says why the rest is not."""
+    folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
+    for rank in range(2):
+        edited(optimizer(folder, rank), lambda held: held["optimizer_state_dict"].update(HOSTILE[what]))
+    result = statecli("inspect", str(folder), "-f", "json")
+    assert result.code in (0, 2)
+    assert result.err.count("\n") == (result.code == 2)
+    assert [row["fqn"] for row in result.json["tensors"] if row["section"] == "module"] == ["a", "b", "c", "d"]
+
+
+def test_a_shape_that_no_model_has(statecli, tmp_path):
+    """A count of elements beyond any memory asks for none."""
+    folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
+    for file in folder.rglob("*model_states.pt"):
+        edited(file, lambda held: held["param_shapes"][0].update(a=torch.Size([2**30, 2**30])))
+    result = statecli("inspect", str(folder))
+    assert result.code == 2
+    assert "the parameters take 576460752303423504 elements of each rank, it holds 24" in result.err
+
+
+def test_a_rank_that_denies_its_place_is_noted(tmp_path):
+    """`param_slice_mappings` and the order of `param_shapes` say the same; where they do not, somebody must look."""
+    folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
+    for start, noted in ((15, []), (9, ["misplaced-partition"])):
+        slices = [{"b": Fragment(7, start)}, {}]
+        edited(optimizer(folder, 0), lambda held, s=slices: held["optimizer_state_dict"].update(param_slice_mappings=s))
+        odd = [odd for odd in formats.read(str(folder)).oddities if odd.name != "foreign-globals"]
+        assert [one.name for one in odd] == noted
+    assert odd[0].message == "b: rank 0 says that it has elements 9 to 16, param_shapes says 15 to 22"
 
 
 def test_without_latest_one_folder_is_enough(line, tmp_path):

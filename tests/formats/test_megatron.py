@@ -113,7 +113,7 @@ TRACKERS = {
     "outside": ("../x", "latest_checkpointed_iteration.txt says '../x', neither a number nor 'release'"),
     "nothing": ("20", "latest_checkpointed_iteration.txt says 20, and no folder iter_0000020 has a rank's files;"),
     "release": ("release", "latest_checkpointed_iteration.txt says release, and no folder release has a rank's files;"),
-    "long": ("9" * 500, "latest_checkpointed_iteration.txt says 9"),
+    "long": ("9" * 500, "latest_checkpointed_iteration.txt has 500 bytes, and names no folder"),
 }
 
 
