@@ -57,11 +57,11 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     if "zero_to_fp32.py" in names:
         return True
     alone = "latest" in names or not any(name.endswith(_folder.WEIGHTS) for name in names)
-    return os.path.isdir(path) and alone and bool(_tags(path))
+    return os.path.isdir(path) and alone and bool(tags(path))
 
 
-def _tags(path: str) -> list[str]:
-    """The folders in it that hold a rank's model."""
+def tags(path: str) -> list[str]:
+    """The folders in the folder that hold a rank's model: one for each step that was saved."""
     inner = _folder.folders(path)[: _folder.MAX_INNER]
     return [name for name in inner if any(map(_MODEL.fullmatch, _folder.files(os.path.join(path, name))))]
 
@@ -71,23 +71,23 @@ def _tag(path: str) -> str:
     names = _folder.files(path)
     if any(map(_MODEL.fullmatch, names)) or any(map(_OPTIMIZER.fullmatch, names)):
         return ""
-    tags = _tags(path)
+    found = tags(path)
     if "latest" in names:
-        return _latest(path, tags)
-    if len(tags) == 1:
-        return tags[0]
-    if not tags:
+        return _latest(path, found)
+    if len(found) == 1:
+        return found[0]
+    if not found:
         raise MalformedError("is a DeepSpeed checkpoint without a folder of its ranks' files; copy it again")
-    raise UnreadableError(f"holds {len(tags)} checkpoints and no file latest; name one of: {_shown.names(tags)}")
+    raise UnreadableError(f"holds {len(found)} checkpoints and no file latest; name one of: {_shown.names(found)}")
 
 
-def _latest(path: str, tags: list[str]) -> str:
+def _latest(path: str, found: list[str]) -> str:
     raw = small(os.path.join(path, "latest"), "latest", MAX_LATEST)
     tag = raw.decode("utf-8", "backslashreplace").strip()
     if tag in ("", ".", "..") or _leads_elsewhere(tag):
         raise MalformedError(f"latest points outside its folder: {_shown.quoted(tag)} is no plain folder name")
-    if tag not in tags:
-        here = f"; here are {_shown.names(tags)}: name one" if tags else "; copy it again"
+    if tag not in found:
+        here = f"; here are {_shown.names(found)}: name one" if found else "; copy it again"
         raise MissingShard(f"latest names {_shown.quoted(tag)}, and no such folder has a rank's files{here}")
     return tag
 

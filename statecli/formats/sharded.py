@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from statecli.errors import IndexMismatch, MalformedError, MissingShard, UnreadableError
-from statecli.formats import _configs, _folder, _json, _shown
+from statecli.formats import _configs, _folder, _json, _shown, deepspeed
 from statecli.formats._source import Source
 from statecli.formats.safetensors import DROPPED
 from statecli.state import ModelState, Oddity, StateDict, TensorInfo
@@ -88,6 +88,9 @@ def in_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> M
     companions = [name for name in choice.names if _folder.COMPANIONS.match(name) and name not in others]
     if unread := [name for name in companions if not name.endswith(".json")]:
         state = _noted(state, Oddity("companions", f"of the training run, and not read: {_shown.names(unread)}"))
+    if steps := deepspeed.tags(path):
+        said = f"of the same training, by DeepSpeed, and not read: {_shown.names(steps)}; name one of these folders"
+        state = _noted(state, Oddity("other-weights", said))
     return _configs.noted(path, state)
 
 

@@ -487,5 +487,8 @@ def test_weights_beside_it_are_the_folder(tmp_path):
     """A Trainer's folder with both is its weights; the DeepSpeed folder in it is a target by itself."""
     folder = zero.write(tmp_path / "zero", 2, net())
     save_file({"w": torch.ones(2)}, folder / "model.safetensors")
-    assert [one.fqn for one in formats.read(str(folder)).tensors] == ["w"]
+    state = formats.read(str(folder))
+    assert [one.fqn for one in state.tensors] == ["w"]
+    said = "of the same training, by DeepSpeed, and not read: global_step2; name one of these folders"
+    assert [odd.message for odd in state.oddities] == [said]
     assert formats.read(str(folder / "global_step2")).format == "deepspeed zero-2"
