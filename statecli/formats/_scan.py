@@ -8,6 +8,7 @@ to its end is said (`ScannedPickle.unread`), never passed over. One pickle is re
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import struct
@@ -20,11 +21,12 @@ from statecli import formats
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _folder, _json, torch_legacy
 from statecli.formats._dcp_metadata import BUDGET, METADATA
+from statecli.formats._expressions import expressions, is_plain
 from statecli.formats._names import Scanner
 from statecli.formats._pickle import OverBudget, TruncatedPickle, without_gc
 from statecli.formats._source import Source
 from statecli.formats._zip import STORED, Archive, Record
-from statecli.state import Place, ScannedPickle
+from statecli.state import Mention, Place, ScannedPickle
 
 #: Bytes of one pickle, of one inflated record, and of all pickles of one file.
 MAX_PICKLE = 256 * 2**20
@@ -62,6 +64,9 @@ _KNOWN = re.compile(
     r"bytecode\.pkl|mobile_debug_handles\.pkl|traced_inputs\.pkl|code/__torch__[^\0]*\.py\.debug_pkl"
     r"|data/(?:weights|constants|sample_inputs)/[^/]+|serialized_(?:state_dict|constants|example_inputs)\.(?:pt|json)"
 )
+#: A program of torch.export, and the bytes of it that are read.
+_PROGRAM = re.compile(r"models/[^/]+\.json|serialized_exported_program\.json")
+_MAX_PROGRAM = 128 * 2**20
 _STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 #: The members of a tar that torch unpickles.
 _IN_TAR = frozenset(["storages", "tensors", "pickle"])
@@ -340,6 +345,22 @@ class _Scan:
             usual = own in _USUAL or _KNOWN.fullmatch(own) is not None
         sure = _NAMED.search(record.name) is not None
         self._member(region, name, piece.depth, record.method != STORED, sure, not usual)
+        if _PROGRAM.fullmatch(own) and not piece.depth:
+            self._program(_inflated(region)[0] if record.method != STORED else region, name)
+
+    def _program(self, region: _Region, where: str) -> None:
+        """A program of torch.export: loading it evaluates what it has for the sizes of tensors."""
+        data = region.read(0, min(region.size, _MAX_PROGRAM))
+        try:
+            document, _ = _json.object_of(data, where)
+        except MalformedError as error:
+            self._unread(_Piece(region, where, 0), str(error))
+            return
+        for text in dict.fromkeys(expressions(document)):
+            if not is_plain(text):
+                at = max(data.find(_json_text(text)), 0)
+                names = (Mention("sympy", "sympify", at, called=True),)
+                self.found.append(ScannedPickle(where, region.span, names, exact=region.base is not None))
 
     def _member(self, region: _Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool) -> None:
         """Keep a record for later if it is a pickle, or begins like one."""
@@ -374,6 +395,10 @@ class _Scan:
                 self._member(rest, name, piece.depth, fields[3] != STORED, sure, last not in own)
                 own.discard(last)
             at += 4
+
+
+def _json_text(text: str) -> bytes:
+    return json.dumps(text).encode()
 
 
 def _is_tar(block: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,7 @@ from torch import nn
 from statecli import formats
 from statecli.errors import UnreadableError
 from statecli.formats import torch_export
+from statecli.formats._expressions import expressions, is_plain
 from statecli.formats._scan import scan
 from statecli.state import Evidence, Kind
 from statecli.values.read import all_values
@@ -464,6 +466,100 @@ def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
     assert done.returncode == 1
     assert "unsafe-global" in {one["rule"] for one in json.loads(done.stdout)["findings"]}
     assert not mark.exists()
+
+
+# --- expressions -----------------------------------------------------------------------------------------------------
+
+
+class Sizes(nn.Module):
+    """Its sizes are computed."""
+
+    def forward(self, x):
+        n = x.shape[0]
+        return x.sum() + torch.zeros(n // 3 + 1).sum() + torch.zeros(2 * n - 5, n % 7 + 2).sum()
+
+
+def test_expressions_of_real_programs_are_plain(tmp_path):
+    """Symbols, sums, products, floor divisions, remainders."""
+    size = torch.export.Dim("n", min=6, max=600)
+    program = torch.export.export(Sizes(), (torch.randn(12, 4),), dynamic_shapes=({0: size},))
+    path = new(program, tmp_path / "x.pt2")
+    with zipfile.ZipFile(path) as archive:
+        found = set(expressions(json.loads(archive.read("x/models/model.json"))))
+    assert any("FloorDiv" in one for one in found)
+    assert [one for one in found if not is_plain(one)] == []
+    assert scan(str(path))
+
+
+PLAIN = (
+    *(
+        "s0",
+        "2*s0 + 1",
+        "s0//3",
+        "Max(1, s0 - 5)",
+        "-(s0 + u1) ** 2",
+        "Eq(s0, 3)",
+        "1.5e-3",
+        "(s0)",
+        "s0 % (2)",
+        "",
+        "3.",
+    ),
+    *("Symbol('s77', positive=True, integer=True)", "Add(Integer(-1), Mul(Rational(1, 2), Symbol('s0')))"),
+)
+CODE = (
+    *("__import__('os').system('id')", "eval('1')", "S('1')", "sympify('1')", "s0.diff(s0)", "1 .real", "1..real()"),
+    *("1.__class__.__base__()", "(eval)('x')", "(eval)   ('x')", "eval ('x')", "[s0]", "lambda: 0", "Symbol('a')('b')"),
+    *(
+        "Symbol('a b')",
+        "Max('eval(1)')",
+        'Symbol("x")',
+        "'a'('b')",
+        "3(4)",
+        "x\nimport os",
+        "f\u00fcr(1)",
+        "_x",
+        "a;b",
+        "a@b",
+    ),
+)
+
+
+def test_what_is_an_expression_and_what_is_code():
+    """Nothing but what sizes are made of is called, and no attribute is taken."""
+    assert [one for one in PLAIN if not is_plain(one)] == []
+    assert [one for one in CODE if is_plain(one)] == []
+
+
+@pytest.mark.parametrize("writer", [new, of_2_7], ids=lambda one: one.__name__)
+def test_code_among_the_expressions_is_found(writer, tmp_path):
+    """torch.export.load runs it, without any pickle; nothing is run here, and an audit names the byte where it is."""
+    pytest.importorskip("sympy")
+    size = torch.export.Dim("n", min=6, max=600)
+    good = writer(torch.export.export(Sizes(), (torch.randn(12, 4),), dynamic_shapes=({0: size},)), tmp_path / "x.pt2")
+    mark = tmp_path / "ran"
+    command = json.dumps(f"__import__('pathlib').Path('{mark}').touch()").encode()
+    with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as forged:
+        for name in archive.namelist():
+            data = archive.read(name)
+            if name.endswith(".json"):
+                data = re.sub(rb'"expr_str": "(?:[^"\\]|\\.)*"', lambda _: b'"expr_str": ' + command, data)
+            forged.writestr(name, data)
+    done = run("audit", tmp_path / "y.pt2", "-f", "json")
+    assert done.returncode == 1
+    (found,) = json.loads(done.stdout)["findings"]
+    assert (found["rule"], found["severity"]) == ("unsafe-global", "error")
+    assert "sympy.sympify, which evaluates expressions" in found["message"]
+    assert not mark.exists()
+    with pytest.raises(Exception):  # noqa: B017, PT011  # whatever torch makes of what is no expression
+        torch.export.load(tmp_path / "y.pt2")
+    assert mark.exists()
+
+
+def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
+    """Python's own parser takes NaN, so what is refused here may load."""
+    path = built(tmp_path / "y.pt2", {**parts, "models/model.json": b'{"a": NaN, "expr_str": "eval(1)"}'})
+    assert "no valid JSON" in next(one.unread for one in scan(str(path)) if one.where == "x/models/model.json")
 
 
 def test_every_beginning_is_refused_or_read(parts, tmp_path):
