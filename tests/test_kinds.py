@@ -200,6 +200,26 @@ def test_a_criterion_that_learns_too_makes_no_parameter_of_a_buffer(tmp_path):
     assert found["0.weight"].evidence is Evidence.OPTIMIZER
 
 
+def test_optimizers_that_share_a_model_are_evidence_together(tmp_path):
+    """A generator's and a discriminator's: one of them trains too little of the model to tell by itself."""
+    net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 1))
+    shared = [torch.optim.Adam(net[:2].parameters()), torch.optim.SGD(net[2:].parameters(), 0.1, momentum=0.9)]
+    states = [stepped(net, one) for one in shared]
+    found = classified(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
+    assert {row.evidence for row in found.values()} == {Evidence.OPTIMIZER}
+
+
+def test_optimizers_that_leave_something_out_are_no_evidence_together(tmp_path):
+    """A head that nobody trains: what the smaller one trains could be that as well."""
+    net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 1), nn.Linear(6, 1))
+    shared = [torch.optim.Adam(net[:2].parameters()), torch.optim.SGD(net[2:3].parameters(), 0.1, momentum=0.9)]
+    states = [stepped(net, one) for one in shared]
+    found = classified(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
+    assert {name for name, row in found.items() if row.evidence is Evidence.OPTIMIZER} <= {
+        *(f"{layer}.{part}" for layer in (0, 1) for part in ("weight", "bias"))
+    }
+
+
 def test_groups_that_split_by_weight_decay_are_told(tmp_path):
     """Biases apart from weights, as everybody does it: the groups interleave, and all are trained."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 5), nn.Linear(5, 2))
