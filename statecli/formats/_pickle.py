@@ -296,13 +296,8 @@ class Machine:
                 elif op == 0x4B:  # BININT1
                     stack.append(data[pos])
                     pos += 1
-                elif op == 0x68:  # BINGET
-                    index = data[pos]
-                    pos += 1
-                    stack.append(memo[index] if index < len(memo) else self.get(index, pos))
-                elif op == 0x6A:  # LONG_BINGET
-                    (index,) = u32(data, pos)
-                    pos += 4
+                elif op == 0x68 or op == 0x6A:  # BINGET, LONG_BINGET
+                    index, pos = (data[pos], pos + 1) if op == 0x68 else (u32(data, pos)[0], pos + 4)
                     stack.append(memo[index] if index < len(memo) else self.get(index, pos))
                 elif op == 0x58:  # BINUNICODE
                     (length,) = u32(data, pos)
