@@ -314,10 +314,11 @@ def by_model(
     findings: list[Finding] = []
     left_out: list[Oddity] = _renamed_note(renamed, model)
     tensors: list[TensorInfo] = list(state.tensors)
-    if not any(t.kind in MODEL_KINDS for t in tensors):
+    entries = [n for n, t in enumerate(tensors) if t.kind in MODEL_KINDS and not _is_beside(t, state)]
+    if not entries:
         raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could group")
-    for section in dict.fromkeys(t.section for t in tensors if t.kind in MODEL_KINDS):
-        rows = [n for n, t in enumerate(tensors) if t.section == section and t.kind in MODEL_KINDS]
+    for section in dict.fromkeys(tensors[n].section for n in entries):
+        rows = [n for n in entries if tensors[n].section == section]
         own = [tensors[n].fqn for n in rows if tensors[n].fqn not in renamed]
         prefix = common_prefix(own, registered)
         if prefix:
@@ -336,6 +337,11 @@ def by_model(
         missing = {fqn: t for fqn, t in registered.items() if fqn not in held and fqn not in dropped}
         findings.extend(_missing(missing, held, state, model, section))
     return replace(state, tensors=tuple(tensors), oddities=(*state.oddities, *left_out)), findings
+
+
+def _is_beside(tensor: TensorInfo, state: ModelState) -> bool:
+    """Whether a module that is saved whole holds it, and its state_dict does not: no load will ever see it."""
+    return tensor.saved is False or (tensor.kind is Kind.UNREGISTERED and tensor.section in state.whole_modules)
 
 
 def _renamed_note(renamed: Mapping[str, tuple[str, ...]], model: ModelState) -> list[Oddity]:

@@ -293,6 +293,15 @@ def test_a_tensor_that_is_no_buffer_is_found(program, tmp_path):
     assert [one["fqn"] for one in json.loads(done.stdout)["findings"]] == ["block.table"]
 
 
+def test_a_class_is_asked_of_its_state_dict_alone(program, tmp_path):
+    """What no state_dict of the program has is nothing that a strict load could object to."""
+    source = Path(__file__).read_text()
+    start, end = source.index("class Block("), source.index('@pytest.fixture(scope="module")')
+    (tmp_path / "net.py").write_text("import torch\nfrom torch import nn\n\n\n" + source[start:end])
+    done = run("inspect", new(program, tmp_path / "x.pt2"), "--model", f"{tmp_path / 'net.py'}:Net", "-f", "json")
+    assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
+
+
 # --- what no torch writes --------------------------------------------------------------------------------------------
 
 
