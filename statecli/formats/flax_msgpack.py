@@ -47,6 +47,8 @@ _PARAMS = re.compile(r"(?:^|_)params(?:$|_)")
 _OPTIMIZER = re.compile(r"(?:^|_)(?:opt|optimizer|opt_state|optimizer_state)(?:$|_)")
 #: Collections of what layers keep and no optimizer trains.
 _BUFFERS = frozenset(["batch_stats", "cache", "constants", "intermediates", "spectral_stats"])
+#: Those of them, beside parameters, that nothing else is called.
+_SIGNS = frozenset(["batch_stats", "opt_state"])
 #: Maps inside one another that may be sections: {"generator": {"params": ...}}.
 _MAX_SECTION_DEPTH = 4
 
@@ -257,7 +259,7 @@ def _found(root: Any, path: tuple[str, ...]) -> Iterator[_Found]:
     for key, child in root.items():
         if type(child) is Tensor:
             yield _Found(path, (str(key),), child, is_loose=True)
-        elif _OPTIMIZER.search(str(key)) or not _is_split(child):
+        elif _is_whole(str(key), child):
             yield from (_Found((*path, str(key)), keys, tensor) for keys, tensor in _below(child))
         else:
             yield from _found(child, (*path, str(key)))
@@ -267,9 +269,15 @@ def _is_split(node: Any, depth: int = 0) -> bool:
     if type(node) is not dict or depth == _MAX_SECTION_DEPTH:
         return False
     named = (key for key, child in node.items() if type(child) in (dict, list))
-    if any(_PARAMS.search(str(key)) or str(key) in _BUFFERS or str(key) == "opt_state" for key in named):
+    if any(_PARAMS.search(str(key)) or key in _SIGNS for key in named):
         return True
     return any(_is_split(child, depth + 1) for child in node.values())
+
+
+def _is_whole(key: str, node: Any) -> bool:
+    """Whether a map is one section; the params of a TrainState may be all variables: {"params": {"params": ...}}."""
+    alone = _PARAMS.search(key) is not None and type(node) is dict and "params" not in node
+    return alone or _OPTIMIZER.search(key) is not None or not _is_split(node)
 
 
 def _below(root: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:

@@ -1,0 +1,433 @@
+"""Flax's msgpack: the same arrays as `flax.serialization.msgpack_restore` gives, and nothing of it trusted."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from statecli import formats, kinds
+from statecli.errors import UnreadableError
+from statecli.formats import _msgpack, flax_msgpack
+from statecli.values.read import all_values, opened, stored
+
+from .msgpacks import Extension, Raw, array, chunked, pack
+from .test_any_bytes import tried
+
+
+class Adam(NamedTuple):
+    """The state of optax's Adam."""
+
+    count: Any
+    mu: Any
+    nu: Any
+
+
+class Empty(NamedTuple):
+    """The state of what has none."""
+
+
+@pytest.fixture
+def flax():
+    """`flax.serialization`."""
+    return pytest.importorskip("flax.serialization")
+
+
+def written(tmp_path, content: object, name: str = "model.msgpack") -> str:
+    """A file of that content, packed unless it is bytes."""
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else pack(content))
+    return str(tmp_path / name)
+
+
+def tensors(path: str, section: str | None = None) -> dict[tuple[str, str], Any]:
+    """The tensors by section and name."""
+    return {(one.section, one.fqn): one for one in formats.read(path, section).tensors}
+
+
+def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The arrays of what Flax gives back, by dotted path."""
+    if isinstance(tree, dict):
+        return {name: leaf for key, child in tree.items() for name, leaf in leaves(child, (*path, key)).items()}
+    return {".".join(path): tree} if hasattr(tree, "shape") else {}
+
+
+def raw_of(tensor: Any) -> bytes:
+    """The bytes of its elements as they are stored."""
+    with opened(tensor.data) as view:
+        return b"".join(block.tobytes() for block in stored(view))
+
+
+# What the library writes.
+
+DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool complex64 complex128"
+SMALL = "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES.split(), *SMALL.split()])
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 4)], ids=str)
+def test_each_dtype_is_as_flax_restores_it(flax, tmp_path, dtype, shape):
+    """Names, shapes, dtypes and bytes of every type that Flax can save."""
+    library = pytest.importorskip("ml_dtypes")
+    made = numpy.arange(6).reshape(2, 3)[: shape[0] if shape else 1].reshape(-1)[: numpy.prod(shape, dtype=int)]
+    made = made.reshape(shape).astype(getattr(library, dtype, dtype))
+    path = written(tmp_path, flax.to_bytes({"layer": {"kernel": made}}))
+    again = flax.msgpack_restore((tmp_path / "model.msgpack").read_bytes())["layer"]["kernel"]
+    (found,) = formats.read(path).tensors
+    assert (found.fqn, found.dtype, found.shape) == ("layer.kernel", str(again.dtype), again.shape)
+    assert found.nbytes == again.nbytes
+    if shape != (0, 4):
+        assert raw_of(found) == again.tobytes()
+
+
+def train_state(flax) -> dict[str, Any]:
+    """A TrainState as it is saved: what a dataclass of these fields becomes."""
+    ones = numpy.ones((2, 3), numpy.float32)
+    params = {"Dense_0": {"kernel": ones, "bias": ones[0]}, "BatchNorm_0": {"scale": ones[0]}}
+    zeros = {"Dense_0": {"kernel": ones * 0, "bias": ones[0] * 0}, "BatchNorm_0": {"scale": ones[0] * 0}}
+    moments = (Adam(numpy.zeros((), numpy.int32), zeros, zeros), Empty())
+    return flax.to_state_dict(
+        {
+            "step": numpy.asarray(7),
+            "params": params,
+            "opt_state": moments,
+            "batch_stats": {"BatchNorm_0": {"mean": ones[0]}},
+        }
+    )
+
+
+def test_a_train_state(flax, tmp_path):
+    """Its fields are sections; what the optimizer holds moments of is trained, and says of which parameter each is."""
+    path = written(tmp_path, flax.to_bytes(train_state(flax)), "checkpoint_7")
+    state = kinds.classified(formats.read(path))
+    assert state.format == "flax-msgpack"
+    assert set(state.sections) == {"", "params", "opt_state", "batch_stats"}
+    rows = {(one.section, one.fqn): one for one in state.tensors}
+    kernel, mean = rows["params", "Dense_0.kernel"], rows["batch_stats", "BatchNorm_0.mean"]
+    assert (kernel.kind, kernel.evidence) == ("parameter", "optimizer")
+    assert (mean.kind, mean.evidence) == ("buffer", "convention")
+    moment = rows["opt_state", "0.nu.Dense_0.kernel"]
+    assert (moment.kind, moment.belongs_to) == ("optimizer", "Dense_0.kernel")
+    assert rows["opt_state", "0.count"].belongs_to is None
+    assert rows["", "step"].kind == "other"
+    restored = leaves(flax.msgpack_restore((tmp_path / "checkpoint_7").read_bytes()))
+    assert {".".join(filter(None, key)) for key in rows} == set(restored)
+    for key, row in rows.items():
+        again = restored[".".join(filter(None, key))]
+        assert numpy.array_equal(all_values(row.data).reshape(again.shape), again)
+    assert not any((one.device, one.requires_grad) != (None, None) for one in state.tensors)
+
+
+def test_models_in_a_map_have_sections_of_their_own(flax, tmp_path):
+    """Wherever the names that Flax gives its collections are; parameters are not looked into for more of them."""
+    ones = numpy.ones(2, numpy.float32)
+    inner = {"params": {"w": ones, "cache": {"v": ones}}, "cache": {"k": ones}}
+    path = written(tmp_path, flax.to_bytes({"generator": inner, "rng": ones, "ema": {"w": ones}}))
+    assert {key: one.kind.value for key, one in tensors(path).items()} == {
+        ("generator.params", "w"): "parameter",
+        ("generator.params", "cache.v"): "parameter",
+        ("generator.cache", "k"): "buffer",
+        ("", "rng"): "other",
+        ("ema", "w"): "parameter",
+    }
+
+
+def test_params_may_be_all_variables(flax, tmp_path):
+    """`TrainState.create(params=model.init(...))` keeps the collections one below."""
+    ones = numpy.ones(2, numpy.float32)
+    variables = {"params": {"w": ones}, "batch_stats": {"mean": ones}}
+    moments = {"0": {"mu": variables}}
+    path = written(tmp_path, flax.to_bytes({"params": variables, "opt_state": moments}))
+    found = tensors(path)
+    assert set(found) == {
+        ("params.params", "w"),
+        ("params.batch_stats", "mean"),
+        ("opt_state", "0.mu.params.w"),
+        ("opt_state", "0.mu.batch_stats.mean"),
+    }
+    assert found["opt_state", "0.mu.params.w"].belongs_to == "w"
+
+
+def test_a_container_can_be_named(flax, tmp_path):
+    """`#params.Dense_0` is a section of its own; the rest keeps its own."""
+    path = written(tmp_path, flax.to_bytes(train_state(flax)))
+    found = tensors(path, "params.Dense_0")
+    assert {("params.Dense_0", "kernel"), ("params.Dense_0", "bias"), ("params", "BatchNorm_0.scale")} <= set(found)
+
+
+def test_what_transformers_writes_is_one_section(flax, tmp_path):
+    """`flax_model.msgpack` is the parameters alone, and a folder that holds it is known by it."""
+    ones = numpy.ones((2, 2), numpy.float32)
+    content = flax.to_bytes({"transformer": {"h": {"0": {"attn": {"kernel": ones}}}}})
+    written(tmp_path, content, "flax_model.msgpack")
+    (tmp_path / "config.json").write_text("{}")
+    assert set(tensors(str(tmp_path))) == {("model", "transformer.h.0.attn.kernel")}
+
+
+def test_arrays_in_pieces(flax, tmp_path, monkeypatch):
+    """What Flax cuts into flat pieces is one tensor, and its values are put together as it is read."""
+    monkeypatch.setattr(flax, "MAX_CHUNK_SIZE", 64)
+    made = numpy.arange(60, dtype=numpy.float32).reshape(3, 20)
+    path = written(tmp_path, flax.msgpack_serialize({"params": {"big": made, "small": made[0, :4]}}))
+    big = tensors(path)["params", "big"]
+    assert (big.shape, big.note) == ((3, 20), "in 4 chunks")
+    assert numpy.array_equal(all_values(big.data), made.reshape(-1))
+
+
+def test_what_is_no_array_is_a_setting(flax, tmp_path):
+    """Numbers of Python and numpy, texts, complex numbers and bytes, lists by their places."""
+    content = {
+        "w": numpy.ones(2),
+        "lr": numpy.float32(0.5),
+        "half": numpy.float16(2),
+        "n": 3,
+        "big": 2**63,
+        "negative": -40,
+        "on": True,
+        "none": None,
+        "name": "adam",
+        "c": 1 + 2j,
+        "list": [1, "two"],
+        "raw": b"abc",
+    }
+    state = formats.read(written(tmp_path, flax.msgpack_serialize(content)))
+    told = state.metadata
+    assert [one.fqn for one in state.tensors] == ["w"]
+    assert {key: told[key] for key in ("lr", "half", "n", "negative", "on", "none", "name", "c")} == {
+        "lr": 0.5,
+        "half": 2.0,
+        "n": 3,
+        "negative": -40,
+        "on": True,
+        "none": None,
+        "name": "adam",
+        "c": "(1+2j)",
+    }
+    assert (told["big"], told["list.0"], told["list.1"]) == (str(2**63), 1, "two")
+    assert str(told["raw"]).startswith("3 bytes, sha256 ")
+
+
+def test_a_scalar_of_bfloat16(flax, tmp_path):
+    """What no number of Python's holds is told by its bits."""
+    library = pytest.importorskip("ml_dtypes")
+    path = written(tmp_path, flax.msgpack_serialize({"w": numpy.ones(2), "x": library.bfloat16(1)}))
+    assert formats.read(path).metadata["x"] == "bfloat16 0x3f80"
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=40) | st.binary(),
+        lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=40), inner, max_size=20),
+        max_leaves=40,
+    )
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_parser_agrees_with_msgpack(tmp_path, value):
+    """Every kind of value, and every width of lengths and numbers that the library chooses."""
+    library = pytest.importorskip("msgpack")
+    path = tmp_path / "value"
+    path.write_bytes(library.packb(value))
+
+    def plain(node):
+        if isinstance(node, _msgpack.Blob):
+            return path.read_bytes()[node.offset : node.offset + node.length]
+        if isinstance(node, dict):
+            return {key: plain(child) for key, child in node.items()}
+        return [plain(child) for child in node] if isinstance(node, list) else node
+
+    with flax_msgpack.Source(str(path)) as source:
+        parser = _msgpack.Parser(source)
+        assert repr(plain(parser.value())) == repr(value)
+        assert parser.at == source.size
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 8, 15, 16, 17, 300, 70_000])
+def test_each_length_of_an_extension(tmp_path, length):
+    """Five fixed lengths and three widths of others."""
+    library = pytest.importorskip("msgpack")
+    path = tmp_path / "value"
+    path.write_bytes(library.packb(library.ExtType(5, bytes(length))))
+    with flax_msgpack.Source(str(path)) as source:
+        found = _msgpack.Parser(source).value()
+    assert (found.code, found.length, found.offset + length) == (5, length, path.stat().st_size)
+
+
+# Names.
+
+
+def test_two_paths_that_read_the_same(tmp_path):
+    """A key may have a dot: the second of two equal names is spelled out."""
+    path = written(tmp_path, {"a": {"b": array([1])}, "a.b": array([2])})
+    assert {key: one.shape for key, one in tensors(path).items()} == {
+        ("model", "a.b"): (1,),
+        ("model", "['a.b']"): (2,),
+    }
+
+
+def test_numbers_as_keys(tmp_path):
+    """Flax restores them, as it does lists of arrays."""
+    path = written(tmp_path, {"layers": {0: array([1]), 1: array([2])}, "list": [array([3])]})
+    assert set(tensors(path)) == {("model", "layers.0"), ("model", "layers.1"), ("model", "list.0")}
+
+
+# What is no checkpoint of it, or a damaged one.
+
+REFUSED = {
+    "nothing but a map": (b"\x80", "is msgpack without an array of flax: nothing that statecli reads"),
+    "no array": ({"params": {}}, "is msgpack without an array of flax: nothing that statecli reads"),
+    "bytes behind it": (
+        pack({"a": array([1])}) + b"xyz",
+        "3 bytes follow its map, which ends at byte 49: flax refuses it",
+    ),
+    "a key twice": (
+        b"\x82" + pack("a") + pack(1) + pack("a") + pack(2),
+        "a map has the key 'a' twice: readers disagree which one counts",
+    ),
+    "a key that is a list": (b"\x82" + pack("a") + pack(1) + pack([1]) + pack(2), "a map's key is neither text nor"),
+    "a key that is bytes": (b"\x82" + pack("a") + pack(1) + pack(b"a") + pack(2), "a map's key is neither text nor"),
+    "a reserved byte": ({"a": Raw(b"\xc1")}, "is no msgpack: a value cannot begin with 0xc1 (byte 7)"),
+    "a text that is no UTF-8": ({"a": Raw(b"\xa2\xff\xff")}, "holds a text that is no UTF-8 near byte 8"),
+    "a lone surrogate": ({"a": "\ud800"}, "holds a text that is no UTF-8 near byte 8"),
+    "a map of 4 billion": ({"a": Raw(b"\xdf" + b"\xff" * 4)}, "is truncated: 4294967295 entries are said to follow"),
+    "a list of 4 billion": ({"a": Raw(b"\xdd" + b"\xff" * 4)}, "is truncated: 4294967295 entries are said to follow"),
+    "a text of 4 billion": ({"a": Raw(b"\xdb" + b"\xff" * 4)}, "has more than 67108864 bytes of text"),
+    "bytes of 4 billion": ({"a": Raw(b"\xc6" + b"\xff" * 4)}, "is truncated: bytes 12 to 4294967307 are needed"),
+    "an array of 4 billion": ({"a": Raw(b"\xc9" + b"\xff" * 4 + b"\1")}, "is truncated: bytes 13 to 4294967308"),
+    "lists in lists": ({"a": Raw(b"\x91" * 100_000)}, "nests more than 100 levels deep"),
+    "maps in maps": ({"a": Raw(b"\x81\xa1a" * 100_000)}, "nests more than 100 levels deep"),
+    "lists in an array": ({"a": Extension(1, b"\x91" * 5000)}, None),
+    "a complex number of one part": ({"a": Extension(2, pack([1.0]))}, "a complex number is no pair of floats"),
+    "a scalar without its bytes": ({"a": Extension(3, pack([[], "float32", b""]))}, "float32 [] takes 4 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(REFUSED))
+def test_refused_in_one_line(case, tmp_path, line):
+    """What would be read otherwise by somebody else, or asks for more than is there."""
+    content, expected = REFUSED[case]
+    path = written(tmp_path, content)
+    if expected is None:
+        assert "nests more than" in formats.read(path).tensors[0].damage
+    else:
+        assert expected in line(path)
+
+
+DAMAGED = {
+    "no list": (Extension(1, pack({"a": 1})), "its extension is no list of shape, dtype and bytes"),
+    "two of three": (Extension(1, pack([[1], "float32"])), "its extension is no list of shape, dtype and bytes"),
+    "a dtype that is a number": (array([1], 5), "its extension is no list of shape, dtype and bytes"),
+    "text for bytes": (array([1], "float32", "abcd"), "its extension is no list of shape, dtype and bytes"),
+    "a shape that is text": (array("12"), "its shape is no list of sizes"),
+    "a negative size": (array([-1], data=b""), "its shape is no list of sizes"),
+    "a size that is true": (array([True]), "its shape is no list of sizes"),
+    "too many dimensions": (array([1] * 1025), "its shape has 1025 dimensions, more than 1024"),
+    "2^66 elements": (array([2**33, 2**33], data=b""), "is impossible: more than 2^63 elements"),
+    "too few bytes": (array([3], data=bytes(8)), "float32 [3] takes 12 bytes, it has 8"),
+    "too many bytes": (array([3], data=bytes(16)), "float32 [3] takes 12 bytes, it has 16"),
+    "bytes that break off": (Extension(1, pack([[1], "float32", bytes(4)])[:-2]), "is truncated"),
+    "pieces that are too few": (chunked((5,), array([2]), array([2])), "has 5 elements, its chunks have 4"),
+    "pieces of two dtypes": (
+        chunked((4,), array([2]), array([2], "int32")),
+        "its chunks are no flat arrays of one dtype",
+    ),
+    "a piece that is no array": (chunked((4,), array([2]), 5), "its chunks are no map of arrays"),
+    "a damaged piece": (chunked((4,), array([2]), array([2], data=b"")), "its chunks are no map of arrays"),
+    "no pieces": (chunked((0,)), "its chunks are no map of arrays"),
+    "pieces without a shape": ({"__msgpack_chunked_array__": True, "chunks": {"0": array([2])}}, "no list of sizes"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(DAMAGED))
+def test_an_array_that_contradicts_itself_spoils_itself_alone(case, tmp_path, inspect):
+    """It is listed with what is wrong, and so are the others; the exit code is 2."""
+    node, expected = DAMAGED[case]
+    path = written(tmp_path, {"bad": node, "good": array([2])})
+    found = tensors(path)
+    assert expected in found["model", "bad"].damage
+    assert found["model", "good"].shape == (2,)
+    code, out, err = inspect(path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "good" in out
+
+
+def test_a_dtype_of_nobody(tmp_path, inspect):
+    """It is named, and its values are not read."""
+    path = written(tmp_path, {"a": array([2], "float8_e9m9", b"ab")})
+    assert [(one.dtype, one.nbytes) for one in formats.read(path).tensors] == [("numpy float8_e9m9", 2)]
+    assert inspect(path, "--stats")[0] == 0
+
+
+def test_bytes_of_no_array_have_a_budget(tmp_path, line, monkeypatch):
+    """They are read for a digest of them."""
+    monkeypatch.setattr(flax_msgpack, "_MAX_BYTES", 10)
+    path = written(tmp_path, {"a": array([1]), "b": b"12345678", "c": b"123"})
+    assert line(path) == "has more than 10 bytes that are of no array"
+
+
+def test_entries_have_a_budget(tmp_path, line, monkeypatch):
+    """A megabyte of nothing would be a million objects."""
+    monkeypatch.setattr(_msgpack, "MAX_ENTRIES", 10)
+    assert line(written(tmp_path, {"a": [None] * 20})) == "has more than 10 entries"
+
+
+def test_names_have_a_budget(tmp_path, line, monkeypatch):
+    """Each name repeats those above it."""
+    monkeypatch.setattr(flax_msgpack, "MAX_CHARACTERS", 1000)
+    path = written(tmp_path, {"x" * 400: {str(n): array([1]) for n in range(9)}})
+    assert line(path).startswith("its names would take more than 1000 characters, at 'xxx")
+
+
+@given(
+    data=st.binary(max_size=200), start=st.sampled_from([b"\x81\xa1a", b"\x82\xa6params", b"\xde\x00\x01\xa1k", b""])
+)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes(tmp_path, data, start):
+    """They are read, or refused in one line."""
+    path = tmp_path / "any.msgpack"
+    path.write_bytes(start + data)
+    tried(path)
+
+
+def test_every_beginning_is_refused(tmp_path):
+    """Of a file cut short at any byte nothing is taken for whole."""
+    whole = pack({"params": {"a": array([2])}, "step": 3, "name": "x"})
+    path = tmp_path / "cut.msgpack"
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        with pytest.raises(UnreadableError):
+            formats.read(str(path))
+
+
+# By content.
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\x80\x02}q\x00.",
+        b"\x81",
+        b"\x81\xa0",
+        b"\x81\xa3ab",
+        b"\x81\xa3a\0bc",
+        b"\x81\xa2\xff\xffx",
+        b"\x81\xa1a",
+        b"\x81\xa1a\xc1",
+        b"\x81\x05\x05",
+        struct.pack("<Q", 0x61A181) + b"{" + b" " * 50,
+        b"\x82\xa0\x82\xb1 (text in Shift JIS)",
+    ],
+    ids=repr,
+)
+def test_what_is_no_map_of_names(head):
+    """Without its suffix a file is taken for msgpack only if it begins with a map, a name and a value."""
+    assert not flax_msgpack.sniff("model.bin", head)
+
+
+def test_the_first_key_may_be_long(tmp_path):
+    """Of more than 31 bytes, in a file without a suffix."""
+    name = "x" * 40
+    path = written(tmp_path, b"\x81\xd9\x28" + name.encode() + pack(array([1])), "checkpoint")
+    assert set(tensors(path)) == {("model", name)}
