@@ -365,7 +365,7 @@ def _inflated(record: Record, data: bytes) -> bytes:
 
 def _unsupported(record: Record) -> UnreadableError:
     method = _METHODS.get(record.method, f"method {record.method}")
-    return UnreadableError(f"{record.name!r} has an unsupported compression ({method}); re-save it with torch.save")
+    return UnreadableError(f"{record.name!r} has an unsupported compression ({method}); save it again without")
 
 
 def _too_big(record: Record, limit: int) -> MalformedError:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -79,6 +81,33 @@ def dcp_safetensors(folder: Path) -> Path:
     return folder
 
 
+def npz(folder: Path) -> Path:
+    """`numpy.savez`."""
+    numpy.savez(folder / "model.npz", **{name: tensor.numpy() for name, tensor in weights().items()})
+    return folder / "model.npz"
+
+
+def npz_deflated(folder: Path) -> Path:
+    """`numpy.savez_compressed`, in Fortran order where that is another one."""
+    arrays = {name: tensor.numpy().copy("F") for name, tensor in weights().items()}
+    numpy.savez_compressed(folder / "packed.npz", **arrays)
+    return folder / "packed.npz"
+
+
+def flax_msgpack(folder: Path) -> Path:
+    """`flax.serialization.to_bytes` of nested maps."""
+    library = pytest.importorskip("flax.serialization")
+    tree: dict[str, Any] = {}
+    for name, tensor in weights().items():
+        *path, last = name.split(".")
+        inner = tree
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = tensor.numpy()
+    (folder / "model.msgpack").write_bytes(library.to_bytes(tree))
+    return folder / "model.msgpack"
+
+
 def nested() -> torch.nn.Module:
     """A module whose state_dict is `weights()`."""
     root = torch.nn.Module()
@@ -128,6 +157,9 @@ WRITERS = (
     dcp_safetensors,
     deepspeed,
     gguf,
+    npz,
+    npz_deflated,
+    flax_msgpack,
 )
 
 

@@ -1,0 +1,410 @@
+"""numpy's arrays and archives of them: as `numpy.load` gives them, and nothing unpickled."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.lib import format as library
+
+from statecli import formats
+from statecli.formats import _npy, npz
+from statecli.formats._scan import scan
+from statecli.values.read import all_values, opened, stored
+
+from .attacks import Member, build
+from .test_any_bytes import tried
+
+
+def saved(tmp_path, packed: bool = False, **arrays: Any) -> str:
+    """What `numpy.savez` writes, or `savez_compressed`."""
+    path = tmp_path / "arrays.npz"
+    (numpy.savez_compressed if packed else numpy.savez)(path, **arrays)
+    return str(path)
+
+
+def file(tmp_path, data: bytes, name: str = "array.npy") -> str:
+    """A file of these bytes."""
+    (tmp_path / name).write_bytes(data)
+    return str(tmp_path / name)
+
+
+def npy(literal: str, data: bytes = b"", version: int = 1, length: int | None = None) -> bytes:
+    """An array's file of that header, whatever it says."""
+    text = literal.encode("utf-8")
+    size = len(text) if length is None else length
+    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", size) + text + data
+
+
+def described(descr: str = "'<f4'", order: str = "False", shape: str = "(2,)") -> str:
+    """A header as numpy writes it, of these parts."""
+    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
+
+
+def raw_of(tensor: Any) -> bytes:
+    """The bytes of its elements in C order and native byte order."""
+    with opened(tensor.data) as view:
+        return b"".join(block.tobytes() for block in stored(view))
+
+
+CODES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")
+
+
+@pytest.mark.parametrize("order", ["<", ">"], ids=["little", "big"])
+@pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
+def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
+    """Names in order, shapes, dtypes and values of all types, either byte order, C and Fortran order, scalars, none."""
+    made: dict[str, numpy.ndarray] = {}
+    for code in CODES:
+        whole = numpy.arange(24).reshape(2, 3, 4).astype(f"{order}{code}")
+        made |= {f"{code}.c": whole, f"{code}.f": numpy.asfortranarray(whole), f"{code}.0": whole[:0]}
+        made |= {f"{code}.scalar": whole[1, 2, 3], f"{code}.turned": whole.transpose(1, 2, 0)}
+    path = saved(tmp_path, packed, **made)
+    found = {one.fqn: one for one in formats.read(path).tensors}
+    with numpy.load(path) as again:
+        assert list(found) == again.files
+        for name, tensor in found.items():
+            expected = again[name]
+            assert (tensor.dtype, tensor.shape) == (expected.dtype.name, expected.shape)
+            assert tensor.nbytes == expected.nbytes
+            assert numpy.array_equal(all_values(tensor.data).reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("code", ["<c8", ">c8", "<c16", ">c16"])
+@pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
+def test_complex_numbers(tmp_path, code, packed):
+    """Swapped by their parts."""
+    made = numpy.array([1 + 2j, 3 - 4j]).astype(code)
+    (found,) = formats.read(saved(tmp_path, packed, a=made)).tensors
+    assert found.dtype == made.dtype.name
+    assert numpy.array_equal(all_values(found.data), made)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
+@pytest.mark.parametrize(
+    ("made", "dtype", "note"),
+    [
+        (numpy.array(["ab", "cdé"]), "numpy U3", None),
+        (numpy.array([b"a", b"xyz"]), "numpy S3", None),
+        (numpy.array(["2020-01-01"], "M8[D]"), "numpy M8[D]", None),
+        (numpy.array([5], "m8[ns]"), "numpy m8[ns]", None),
+        (numpy.zeros(2, "V2"), "numpy V2", "void of 2 bytes: bfloat16 is saved so"),
+        (numpy.zeros(2, "V1"), "numpy V1", "void of 1 byte: float8 types are saved so"),
+        (numpy.zeros(2, "V5"), "numpy V5", "void of 5 bytes"),
+        (numpy.ones(2, [("a", "<f4"), ("b", ">i8", (2, 3))]), "numpy V52", "records of 52 bytes: a, b"),
+        (numpy.ones(2, [("a", [("x", "u1"), ("y", "<f8")])]), "numpy V9", "records of 9 bytes: a"),
+        (numpy.ones(2, numpy.dtype([("a", "u1"), ("b", "<f8")], align=True)), "numpy V16", "records of 16 bytes: a, b"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else None,
+)
+def test_what_is_no_number(tmp_path, made, dtype, note, packed):
+    """Text, times, void and records are told by their size, and compared by their bytes."""
+    (found,) = formats.read(saved(tmp_path, packed, a=made)).tensors
+    assert (found.dtype, found.shape, found.nbytes, found.note) == (dtype, made.shape, made.nbytes, note)
+    assert raw_of(found) == made.tobytes()
+
+
+def test_bfloat16_is_void(tmp_path):
+    """numpy has no name for it, nor for float8: what is in the file is two bytes."""
+    types = pytest.importorskip("ml_dtypes")
+    made = numpy.arange(4).astype(types.bfloat16)
+    (found,) = formats.read(saved(tmp_path, a=made)).tensors
+    assert (found.dtype, raw_of(found)) == ("numpy V2", made.tobytes())
+
+
+def test_records_with_names_that_need_version_3(tmp_path):
+    """Header version 3 is UTF-8, versions 1 and 2 are Latin-1."""
+    made = numpy.zeros(2, [("größe", "<f4"), ("重", "<f4")])
+    numpy.save(tmp_path / "a.npy", made)
+    assert (tmp_path / "a.npy").read_bytes()[6] == 3
+    assert formats.read(str(tmp_path / "a.npy")).tensors[0].note == "records of 8 bytes: größe, 重"
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)], ids=str)
+@pytest.mark.parametrize("fortran", [False, True])
+def test_a_single_array(tmp_path, version, fortran):
+    """`.npy` of each version: one tensor without a name, called as torch.save's are."""
+    made = numpy.arange(6, dtype=">f4").reshape(2, 3)
+    made = numpy.asfortranarray(made) if fortran else made
+    out = io.BytesIO()
+    library.write_array(out, made, version)
+    state = formats.read(file(tmp_path, out.getvalue()))
+    (found,) = state.tensors
+    assert (state.format, found.fqn, found.dtype, found.shape) == ("npy", "tensor", "float32", (2, 3))
+    assert numpy.array_equal(all_values(found.data).reshape(2, 3), made)
+
+
+def test_what_the_format_does_not_record(tmp_path):
+    """Neither devices nor requires_grad, nor what is a buffer."""
+    (found,) = formats.read(saved(tmp_path, a=numpy.ones(2))).tensors
+    assert (found.kind, found.evidence, found.persistent) == ("parameter", "assumed", None)
+    assert (found.device, found.requires_grad, found.saved) == (None, None, True)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 4), max_size=5), st.sampled_from(CODES), st.booleans(), st.sampled_from("<>"))
+def test_any_array(tmp_path, shape, code, fortran, order):
+    """Whatever its shape, type and order, its values are numpy's."""
+    made = numpy.arange(numpy.prod(shape, dtype=int)).reshape(shape).astype(f"{order}{code}")
+    made = numpy.asfortranarray(made) if fortran else made
+    numpy.save(tmp_path / "a.npy", made)
+    (found,) = formats.read(str(tmp_path / "a.npy")).tensors
+    assert (found.dtype, found.shape) == (made.dtype.name, made.shape)
+    assert numpy.array_equal(all_values(found.data).reshape(made.shape), made)
+
+
+# What other writers make of it.
+
+LITERALS = {
+    "in another order": "{'shape': (2,), 'fortran_order': False, 'descr': '<f4'}",
+    "with other quotes": '{"descr": "<f4", "fortran_order": False, "shape": (2,)}',
+    "without spaces": "{'descr':'<f4','fortran_order':False,'shape':(2,)}",
+    "over several lines": "{\n 'descr': '<f4',\n 'fortran_order': False,\n 'shape': (2,),\n}\n",
+    "of Python 2": "{'descr': '<f4', 'fortran_order': False, 'shape': (2L,), }",
+    "with the byte order of the machine": "{'descr': '=f4', 'fortran_order': False, 'shape': (2,), }",
+}
+
+
+@pytest.mark.parametrize("case", LITERALS)
+def test_other_writers(tmp_path, case):
+    """Whatever numpy takes for the same header."""
+    (found,) = formats.read(file(tmp_path, npy(LITERALS[case], bytes(8)))).tensors
+    assert (found.dtype, found.shape, found.nbytes) == ("float32", (2,), 8)
+
+
+# Objects.
+
+
+class Harm:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
+def test_objects_are_named_and_not_loaded(tmp_path, packed, inspect):
+    """They are a pickle, which nothing here executes, and an audit finds what it would call."""
+    objects = numpy.array([Harm(str(tmp_path / "harm")), None], dtype=object)
+    path = saved(tmp_path, packed, x=numpy.ones(3), labels=objects)
+    found = {one.fqn: one for one in formats.read(path).tensors}
+    assert (found["labels"].dtype, found["labels"].data) == ("numpy O", None)
+    assert found["labels"].note == "objects, saved as a pickle: not loaded"
+    assert inspect(path, "--stats")[0] == 0
+    (pickled,) = scan(path)
+    assert "labels" in pickled.where
+    assert "open" in {one.name for one in pickled.names}
+    assert not (tmp_path / "harm").exists()
+
+
+def test_records_with_objects_are_objects(tmp_path):
+    """An object among fields makes a pickle of all of it."""
+    made = numpy.zeros(2, [("a", "<f4"), ("b", object)])
+    (found,) = formats.read(saved(tmp_path, a=made)).tensors
+    assert (found.dtype, found.data) == ("numpy O", None)
+
+
+def test_an_audit_does_not_inflate_numbers(tmp_path, monkeypatch):
+    """A compressed array of numbers is none of its business, however large."""
+    from statecli.formats import _scan
+
+    monkeypatch.setattr(_scan, "MAX_INFLATED", 1000)
+    assert scan(saved(tmp_path, True, a=numpy.zeros(100_000))) == ()
+
+
+# What is wrong with an array.
+
+DAMAGED = {
+    "an unknown key": (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'x': 1}"), "no dict of descr"),
+    "a missing key": (npy("{'descr': '<f4', 'shape': (2,)}"), "no dict of descr, fortran_order and shape"),
+    "a key twice": (npy("{'shape': (2,), 'shape': (3,)}"), "no dict of descr, fortran_order and shape, each once"),
+    "a key that is a number": (npy("{1: 2}"), "no dict of descr, fortran_order and shape, each once"),
+    "no dict": (npy("[1, 2]"), "no dict of descr, fortran_order and shape"),
+    "something behind it": (npy(described() + " 1"), "its header goes on behind its dict"),
+    "nothing": (npy(""), "no literal of numpy's: it breaks off"),
+    "a dict that is not closed": (npy(described()[:-1]), "no literal of numpy's: it breaks off"),
+    "a call": (npy(described(shape="(__import__('os').getpid(),)")), "no literal of numpy's: \"__import__"),
+    "arithmetic": (npy(described(shape="(9**9**9,)")), "no literal of numpy's: '**9**9"),
+    "a number of 20 digits": (npy(described(shape=f"({10**19},)")), "no literal of numpy's"),
+    "a number of 60,000 digits": (npy(described(shape=f"({'9' * 60_000},)")), "no literal of numpy's"),
+    "a negative size": (npy(described(shape="(-1,)")), "no literal of numpy's: '-1"),
+    "a size that is true": (npy(described(shape="(True,)")), "its shape is no tuple of whole numbers"),
+    "a shape that is a number": (npy(described(shape="(2)")), "its shape is no tuple of whole numbers"),
+    "a shape that is a list": (npy(described(shape="[2]")), "its shape is no tuple of whole numbers"),
+    "2^66 elements": (npy(described(shape=f"({2**33}, {2**33})")), "is impossible: more than 2^63 elements"),
+    "too many dimensions": (npy(described(shape=f"({'1, ' * 1025})")), "has 1025 dimensions, more than 1024"),
+    "an order that is a number": (npy(described(order="1")), "its fortran_order is 1, neither True nor False"),
+    "brackets without end": (npy(described(descr="[" * 5000)), "no literal of numpy's, or nests too deep"),
+    "brackets in order": (npy(described(descr="[" * 50 + "]" * 50)), "no literal of numpy's, or nests too deep"),
+    "commas alone": (npy(described(descr="[,]")), "no literal of numpy's"),
+    "no comma": (npy(described(shape="(2 3)")), "no literal of numpy's: a comma is missing"),
+    "an unknown type": (npy(described(descr="'<x4'")), "its descr '<x4' is no type of numpy's"),
+    "a type of 10 digits": (npy(described(descr="'<V1000000000'")), "is no type of numpy's"),
+    "a type that is a number": (npy(described(descr="4")), "its descr is neither a code nor a list of fields"),
+    "a field of one": (npy(described(descr="[('a',)]")), "its descr is neither a code nor a list of fields"),
+    "a field of shape True": (npy(described(descr="[('a', '<f4', (True,))]")), "its descr is neither a code nor"),
+    "a field too large": (npy(described(descr=f"[('a', '<f8', ({2**62},))]")), "its descr is neither a code nor"),
+    "too few bytes": (npy(described(), bytes(7)), "float32 [2] takes 8 bytes, 7 follow the header: truncated"),
+    "a header beyond the end": (npy(described(), length=5000), "is truncated: its header takes 5010 bytes, it has"),
+    "a header of 4 GB": (npy(described(), version=2, length=2**32 - 1), "its header claims 4294967295 bytes"),
+    "no UTF-8": (npy("", version=3, length=2, data=b"\xff\xff"), "its header is no UTF-8 near byte 0"),
+    "version 4": (npy(described(), version=4), "is a numpy array of version 4.0: statecli reads 1.0 to 3.0"),
+    "the magic number alone": (b"\x93NUMPY", "is truncated: its header takes 10 bytes, it has 6"),
+    "version alone": (b"\x93NUMPY\1\0\x76", "is truncated"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(DAMAGED))
+def test_a_damaged_array(case, tmp_path, line, inspect):
+    """By itself it is one line; in an archive it spoils itself alone, stored or deflated."""
+    data, expected = DAMAGED[case]
+    assert expected in line(file(tmp_path, data))
+    for method in (0, 8):
+        good = Member("good.npy", npy(described(), bytes(8)), method=method)
+        path = file(tmp_path, build([Member("bad.npy", data, method=method), good]), "a.npz")
+        bad, other = formats.read(path).tensors
+        assert expected in bad.damage
+        assert bad.damage.startswith(f"{path}: bad: ")
+        assert other.shape == (2,)
+        code, out, err = inspect(path)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "good" in out
+
+
+def test_one_that_is_no_array(tmp_path):
+    """The name alone does not make one."""
+    path = file(tmp_path, build([Member("a.npy", b"x"), Member("b.npy", npy(described(), bytes(8)))]), "a.npz")
+    assert "a: is no numpy array" in formats.read(path).tensors[0].damage
+
+
+def test_bytes_behind_an_array(tmp_path):
+    """numpy does not look at them."""
+    data = npy(described(), bytes(11))
+    alone = formats.read(file(tmp_path, data))
+    packed = formats.read(file(tmp_path, build([Member("a.npy", data)]), "a.npz"))
+    assert [odd.message for odd in alone.oddities] == ["3 bytes follow the array: numpy.load does not look at them"]
+    assert [odd.message for odd in packed.oddities] == ["3 bytes follow the array a: numpy.load does not look at them"]
+    assert {odd.name for odd in (*alone.oddities, *packed.oddities)} == {"suffixed"}
+
+
+# What is wrong with an archive.
+
+ARRAY = npy(described(), bytes(8))
+
+
+def test_a_size_that_lies(tmp_path, inspect):
+    """What inflates to more or less than its directory says is damaged when its values are read."""
+    for size in (len(ARRAY) - 1, len(ARRAY) + 1, 2**31):
+        path = file(tmp_path, build([Member("a.npy", ARRAY, method=8, size=size)]), "a.npz")
+        code, _, err = inspect(path, "--stats")
+        assert (code, err.count("\n")) == (2, 1)
+
+
+def test_what_does_not_inflate(tmp_path):
+    """Its header is not there to be read."""
+    path = file(tmp_path, build([Member("a.npy", ARRAY, method=8, packed=b"\xff" * 40)]), "a.npz")
+    assert "a: does not inflate: it is damaged" in formats.read(path).tensors[0].damage
+
+
+def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
+    """Of a gigabyte of zeros in a megabyte no more is asked for than a header may have."""
+    bomb = npy(described(shape=f"({2**22},)"), bytes(2**24))
+    path = file(tmp_path, build([Member("a.npy", bomb, method=8)]), "a.npz")
+    asked = []
+    head = npz._head
+    monkeypatch.setattr(
+        npz, "_head", lambda record, source, length: asked.append(length) or head(record, source, length)
+    )
+    (found,) = formats.read(path).tensors
+    assert (found.shape, asked) == ((2**22,), [_npy.USUAL])
+
+
+def test_a_flipped_bit_is_found(tmp_path, inspect):
+    """Stored or deflated: the checksum is that of the array's whole file."""
+    for method in (0, 8):
+        data = bytearray(build([Member("a.npy", ARRAY, method=method, crc=1)]))
+        code, _, err = inspect(file(tmp_path, bytes(data), "a.npz"), "--stats")
+        assert code == 2
+        assert "a: checksum wrong: recorded 0x00000001" in err
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ([Member("a.npy", ARRAY), Member("a.npy", ARRAY)], "two records named 'a.npy': readers disagree"),
+        ([Member("a.npy", ARRAY, method=12)], "'a.npy' has an unsupported compression (bzip2)"),
+        ([Member("a.npy", ARRAY, flags=1)], "'a.npy' is encrypted"),
+        ([Member("a.npy", ARRAY, offset=10**6)], "lies outside the file"),
+    ],
+    ids=["twice", "bzip2", "encrypted", "elsewhere"],
+)
+def test_a_damaged_archive_is_refused(tmp_path, line, members, expected):
+    """What no archive can be trusted after."""
+    assert expected in line(file(tmp_path, build(members), "a.npz"))
+
+
+def test_names_that_differ_by_case(tmp_path):
+    """They are two arrays, and on some systems one file."""
+    state = formats.read(file(tmp_path, build([Member("a.npy", ARRAY), Member("A.npy", ARRAY)]), "a.npz"))
+    assert [one.fqn for one in state.tensors] == ["a", "A"]
+    assert [odd.name for odd in state.oddities] == ["case-only-names"]
+
+
+def test_names_of_any_kind(tmp_path):
+    """A path is part of the name, and leads nowhere."""
+    names = ["../../etc/passwd", "/abs", "a/b", "", ".npy", "x.npy", "a\nb", "é"]
+    state = formats.read(file(tmp_path, build([Member(f"{name}.npy", ARRAY) for name in names]), "a.npz"))
+    assert [one.fqn for one in state.tensors] == names
+
+
+def test_what_lies_beside_arrays(tmp_path):
+    """It is named, and nothing more."""
+    members = [Member("a.npy", ARRAY), Member("notes.txt", b"x"), Member("b.pkl", pickle.dumps(1))]
+    (odd,) = formats.read(file(tmp_path, build(members), "a.npz")).oddities
+    assert (odd.name, odd.message) == ("no-arrays", "beside its arrays, and not read: notes.txt, b.pkl")
+
+
+def test_an_archive_of_torch_stays_one(tmp_path):
+    """An array that rides along in it makes no archive of numpy's of it."""
+    from .attacks import records
+
+    path = file(tmp_path, build([*records(), Member("archive/a.npy", ARRAY)]), "a.pt")
+    assert formats.read(path).format == "torch-zip"
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
+def test_every_beginning_is_refused(tmp_path, packed, line):
+    """A download that stopped at any byte."""
+    from statecli.errors import UnreadableError
+
+    with open(saved(tmp_path, packed, a=numpy.ones(3), b=numpy.arange(4)), "rb") as source:
+        whole = source.read()
+    for end in range(len(whole)):
+        with pytest.raises(UnreadableError):
+            formats.read(file(tmp_path, whole[:end], "cut.npz"))
+
+
+@given(st.binary(max_size=100))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_behind_the_magic_number(tmp_path, data):
+    """They are read, or refused in one line."""
+    for version in (b"\1\0", b"\2\0", b"\3\0", b""):
+        (tmp_path / "any.npy").write_bytes(b"\x93NUMPY" + version + data)
+        tried(tmp_path / "any.npy")
+
+
+@given(st.text(alphabet="(){}[],:'\"0129LTrueFalsdc<f4 \\", max_size=60))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_literal(tmp_path, text):
+    """Whatever stands in a header."""
+    (tmp_path / "any.npy").write_bytes(npy(text, bytes(8)))
+    tried(tmp_path / "any.npy")
