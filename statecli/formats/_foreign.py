@@ -128,8 +128,8 @@ def _first_member(head: bytes) -> str:
         size = block[124:135].strip(b" \0")
         if not size.isdigit():
             break
-        if block[156:157] in (b"0", b"\0"):
-            member = block[:100].partition(b"\0")[0].decode("utf-8", "backslashreplace")
+        member = block[:100].partition(b"\0")[0].decode("utf-8", "backslashreplace")
+        if block[156:157] in (b"0", b"\0") and not member.endswith("/"):
             return f" that holds {_shown.name(member)}"
         at += 512 + -(-int(size, 8) // 512) * 512 if size.translate(None, b"89") == size else len(head)
     return ""

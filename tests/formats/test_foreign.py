@@ -27,6 +27,8 @@ from statecli import formats
 from statecli.errors import UnreadableError
 from statecli.formats import _foreign
 
+from .msgpacks import array, pack
+
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 435778770\n"
 DVC = b"outs:\n- md5: 0123456789abcdef0123456789abcdef\n  size: 5\n  path: model.pt\n"
 
@@ -93,7 +95,30 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "zstd": (b"\x28\xb5\x2f\xfd\x04\x58" + bytes(9), "is a zstd file: unpack it first (unzstd)"),
     "7z": (b"7z\xbc\xaf\x27\x1c\0\4" + bytes(20), "is a 7z archive: unpack it first"),
     "RAR": (b"Rar!\x1a\x07\1\0" + bytes(20), "is a RAR archive: unpack it first"),
-    "tar": (tarred("a.txt"), "is a tar archive: unpack it first (tar -xf)"),
+    "tar": (tarred("a.txt"), "is a tar archive that holds a.txt: unpack it first (tar -xf)"),
+    "tar with a folder first": (
+        tarred("model/", "model/model.safetensors"),
+        "is a tar archive that holds model/model.safetensors: unpack it first (tar -xf)",
+    ),
+    "tar of nothing but a long name": (
+        tarred("é" * 60)[:512],
+        "is a tar archive: unpack it first (tar -xf)",
+    ),
+    "tar in gzip": (
+        gzip.compress(tarred("model.pt")),
+        "is a gzip file around a tar archive that holds model.pt: unpack it first (tar -xf)",
+    ),
+    "tar in xz": (
+        lzma.compress(tarred("model.pt")),
+        "is an xz file around a tar archive that holds model.pt: unpack it first (tar -xf)",
+    ),
+    "safetensors in gzip": (
+        gzip.compress(save({"a": torch.zeros(3)})),
+        "is a gzip file around a checkpoint (safetensors): unpack it first (gunzip)",
+    ),
+    "npy in xz": (lzma.compress(npy()), "is an xz file around a checkpoint (npy): unpack it first (unxz)"),
+    "damaged gzip": (b"\x1f\x8b\x08\0" + b"\xff" * 60, "is a gzip file: unpack it first (gunzip)"),
+    "damaged xz": (b"\xfd7zXZ\0" + b"\xff" * 60, "is an xz file: unpack it first (unxz)"),
     "torch.save of 2016": (
         tarred("sys_info", "pickle", "tensors", "storages"),
         "is a tar archive of torch.save before 0.2 (2017): load it with an old torch and save it again",
@@ -120,7 +145,6 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         b"tjgg\3\0\0\0" + bytes(16),
         "is a GGML file of before GGUF (2023): convert the model again with llama.cpp",
     ),
-    "npy": (npy(), "is a numpy array file (.npy), which this version does not read"),
     "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "is an HDF5 file (Keras?), which statecli does not read"),
     "TorchScript flatbuffer": (
         b"\x18\0\0\0PTMF" + bytes(40),
@@ -152,7 +176,13 @@ def test_what_it_really_is(case, suffix, tmp_path, line):
 
 
 #: Where the sign of a kind is when it is not its first byte.
-SIGNS = {"tar": 257, "torch.save of 2016": 257, "TorchScript flatbuffer": 4}
+SIGNS = {
+    "tar": 257,
+    "tar with a folder first": 257,
+    "tar of nothing but a long name": 257,
+    "torch.save of 2016": 257,
+    "TorchScript flatbuffer": 4,
+}
 
 
 @pytest.mark.parametrize("case", sorted(FOREIGN.keys() - {"empty", "zeros", "noise"}))
@@ -178,17 +208,9 @@ def test_a_program_of_windows(tmp_path, line):
     assert line(path) == "is a Windows program"
 
 
-def test_flax(tmp_path, line):
-    """A msgpack map is known by its suffix, since any first byte over 0x80 could be one."""
-    path = tmp_path / "flax_model.msgpack"
-    path.write_bytes(b"\x81\xa6params\x80")
-    assert line(path) == "is a flax checkpoint (.msgpack), which this version does not read"
-
-
 ARCHIVES = {
     "TorchScript": ("m/constants.pkl", "m/data.pkl", "m/version"),
     "torch.export": ("m/archive_format", "m/archive_version", "m/models/model.json"),
-    "npz": ("arr_0.npy", "arr_1.npy"),
     "plain": ("readme.txt",),
     "save that did not finish": ("m/version", "m/byteorder", "m/.data/serialization_id"),
 }
@@ -202,6 +224,27 @@ def test_other_zip_archives(case, tmp_path, line):
     assert line(path)
 
 
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        (("model.safetensors", "config.json"), "is a zip archive around model.safetensors: unpack it first (unzip)"),
+        (("m/", "m/a.pt", "m/b.bin"), "is a zip archive around m/a.pt, m/b.bin: unpack it first (unzip)"),
+        (("inner.zip",), "is a zip archive around inner.zip: unpack it first (unzip)"),
+        (("readme.txt",), "is a zip archive, but not of torch.save: it holds readme.txt"),
+        (("folder/",), "is a zip archive, but not of torch.save: it holds no file"),
+    ],
+    ids=["model", "folder", "archive", "text", "nothing"],
+)
+def test_checkpoints_in_a_zip_archive(members, expected, tmp_path, line):
+    """They are named, and what to do."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in members:
+            archive.writestr(name, b"" if name.endswith("/") else b"12345")
+    (tmp_path / "m.zip").write_bytes(out.getvalue())
+    assert line(tmp_path / "m.zip") == expected
+
+
 # By content.
 
 
@@ -212,17 +255,18 @@ def contents() -> dict[str, bytes]:
         out = io.BytesIO()
         torch.save({"a": torch.zeros(3)}, out, _use_new_zipfile_serialization=zipped)
         found[name] = out.getvalue()
-    return {**found, "safetensors": save({"a": torch.zeros(3)})}
+    flax = pack({"a": array([3])})
+    return {**found, "safetensors": save({"a": torch.zeros(3)}), "npy": npy(), "flax-msgpack": flax}
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".bin", ".json", ".index.json", "", ".md"])
-@pytest.mark.parametrize("format", ["safetensors", "torch-zip", "torch-legacy"])
+@pytest.mark.parametrize("format", ["safetensors", "torch-zip", "torch-legacy", "npy", "flax-msgpack"])
 def test_content_decides(format, suffix, tmp_path):
     """A checkpoint is read under any suffix, also a misleading one."""
     path = tmp_path / f"file{suffix}"
     path.write_bytes(contents()[format])
     state = formats.read(str(path))
-    assert (state.format, [tensor.fqn for tensor in state.tensors]) == (format, ["a"])
+    assert (state.format, [tensor.shape for tensor in state.tensors]) == (format, [(3,)])
 
 
 def test_formats_do_not_overlap(tmp_path):
