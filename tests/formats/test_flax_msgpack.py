@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import Any, NamedTuple
 
@@ -165,6 +166,19 @@ def test_what_transformers_writes_is_one_section(flax, tmp_path):
     written(tmp_path, content, "flax_model.msgpack")
     (tmp_path / "config.json").write_text("{}")
     assert set(tensors(str(tmp_path))) == {("model", "transformer.h.0.attn.kernel")}
+
+
+def test_shards_of_transformers(flax, tmp_path):
+    """The index of a sharded Flax model has slashes where names have dots."""
+    ones = numpy.ones((2, 2), numpy.float32)
+    for n, layer in enumerate(("embed", "head"), 1):
+        written(tmp_path, flax.to_bytes({layer: {"kernel": ones}}), f"flax_model-0000{n}-of-00002.msgpack")
+    shards = {f"{layer}/kernel": f"flax_model-0000{n}-of-00002.msgpack" for n, layer in ((1, "embed"), (2, "head"))}
+    index = {"metadata": {"total_size": 32}, "weight_map": shards}
+    (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps(index))
+    state = formats.read(str(tmp_path))
+    assert {one.fqn for one in state.tensors} == {"embed.kernel", "head.kernel"}
+    assert (state.format, state.oddities) == ("sharded flax-msgpack", ())
 
 
 def test_arrays_in_pieces(flax, tmp_path, monkeypatch):
