@@ -23,6 +23,8 @@ SINGLE = (
 #: Folders in a folder that are searched for weights, to say where they are.
 MAX_INNER = 200
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack")
+#: The same weights, as save_pretrained writes them for other frameworks.
+FOREIGN = frozenset(["flax_model.msgpack", "tf_model.h5", "rust_model.ot", "diffusion_flax_model.msgpack"])
 #: Companions of weights in a training folder that are no weights themselves.
 COMPANIONS = re.compile(
     r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state|custom_checkpoint"
@@ -51,7 +53,7 @@ def choose(path: str) -> Choice:
     weights = [name for name in names if name.endswith(WEIGHTS) and not COMPANIONS.match(name)]
     indexes = [name for name in names if INDEX.search(name)]
     if not weights and not indexes:
-        raise UnreadableError(_instead(path, folders))
+        raise UnreadableError(_instead(path, names, folders))
     chosen = _choose(weights, indexes)
     return Choice(chosen, [name for name in (*weights, *indexes) if name != chosen], names)
 
@@ -95,9 +97,13 @@ def _listed(path: str) -> tuple[list[str], list[str]]:
     return files, folders
 
 
-def _instead(path: str, folders: list[str]) -> str:
+def _instead(path: str, names: list[str], folders: list[str]) -> str:
     """What a folder without weights is instead."""
+    if foreign := sorted(FOREIGN.intersection(names)):
+        return f"is a folder with weights of another framework alone: name the file, {_shown.names(foreign)}"
     inner = [name for name in folders[:MAX_INNER] if _holds_weights(os.path.join(path, name))]
+    if inner and "model_index.json" in names:
+        return f"is a pipeline of diffusers: name one of its components: {_shown.names(inner)}"
     if inner:
         return f"is a folder without a checkpoint of its own; folders in it hold some: {_shown.names(inner)}"
     return "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt, *.gguf and no *.index.json in it"

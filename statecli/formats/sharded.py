@@ -82,7 +82,7 @@ def in_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> M
         state = _noted(state, Oddity("no-index", f"no index: all {len(used)} numbered shards were read"))
     else:
         state = replace(read_file(where), target=path)
-    beside = sorted(set(choice.others).difference(used, others))
+    beside = sorted({*choice.others, *_folder.FOREIGN.intersection(choice.names)}.difference(used, others))
     if beside:
         state = _noted(state, Oddity("other-weights", f"beside what was read, and not read: {_shown.names(beside)}"))
     companions = [name for name in choice.names if _folder.COMPANIONS.match(name) and name not in others]
@@ -163,7 +163,8 @@ def _weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
     for fqn, shard in weight_map.items():
         if type(shard) is not str:
             raise MalformedError(f"{_shown.name(fqn)}: {what} maps it to {_shown.value(shard)}, no file name")
-    return weight_map
+    # transformers joins what Flax nests with slashes.
+    return {fqn.replace("/", ".") if shard.endswith(".msgpack") else fqn: shard for fqn, shard in weight_map.items()}
 
 
 def _check_name(shard: str, what: str) -> None:

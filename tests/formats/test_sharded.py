@@ -139,8 +139,8 @@ CHOICES: dict[str, tuple[tuple[str, ...], str]] = {
         "diffusion_pytorch_model.safetensors.index.json",
     ),
     "a training folder": (
-        ("model.safetensors", "optimizer.pt", "rng_state_0.pth", "scheduler.pt", "training_args.bin", "scaler.pt"),
-        "model.safetensors",
+        ("net.safetensors", "optimizer.pt", "rng_state_0.pth", "scheduler.pt", "training_args.bin", "scaler.pt"),
+        "net.safetensors",
     ),
     "an index of an unknown name before its variant": (
         ("net.safetensors.index.fp16.json", "net.safetensors.index.json"),
@@ -227,7 +227,7 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a diffusers pipeline": (
         ("model_index.json", "unet/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors"),
-        "is a folder without a checkpoint of its own; folders in it hold some: unet, vae",
+        "is a pipeline of diffusers: name one of its components: unet, vae",
     ),
     "a run of the Trainer": (
         ("checkpoint-10/model.safetensors", "runs/events"),
@@ -709,8 +709,8 @@ def test_many_shards_at_once(tmp_path):
 
 
 def test_companions_of_a_training_run_are_named(tmp_path):
-    """optimizer.pt and the like are said to lie there and not to be read."""
-    save_file({"w": torch.ones(1)}, tmp_path / "model.safetensors")
+    """Beside a file of any name, optimizer.pt and the like are said to lie there and not to be read."""
+    save_file({"w": torch.ones(1)}, tmp_path / "net.safetensors")
     for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
         (tmp_path / name).write_bytes(b"x")
     said = {odd.name: odd.message for odd in formats.read(str(tmp_path)).oddities}
