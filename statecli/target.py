@@ -36,9 +36,7 @@ def class_for(text: str, checkpoint: str) -> str:
 
     Raises as `auto.text_for` does.
     """
-    if text != auto.AUTO or os.path.lexists(text):
-        return text
-    return auto.text_for(split(checkpoint)[0])
+    return auto.text_for(split(checkpoint)[0]) if text == auto.AUTO else text
 
 
 def checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:

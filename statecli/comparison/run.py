@@ -89,7 +89,8 @@ WORTH_A_PROCESS = 8 << 20
 
 def _read_both(request: Request, built: dict[str, Built]) -> tuple[ModelState, ModelState]:
     sides = (request.before, request.after), (request.after, request.before)
-    both, paths = [target.class_for(one, other) for one, other in sides], _paths(request)
+    both = [one if os.path.lexists(one) else target.class_for(one, other) for one, other in sides]
+    paths = _paths(request)
     large = all(os.path.isfile(path) and os.path.getsize(path) >= WORTH_A_PROCESS for path in paths)
     if not large or request.jobs == 1 or not pool.forks():
         return _read(both[0], request, built), _read(both[1], request, built)

@@ -55,7 +55,8 @@ def noted(path: str, state: ModelState) -> ModelState:
         try:
             settings.put_below(stem, _settings(stem, small(where, longest)))
         except UnreadableError as error:
-            odd.append(Oddity("config-unread", f"{stem}.json: not read, for it {error}"))
+            why = str(error).removeprefix("it ")
+            odd.append(Oddity("config-unread", f"{stem}.json: not read, for it {why}"))
     if not settings.beside and not odd:
         return state
     return replace(state, metadata=settings, oddities=(*state.oddities, *odd))
@@ -73,12 +74,13 @@ def document(path: str, name: str) -> dict[str, Any]:
 
 
 def _settings(stem: str, raw: bytes) -> Settings:
-    found, _ = _json.object_of(raw, "")
+    found, _ = _json.object_of(raw, "it")
     reading = Reading(Decoder({}), [])
-    history = found.get("log_history") if stem == "trainer_state" else None
+    history = found.pop("log_history", None) if stem == "trainer_state" else None
+    settings = scalars({key: _words(key, value) for key, value in found.items()}, reading)
     if type(history) is list:
-        found["log_history"] = f"{len(history)} entries, {Digests(reading).of(history, stem)}"
-    return scalars({key: _words(key, value) for key, value in found.items()}, reading)
+        settings["log_history"] = f"{len(history)} entries, {Digests(reading).of(history, stem)}"
+    return settings
 
 
 def _words(key: str, value: Any) -> Any:

@@ -23,8 +23,8 @@ SINGLE = (
 #: Folders in a folder that are searched for weights, to say where they are.
 MAX_INNER = 200
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack")
-#: The same weights, as save_pretrained writes them for other frameworks.
-FOREIGN = frozenset(["flax_model.msgpack", "tf_model.h5", "rust_model.ot", "diffusion_flax_model.msgpack"])
+#: The same weights, as save_pretrained wrote them for frameworks whose files are not read.
+FOREIGN = frozenset(["tf_model.h5", "rust_model.ot"])
 #: Companions of weights in a training folder that are no weights themselves.
 COMPANIONS = re.compile(
     r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state|custom_checkpoint"
@@ -100,7 +100,8 @@ def _listed(path: str) -> tuple[list[str], list[str]]:
 def _instead(path: str, names: list[str], folders: list[str]) -> str:
     """What a folder without weights is instead."""
     if foreign := sorted(FOREIGN.intersection(names)):
-        return f"is a folder with weights of another framework alone: name the file, {_shown.names(foreign)}"
+        what = "weights of another framework alone, which statecli does not read"
+        return f"is a folder with {what}: {_shown.names(foreign)}"
     inner = [name for name in folders[:MAX_INNER] if _holds_weights(os.path.join(path, name))]
     if inner and "model_index.json" in names:
         return f"is a pipeline of diffusers: name one of its components: {_shown.names(inner)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
 AUTO = "auto"
 #: What `--model auto` reads; where it lies is the folder of the weights.
 CONFIG = "config.json"
-#: Modules and parameters of one model: ten times those of the largest mixtures of experts.
-MAX_REGISTERED = 1_000_000
+#: Modules and parameters of one model, more than the largest mixtures of experts have, and seconds of work for them.
+MAX_REGISTERED = 400_000
+MAX_SECONDS = 20
 #: Layers, heads, experts that a configuration may ask for: before any module is made, lists of their kinds are.
-MAX_COUNT = 50_000
+MAX_COUNT = 4_096
+#: Entries of a list in it.
+MAX_LISTED = 100_000
 _COUNT = re.compile(r"^(?:n|num)_\w*(?:layers?|blocks?|heads?|experts?|stages?)$|^depths?$")
 #: What would fetch code or weights, or makes another class of it.
 _FETCHES = re.compile(r"^_?(?:attn|experts)_implementation|^(?:auto_map|use_kernels|custom_pipelines)$")
@@ -113,13 +117,14 @@ def made(name: str, config: str) -> nn.Module:
     document = _document(config)
     _refuse(document, config)
     found: Any = getattr(transformers, name, None)
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) and found.config_class):
+    configured = getattr(found, "config_class", None)
+    if configured is None or not issubclass(found, transformers.PreTrainedModel):
         raise ModelError(_unknown(name, document, config, transformers.__version__))
-    kind, own = document.get("model_type"), found.config_class.model_type
+    kind, own = document.get("model_type"), configured.model_type
     if kind not in (None, own):
         raise ModelError(f"{config}: names {name}, whose model_type is {own!r}, and says {str(kind)[:80]!r} itself")
     with _offline(), _counted(config), _dtype(torch, document):
-        settings = found.config_class.from_dict(_cleaned(document))
+        settings = configured.from_dict(_cleaned(document))
         settings._attn_implementation = "eager"
         model: nn.Module = found(settings)
     return model
@@ -136,8 +141,10 @@ def _refuse(document: Mapping[str, Any], config: str) -> None:
         if key == "quantization_config" and type(value) is dict:
             how = str(value.get("quant_method"))[:40]
             raise ModelError(f"{config}: is quantized ({how}): which tensors its class has then is not told by it")
-        if type(value) is int and value > MAX_COUNT and _COUNT.match(key):
-            raise ModelError(f"{config}: {key} is {value}, more than the {MAX_COUNT} of any model")
+        several = value if type(value) is list else [value]
+        count = sum(one for one in several if type(one) is int) if _COUNT.match(key) else 0
+        if count > MAX_COUNT or len(several) > MAX_LISTED:
+            raise ModelError(f"{config}: {key} asks for {max(count, len(several)):,}, more than any model has")
 
 
 def _entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -175,13 +182,13 @@ def _counted(config: str) -> Iterator[None]:
     """Stops a class that registers without end."""
     from torch.nn.modules import module
 
-    count = 0
+    count, start = 0, time.process_time()
 
     def registered(*_: Any) -> None:
         nonlocal count
         count += 1
-        if count > MAX_REGISTERED:
-            raise ModelError(f"{config}: asks for more than {MAX_REGISTERED:,} modules and parameters")
+        if count > MAX_REGISTERED or (count % 64 == 0 and time.process_time() - start > MAX_SECONDS):
+            raise ModelError(f"{config}: asks for too large a model: {count:,} modules and parameters, and no end")
 
     hooks = (
         module.register_module_module_registration_hook(registered),

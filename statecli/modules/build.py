@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from statecli.errors import MissingDependency, ModelError, StateError, UsageError
-from statecli.modules import script
+from statecli.modules import auto, script
 from statecli.modules.spec import Spec
 
 if TYPE_CHECKING:
@@ -432,7 +432,7 @@ def _describe(spec: Spec, doing: str, found: Any, error: BaseException) -> str:
     needed = _missing_arguments(spec, found, error)
     if needed:
         return needed
-    hint = "; try --init-device cpu" if doing.endswith("on meta") else ""
+    hint = "; try --init-device cpu" if doing.endswith("on meta") and not auto.is_auto(spec) else ""
     scripted = script.raised(error, _installed)
     what = _cut(scripted.text) if scripted else f"{type(error).__name__}: {_text(error)}".rstrip(": ")
     place = scripted.place if scripted else _raised_at(error)

@@ -1,0 +1,387 @@
+"""Folders of a training: the Trainer's, accelerate's, an adapter's; read against what the libraries write and load."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import formats, target
+from statecli.state import Evidence, Kind
+from statecli.values.read import all_values
+
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 50,
+    "max_position_embeddings": 16,
+}
+
+
+class Rows(torch.utils.data.Dataset):
+    """Eight inputs of four tokens."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.arange(4), "labels": torch.tensor(row % 2)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A Trainer's output after two steps: `checkpoint-2`, and the model that was kept."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    folder = tmp_path_factory.mktemp("run") / "out"
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES))
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), max_steps=2, save_steps=2, logging_steps=1, report_to=[], use_cpu=True
+    )
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Rows())
+    trainer.train()
+    trainer.save_model()
+    return folder
+
+
+@pytest.fixture
+def step(run, tmp_path) -> Path:
+    """A copy of its checkpoint."""
+    return shutil.copytree(run / "checkpoint-2", tmp_path / "checkpoint-2")
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["safetensors", "bin"])
+def accelerated(tmp_path_factory, request) -> Path:
+    """What `save_state` writes of two models, two optimizers, a scheduler and an object of one's own."""
+    accelerate = pytest.importorskip("accelerate")
+    folder = tmp_path_factory.mktemp("state")
+    accelerator = accelerate.Accelerator(cpu=True)
+    models = [torch.nn.Linear(4, 3), torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))]
+    optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizers[0], 2)
+    accelerator.prepare(*models, *optimizers, scheduler)
+    accelerator.register_for_checkpointing(Average())
+    models[1](models[0](torch.ones(4, 4))).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    accelerator.save_state(str(folder), safe_serialization=request.param)
+    return folder
+
+
+class Average:
+    """What a user registers to be saved too."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"ema": {"weight": torch.full((3,), 2.0)}, "decay": 0.9}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """It is only saved."""
+
+
+def held(path: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """By section and name what is read of each tensor."""
+    state = formats.read(str(path))
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for tensor in state.tensors:
+        values = torch.from_numpy(all_values(tensor.data).copy()).reshape(tensor.shape)
+        found.setdefault(tensor.section, {})[tensor.fqn] = values
+    return found
+
+
+# The Trainer's.
+
+
+def test_a_checkpoint_of_the_trainer_is_read_whole(step):
+    """Each file is a section, called as it is; the arguments and the schedule have no tensor."""
+    state = formats.read(str(step))
+    assert state.format == "trainer safetensors+torch-zip"
+    assert state.sections == ("model", "optimizer", "rng_state")
+    assert state.target == str(step)
+
+
+def test_its_weights_and_moments_are_those_that_the_libraries_load(step):
+    """transformers' `from_pretrained`, and torch for the optimizer and the generators."""
+    transformers = pytest.importorskip("transformers")
+    found = held(step)
+    model = transformers.BertForSequenceClassification.from_pretrained(step).state_dict()
+    assert found["model"].keys() == model.keys()
+    assert all(torch.equal(found["model"][name], value) for name, value in model.items())
+    moments = torch.load(step / "optimizer.pt")["state"]
+    assert len(found["optimizer"]) == sum(map(len, moments.values()))
+    for number, entries in moments.items():
+        for name, value in entries.items():
+            assert torch.equal(found["optimizer"][f"state[{number}]['{name}']"], value)
+    states = torch.load(step / "rng_state.pth", weights_only=False)
+    assert torch.equal(found["rng_state"]["cpu"], states["cpu"])
+
+
+def test_its_optimizer_tells_what_is_a_parameter(step):
+    """safetensors sorts its entries, so that the number of each shape must tell; all of them are trained."""
+    state = target.checkpoint(str(step))
+    kinds = {(one.section, one.kind, one.evidence) for one in state.tensors}
+    assert kinds == {
+        ("model", Kind.PARAMETER, Evidence.OPTIMIZER),
+        ("optimizer", Kind.OPTIMIZER, Evidence.OPTIMIZER),
+        ("rng_state", Kind.OTHER, Evidence.CONVENTION),
+    }
+
+
+def test_what_is_frozen_is_not_told_as_trained(tmp_path):
+    """Of shapes that trained and frozen tensors share, nothing is said; of all others, exactly."""
+    net = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 3), "b": torch.nn.Linear(5, 3), "c": torch.nn.Linear(3, 2)})
+    net["b"].bias.requires_grad_(False)
+    save_file(net.state_dict(), tmp_path / "model.safetensors")
+    optimizer = torch.optim.AdamW([one for one in net.parameters() if one.requires_grad])
+    net["c"](net["a"](torch.ones(1, 4)) + net["b"](torch.ones(1, 5))).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    state = target.checkpoint(str(tmp_path))
+    known = {one.fqn: one.evidence for one in state.tensors if one.section == "model"}
+    assert known == {
+        **dict.fromkeys(["a.weight", "b.weight", "c.weight", "c.bias"], Evidence.OPTIMIZER),
+        **dict.fromkeys(["a.bias", "b.bias"], Evidence.ASSUMED),
+    }
+
+
+def test_an_optimizer_of_something_else_tells_nothing(step):
+    """A shape that the model lacks is enough."""
+    net = torch.nn.Linear(7, 5)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 7)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), step / "optimizer.pt")
+    assert {one.evidence for one in target.checkpoint(str(step)).tensors if one.section == "model"} == {
+        Evidence.ASSUMED
+    }
+
+
+def test_its_settings_are_told_below_their_files(step):
+    """Those of the run, of the class, of the optimizer, of the schedule, and the arguments."""
+    said = formats.read(str(step)).metadata
+    state = json.loads((step / "trainer_state.json").read_text())
+    assert {key: said[f"trainer_state.{key}"] for key in ("global_step", "epoch", "best_metric", "max_steps")} == {
+        key: state[key] for key in ("global_step", "epoch", "best_metric", "max_steps")
+    }
+    assert said["trainer_state.log_history"].startswith(f"{len(state['log_history'])} entries, sha256 ")
+    assert said["config.architectures"] == "BertForSequenceClassification"
+    assert said["config.hidden_size"] == 16
+    assert said["optimizer.param_groups.0.weight_decay"] == 0.0
+    assert said["scheduler.last_epoch"] == 2
+    assert said["training_args.max_steps"] == 2
+    assert said["format"] == "pt"
+
+
+def test_it_beside_its_model_file_is_the_model_alone(step, statecli):
+    """In either direction, and what is left out is said; two such folders are compared whole."""
+    for both in ((step, step / "model.safetensors"), (step / "model.safetensors", step)):
+        result = statecli("diff", *both, "-f", "json")
+        assert (result.code, result.json["summary"]["identical"]) == (0, 41)
+        (said,) = (one for one in result.json["notes"] if one["name"] == "sections-left-out")
+        assert said["message"].startswith("optimizer, rng_state of ")
+    other = shutil.copytree(step, step.parent / "other")
+    assert statecli("diff", step, other).code == 0
+    moments = torch.load(other / "optimizer.pt")
+    moments["state"][3]["exp_avg"].view(-1)[0] += 1
+    torch.save(moments, other / "optimizer.pt")
+    (other / "trainer_state.json").write_text('{"global_step": 3}')
+    result = statecli("diff", step, other, "-f", "json")
+    assert {one["section"] for one in result.json["changes"]} == {"optimizer"}
+    assert ("trainer_state.global_step", 2, 3) in {
+        (one["key"], one["before"], one["after"]) for one in result.json["metadata"]
+    }
+
+
+def test_a_section_of_it_is_cut_out(step, statecli):
+    """`checkpoint-2#optimizer`, as of one file."""
+    result = statecli("inspect", f"{step}#optimizer", "-f", "json")
+    assert (result.code, result.json["sections"]) == (0, ["optimizer"])
+
+
+def test_the_model_that_was_kept_has_the_arguments_beside_it(run):
+    """No optimizer, and the folders of the steps are no part of it."""
+    state = formats.read(str(run))
+    assert state.sections == ("model",)
+    assert state.metadata["training_args.max_steps"] == 2
+
+
+def test_its_shards_and_those_of_ranks_are_its_parts(step):
+    """A model in shards, and a generator's state for each rank."""
+    whole = {name: value.clone() for name, value in held(step)["model"].items()}
+    (step / "model.safetensors").unlink()
+    names = sorted(whole)
+    files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    for file, part in zip(files, (names[:20], names[20:]), strict=True):
+        save_file({name: whole[name] for name in part}, step / file)
+    index = {name: files[n >= 20] for n, name in enumerate(names)}
+    (step / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    for rank in (0, 1):
+        shutil.copy(step / "rng_state.pth", step / f"rng_state_{rank}.pth")
+    (step / "rng_state.pth").unlink()
+    state = formats.read(str(step))
+    assert state.sections == ("model", "optimizer", "rng_state_0", "rng_state_1")
+    assert set(formats.members(str(step))) >= {*files, "optimizer.pt", "rng_state_1.pth", "training_args.bin"}
+
+
+# What is wrong with a part of it.
+
+
+def test_a_part_that_cannot_be_read_loses_nothing_else(step, statecli):
+    """All else is listed; the line says which file it is, and it ends 2."""
+    raw = (step / "optimizer.pt").read_bytes()
+    (step / "optimizer.pt").write_bytes(raw[: len(raw) // 2])
+    result = statecli("inspect", step, "-f", "json")
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert result.err.startswith(f"statecli: {step / 'optimizer.pt'}: ")
+    assert len([one for one in result.json["tensors"] if one["section"] == "model"]) == 41
+    assert statecli("audit", step).code == 2
+    assert statecli("lock", step, "-o", step.parent / "l.json").code == 2
+
+
+def test_a_bare_pickle_beside_the_weights_is_noted_and_not_run(step, statecli):
+    """It is no archive of torch.save; audit flags what it calls."""
+    (step / "random_states_0.pkl").write_bytes(pickle.dumps(Evil()))
+    result = statecli("inspect", step, "-f", "json")
+    assert result.code == 0
+    (said,) = (one["message"] for one in result.json["notes"] if one["name"] == "companions")
+    assert said.startswith("random_states_0.pkl: not read, for it is a bare pickle")
+    assert "unsafe-global" in {one["rule"] for one in statecli("audit", step, "-f", "json").json["findings"]}
+
+
+class Evil:
+    """What calls something where it is loaded."""
+
+    def __reduce__(self):
+        return print, ("called",)
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"", "is no valid JSON"),
+        (b"[]", "is no JSON object but a list"),
+        (b'{"a": NaN}', "is no valid JSON"),
+        (b"[" * 100_000, "nests too deep"),
+        (b"\xff", "is no valid UTF-8"),
+    ],
+    ids=["empty", "list", "nan", "deep", "bytes"],
+)
+def test_a_configuration_that_is_none_is_noted(step, raw, why):
+    """The weights are there without it."""
+    (step / "config.json").write_bytes(raw)
+    state = formats.read(str(step))
+    (said,) = (odd.message for odd in state.oddities if odd.name == "config-unread")
+    assert said.startswith(f"config.json: not read, for it {why}")
+    assert len(state.tensors) == 166
+
+
+def test_a_model_that_cannot_be_read_is_one_line(step, statecli):
+    """Without it there is no checkpoint."""
+    (step / "model.safetensors").write_bytes(b"")
+    result = statecli("inspect", step)
+    assert (result.code, result.err) == (2, f"statecli: {step / 'model.safetensors'}: is an empty file\n")
+
+
+# accelerate's.
+
+
+def test_a_state_of_accelerate_is_read_whole(accelerated):
+    """Several models and optimizers, the generators, and what a user registered."""
+    state = target.checkpoint(str(accelerated))
+    assert state.sections == (
+        "model",
+        "model_1",
+        "custom_checkpoint_0.ema",
+        "optimizer",
+        "optimizer_1",
+        "random_states_0",
+    )
+    known = {(one.section, one.fqn): (one.kind, one.evidence) for one in state.tensors}
+    assert known["model", "weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
+    assert known["model_1", "0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
+    assert known["model_1", "1.running_mean"] == (Kind.BUFFER, Evidence.CONVENTION)
+    assert known["random_states_0", "torch_manual_seed"] == (Kind.OTHER, Evidence.CONVENTION)
+    found = held(accelerated)
+    assert torch.equal(found["custom_checkpoint_0.ema"]["weight"], torch.full((3,), 2.0))
+    moments = torch.load(accelerated / "optimizer_1.bin")["state"][0]["exp_avg"]
+    assert torch.equal(found["optimizer_1"]["state[0]['exp_avg']"], moments)
+    assert state.metadata["scheduler.step_size"] == 2
+    assert state.metadata["custom_checkpoint_0.decay"] == 0.9
+
+
+def test_an_audit_of_them_finds_nothing(step, accelerated, statecli):
+    """They are ordinary, values included."""
+    for folder in (step, accelerated):
+        result = statecli("audit", folder, "--values", "-f", "json")
+        assert (result.code, result.json["findings"]) == (0, [])
+
+
+# Adapters.
+
+
+def test_an_adapter_names_its_base_model(tmp_path, statecli):
+    """What peft writes: its names as they are, rank and targets in the head, sets in one order."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    base = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES))
+    base.save_pretrained(tmp_path / "base")
+    base = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base")
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["value", "query"]))
+    adapted.save_pretrained(tmp_path / "adapter")
+    state = formats.read(str(tmp_path / "adapter"))
+    saved = peft.get_peft_model_state_dict(adapted)
+    found = held(tmp_path / "adapter")["model"]
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(found[name], value) for name, value in saved.items())
+    expected = {
+        "base_model_name_or_path": str(tmp_path / "base"),
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": "query, value",
+    }
+    assert {key: state.metadata[f"adapter_config.{key}"] for key in expected} == expected
+    assert "peft_type=LORA, r=4, lora_alpha=8" in statecli(
+        "inspect", tmp_path / "adapter", "-f", "markdown"
+    ).out.replace("\\", "")
+
+
+# Model folders.
+
+
+def test_other_weights_of_the_same_model_are_said(tmp_path):
+    """Whatever framework they are for."""
+    save_file({"w": torch.ones(1)}, tmp_path / "model.safetensors")
+    torch.save({"w": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    for name in ("flax_model.msgpack", "tf_model.h5"):
+        (tmp_path / name).write_bytes(b"x")
+    (odd,) = formats.read(str(tmp_path)).oddities
+    assert odd.message == "beside what was read, and not read: flax_model.msgpack, pytorch_model.bin, tf_model.h5"
+
+
+def test_a_folder_of_another_framework_alone_is_named(tmp_path, line):
+    """Those of Keras are not read."""
+    (tmp_path / "tf_model.h5").write_bytes(b"x")
+    expected = "is a folder with weights of another framework alone, which statecli does not read: tf_model.h5"
+    assert line(tmp_path) == expected
+
+
+def test_a_model_folder_beside_its_file_differs_in_nothing(tmp_path, statecli):
+    """What config.json says, a file of weights cannot; between two folders it counts."""
+    for folder, act in (("one", "gelu"), ("two", "relu")):
+        (tmp_path / folder).mkdir()
+        save_file({"w": torch.ones(1)}, tmp_path / folder / "model.safetensors")
+        config = {"architectures": ["A"], "hidden_act": act, "quantization_config": {"quant_method": "fp8"}}
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+    assert statecli("diff", tmp_path / "one", tmp_path / "one" / "model.safetensors").code == 0
+    assert statecli("diff", tmp_path / "one" / "model.safetensors", tmp_path / "two").code == 0
+    result = statecli("diff", tmp_path / "one", tmp_path / "two", "-f", "json")
+    assert [one["key"] for one in result.json["metadata"]] == ["config.hidden_act"]
+    assert formats.read(str(tmp_path / "one")).metadata["config.quantization_config.quant_method"] == "fp8"

@@ -1,0 +1,213 @@
+"""`--model auto`: the class that config.json names, built by transformers; held against `from_pretrained`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 50,
+    "max_position_embeddings": 16,
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def saved(name: str = "BertModel", config: str = "BertConfig", **sizes: object) -> None:
+    """A model of that class in the folder `m`."""
+    settings = getattr(transformers, config)(**{**SIZES, **sizes})
+    getattr(transformers, name)(settings).save_pretrained("m")
+
+
+def changed(**settings: object) -> None:
+    """Its configuration with other settings."""
+    path = Path("m/config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+def grouped(result) -> dict[str, tuple[str, str]]:
+    """Kind and evidence of each tensor."""
+    return {name: (row["kind"], row["evidence"]) for name, row in result.rows().items()}
+
+
+CLASSES = [
+    ("BertForSequenceClassification", "BertConfig", {}),
+    ("BertForMaskedLM", "BertConfig", {}),
+    ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 16, "n_layer": 2, "n_head": 2}),
+    ("LlamaForCausalLM", "LlamaConfig", {"num_key_value_heads": 2}),
+    ("MixtralForCausalLM", "MixtralConfig", {"num_key_value_heads": 2, "num_local_experts": 2}),
+    ("ViTForImageClassification", "ViTConfig", {"image_size": 8, "patch_size": 4}),
+    ("ResNetForImageClassification", "ResNetConfig", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}),
+]
+
+
+@pytest.mark.parametrize(("name", "config", "sizes"), CLASSES, ids=[one[0] for one in CLASSES])
+def test_every_entry_is_what_the_class_registers(statecli, name, config, sizes):
+    """Parameters and buffers as the loaded model has them, by the names that it loads them by; nothing is missing."""
+    saved(name, config, **sizes)
+    result = statecli("inspect", "m", "--model", "auto", "-f", "json")
+    assert (result.code, result.json["findings"]) == (0, []), result.err
+    model = getattr(transformers, name).from_pretrained("m")
+    buffers = {name for name, _ in model.named_buffers()}
+    for fqn, (kind, evidence) in grouped(result).items():
+        assert evidence == "registered"
+        assert kind == ("buffer" if fqn in buffers else "parameter")
+    for words in (("auto", "m"), ("m", "auto")):
+        assert statecli("diff", *words).code == 0
+    assert statecli("audit", "m", "--model", "auto").code == 0
+
+
+def test_a_base_model_is_loaded_into_a_head_class_by_its_prefix(statecli):
+    """As `from_pretrained` does it; what is missing is the head."""
+    saved("BertModel")
+    changed(architectures=["BertForSequenceClassification"])
+    result = statecli("inspect", "m", "--model", "auto", "-f", "json")
+    assert result.code == 1
+    assert {one["fqn"] for one in result.json["findings"]} == {"classifier.weight", "classifier.bias"}
+    assert {one["rule"] for one in result.json["findings"]} == {"missing-entry"}
+    (note,) = result.json["notes"]
+    assert note["message"].endswith("embeddings.LayerNorm.bias as bert.embeddings.LayerNorm.bias")
+    _, info = transformers.BertForSequenceClassification.from_pretrained("m", output_loading_info=True)
+    assert set(info["missing_keys"]) == {"classifier.weight", "classifier.bias"}
+
+
+def test_a_configuration_without_architectures_is_of_the_base_model(statecli):
+    """What `AutoModel` would make of its model_type."""
+    saved("BertModel")
+    changed(architectures=None)
+    assert statecli("inspect", "m", "--model", "auto").code == 0
+
+
+def test_the_class_is_of_the_type_of_the_weights(statecli):
+    """No cast is told where the configuration says bfloat16."""
+    saved("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=2, dtype=torch.bfloat16)
+    model = transformers.LlamaForCausalLM.from_pretrained("m").to(torch.bfloat16)
+    model.save_pretrained("m")
+    before = torch.get_default_dtype()
+    result = statecli("audit", "m", "--model", "auto", "-f", "json")
+    assert (result.code, result.json["findings"]) == (0, [])
+    assert torch.get_default_dtype() is before
+
+
+def test_a_shape_that_is_another_is_a_finding(statecli):
+    """The configuration says 50 words, the weights have 48."""
+    saved("BertModel", vocab_size=48)
+    changed(vocab_size=50)
+    for words in (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto")):
+        result = statecli(*words, "-f", "json")
+        assert result.code == 1
+        assert {one["fqn"] for one in result.json["findings"]} == {"embeddings.word_embeddings.weight"}
+
+
+def test_written_out_it_is_a_class_as_any(statecli):
+    """`transformers:Class(config='…/config.json')`."""
+    saved("BertModel")
+    result = statecli("inspect", "transformers:BertModel(config='m/config.json')", "-f", "json")
+    assert (result.code, result.json["format"]) == (0, "module")
+
+
+REFUSED = {
+    "code of its own": (
+        {"architectures": ["Mine"], "auto_map": {"AutoModel": "mine.Mine"}},
+        "Mine is code that comes with the checkpoint (auto_map), which is not run; name its class",
+    ),
+    "unknown": (
+        {"architectures": ["Mine"]},
+        f"names Mine, which is no model class of transformers {transformers.__version__}",
+    ),
+    "no model": (
+        {"architectures": ["pipeline"]},
+        f"names pipeline, which is no model class of transformers {transformers.__version__}",
+    ),
+    "a number": (
+        {"architectures": [3]},
+        "names no class in architectures, and --model auto has none; name the class instead",
+    ),
+    "another type": ({"model_type": "gpt2"}, "names BertModel, whose model_type is 'bert', and says 'gpt2' itself"),
+    "endless": ({"num_hidden_layers": 10**9}, "num_hidden_layers asks for 1,000,000,000, more than any model has"),
+    "endless inside": (
+        {"text_config": {"depths": [10**9, 1]}},
+        "depths asks for 1,000,000,001, more than any model has",
+    ),
+    "quantized": (
+        {"quantization_config": {"quant_method": "gptq"}},
+        "is quantized (gptq): which tensors its class has then is not told by it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_configuration_that_is_refused(statecli, case):
+    """In one line, by every command, and before anything of it is built or run."""
+    saved("BertModel")
+    settings, expected = REFUSED[case]
+    changed(**settings)
+    Path("m/mine.py").write_text("raise SystemExit('run')\n")
+    result = statecli("inspect", "m", "--model", "auto")
+    assert (result.code, result.err) == (2, f"statecli: m/config.json: {expected}\n")
+    assert statecli("diff", "auto", "m").code == statecli("audit", "m", "--model", "auto").code == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"hidden_size": 10**12}, {"hidden_size": -1}, {"hidden_size": "x"}, {"hidden_act": "os.system"}],
+    ids=["huge", "negative", "text", "unknown-name"],
+)
+def test_what_the_class_itself_refuses_is_one_line(statecli, settings):
+    """Nothing is allocated for it."""
+    saved("BertModel")
+    changed(**settings)
+    result = statecli("inspect", "m", "--model", "auto")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "building it on meta raised" in result.err
+
+
+def test_what_would_be_fetched_is_not(statecli, monkeypatch):
+    """Kernels of the hub that a configuration names; no socket is opened."""
+    import socket
+
+    saved("BertModel")
+    changed(
+        attn_implementation="kernels-community/flash-attn", _attn_implementation="a/b", auto_map={"AutoModel": "x.Y"}
+    )
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection"))
+    assert statecli("inspect", "m", "--model", "auto").code == 0
+
+
+def test_a_class_that_registers_without_end_is_stopped(statecli, monkeypatch):
+    """However it comes to that."""
+    from statecli.modules import auto
+
+    monkeypatch.setattr(auto, "MAX_REGISTERED", 20)
+    saved("BertModel")
+    result = statecli("inspect", "m", "--model", "auto")
+    assert (result.code, result.err) == (
+        2,
+        "statecli: m/config.json: asks for too large a model: 21 modules and parameters, and no end\n",
+    )
+
+
+def test_without_a_configuration(statecli):
+    """An adapter has none of its own; a pipeline's component is of another library."""
+    saved("BertModel")
+    shutil.move("m/config.json", "m/other.json")
+    assert statecli("inspect", "m", "--model", "auto").err == (
+        "statecli: m: there is no config.json beside it, and --model auto has no class; name the class instead\n"
+    )
+    Path("m/adapter_config.json").write_text("{}")
+    assert "name the class of its base model" in statecli("inspect", "m", "--model", "auto").err
+    Path("m/config.json").write_text('{"_class_name": "UNet2DConditionModel"}')
+    assert "is of diffusers" in statecli("diff", "auto", "m").err
