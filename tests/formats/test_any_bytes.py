@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from statecli import formats
 from statecli.errors import UnreadableError
@@ -26,6 +27,21 @@ def zero_3(folder: Path) -> Path:
     return zero.write(folder / "zero", 3, PARTED, buffers={"n": torch.arange(2)}, frozen={"f": torch.ones(3)})
 
 
+def accelerated(folder: Path) -> Path:
+    """Two models, an optimizer, random states and an object of one's own."""
+    save_file({"weight": torch.ones(2, 3)}, folder / "model.safetensors")
+    save_file({"bias": torch.ones(3)}, folder / "model_1.safetensors")
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "optimizer.bin")
+    torch.save({"step": 1, "torch_manual_seed": torch.ones(4, dtype=torch.uint8)}, folder / "random_states_0.pkl")
+    torch.save({"ema": {"weight": torch.ones(3)}}, folder / "custom_checkpoint_0.pkl")
+    (folder / "adapter_config.json").write_text('{"r": 4, "target_modules": ["b", "a"], "rank_pattern": {}}')
+    return folder
+
+
 def megatron(folder: Path) -> Path:
     """Two tensor-parallel ranks."""
     return test_megatron.write(folder / "run")
@@ -40,6 +56,7 @@ SEEDS = (
     zero_2,
     zero_3,
     megatron,
+    accelerated,
 )
 #: Damaged copies of each.
 DAMAGED = 150

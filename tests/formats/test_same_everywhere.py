@@ -149,10 +149,33 @@ def torch_export(folder: Path) -> Path:
     return folder / "program.pt2"
 
 
+def shards(folder: Path) -> Path:
+    """What `save_pretrained` makes of a large model."""
+    held = weights()
+    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    index = {name: names[n % 2] for n, name in enumerate(held)}
+    for file in names:
+        save_file({name: held[name] for name in held if index[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (folder / "config.json").write_text('{"architectures": ["Net"], "dtype": "float32"}')
+    return folder
+
+
+def trainer(folder: Path) -> Path:
+    """The folder of a training, whose schedule and counts are no tensors."""
+    safetensors(folder)
+    torch.save({"last_epoch": 3, "_last_lr": [0.1]}, folder / "scheduler.pt")
+    (folder / "config.json").write_text('{"architectures": ["Net"], "dtype": "float32"}')
+    (folder / "trainer_state.json").write_text('{"global_step": 3, "log_history": [{"loss": 1.5}]}')
+    return folder
+
+
 #: Each writes `weights()` by its format's own library, in a folder of its own, and gives what to name.
 WRITERS = (
     torch_zip,
     torch_legacy,
+    shards,
+    trainer,
     dcp,
     dcp_safetensors,
     deepspeed,
