@@ -17,6 +17,7 @@ SCRIPTS = (
     "startup",
     "torch_save",
     "many_tensors",
+    "shards",
     "model_class",
     "statistics_of_values",
     "diff_values",

@@ -87,7 +87,10 @@ def inspect(
     ] = None,
     cuda: Annotated[bool, typer.Option("--cuda", help="The same as --to cuda.")] = False,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="SPEC", help="Group a checkpoint by what this class registers.")
+        str | None,
+        typer.Option(
+            "--model", metavar="SPEC", help="Group a checkpoint by what this class registers; auto: its config.json's."
+        ),
     ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Read the values: min, max, mean, std, zeros, NaN, Inf.")
@@ -230,7 +233,10 @@ def audit(
         list[str], typer.Argument(metavar="TARGET", help="Checkpoints, folders or globs of them, classes.")
     ],
     model: Annotated[
-        str | None, typer.Option("--model", metavar="SPEC", help="Hold them to what this class registers.")
+        str | None,
+        typer.Option(
+            "--model", metavar="SPEC", help="Hold them to what this class registers; auto: their config.json's."
+        ),
     ] = None,
     select: Annotated[
         list[str] | None, typer.Option("--select", metavar="RULE", help="Only it, or all of a subject (repeatable).")

@@ -69,7 +69,9 @@ def aligned(table: Table) -> Iterator[str]:
     """The header and each row, padded to the widest cell of its column; the last column is not padded."""
     columns = [n for n, column in enumerate(table.columns) if not column.detail]
     heads = [table.columns[n].name for n in columns]
-    rows = [tuple(_written(row[n]) or _NAMELESS.get(table.columns[n].name, "") for n in columns) for row in table.rows]
+    nameless = [(n, _NAMELESS.get(table.columns[n].name, "")) for n in columns]
+    known: dict[str, str] = {}
+    rows = [tuple(_written(row[n], known) or empty for n, empty in nameless) for row in table.rows]
     widths = [min(MAX_PADDING, max([len(heads[c]), *(len(row[c]) for row in rows)])) for c in range(len(heads))]
     right = [table.columns[n].right for n in columns]
     form = "  ".join(f"{{:{'>' if right[c] else '<'}{widths[c]}}}" for c in range(len(heads)))
@@ -78,5 +80,11 @@ def aligned(table: Table) -> Iterator[str]:
         yield form.format(*row).rstrip()
 
 
-def _written(cell: Cell) -> str:
-    return name(cell) if isinstance(cell, str) else number(cell)
+def _written(cell: Cell, known: dict[str, str]) -> str:
+    """The cell; `known` has those texts that were written before, for most columns say the same again and again."""
+    if not isinstance(cell, str):
+        return number(cell)
+    found = known.get(cell)
+    if found is None:
+        found = known[cell] = name(cell)
+    return found
