@@ -269,6 +269,15 @@ def test_nothing_audited_is_never_clean(output):
     assert "clean" not in text.replace("clean up", "")
 
 
+@pytest.mark.parametrize("output", PEOPLE)
+def test_what_is_found_in_a_target_that_failed_is_counted(output):
+    """The last line is often all that is read: an error in what is no checkpoint is in it."""
+    refused = msgspec.structs.replace(failed("no.bin"), findings=(finding("unsafe-global", target="no.bin"),))
+    assert "nothing audited: 1 error; 1 failed" in written(output, refused, terminal=True)
+    text = written(output, refused, skipped("a.md"), terminal=True)
+    assert "nothing audited: 1 error in 1 target; 1 failed; 1 skipped" in text
+
+
 UNTOLD = [
     (("clean.pt", "--select", "nan"), "nan did not run: no values were read: give --values"),
     (("none/",), "nothing was audited"),

@@ -14,13 +14,13 @@ import re
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from statecli import formats
 from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _folder, _json, torch_legacy
-from statecli.formats._dcp_metadata import BUDGET, METADATA
+from statecli.formats import _folder, _json, _shown, dcp, torch_legacy
+from statecli.formats._dcp_metadata import BUDGET, METADATA, Stored
 from statecli.formats._expressions import expressions, is_plain
 from statecli.formats._names import Scanner
 from statecli.formats._pickle import OverBudget, TruncatedPickle, without_gc
@@ -50,6 +50,9 @@ _BEGINS = re.compile(
     rb"\x80[\x00-\x05][^\x00]|[()\]}]{0,16}[ci][A-Za-z_][\w.]{0,200}\r?\n[A-Za-z_][\w.]{0,200}\r?\n", re.ASCII
 )
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
+#: What an archive of torch has in its small records: digits are no opcodes that import anything.
+_INERT = re.compile(rb"[\d\n]{0,64}|little|big")
+_LONGEST_INERT = 64
 _ZIP = b"PK\3\4"
 _END, _MAX_COMMENT = 22, 65_535
 #: Bytes of the three end records of an archive that torch writes: zip64's, its locator, the old one.
@@ -93,8 +96,14 @@ def scan(path: str) -> tuple[ScannedPickle, ...]:
     """
     found: list[ScannedPickle] = []
     with without_gc():
+        places, unread = dcp.places(path) if os.path.isdir(path) and dcp.sniff(path, b"") else ({}, [])
         for file in _files(path):
-            found.extend(_of_file(file))
+            found.extend(_of_file(file, places.pop(os.path.basename(file), ())))
+        for name in filter(_is_plain_name, places):
+            found.extend(_of_file(os.path.join(path, name), places[name], alone=True))
+    for name, why in unread:
+        place = Place(os.path.join(path, name), 0, 0)
+        found.append(ScannedPickle("the file", place, unread=f"where it says that archives lie: {why}"))
     return tuple(found)
 
 
@@ -141,10 +150,19 @@ def _shards(path: str) -> Iterator[str]:
             yield file
 
 
-def _of_file(path: str) -> list[ScannedPickle]:
+def _is_plain_name(name: str) -> bool:
+    """Whether it is a file of the folder: what leads out of it is refused by whoever reads the folder."""
+    return os.path.basename(name) == name and "\0" not in name
+
+
+def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False) -> list[ScannedPickle]:
+    """Those of a file, and of the `places` in it that are loaded as files; `alone` where nothing loads the rest."""
     try:
         with Source(path) as source:
-            return _Scan(source).run()
+            scan = _Scan(source)
+            if not alone:
+                scan.run()
+            return scan.run_at(places)
     except UnreadableError:  # as above
         return []
 
@@ -199,6 +217,8 @@ class _Scan:
         self.found: list[ScannedPickle] = []
         self.pieces: deque[_Piece] = deque()
         self.bytes = self.opcodes = self.looked = 0
+        #: Where archives lie whose records were looked at.
+        self.archives: set[tuple[int, int]] = set()
 
     def run(self) -> list[ScannedPickle]:
         """Everything that was found."""
@@ -211,9 +231,28 @@ class _Scan:
         if _is_tar(head):
             self._tar(first)
         self.pieces.append(first)
+        return self._drained()
+
+    def run_at(self, places: Iterable[Stored]) -> list[ScannedPickle]:
+        """What lies at places that are loaded as files of their own, by whatever name: an archive may hold another."""
+        whole = _Piece(self.whole, "the file", 0, sure=True, hidden=False)
+        packed = [one for one in places if one.transforms]
+        if packed:
+            self._unread(whole, f"{len(packed)} of its items are written through {_shown.names(packed[0].transforms)}")
+        for one in places:
+            length = min(one.length, self.whole.size - one.offset)
+            if length > 0 and not one.transforms and (one.offset, length) not in self.archives:
+                self.archives.add((one.offset, length))
+                part = self.whole.part(one.offset, length)
+                self.pieces.append(whole._replace(region=part, where=_at(whole, part)))
+        return self._drained()
+
+    def _drained(self) -> list[ScannedPickle]:
         while self.pieces:
             if self._is_over():
+                first = _Piece(self.whole, "the file", 0, hidden=False)
                 self._unread(first, "more pickles in it, or longer ones, than are read of one file")
+                self.pieces.clear()
                 break
             self._look(self.pieces.popleft())
         return self.found
@@ -332,12 +371,16 @@ class _Scan:
             self._unread(piece, f"{error}; its records were searched for without its directory")
             self._salvage(piece)
             return
+        if piece.region.base is not None:
+            self.archives.add((piece.region.base, piece.region.size))
         for record in archive.records.values():
             self._record(piece, archive, record)
 
     def _record(self, piece: _Piece, archive: Archive, record: Record) -> None:
         name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
         region = piece.region.part(record.data_offset, record.compressed_size)
+        if record.method == STORED and region.size <= _LONGEST_INERT and _INERT.fullmatch(region.head):
+            return
         own = record.name.removeprefix(f"{archive.folder}/")
         if piece.depth:  # an archive of torch.save in an archive of torch.export
             usual = own in _USUAL and not piece.hidden

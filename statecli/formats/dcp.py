@@ -72,6 +72,25 @@ def members(path: str) -> tuple[str, ...]:
     return tuple(name for name in _folder.files(path) if name.endswith(SUFFIX) or _METADATA.fullmatch(name))
 
 
+def places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
+    """What every metadata of the folder says lies in each file, whether a reader asks for it or not.
+
+    Beside it, each metadata that does not say so, with the reason.
+    """
+    found: dict[str, list[Stored]] = {}
+    unread = []
+    for name in members(path):
+        if _METADATA.fullmatch(name):
+            try:
+                metadata = parsed(small(os.path.join(path, name), MAX_METADATA), name)
+            except UnreadableError as error:
+                unread.append((name, str(error)))
+                continue
+            for one in (one for several in metadata.places.values() for one in several):
+                found.setdefault(one.file, []).append(one)
+    return found, unread
+
+
 def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what lies in the files is no file by itself
     """All that the metadata names. Raises UnreadableError for a file of such a folder, and what `Metadata` raises.
 
@@ -92,6 +111,7 @@ class _Folder:
         self.storages: dict[str, ByteRange] = {}
         self.metadata = _merged(list(_metadata(path, self.oddities)), self.oddities)
         self.sizes = _sizes(path, self.metadata)
+        _check_apart(self.metadata)
         self.ends = _ends(self.metadata)
         self.globals = list(self.metadata.foreign)
 
@@ -282,6 +302,26 @@ def _sizes(path: str, metadata: Metadata) -> dict[str, int]:
     if missing:
         raise _missing(missing, len(named), metadata)
     return found
+
+
+def _check_apart(metadata: Metadata) -> None:
+    """Refuse items that share bytes, unless all of them: what one of them shows is hidden in another."""
+    spans = sorted(
+        (one.file, one.offset, one.length, fqn)
+        for fqn, places in metadata.places.items()
+        for one in places
+        if one.length
+    )
+    last = ("", 0, 0, "")
+    for span in spans:
+        file, offset, length, fqn = span
+        if file == last[0] and offset < last[1] + last[2] and (offset, length) != last[1:3]:
+            raise MalformedError(
+                f".metadata puts {_shown.name(fqn)} at byte {offset} of {_shown.name(file)}, inside "
+                f"{_shown.name(last[3])} (bytes {last[1]} to {last[1] + last[2]}): do not load it; save it again"
+            )
+        if file != last[0] or offset + length > last[1] + last[2]:
+            last = span
 
 
 def _missing(missing: list[str], count: int, metadata: Metadata) -> MissingShard:

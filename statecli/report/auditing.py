@@ -298,12 +298,15 @@ def _others(found: Audit) -> list[str]:
 
 
 def _verdict(found: Audit) -> str:
-    """`3 audited: 1 error in 1 target; 1 failed; 2 skipped; 31 rules ran, 12 skipped`."""
+    """`3 audited: 1 error in 1 target; 1 failed; 2 skipped; 31 rules ran, 12 skipped`.
+
+    What is found in targets that failed, or were skipped, is counted too.
+    """
     bad = sum(bool(target.findings) for target in found.targets)
     said = counted(found.findings) if found.ran or found.findings else "no rule judged it"
     parts = [f"{found.count(Status.AUDITED):,} audited: {said}"]
     if not found.count(Status.AUDITED):
-        parts = ["nothing audited"]
+        parts = [f"nothing audited: {said}" if found.findings else "nothing audited"]
     if bad and len(found.targets) > 1:
         parts[0] += f" in {plural(bad, 'target')}"
     parts += _others(found)

@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -33,6 +34,7 @@ from statecli.state import Evidence, Kind
 from statecli.values.read import all_values
 
 from . import dcp_ranks
+from .attacks import build, called, legacy, named, pickled, records, state_dict, tensor, text
 
 
 @pytest.fixture(scope="session")
@@ -462,6 +464,106 @@ def test_every_pickle_is_scanned(ranks):
     assert len([one for one in found if one.where.endswith("data.pkl")]) == items
     assert len([one for one in found if Path(one.place.path).name == ".metadata"]) == 1
     assert not [one for one in found if one.unread]
+
+
+# What `.metadata` says to be an archive is one, wherever it lies.
+
+
+CALL = called(named("os", "system"), text("touch HARM"))
+HIDDEN = {
+    "an archive": build(records(pickled(CALL))),
+    "a legacy file": legacy(state_dict(w=tensor(), x=CALL), [("0", 4, bytes(16))]),
+    "one pickle": pickled(CALL),
+}
+
+
+def with_a_value_at(folder: Path, file: str, offset: int, length: int, transforms: list[str] | None = None) -> None:
+    """`.metadata` names one more value, `step`, and says that it lies there."""
+
+    def change(metadata: Any) -> None:
+        metadata.state_dict_metadata["step"] = BytesStorageMetadata()
+        metadata.storage_data[MetadataIndex("step")] = _StorageInfo(file, offset, length, transforms)
+        metadata.planner_data["step"] = ("step",)
+
+    rewritten(folder, change)
+
+
+def hiding(folder: Path, data: bytes) -> int:
+    """Save a tensor whose elements are zeros and these bytes; where in the file these are."""
+    w = torch.zeros(9000, dtype=torch.uint8)
+    w[5000 : 5000 + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    dcp.save({"w": w, "x": torch.ones(3)}, checkpoint_id=folder, no_dist=True)
+    return (folder / "__0_0.distcp").read_bytes().index(data)
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_a_value_hidden_in_a_tensor_is_scanned(kind, tmp_path, statecli):
+    """The elements of a tensor are an archive to whoever is told that one lies there; and no reader takes it."""
+    data = HIDDEN[kind]
+    with_a_value_at(tmp_path / "x", "__0_0.distcp", hiding(tmp_path / "x", data), len(data))
+    result = statecli("audit", str(tmp_path / "x"), "-f", "plain")
+    assert result.code == 2
+    assert "loading it calls os.system" in result.out
+    assert "1 error; 1 failed" in result.out
+    assert ".metadata puts step at byte" in statecli("inspect", str(tmp_path / "x")).err
+
+
+def test_that_value_is_what_torch_loads(tmp_path, monkeypatch):
+    """The harm is real: it is unpickled with everything allowed."""
+    monkeypatch.chdir(tmp_path)
+    data = HIDDEN["an archive"]
+    with_a_value_at(tmp_path / "x", "__0_0.distcp", hiding(tmp_path / "x", data), len(data))
+    dcp.load({"w": torch.zeros(9000, dtype=torch.uint8), "step": 0}, checkpoint_id=tmp_path / "x", no_dist=True)
+    assert (tmp_path / "HARM").exists()
+
+
+def test_a_tensor_that_only_holds_such_bytes_is_clean(tmp_path, statecli):
+    """Nothing is told to be loaded from there."""
+    hiding(tmp_path / "x", HIDDEN["an archive"])
+    assert statecli("audit", str(tmp_path / "x")).code == 0
+
+
+def test_a_value_in_any_file_of_the_folder_is_scanned(tmp_path, statecli):
+    """Whatever the file is called."""
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "x", no_dist=True)
+    (tmp_path / "x" / "notes.txt").write_bytes(b"notes" + HIDDEN["an archive"])
+    with_a_value_at(tmp_path / "x", "notes.txt", 5, len(HIDDEN["an archive"]))
+    result = statecli("audit", str(tmp_path / "x"))
+    assert result.code == 1
+    assert "loading it calls os.system" in result.out
+
+
+def test_two_names_of_one_archive_are_read(tmp_path, statecli):
+    """All of its bytes are the same for both: neither hides anything."""
+    dcp.save({"w": torch.ones(2), "step": 3}, checkpoint_id=tmp_path / "x", no_dist=True)
+
+    def change(metadata: Any) -> None:
+        at = {index.fqn: index for index in metadata.storage_data}
+        metadata.state_dict_metadata["v"] = metadata.state_dict_metadata["w"]
+        metadata.storage_data[MetadataIndex("v", torch.Size([0]))] = metadata.storage_data[at["w"]]
+        metadata.planner_data["v"] = ("v",)
+
+    rewritten(tmp_path / "x", change)
+    assert values(tmp_path / "x")["v"].tolist() == [1, 1]
+    assert statecli("audit", str(tmp_path / "x")).code == 0
+
+
+def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_path, statecli):
+    """What it decompresses to is not known."""
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "x", no_dist=True)
+    with_a_value_at(tmp_path / "x", "notes.bin", 0, 100, ["zstd"])
+    (tmp_path / "x" / "notes.bin").write_bytes(bytes(100))
+    result = statecli("audit", str(tmp_path / "x"))
+    assert result.code == 1
+    assert "1 of its items are written through zstd" in result.out
+
+
+def test_metadata_that_no_reader_asks_for_is_judged_too(mixed, statecli):
+    """A rank's own, beside that of all: where it says that archives lie is scanned, or said not to be."""
+    (mixed / "__0.metadata").write_bytes(b"\x80\x02N.")
+    result = statecli("audit", str(mixed), "--select", "unscanned-pickle")
+    assert result.code == 1
+    assert "where it says that archives lie: __0.metadata holds no Metadata" in result.out
 
 
 # Which boxes fill another.

@@ -366,7 +366,7 @@ def test_getattr_with_a_default_is_not_taken_for_a_name(scanned):
 
 def test_the_shards_of_an_index_are_scanned(tmp_path):
     """The folder's too; what else lies in it is no part of it."""
-    for name, body in (("model-00001-of-00001.bin", b"N"), ("optimizer.pt", SYSTEM)):
+    for name, body in (("model-00001-of-00001.bin", b"N"), ("other.pkl", SYSTEM)):
         (tmp_path / name).write_bytes(build(records(state_dict(w=tensor(), x=body))))
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text('{"metadata": {}, "weight_map": {"w": "model-00001-of-00001.bin"}}')
