@@ -133,13 +133,14 @@ def test_only_what_is_frozen_is_missed_where_that_is_asked(statecli):
 
 
 def test_files_of_a_commit_are_what_a_walk_makes_of_them(statecli):
-    """Shards their model; text, and what no model is, nothing: a commit need not have what is held."""
+    """Shards and what lies beside them their model; text nothing: a commit need not have what is held."""
     shards = sharded("ck/m")
     assert statecli("lock", "ck/m", "-o", "one.json").code == 0
     Path("notes.txt").write_text("hello")
     torch.save({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}, "ck/m/optimizer.pt")
     for words in (shards, ["ck/m/optimizer.pt"], ["notes.txt", *shards, "ck/m/optimizer.pt"]):
-        assert audit(statecli, "--as-found", *words, lock="one.json") == (0, []), words
+        beside = ("ck/m", "optimizer: of no model and not in the lock, which has no such section")
+        assert audit(statecli, "--as-found", *words, lock="one.json") == (0, [beside]), words
     assert audit(statecli, *shards, lock="one.json")[0] == 1
 
 
