@@ -9,7 +9,7 @@ Sources: torch/csrc/jit/serialization of torch 2.13 (export_module.cpp, python_p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -259,13 +259,20 @@ def _with_constants(state: ModelState, part: _Part, told: dict[str, Scalar]) -> 
     constants = [_constant(info_of(row, CONSTANTS, state.target)) for row in _rows(part.pickle.root, reading)]
     oddities = [one for one in reading.oddities if not constants or one.name != "no-tensors"]
     tensors = (replace(one, persistent=None, saved=one.kind in _REGISTERED) for one in state.tensors)
-    state.metadata.update(told)  # type: ignore[attr-defined]  # settings are a dict
+    settings = {key: value for key, value in state.metadata.items() if not _is_usual(key, value, state.metadata)}
     return replace(
         state,
+        metadata={**settings, **told},
         tensors=(*tensors, *constants),
         sections=(*state.sections, *([CONSTANTS] if constants else [])),
         oddities=tuple(oddities),
     )
+
+
+def _is_usual(key: str, value: Scalar, settings: Mapping[str, Scalar]) -> bool:
+    """What every module has: no hook, and the mode of the module that it is in."""
+    name = key.rpartition(".")[2]
+    return name == "_is_full_backward_hook" or (name == "training" != key and value == settings.get("training"))
 
 
 def _rows(root: Any, reading: Reading) -> Iterator[Row]:

@@ -460,3 +460,13 @@ def _tried(path: Path, data: bytes | None = None) -> None:
 def test_a_suffix_decides_nothing(parts, tmp_path):
     """Nor does the folder's name."""
     assert read(built(tmp_path / "model.safetensors", parts, "some name/")).format == "torchscript"
+
+
+def test_settings_that_every_module_has_are_not_told(tmp_path):
+    """The mode of the whole is, and that of a part which has another."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.ReLU()).eval()
+    net[1].train()
+    torch.jit.save(torch.jit.script(net), tmp_path / "net.pt")
+    told = formats.read(str(tmp_path / "net.pt")).metadata
+    assert told["training"] is False
+    assert {key for key in told if key.endswith((".training", "hook"))} == {"_modules.1.training"}
