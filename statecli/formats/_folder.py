@@ -15,6 +15,7 @@ SINGLE = (
     "diffusion_pytorch_model.safetensors",
     "adapter_model.safetensors",
     "pytorch_model.bin",
+    "pytorch_model_fsdp.bin",
     "diffusion_pytorch_model.bin",
     "adapter_model.bin",
     "consolidated.safetensors",

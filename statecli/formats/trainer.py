@@ -3,8 +3,10 @@
 transformers' Trainer (`checkpoint-500`): optimizer.pt, scheduler.pt, scaler.pt, rng_state.pth or one for each rank,
 training_args.bin; accelerate's `save_state`: optimizer.bin, scheduler.bin, sampler.bin, random_states_0.pkl,
 custom_checkpoint_0.pkl, and numbered from the second on (`model_1.safetensors`, `optimizer_1.bin`). All are archives of
-torch.save; each is a section, called as its file is without the suffix. Sources: `Trainer._save_checkpoint` of
-transformers 5, `save_accelerator_state` of accelerate 1.
+torch.save; each is a section, called as its file is without the suffix. Under FSDP the model and the optimizer are
+folders of torch.distributed.checkpoint, numbered from 0 (`pytorch_model_fsdp_0`, `optimizer_0`), or whole in one file
+(`pytorch_model_fsdp.bin`). Sources: `Trainer._save_checkpoint` of transformers 5, `save_accelerator_state` and
+`save_fsdp_model` of accelerate 1.
 """
 
 from __future__ import annotations
@@ -16,14 +18,17 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from statecli.errors import BarePickle, UnreadableError
-from statecli.formats import _folder, _globals, _shown, sharded
+from statecli.formats import _configs, _folder, _globals, _shown, dcp, sharded
 from statecli.formats._settings import Settings
 from statecli.state import Evidence, Kind, ModelState, Oddity, TensorInfo
 
 NAME = "trainer"
 
 #: The further models of accelerate; a first one is beside them.
-_MODEL = re.compile(r"(?:pytorch_)?(?P<section>model_\d{1,3})\.(?:safetensors|bin)")
+_MODEL = re.compile(r"(?:pytorch_)?model(?:_fsdp)?_(?P<number>\d{1,3})\.(?:safetensors|bin)")
+_FIRST = frozenset(["model.safetensors", "pytorch_model.bin", "pytorch_model_fsdp.bin"])
+#: What FSDP saves in shards, each a folder.
+_SHARDED = re.compile(r"(?:pytorch_(?=model))?(?P<what>model(?=_fsdp)|optimizer)(?:_fsdp)?_(?P<number>0|[1-9]\d{0,2})")
 _SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
 #: The sections of a file that is nothing but one.
 _LONE = frozenset(["model", "optimizer", "rng"])
@@ -36,9 +41,14 @@ ReadFile = Callable[[str], ModelState]
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Whether it is a folder with a model's weights and something of a training beside them."""
-    names = _folder.files(path) if os.path.isdir(path) else []
-    return bool(_parts(names)) and any(map(_is_weights, names))
+    """Whether it is a folder with a model's weights and something of a training beside them, or FSDP's shards."""
+    if not os.path.isdir(path):
+        return False
+    return "model" in _folders(path).values() or (_has_weights(path) and bool(_parts(path)))
+
+
+def _has_weights(path: str) -> bool:
+    return any(map(_is_weights, _folder.files(path)))
 
 
 def _is_weights(name: str) -> bool:
@@ -47,22 +57,43 @@ def _is_weights(name: str) -> bool:
     return bool(_folder.SERIES.match(name)) and not _folder.COMPANIONS.match(name)
 
 
-def _parts(names: list[str]) -> dict[str, str]:
-    """The files beside the model, each with the section that it is, further models first."""
-    found: dict[str, str] = {}
+def _parts(path: str) -> dict[str, str]:
+    """What is beside the model, files and folders, each with the section that it is, further models first."""
+    names = _folder.files(path)
+    found = {name: section for name, section in _folders(path).items() if section != "model"}
     for name in names:
         stem, suffix = os.path.splitext(name)
-        if (model := _MODEL.fullmatch(name)) and {"model.safetensors", "pytorch_model.bin"}.intersection(names):
-            found[name] = model["section"]
+        if (model := _MODEL.fullmatch(name)) and _FIRST.intersection(names):
+            found[name] = f"model_{model['number']}"
         elif suffix in _SUFFIXES and "." not in stem and _folder.COMPANIONS.match(name):
             found[name] = stem
-    return dict(sorted(found.items(), key=lambda part: _MODEL.fullmatch(part[0]) is None))
+    return dict(sorted(found.items(), key=lambda part: not part[1].startswith("model_")))
+
+
+def _folders(path: str) -> dict[str, str]:
+    """The folders of torch.distributed.checkpoint in it, each with the section that it is."""
+    named = ((name, _SHARDED.fullmatch(name)) for name in _folder.folders(path))
+    return {
+        name: match["what"] if match["number"] == "0" else f"{match['what']}_{match['number']}"
+        for name, match in named
+        if match and dcp.sniff(os.path.join(path, name), b"")
+    }
 
 
 def members(path: str) -> tuple[str, ...]:
-    """The names of the model's files, and of those beside it. Raises as `sharded.members` does."""
-    model = sharded.members(path)
-    return (*model, *_parts(_folder.files(path))) if model else ()
+    """The files of the model, and of what is beside it, by their ways from the folder. Raises as `sharded.members`."""
+    model = sharded.members(path) if _has_weights(path) else _within(path, _sharded_model(path))
+    return (*model, *(way for name in _parts(path) for way in _within(path, name))) if model else ()
+
+
+def _within(path: str, name: str) -> tuple[str, ...]:
+    """The file itself, or those that a folder is made of."""
+    inner = os.path.join(path, name)
+    return tuple(os.path.join(name, one) for one in dcp.members(inner)) if os.path.isdir(inner) else (name,)
+
+
+def _sharded_model(path: str) -> str:
+    return next(name for name, section in _folders(path).items() if section == "model")
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
@@ -70,9 +101,16 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
     Raises UnreadableError and MalformedError where the model cannot be read.
     """
-    parts = _parts(_folder.files(path))
-    model = sharded.in_folder(path, read_file, parts)
+    parts = _parts(path)
+    model = sharded.in_folder(path, read_file, parts) if _has_weights(path) else _of_shards(path, read_file)
     return _joined(model, [(name, _part(path, name, section, read_file)) for name, section in parts.items()])
+
+
+def _of_shards(path: str, read_file: ReadFile) -> ModelState:
+    """The model that FSDP saved in shards, with the settings beside it."""
+    name = _sharded_model(path)
+    state = _as_section(read_file(os.path.join(path, name)), "model", name)
+    return _configs.noted(path, replace(state, target=path))
 
 
 def _part(path: str, name: str, section: str, read_file: ReadFile) -> ModelState:
@@ -84,7 +122,7 @@ def _part(path: str, name: str, section: str, read_file: ReadFile) -> ModelState
         reason = str(error).removeprefix(f"{where}: ")
         return ModelState(where, NAME, (), (), oddities=(Oddity("companions", f"not read, for it {reason}"),))
     except UnreadableError as error:
-        if _MODEL.fullmatch(name):
+        if section.startswith("model_"):
             raise
         return ModelState(where, NAME, (_unreadable(name, section, error),), (section,))
     return _as_section(state, section, name)
@@ -100,7 +138,7 @@ def _as_section(state: ModelState, section: str, name: str) -> ModelState:
     def inside(own: str) -> str:
         return section if not own or (own in _LONE and len(state.sections) < 2) else f"{section}.{own}"
 
-    of_model = section.startswith(("model_", "custom_checkpoint"))
+    of_model = section.startswith(("model", "custom_checkpoint"))
     return replace(
         state,
         tensors=tuple(_row(tensor, inside(tensor.section), name, of_model) for tensor in state.tensors),
@@ -128,7 +166,7 @@ def _joined(model: ModelState, parts: list[tuple[str, ModelState]]) -> ModelStat
         own = Settings.of(state.metadata)
         if own.get("format") == model.metadata.get("format"):
             own.pop("format", None)
-        settings.put_below(os.path.splitext(name)[0], own)
+        settings.put_below(*_called(name, own))
     formats = dict.fromkeys(state.format for state in states if state.format != NAME)
     return replace(
         model,
@@ -141,6 +179,19 @@ def _joined(model: ModelState, parts: list[tuple[str, ModelState]]) -> ModelStat
         optimizers=tuple(one for state in states for one in state.optimizers),
         state_dicts=tuple(one for state in states for one in state.state_dicts),
     )
+
+
+def _called(name: str, settings: Settings) -> tuple[str, Settings]:
+    """What its settings are called, and these; those of a folder stand below what was saved in it."""
+    match = _SHARDED.fullmatch(name)
+    if match is None:
+        return os.path.splitext(name)[0], settings
+    own = Settings()
+    cut = len(match["what"]) + 1
+    own.update((key[cut:], value) for key, value in settings.items())
+    own.types.update((key[cut:], types[cut:]) for key, types in settings.types.items())
+    own.kinds.update((key[cut:], kind) for key, kind in settings.kinds.items() if key)
+    return match["what"] if match["number"] == "0" else name, own
 
 
 def _odd(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
