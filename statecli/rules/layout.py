@@ -84,9 +84,11 @@ def misaligned(subject: Subject) -> Iterator[Found]:
     counts: dict[str, int] = {}
     for tensor in subject.state.tensors:
         for data in _pieces(tensor):
-            if data.storage.path and data.storage.length and data.storage.offset % _alignment(data.dtype):
-                first.setdefault(data.storage.path, (tensor, data))
-                counts[data.storage.path] = counts.get(data.storage.path, 0) + 1
+            where = data.storage
+            # What is packed is taken out of its archive, never mapped.
+            if where.path and where.length and not where.packing and where.offset % _alignment(data.dtype):
+                first.setdefault(where.path, (tensor, data))
+                counts[where.path] = counts.get(where.path, 0) + 1
     for path, (tensor, data) in first.items():
         others = counts[path] - 1
         more = f", and so {'do' if others > 1 else 'does'} {others:,} more" if others else ""
