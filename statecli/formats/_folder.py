@@ -113,6 +113,6 @@ def _instead(path: str, names: list[str], folders: list[str]) -> str:
 
 def _holds_weights(path: str) -> bool:
     try:
-        return any(name.endswith(WEIGHTS) and not COMPANIONS.match(name) for name in os.listdir(path))
+        return any(name.endswith((*WEIGHTS, ".distcp")) and not COMPANIONS.match(name) for name in os.listdir(path))
     except OSError:  # Not ours to list: it is only asked in order to give a hint.
         return False

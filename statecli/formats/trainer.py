@@ -102,8 +102,17 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     Raises UnreadableError and MalformedError where the model cannot be read.
     """
     parts = _parts(path)
-    model = sharded.in_folder(path, read_file, parts) if _has_weights(path) else _of_shards(path, read_file)
+    model = _of_files(path, read_file, parts) if _has_weights(path) else _of_shards(path, read_file)
     return _joined(model, [(name, _part(path, name, section, read_file)) for name, section in parts.items()])
+
+
+def _of_files(path: str, read_file: ReadFile, parts: dict[str, str]) -> ModelState:
+    """The model in files; FSDP's shards beside it are another that is not read."""
+    state = sharded.in_folder(path, read_file, parts)
+    if "model" not in _folders(path).values():
+        return state
+    odd = Oddity("other-weights", f"beside what was read, and not read: {_sharded_model(path)}")
+    return replace(state, oddities=(*state.oddities, odd))
 
 
 def _of_shards(path: str, read_file: ReadFile) -> ModelState:

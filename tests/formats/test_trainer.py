@@ -323,6 +323,110 @@ def test_an_audit_of_them_finds_nothing(step, accelerated, statecli):
         assert (result.code, result.json["findings"]) == (0, [])
 
 
+# FSDP's shards.
+
+
+@pytest.fixture
+def sharded(tmp_path) -> Path:
+    """A step as the Trainer leaves it under FSDP with SHARDED_STATE_DICT; the same weights in one file beside it."""
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    net(torch.ones(4, 4)).sum().backward()
+    optimizer.step()
+    folder = tmp_path / "checkpoint-2"
+    folder.mkdir()
+    for name, state in (
+        ("pytorch_model_fsdp_0", {"model": get_model_state_dict(net)}),
+        ("optimizer_0", {"optimizer": get_optimizer_state_dict(net, optimizer)}),
+    ):
+        checkpoint.save(state, storage_writer=checkpoint.FileSystemWriter(folder / name))
+    torch.save(schedule.state_dict(), folder / "scheduler.pt")
+    for rank in (0, 1):
+        torch.save({"cpu": torch.get_rng_state()}, folder / f"rng_state_{rank}.pth")
+    (folder / "trainer_state.json").write_text('{"global_step": 2}')
+    save_file(net.state_dict(), tmp_path / "model.safetensors")
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    return folder
+
+
+def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(sharded):
+    """Their folders are sections; the optimizer names its parameters, and settings stand where files have them."""
+    state = target.checkpoint(str(sharded))
+    assert state.format == "trainer dcp+torch-zip"
+    assert state.sections == ("model", "optimizer", "rng_state_0", "rng_state_1")
+    known = {one.fqn: (one.kind, one.evidence) for one in state.tensors if one.section == "model"}
+    assert known["0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
+    assert known["1.running_mean"] == (Kind.BUFFER, Evidence.CONVENTION)
+    assert state.metadata["optimizer.param_groups.0.lr"] == 0.01
+    assert state.metadata["scheduler.step_size"] == 2
+    assert state.metadata["trainer_state.global_step"] == 2
+    found = held(sharded)
+    moments = torch.load(sharded.parent / "optimizer.pt")["state"]
+    for number, name in enumerate(["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]):
+        for what in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(found["optimizer"][f"state['{name}']['{what}']"], moments[number][what])
+
+
+def test_they_differ_in_nothing_from_the_same_weights_in_one_file(sharded, statecli):
+    """The folder is one target of diff, lock and audit, its folders' files included."""
+    assert statecli("diff", sharded, sharded.parent / "model.safetensors").code == 0
+    assert set(formats.members(str(sharded))) == {
+        *(
+            f"{name}/{file}"
+            for name in ("pytorch_model_fsdp_0", "optimizer_0")
+            for file in (".metadata", "__0_0.distcp")
+        ),
+        *("scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"),
+    }
+    lock = sharded.parent / "l.json"
+    assert statecli("lock", sharded, "-o", lock).code == 0
+    result = statecli("audit", sharded, "--values", "--lock", lock, "-f", "json")
+    assert (result.code, result.json["findings"]) == (0, [])
+    assert len([one for one in result.json["targets"] if one["status"] != "skipped"]) == 1
+
+
+def test_further_models_of_fsdp_are_numbered(sharded):
+    """As accelerate numbers them; a folder of that name that holds no such checkpoint is none."""
+    shutil.copytree(sharded / "pytorch_model_fsdp_0", sharded / "pytorch_model_fsdp_1")
+    shutil.copytree(sharded / "optimizer_0", sharded / "optimizer_1")
+    (sharded / "optimizer_2").mkdir()
+    state = formats.read(str(sharded))
+    assert state.sections[:4] == ("model", "model_1", "optimizer", "optimizer_1")
+    assert state.metadata["optimizer_1.param_groups.0.lr"] == 0.01
+
+
+def test_an_optimizer_in_shards_lies_beside_a_model_in_a_file(sharded):
+    """The file is the model, and the shards beside it are said."""
+    shutil.copy(sharded.parent / "model.safetensors", sharded)
+    state = formats.read(str(sharded))
+    assert (state.format, state.sections[:2]) == ("trainer safetensors+dcp+torch-zip", ("model", "optimizer"))
+    said = [odd.message for odd in state.oddities if odd.name == "other-weights"]
+    assert said == ["beside what was read, and not read: pytorch_model_fsdp_0"]
+
+
+def test_a_whole_model_of_fsdp_is_one_file(sharded):
+    """FULL_STATE_DICT: `pytorch_model_fsdp.bin`, and numbered from the second on."""
+    shutil.rmtree(sharded / "pytorch_model_fsdp_0")
+    for name in ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_1.bin"):
+        torch.save({"w": torch.ones(2)}, sharded / name)
+    assert formats.read(str(sharded)).sections[:3] == ("model", "model_1", "optimizer")
+
+
+@pytest.mark.parametrize("part", ["pytorch_model_fsdp_0", "optimizer_0"], ids=["model", "optimizer"])
+def test_shards_that_are_missing(sharded, statecli, part):
+    """One line with the folder; of the optimizer's all else is listed."""
+    (sharded / part / "__0_0.distcp").unlink()
+    result = statecli("inspect", sharded, "-f", "json")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert f"statecli: {sharded / part}: __0_0.distcp is missing" in result.err
+    if part == "optimizer_0":
+        assert len([one for one in result.json["tensors"] if one["section"] == "model"]) == 9
+
+
 # Adapters.
 
 
