@@ -332,7 +332,8 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     `place` are its bytes in the file, or those around it where it is compressed. `names` in order of first mention;
     `modules` are the classes of modules pickled whole. `hidden`: no reader of tensors looks for a pickle there.
     `exact`: its bytes lie in the file as they are, so that a name's position counts from `place.offset`.
-    `unread` says why it, or what is in `where`, could not be read to the end.
+    `unread` says why it, or what is in `where`, could not be read to the end. `doer` is set of what is no pickle but
+    code in the file, and is who does what `names` say: "loading it", or "its code" when that is called.
     """
 
     where: str
@@ -342,3 +343,4 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     hidden: bool = False
     exact: bool = False
     unread: str | None = None
+    doer: str | None = None

@@ -14,12 +14,14 @@ import re
 import struct
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
+
+from msgspec import structs
 
 from statecli import formats
 from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _folder, _json, _shown, dcp, torch_legacy
+from statecli.formats import _folder, _json, _script_code, _shown, dcp, torch_legacy
 from statecli.formats._dcp_metadata import BUDGET, METADATA, Stored
 from statecli.formats._expressions import expressions, is_plain
 from statecli.formats._names import Scanner
@@ -40,6 +42,8 @@ MAX_PICKLES = 100_000
 MAX_PIECES = 1_000_000
 #: Archives in archives in archives, and pickles in strings of pickles.
 MAX_DEPTH = 4
+#: Small pickles of one file that are known again.
+MAX_KEPT = 4096
 _FIRST_WINDOW = 64 * 1024
 #: Bytes in which the header of a numpy array ends.
 _PAGE = 4096
@@ -70,6 +74,10 @@ _KNOWN = re.compile(
 #: A program of torch.export, and the bytes of it that are read.
 _PROGRAM = re.compile(r"models/[^/]+\.json|serialized_exported_program\.json")
 _MAX_PROGRAM = 128 * 2**20
+#: Code of TorchScript, also where torch.package has it; what else runs there.
+_CODE = re.compile(r"(?:\.data/ts_code/(?:[^/]+/)?)?code/.+\.py", re.DOTALL)
+_OTHER_CODE = frozenset(["bytecode.pkl", "model.json"])
+MAX_CODE = 64 * 2**20
 _STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 #: The members of a tar that torch unpickles.
 _IN_TAR = frozenset(["storages", "tensors", "pickle"])
@@ -217,6 +225,8 @@ class _Scan:
         self.found: list[ScannedPickle] = []
         self.pieces: deque[_Piece] = deque()
         self.bytes = self.opcodes = self.looked = 0
+        #: Small pickles that were read to their end, by their bytes.
+        self.read: dict[bytes, ScannedPickle] = {}
         #: Where archives lie whose records were looked at.
         self.archives: set[tuple[int, int]] = set()
 
@@ -297,6 +307,10 @@ class _Scan:
 
     def _pickle(self, piece: _Piece, at: int) -> int:
         """Read the pickle at byte `at`; its length, 0 where it has no end."""
+        key = _key(piece.region) if piece.sure and not at else None
+        if key and (again := self.read.get(key)):
+            self.found.append(structs.replace(again, where=piece.where, place=piece.region.span, hidden=piece.hidden))
+            return again.place.length
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
         known = piece.sure and piece.region is not self.whole
         scanner, unread = self._scanned(piece.region, at, where, piece.region.size if known else _FIRST_WINDOW)
@@ -305,6 +319,8 @@ class _Scan:
             mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
             why, exact = str(unread) if unread else None, region.base is not None
             self.found.append(ScannedPickle(where, region.span, mentions, modules, piece.hidden, exact, why))
+            if key and region.size == piece.region.size and not (scanner.inner or unread) and len(self.read) < MAX_KEPT:
+                self.read[key] = self.found[-1]
         for start, data in scanner.inner:
             self.pieces.append(_Piece(region.made(data), f"{where}, the string at byte {start}", piece.depth + 1))
         return scanner.end
@@ -388,8 +404,41 @@ class _Scan:
             usual = own in _USUAL or _KNOWN.fullmatch(own) is not None
         sure = _NAMED.search(record.name) is not None
         self._member(region, name, piece.depth, record.method != STORED, sure, not usual)
-        if _PROGRAM.fullmatch(own) and not piece.depth:
-            self._program(_inflated(region)[0] if record.method != STORED else region, name)
+        reads = self._reads(own, piece.depth)
+        if reads:
+            reads(_inflated(region)[0] if record.method != STORED else region, name)
+
+    def _reads(self, own: str, depth: int) -> Callable[[_Region, str], None] | None:
+        """What reads a record of code, by its name in the archive."""
+        if _CODE.fullmatch(own):
+            return self._code
+        if own in _OTHER_CODE:
+            return self._other_code
+        return self._program if _PROGRAM.fullmatch(own) and not depth else None
+
+    def _code(self, region: _Region, where: str) -> None:
+        """A text of TorchScript."""
+        if region.size > MAX_CODE:
+            self._unread(_Piece(region, where, 0, hidden=False), f"code of more than {MAX_CODE:,} bytes")
+            return
+        self.bytes += region.size
+        self._calls(region, where, _script_code.calls(region.read(0, region.size)))
+
+    def _other_code(self, region: _Region, where: str) -> None:
+        """What the lite interpreter runs; and what names code that lies anywhere, as torch 1.0 wrote it."""
+        if where.endswith(".json"):
+            self._unread(_Piece(region, where, 0, hidden=False), "TorchScript of torch 1.0, whose code is not read")
+        else:
+            data = region.read(0, min(region.size, MAX_CODE))
+            self._calls(region, where, _script_code.bytecode(data))
+
+    def _calls(self, region: _Region, where: str, found: Iterable[_script_code.Call]) -> None:
+        for one in found:
+            line = f"{where}, line {one.line}" if one.line else where
+            doer = "loading it" if one.on_load else "its code"
+            names = (Mention(one.module, one.name, one.at, called=True, misuse=one.why),)
+            exact = region.base is not None
+            self.found.append(ScannedPickle(line, region.span, names, exact=exact, doer=doer))
 
     def _program(self, region: _Region, where: str) -> None:
         """A program of torch.export: loading it evaluates what it has for the sizes of tensors."""
@@ -438,6 +487,11 @@ class _Scan:
                 self._member(rest, name, piece.depth, fields[3] != STORED, sure, last not in own)
                 own.discard(last)
             at += 4
+
+
+def _key(region: _Region) -> bytes | None:
+    """The bytes of a small pickle in the file, by which it is known again: tensors of one shape have the same."""
+    return region.read(0, region.size) if region.base is not None and region.size <= _PAGE else None
 
 
 def _json_text(text: str) -> bytes:

@@ -24,7 +24,9 @@ def _at(pickle: ScannedPickle, mention: Mention) -> Place:
 
 
 def _foreign(pickle: ScannedPickle) -> list[tuple[Mention, str | None]]:
-    """The names that are not clean, each with what it is known for, if it is."""
+    """The names that are not clean, each with what it is known for, if it is. Of code, none that is clean is there."""
+    if pickle.doer:
+        return [(mention, mention.misuse) for mention in pickle.names]
     return [(mention, _harm(mention)) for mention in pickle.names if not _is_clean(mention)]
 
 
@@ -53,8 +55,14 @@ def _does(mention: Mention) -> str:
 def _told(pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Found:
     name = _shown.name(mention.qualified)
     where = f"{_shown.name(pickle.where)}, byte {mention.position}"
-    message = f"loading it {_does(mention)} {name}, which {why} ({where})"
+    message = f"{pickle.doer or 'loading it'} {_does(mention)} {name}, which {why} ({where})"
     return Found(message, help=help, place=_at(pickle, mention), about=mention.qualified)
+
+
+def _unknown(pickle: ScannedPickle) -> tuple[str, str]:
+    if pickle.doer:
+        return "is of a library that neither torch, torchvision nor torchaudio has", "look at that library"
+    return "is neither torch's own nor plain data", "save plain data in its place"
 
 
 def _most(found: Iterable[Found]) -> Iterator[Found]:
@@ -104,7 +112,7 @@ def unknown_global(subject: Subject) -> Iterator[Found]:
     Fix: save plain dicts, numbers and text beside the tensors; or accept it with a reason.
     """
     yield from _most(
-        _told(pickle, mention, "is neither torch's own nor plain data", "save plain data in its place")
+        _told(pickle, mention, *_unknown(pickle))
         for pickle in subject.pickles
         for mention, harm in _foreign(pickle)
         if not harm and mention.qualified not in pickle.modules

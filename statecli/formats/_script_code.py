@@ -1,0 +1,136 @@
+"""The code of a TorchScript archive: does it call what touches files or Python, or operators of another library?
+
+`torch.jit.load`, and `torch.load` of such an archive, compile the text in `code/` and run each `__setstate__` of it;
+the rest runs when the module is called. Its functions can do what torch's operators do, and a few of these read and
+write files. The text is searched, not parsed: each way to such an operator begins with `torch` or `ops`, and to a class
+of C++ with `__torch__`; where one of these is given another name that is told, for torch's printer never does it.
+(Methods of values are operators whose first argument is called `self`, and none that touches a file is.)
+Sources: torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h, frontend/sugared_value.cpp).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+#: Namespaces of operators that come with torch, torchvision and torchaudio.
+_SHIPPED = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        aten prim prims quantized _quantized quantized_decomposed quantization sparse mkl mkldnn mkldnn_prepacked onednn
+        onnx xnnpack prepacked metal metal_prepacked vulkan vulkan_prepacked vulkan_quantized _nnapi static_runtime
+        symm_mem c10d _c10d_functional _c10d_functional_autograd profiler inductor inductor_prims rngprims debugprims
+        export _dtensor fsdp higher_order debug_mode_ops streams tensorexpr cuda mtia rnn _native _test torchvision
+        image video_reader torchaudio
+        """,
+    )
+)
+#: Namespaces of classes written in C++ that archives of torch's own keep their packed weights in.
+_PACKED = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
+_CLASSES = ("__torch__", "torch", "classes")
+#: Operators that do more than compute.
+_HARM = {
+    "aten::from_file": "maps a file into memory, and can make it and write to it",
+    "aten::save": "writes a file",
+    "prim::PythonOp": "calls Python",
+    "prim::IgnoredPythonOp": "calls Python",
+    "debugprims::load_tensor": "reads a file",
+}
+_TOUCHES = re.compile(r"(?:image|video_reader|torchvision|torchaudio)::\w*(?:file|load|save|video|sox_io|stream)\w*")
+_HIDES = "is given another name there, so that what is called by it cannot be told"
+_SPACE = r"(?:\s|\\\n|\#[^\n]*\n)*"
+_STRING = r"""(?:\"\"\"(?:\\.|[^\\])*?\"\"\"|'''(?:\\.|[^\\])*?'''|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+#: What is looked at. Strings and comments come first, so that nothing in them is.
+_FOUND = re.compile(
+    rf"{_STRING}|\#(?![ \t]*type:)[^\n]*"
+    rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?",
+    re.DOTALL | re.ASCII,
+)
+_WORD = re.compile(r"\w+", re.ASCII)
+_COMMENT = re.compile(r"\#[^\n]*")
+_DEF = re.compile(r"^\s*def (\w+)", re.MULTILINE | re.ASCII)
+#: The names of operators in the bytecode of the lite interpreter: strings of its pickle, behind their length.
+_NAMED = re.compile(rb"(?:X(.)\0\0\0|\x8c(.))(\w+::\w+)", re.DOTALL)
+
+
+class Call(NamedTuple):
+    """What the code mentions, at byte `at` of it and in that line.
+
+    `why` is None for what is not known; `on_load`: it stands in a function that loading runs.
+    """
+
+    module: str
+    name: str
+    at: int
+    line: int
+    why: str | None
+    on_load: bool
+
+
+def calls(code: bytes) -> Iterator[Call]:
+    """Each thing once that code does, or may do, beside computing."""
+    text = code.decode("latin-1")  # its names are ASCII, and so each character is a byte
+    seen: set[tuple[str, str]] = set()
+    for module, name, at, why in _mentions(text):
+        if (module, name) not in seen:
+            seen.add((module, name))
+            inside = [found[1] for found in _DEF.finditer(text, 0, at)][-1:]
+            yield Call(module, name, at, text.count("\n", 0, at) + 1, why, inside == ["__setstate__"])
+
+
+def bytecode(data: bytes) -> Iterator[Call]:
+    """The operators that are known for harm among those that bytecode names; which function calls one is not told."""
+    for found in _NAMED.finditer(data):
+        operator = found[3][: (found[1] or found[2])[0]].decode()
+        why = harm(operator)
+        if why:
+            yield Call(*_spelled(operator), found.start(3), 0, why, on_load=False)
+
+
+def harm(operator: str) -> str | None:
+    """What an operator is known for, by its qualified name."""
+    return _HARM.get(operator) or ("reads or writes a file" if _TOUCHES.fullmatch(operator) else None)
+
+
+def is_shipped(operator: str) -> bool:
+    """Whether torch, torchvision or torchaudio have operators of this namespace."""
+    return operator.partition("::")[0] in _SHIPPED
+
+
+def _mentions(text: str) -> Iterator[tuple[str, str, int, str | None]]:
+    for found in _FOUND.finditer(text):
+        names = _WORD.findall(_COMMENT.sub("", found["path"])) if found["path"] else []
+        # A parameter, an attribute or an argument may have any name.
+        if len(names) > 1 or (names and not found["after"]):
+            told = _named(names)
+            if told:
+                yield (*told[:2], found.start(), told[2])
+
+
+def _named(names: list[str]) -> tuple[str, str, str | None] | None:
+    """What a dotted name stands for, None for what only computes."""
+    if names[0] == "__torch__":
+        return _class(names)
+    space, rest = ("aten", names[1:]) if names[0] == "torch" else (".".join(names[1:2]), names[2:])
+    while rest[:1] == ["autograd"]:  # whatever namespace this stands in, it is torch's own
+        space, rest = "aten", rest[1:]
+    if not rest:
+        return ".".join(names), "*", _HIDES
+    operator = f"{space}::{rest[0]}"
+    why = harm(operator)
+    return (*_spelled(operator), why) if why or not is_shipped(operator) else None
+
+
+def _spelled(operator: str) -> tuple[str, str]:
+    space, _, name = operator.partition("::")
+    return "torch" if space == "aten" else f"torch.ops.{space}", name
+
+
+def _class(names: list[str]) -> tuple[str, str, str | None] | None:
+    if tuple(names) == _CLASSES[: len(names)] or (tuple(names[:3]) == _CLASSES and len(names) == 4):
+        return ".".join(names), "*", _HIDES
+    if tuple(names[:3]) == _CLASSES and names[3] not in _PACKED:
+        return f"torch.classes.{names[3]}", names[4], None
+    return None

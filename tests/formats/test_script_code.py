@@ -1,0 +1,206 @@
+"""The code of TorchScript archives: what touches files is found under any spelling that torch compiles, and no more."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.auditing.run import Request, audit
+from statecli.formats import _script_code
+from statecli.formats._scan import scan
+
+FILE = '"HARM", True, 4, dtype=0'
+#: What makes HARM, a file of four letters, when it is compiled and run: `t` is filled behind it.
+WRITES = {
+    "plain": f"t = torch.from_file({FILE})",
+    "ops": f"t = ops.aten.from_file({FILE})",
+    "autograd": f"t = torch.autograd.from_file({FILE})",
+    "another's autograd": f"t = ops.quantized.autograd.autograd.from_file({FILE})",
+    "spaces": f"t = torch . from_file({FILE})",
+    "a line that goes on": f"t = torch.\\\n      from_file({FILE})",
+    "a comment": f"t = (torch.# torch.ones\n      from_file)({FILE})",
+    "brackets": f"t = (torch).from_file({FILE})",
+    "another name": f"a = torch\n    t = a.from_file({FILE})",
+    "another name of ops": f"a = ops.aten\n    t = a.from_file({FILE})",
+    "the function's name": f"a = torch.from_file\n    t = a({FILE})",
+    "getattr": f't = getattr(torch, "from_file")({FILE})',
+    "behind a string": f"x = '\\\\\"'\n    t = torch.from_file({FILE})",
+    "behind a long string": f"x = '''\n\"'''\n    t = torch.from_file({FILE})",
+    "torch.save": 't = torch.ones([4])\n    torch.save(t, "HARM")',
+    "another function": 't = __torch__.tests.formats.test_script_code.made("HARM")',
+}
+MADE = "def made(p: str) -> Tensor:\n  return torch.from_file(p, True, 4, dtype=0)\n"
+#: What only looks so.
+SPARES = {
+    "an attribute": "t = (st)[0]\n    self.w = torch.add(t, 1)",
+    "a text": "t = (st)[0]\n    x = \"torch.from_file('a') torch\"",
+    "a text of both quotes": "t = (st)[0]\n    x = 'it \\'s torch.save'",
+    "a comment": "t = (st)[0] # torch.save, torch",
+    "a name that goes on": "t = (st)[0]\n    torch_from_file = 1",
+    "a custom error": 't = (st)[0]\n    if False:\n      ops.prim.RaiseException("torch.save")\n    else:\n      pass',
+}
+
+
+class Net(nn.Module):
+    """Unpacks what it was pickled as, in its own code."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x * self.w
+
+    @torch.jit.export
+    def __getstate__(self):
+        return (self.w, self.training)
+
+    @torch.jit.export
+    def __setstate__(self, st: tuple[torch.Tensor, bool]):
+        self.w = st[0]
+        self.training = st[1]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory) -> dict[str, bytes]:
+    """An archive's records by name, `__setstate__` the last function of its code."""
+    path = tmp_path_factory.mktemp("script") / "x.pt"
+    torch.jit.save(torch.jit.script(Net()), path)
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith(".debug_pkl")}
+
+
+@pytest.fixture
+def archive(records, tmp_path, monkeypatch):
+    """The archive with these statements in its `__setstate__`, and whatever stands behind the class."""
+    monkeypatch.chdir(tmp_path)
+
+    def made(statements: str, behind: str = "") -> Path:
+        with zipfile.ZipFile("y.pt", "w") as file:
+            for name, data in records.items():
+                file.writestr(name, changed(data.decode(), statements, behind) if name.endswith(".py") else data)
+        return tmp_path / "y.pt"
+
+    return made
+
+
+def changed(code: str, statements: str, behind: str) -> str:
+    head, _, body = code.partition("  def __setstate__(")
+    return f"{head}  def __setstate__({body}".replace("NoneType:\n", f"NoneType:\n    {statements}\n", 1) + behind
+
+
+def told(path: Path, rule: str) -> list[str]:
+    return [one.message for one in audit(Request((str(path),), select=(rule,))).findings]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_code_that_writes_a_file_is_found_and_does_so(name, archive, tmp_path):
+    """Compiled and run by torch.jit.load as it loads; the audit names the line, and runs nothing."""
+    statements = f"{WRITES[name]}\n    self.w = torch.fill_(t, 65)"
+    path = archive(statements, MADE if "made" in WRITES[name] else "")
+    (message, *_) = told(path, "unsafe-global")
+    assert not (tmp_path / "HARM").exists()
+    assert "code/__torch__" in message
+    assert ", line " in message
+    torch.jit.load(str(path))
+    assert (tmp_path / "HARM").exists()
+
+
+@pytest.mark.parametrize("name", SPARES)
+def test_code_that_only_computes_is_clean(name, archive):
+    """Words in texts and comments, and in longer names; torch compiles all of it."""
+    path = archive(SPARES[name])
+    torch.jit.load(str(path))
+    assert told(path, "pickles") == []
+
+
+def test_what_runs_on_load_is_told_from_what_runs_when_called(archive):
+    """`__setstate__` is called by loading; another function by whoever calls it. The place is the byte of the file."""
+    path = archive(WRITES["plain"], MADE)
+    (one,) = told(path, "unsafe-global")
+    assert one.startswith("loading it calls torch.from_file, which maps a file into memory")
+    path = archive("pass", MADE)
+    (finding,) = audit(Request((str(path),), select=("unsafe-global",))).findings
+    assert finding.message.startswith("its code calls torch.from_file")
+    assert path.read_bytes()[finding.place.offset :].startswith(b"torch.from_file(p")
+
+
+def test_operators_and_classes_of_other_libraries_are_unknown():
+    """Those that come with torch are not; those of its companions that touch files are known for it."""
+
+    def known(code: bytes) -> list[tuple[str, str, bool]]:
+        return [(one.module, one.name, one.why is not None) for one in _script_code.calls(code)]
+
+    assert known(b"x = ops.mylib.run(1)") == [("torch.ops.mylib", "run", False)]
+    assert known(b"x = ops.torchvision.nms(1)\ny = ops.image.decode_jpeg(x)") == []
+    assert known(b'x = ops.image.read_file("a")') == [("torch.ops.image", "read_file", True)]
+    assert known(b"x = ops.torchaudio.sox_io_save_audio_file(1)")[0][2]
+    assert known(b"x = ops.prim.PythonOp(1)") == [("torch.ops.prim", "PythonOp", True)]
+    assert known(b"x : __torch__.torch.classes.quantized.LinearPackedParamsBase") == []
+    assert known(b"x = __torch__.torch.classes.mine.Thing(1)") == [("torch.classes.mine", "Thing", False)]
+    assert known(b"x = __torch__.torch\ny = x.classes") == [("__torch__.torch", "*", True)]
+
+
+def test_an_unknown_operator_is_a_warning(archive):
+    """Nothing is known against it."""
+    (message,) = told(archive("t = ops.mylib.run(1)"), "unknown-global")
+    assert "loading it calls torch.ops.mylib.run, which is of a library that neither torch, torchvision" in message
+
+
+def test_names_of_attributes_and_parameters_are_no_other_names():
+    """Whatever a module calls them."""
+    code = b"class A(Module):\n  ops : Tensor\n  torch : Tensor\n  def f(self: A, torch: int):\n    g(torch=1)\n"
+    assert list(_script_code.calls(code)) == []
+    assert [one.name for one in _script_code.calls(b"    a = torch\n")] == ["*"]
+    assert [one.name for one in _script_code.calls(b"    g(torch=torch)\n")] == ["*"]
+
+
+@pytest.mark.parametrize("name", ["code/__torch__.py", ".data/ts_code/code/a.py", ".data/ts_code/0/code/a/b.py"])
+def test_code_is_read_wherever_torch_reads_it(name, tmp_path):
+    """Also compressed, and where torch.package has it; a Python file beside is none."""
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / "a.pt", "w", method) as file:
+            file.writestr("a/data.pkl", b"\x80\x02}.")
+            file.writestr("a/" + name, b"t = torch.from_file(1)\n")
+            file.writestr("a/model.py", b"torch.save(1)\n")
+        (found,) = [one for one in scan(str(tmp_path / "a.pt")) if one.doer]
+        assert found.where == f"a/{name}, line 1"
+        assert found.names[0].name == "from_file"
+
+
+def test_bytecode_is_searched_for_what_is_known(tmp_path):
+    """The lite interpreter runs it in place of the code."""
+
+    class Writer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.from_file("HARM", False, 4)
+
+    torch.jit.script(Writer())._save_for_lite_interpreter(str(tmp_path / "a.ptl"))
+    where = [one.where.rpartition("/")[2] for one in scan(str(tmp_path / "a.ptl")) if one.doer]
+    assert "bytecode.pkl" in where
+    torch.jit.script(nn.Linear(2, 2))._save_for_lite_interpreter(str(tmp_path / "b.ptl"))
+    assert not [one for one in scan(str(tmp_path / "b.ptl")) if one.doer]
+
+
+def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
+    """Too much of it; and archives of torch 1.0, which name their code in `model.json`."""
+    folder = next(iter(records)).partition("/")[0]
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
+        for name, data in {**records, f"{folder}/model.json": b"{}"}.items():
+            file.writestr(name, data)
+    assert ["torch 1.0" in one.unread for one in scan(str(tmp_path / "a.pt")) if one.unread] == [True]
+    monkeypatch.setattr("statecli.formats._scan.MAX_CODE", 100)
+    assert any("code of more than 100 bytes" in (one.unread or "") for one in scan(str(tmp_path / "a.pt")))
+
+
+def test_every_operator_of_torch_is_of_a_namespace_that_is_known():
+    """And each whose name says that it touches files or Python is known for that."""
+    schemas = {one.name for one in torch._C._jit_get_all_schemas()}
+    assert {one.partition("::")[0] for one in schemas if not _script_code.is_shipped(one)} <= {"mylib"}
+    touching = {one for one in schemas if one.endswith(("_file", "::save", "PythonOp", "load_tensor"))}
+    assert len(touching) > 3
+    assert [one for one in touching if not _script_code.harm(one)] == []
