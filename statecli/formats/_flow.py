@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from statecli.formats import _array_types, _gadgets, _globals, _shown
+from statecli.formats import _array_types, _deferred, _gadgets, _globals, _shown
+from statecli.formats._graph import is_module
 from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf, Value
 
 _DUNDER = re.compile(r"__\w+__\Z")
@@ -74,6 +75,8 @@ class Flow:
         """
         if type(target) is Global:
             self.note(target, "is changed by it for the whole process")
+        elif type(target) is Persistent:
+            self.note(target, "tells a storage, and it changes that")
         elif type(target) is Obj:
             root = self.root(target)
             if id(target) in self._finished:
@@ -88,12 +91,20 @@ class Flow:
         self.changes(target)
         self._finished.add(id(target))
 
+    def _named(self, value: Value) -> str | None:
+        """The plain name of `root`."""
+        root = self.root(value) if type(value) in (Global, Obj) else None
+        return plain(root) if root else None
+
     def is_tame(self, names: Iterable[Global]) -> bool:
         """Whether all names are of tensors, and only names are called: so it is for most checkpoints."""
         return _TAME.issuperset(map(plain, names)) and all(type(one.cls) is Global for one in self._made)
 
     def note(self, name: Value, why: str) -> None:
-        """The first reason stands."""
+        """The first reason stands. What a storage is told by stands for it."""
+        if type(name) is Persistent:
+            told = name.pid if type(name.pid) is tuple else (name.pid,)
+            name = next((one for one in told if type(one) is Global), None)
         root = self.root(name)
         if root is not None:
             self.misuses.setdefault(id(root), why)
@@ -132,8 +143,32 @@ class Flow:
         self._rebuilt(made.cls, name, made.args)
         if name in _CONVERTERS:
             self._converted(made.cls, made.args)
+        elif name == "functools.partial":
+            self._deferred(made.args[:1], made.args[1:], made.kwargs)
+        elif name.startswith("accelerate.state.") and (made.how != "newobj" or made.args or made.kwargs):
+            self.note(made.cls, "sets up the whole process when it is called")
+        elif not _keeps(made.how, name):
+            of = (self._named(made) or name) if _is_made(made) else name
+            self._given(made.cls, of, (*made.args, *(made.kwargs or {}).values()))
         if name == "types.SimpleNamespace":
             self._attributes(made.cls, name, made.args[0] if made.args else None)
+        self._attributes(made.cls, name, made.kwargs)
+
+    def _given(self, name: Global, called: str, args: Iterable[Value]) -> None:
+        """Functions call methods of what they are given: of an object that the pickle made, any that it wants."""
+        for one in args:
+            within = one if type(one) in (list, tuple) else (one,)
+            roots = [self._named(part) for part in within if type(part) is Obj]
+            plain_values = all(root is None or root.startswith(_GIVEN) or root in _ENUMERATIONS for root in roots)
+            if not plain_values and _is_clean(called):
+                self.note(name, "is given an object, whose methods it calls")
+
+    def _deferred(self, function: tuple[Value, ...], args: Value, kwargs: Value) -> None:
+        """What a partial would call, with what it holds. Names that are not clean are told without this."""
+        name = self._named(function[0]) if function else None
+        if name and _is_clean(name) and not _deferred.is_call_of_data(name, args, kwargs, self._named):
+            why = "would be called by a partial, and is no function of tensors or is not given plain values"
+            self.note(function[0], why)
 
     def _converted(self, name: Global, args: tuple[Value, ...]) -> None:
         """What is made of an object's items is computed by its methods, and is hidden here: picklers give literals."""
@@ -151,7 +186,9 @@ class Flow:
                 self._rebuilt(name, plain(args[0]), args[2])
             for one in args[3] if len(args) > 3 and type(args[3]) is tuple else args[3:]:
                 self._attributes(name, called, one)
-        elif called == _JAGGED and args:
+        elif called == "torch._utils._rebuild_parameter_with_state" and len(args) > 3:
+            self._attributes(name, called, args[3])
+        if called == _JAGGED and args:
             parts = args[0].values() if type(args[0]) is dict else args
             for one in parts:
                 if type(one) is Obj:
@@ -180,6 +217,9 @@ class Flow:
             self.note(root, "hands the state that it is given on to what it stands for")
         if name == "functools.partial" and type(state) is tuple and state:
             self._callee(root, "functools.partial", 0, state[0])
+            self._deferred(state[:1], *(*state[1:3], None, None)[:2])
+        if name.startswith("torch.nn.modules.") and name not in _gadgets.HOOKS and not is_module(target):
+            self.note(root, "is given a state that is no module's")
         if type(state) is Obj and not name.startswith("numpy.random.") and _is_clean(name):
             self.note(root, "is given a state that a call computed")
         if name == "numpy.dtype" and not _array_types.is_sound(target, state):
@@ -197,8 +237,25 @@ class Flow:
                 self.note(root, "is given an attribute whose name is computed")
             elif key in _OF_THE_CLASS:
                 self.note(root, f"is given another {key} than it has")
+            elif self._hides(name, key, value) and _is_clean(name):
+                self.note(root, f"is given what can be called in the place of {_shown.name(str(key))}")
             elif name.startswith("torch.optim.") and key in _OF_OPTIMIZERS and not _OF_OPTIMIZERS[key](self, value):
                 self.note(root, f"is given an object for its {key}, whose methods it calls")
+
+    def _hides(self, holder: str, key: Value, value: Value) -> bool:
+        """Whether a function is put where code finds it as a method of this object, or calls it with others."""
+        if type(key) is str and _DUNDER.match(key) and key not in _SAID:
+            return type(value) in (dict, tuple, list)
+        values = value if type(value) in (list, tuple) else (value,)
+        found = [one for one in values if _deferred.is_callable(one, self._named)]
+        if _gadgets.is_class(holder) and key in _OF_MODULES:
+            return bool(found) or (type(value) is dict and any(type(one) is Global for one in value.values()))
+        if holder.startswith("torch.distributions."):
+            found = [one for one in found if not (self._named(one) or "").startswith("torch.distributions.")]
+        of_values = holder.startswith(_OF_VALUES) and not holder.startswith(_WITH_FUNCTIONS)
+        if of_values or _gadgets.is_configuration(holder):
+            return bool(found)
+        return key in _METHODS and bool(found) and not holder.startswith("__torch__.")
 
     def _callee(self, caller: Global, name: str, place: int, value: Value) -> None:
         """Something stands where `caller` takes what to call."""
@@ -209,6 +266,8 @@ class Flow:
                 self.note(value, why)
             if name not in _LATER:
                 self.called.add(id(value))
+            elif _gadgets.is_callback(called) or _gadgets.is_configuration(called):
+                self.note(value, why)
         elif type(value) is Obj:
             root = self.root(value)
             if name != "collections.defaultdict" or root is None or plain(root) != "functools.partial":
@@ -273,6 +332,12 @@ def _gives_any(name: str) -> bool:
     return last.lstrip("_")[:1].islower() and name not in _NEW and "._rebuild_" not in name and _is_clean(name)
 
 
+def _keeps(how: str, name: str) -> bool:
+    """Whether this only keeps what it is given: it is a tuple with names, an exception, or has rules of its own."""
+    kept = name.startswith(_KEEPERS) or name.endswith(("Error", "Exception", "Warning"))
+    return kept or (how == "newobj" and name.startswith("torch.ao.quantization.qconfig."))
+
+
 def _is_data(name: str) -> bool:
     """Whether what this gives may be what a tensor is rebuilt from."""
     last = name.rpartition(".")[2]
@@ -284,8 +349,37 @@ _OF_TENSORS = (
     *("torch._utils.", "torch._tensor.", "torch.serialization.", "torch.storage.", "torch.nn.parameter."),
     *("torch.distributed.", "torch._subclasses.", "numpy."),
 )
+#: Objects that functions and constructors are given: of tensors, and values without attributes of the pickle's making.
+_GIVEN = (
+    *_OF_TENSORS,
+    *("builtins.", "_codecs.encode", "collections.OrderedDict", "collections.Counter", "collections.defaultdict"),
+    *("datetime.", "decimal.", "fractions.", "pathlib.", "zoneinfo.", "uuid.", "operator.", "torch.Size"),
+    *("functools.reduce", "torch.device", "torch.Generator", "torchao.", "__torch__."),
+)
+#: What keeps its arguments, or is looked at by other rules.
+_KEEPERS = (
+    *("functools.", "operator.", "collections.defaultdict", "types.GenericAlias", "torch.jit._pickle."),
+    "torch._tensor._rebuild_from_type_v2",
+)
+#: What gives a value that the process has anyway; the others of them give what they are given.
+_ENUMERATIONS = frozenset(
+    one for one in _gadgets.SHARED if not one.startswith(("torch.jit.", "logging.", "accelerate.state."))
+)
+#: Classes that have no functions among their attributes.
+_OF_VALUES = (
+    *("torch._utils.", "torch._tensor.", "collections.", "torch.distributions.", "torch.distributed."),
+    *("torch.utils.data.", "torch.optim."),
+)
+#: Those of them that have some.
+_WITH_FUNCTIONS = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
+#: What a module has of its class, and the modules in it, all of which are called with tensors.
+_OF_MODULES = frozenset(["forward", "_call_impl", "_wrapped_call_impl", "_slow_forward", "_modules"])
+#: What Python's own code calls of what it takes for a container.
+_METHODS = frozenset(name for kind in (dict, list, set) for name in dir(kind) if name[0] != "_")
 #: What torch's own unpickler admits, of which nothing can be made but tensors, dicts and text.
-_TAME = _globals.allowed() - {"torch._tensor._rebuild_from_type_v2"}
+_TAME = _globals.allowed() - {
+    *("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state"),
+}
 #: numpy has a function of its own that makes them empty; they themselves take a buffer for objects.
 _ARRAYS = frozenset(["numpy.ndarray", "numpy.recarray", "numpy.rec.recarray"])
 _JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"

@@ -45,6 +45,16 @@ _TORCHAO_ENUMS = (
         "IntxUnpackedToInt8TensorActivationQuantization",
     ),
 )
+#: Enumerations of Python's own modules, by their members' values.
+_PYTHON_ENUMS = (
+    *names("calendar", "Day Month"),
+    *names("http", "HTTPMethod HTTPStatus"),
+    *names("inspect", "_ParameterKind"),
+    *names("re", "RegexFlag"),
+    *names("signal", "Signals Handlers"),
+    *names("socket", "AddressFamily SocketKind"),
+    *names("uuid", "SafeUUID"),
+)
 #: What ordinary training checkpoints hold beside tensors. Each builds a value of its arguments and runs nothing.
 DATA = frozenset(
     [
@@ -60,16 +70,18 @@ DATA = frozenset(
         *names("datetime", "datetime date time timedelta timezone"),
         *names("decimal", "Decimal"),
         *names("fractions", "Fraction"),
-        *names("uuid", "UUID SafeUUID"),
+        *names("uuid", "UUID"),
         *names("array", "array _array_reconstructor"),
         *names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
-        *names("signal", "Signals Handlers"),
         *names("signal", "SIGTERM SIGINT SIGUSR1 SIGUSR2 SIGHUP SIGQUIT SIGKILL SIGALRM SIGCHLD SIGCONT"),
         *names("builtins", _EXCEPTIONS),
         *names("pathlib", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
         *names("pathlib._local", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
         # Command lines and configurations, whole or as type annotations in them.
         *names("argparse", "Namespace"),
+        *names("ipaddress", "IPv4Address IPv4Network IPv4Interface IPv6Address IPv6Network IPv6Interface"),
+        *names("random", "Random"),
+        *_PYTHON_ENUMS,
         *names("types", "SimpleNamespace GenericAlias"),
         *names("re", "_compile"),
         # Finds a logger by its name, which is how one that a module keeps is pickled.
@@ -191,9 +203,8 @@ DATA = frozenset(
         *(f"{one}.parsing.AttributeDict" for one in ("lightning.pytorch.utilities", "pytorch_lightning.utilities")),
     ]
 )
-#: What a checkpoint may name and not call: functions that a configuration or a whole module keeps, annotations,
-#: callbacks, which old releases of Lightning took for keys.
-_NAMED = frozenset(
+#: Functions that compute on tensors, which a configuration or a whole module keeps.
+_COMPUTING = frozenset(
     [
         *names("torch.nn.functional", _classes.FUNCTIONAL + " _threshold"),
         *names("torch._C._nn", _classes.FUNCTIONAL),
@@ -214,6 +225,24 @@ _NAMED = frozenset(
         ),
         *names("torch.optim.lr_scheduler", "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"),
         *names("torch.optim.lr_scheduler", "CyclicLR._triangular_scale_fn CyclicLR._triangular2_scale_fn"),
+    ]
+)
+#: What else a checkpoint may name and not call: annotations, callbacks, which old releases of Lightning took for keys,
+#: Python's functions of numbers and text.
+_NAMED = _COMPUTING | frozenset(
+    [
+        *names(
+            "builtins",
+            "abs all any ascii bin callable chr divmod enumerate format hash hex id isinstance issubclass"
+            " len max min oct ord pow print repr reversed round sorted sum zip",
+        ),
+        *names(
+            "math",
+            "acos acosh asin asinh atan atan2 atanh cbrt ceil comb copysign cos cosh degrees dist erf erfc exp exp2"
+            " expm1 fabs factorial floor fmod frexp fsum gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp"
+            " lgamma log log10 log1p log2 modf nextafter perm pow prod radians remainder sin sinh sqrt tan tanh trunc"
+            " ulp",
+        ),
         *names(
             "typing",
             "Any Union Optional List Dict Tuple Set FrozenSet Type Sequence Mapping MutableMapping Callable Iterable"
@@ -270,8 +299,7 @@ SHARED = frozenset(
         *names("torch.serialization", "_get_layout"),
         *names("accelerate.state", "PartialState AcceleratorState"),
         *names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
-        *names("signal", "Signals Handlers"),
-        *names("uuid", "SafeUUID"),
+        *_PYTHON_ENUMS,
         *names("transformers.training_args", "OptimizerNames ParallelMode"),
         *names(
             "transformers.trainer_utils",
@@ -311,6 +339,8 @@ _CALLED_CLASSES = frozenset(
 _CONFIGURED = re.compile(
     r"(?:transformers|accelerate|omegaconf|deepspeed|torch\.distributed\.(?:device_mesh|_shard\.sharded_tensor))\.(?:\w+\.)*[A-Z]\w*\Z"
 )
+#: Known of names, and no harm: Python's own, beside what is data.
+_HARMLESS = frozenset(names("operator", "itemgetter"))
 #: The name of an enumeration's member, behind that of the enumeration.
 _MEMBER = re.compile(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
 
@@ -522,16 +552,33 @@ def is_class(whole: str) -> bool:
     return moved in _classes.CLASSES
 
 
+def computes(whole: str) -> bool:
+    """Whether it is a function that takes tensors and numbers and gives tensors and numbers."""
+    return whole in _COMPUTING or _MATHEMATICS.fullmatch(whole) is not None
+
+
+def is_callback(whole: str) -> bool:
+    """Whether it is a name that may be kept, and that nothing which writes data would call, now or later."""
+    return whole in _NAMED and not computes(whole)
+
+
+def is_configuration(whole: str) -> bool:
+    """Whether it is a class of settings: its constructor does more than keep them."""
+    return _CONFIGURED.match(whole) is not None
+
+
 def is_made_empty(whole: str) -> bool:
     """Whether pickle makes objects of this class empty, so that calling it is nothing a pickler writes."""
     if whole in _CALLED_CLASSES or whole in SHARED:
         return False
-    return is_class(whole) or _CONFIGURED.match(whole) is not None
+    return is_class(whole) or is_configuration(whole)
 
 
 def harm(module: str, name: str, *, called: bool = False) -> str | None:
     """What the name is known for, in a few words; None where nothing is known of it. Not for clean names."""
     parts = f"{module}.{name}".partition("[")[0].split(".")
+    if plain(module, name) in _HARMLESS:
+        return None
     known = _known(parts)
     if any(part.startswith("__") and part.endswith("__") for part in parts[1:]):
         return known or "reaches inside an object, where any function can be had"

@@ -19,6 +19,7 @@ from statecli.formats._pickle import Global, Handler, Machine, Obj, Persistent, 
 from statecli.state import Mention
 
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
+_RECORDED = frozenset(["torch._utils._rebuild_tensor_v2", "collections.OrderedDict"])
 #: The classes of the three values that have no name, which pickle spells `type(None)`.
 _NAMELESS = {"builtins.Ellipsis": "EllipsisType", "builtins.NotImplemented": "NotImplementedType"}
 #: Strings that may hold a pickle, an archive or an array: bytes by their beginning, text as UTF-8 if it is Latin-1.
@@ -40,6 +41,8 @@ class Scanner(Machine):
         self.calls = 0
         self.flow = Flow()
         self._called: set[int] = set()
+        #: Names of the functions that records call, told apart once.
+        self._usual: set[int] = set()
         #: Names that were called only to spell others out.
         self._spelled: set[int] = set()
         #: BUILDs, and values that are reached from no call, for the flow of names through them.
@@ -80,11 +83,18 @@ class Scanner(Machine):
         if taken:
             made = self.stack[-1]
             for one in (made, made.args[-1]):
-                if type(one.cls) is Global:
-                    self._called.add(id(one.cls))
-                else:
-                    self.flow.made(one)
+                if id(one.cls) not in self._usual:
+                    self._record(one)
         return taken
+
+    def _record(self, made: Obj) -> None:
+        """A call of a record. The two names that nearly all of them have say nothing of what becomes of others."""
+        if type(made.cls) is Global:
+            self._called.add(id(made.cls))
+            if plain(made.cls) in _RECORDED:
+                self._usual.add(id(made.cls))
+                return
+        self.flow.made(made)
 
     def _spell(self, function: Global, args: Value, pos: int) -> Any:
         """What pickle means by these calls: a class in a class, `type(None)`, `Optional[int]`, `int | str`."""
@@ -95,9 +105,11 @@ class Scanner(Machine):
             spelled = self.name(first.module, f"{first.name}.{second}", pos)
         elif name == "builtins.type" and type(args) is tuple and len(args) == 1:
             spelled = self._nameless(args[0], pos)
-        elif name == "operator.getitem" and type(first) is Global and first.module == "typing":
+        elif type(first) is not Global or not _is_type(second):
+            pass
+        elif name == "operator.getitem" and first.module == "typing":
             spelled = Obj(function, args)
-        elif name == "functools.reduce" and type(first) is Global and plain(first) == "operator.or_":
+        elif name == "functools.reduce" and type(second) in (tuple, list) and plain(first) == "operator.or_":
             self._spelled.add(id(first))
             spelled = Obj(function, args)
         if spelled is not None:
@@ -187,6 +199,28 @@ class Scanner(Machine):
             self.inner.append((start, data))
 
 
+def _is_type(value: Value) -> bool:
+    """Whether this is what annotations are made of: names, plain values, other annotations, several of these.
+
+    Of an object there would be methods that are called: `|`, and its text in an error.
+    """
+    waiting, seen = [value], 0
+    while waiting and seen < _LONG:
+        one, seen = waiting.pop(), seen + 1
+        if type(one) in (tuple, list):
+            waiting.extend(one[:_LONG])
+        elif type(one) is Obj:
+            if type(one.cls) is not Global or plain(one.cls) not in _ANNOTATIONS:
+                return False
+            waiting.extend(one.args[:_LONG])
+        elif type(one) not in _OF_ANNOTATIONS:
+            return False
+    return not waiting
+
+
+#: What makes annotations of others: of a GenericAlias the flow looks at what it stands for.
+_ANNOTATIONS = frozenset(["operator.getitem", "functools.reduce", "types.GenericAlias"])
+_OF_ANNOTATIONS = frozenset([type(None), Global, str, bytes, int, float, bool])
 #: Digits of a number beyond which only its form is looked at.
 _LONG = 256
 _TOO_LONG = 10**_LONG

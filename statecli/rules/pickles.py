@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from msgspec import structs
+
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, a_file
 from statecli.finding import Severity
@@ -23,11 +25,30 @@ def _at(pickle: ScannedPickle, mention: Mention) -> Place:
     return Place(pickle.place.path, pickle.place.offset + mention.position, _LENGTH)
 
 
-def _foreign(pickle: ScannedPickle) -> list[tuple[Mention, str | None]]:
+def _foreign(pickle: ScannedPickle, of_script: bool = False) -> list[tuple[Mention, str | None]]:
     """The names that are not clean, each with what it is known for, if it is. Of code, none that is clean is there."""
     if pickle.doer:
         return [(mention, mention.misuse) for mention in pickle.names]
-    return [(mention, _harm(mention)) for mention in pickle.names if not _is_clean(mention)]
+    names = [one if of_script else _as_python(one) for one in pickle.names]
+    return [(mention, _harm(mention)) for mention in names if not _is_clean(mention)]
+
+
+def _all_foreign(subject: Subject) -> Iterator[tuple[ScannedPickle, Mention, str | None]]:
+    """The same of every pickle."""
+    seen = {(one.place.path, one.where) for one in subject.pickles if not one.hidden}
+    for pickle in subject.pickles:
+        folder = pickle.where.rpartition("/")[0]
+        of_script = not pickle.hidden and (pickle.place.path, f"{folder}/constants.pkl".lstrip("/")) in seen
+        for mention, harm in _foreign(pickle, of_script):
+            yield pickle, mention, harm
+
+
+def _as_python(mention: Mention) -> Mention:
+    """Classes of TorchScript are of the archive's own code where torch reads it so, which is where constants are."""
+    if mention.misuse or mention.module.partition(".")[0] != "__torch__":
+        return mention
+    why = "is TorchScript's, and no TorchScript is here: Python imports a file of that name where it runs"
+    return structs.replace(mention, misuse=why)
 
 
 def _is_clean(mention: Mention) -> bool:
@@ -53,7 +74,7 @@ def _does(mention: Mention) -> str:
 
 
 def _told(pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Found:
-    name = _shown.name(mention.qualified)
+    name = _shown.name(mention.qualified.replace("__builtin__.", "builtins.", 1))
     where = f"{_shown.name(pickle.where)}, byte {mention.position}"
     message = f"{pickle.doer or 'loading it'} {_does(mention)} {name}, which {why} ({where})"
     return Found(message, help=help, place=_at(pickle, mention), about=mention.qualified)
@@ -94,8 +115,7 @@ def unsafe_global(subject: Subject) -> Iterator[Found]:
     """
     yield from _most(
         _told(pickle, mention, harm, "do not load it; ask who published it")
-        for pickle in subject.pickles
-        for mention, harm in _foreign(pickle)
+        for pickle, mention, harm in _all_foreign(subject)
         if harm
     )
 
@@ -113,8 +133,7 @@ def unknown_global(subject: Subject) -> Iterator[Found]:
     """
     yield from _most(
         _told(pickle, mention, *_unknown(pickle))
-        for pickle in subject.pickles
-        for mention, harm in _foreign(pickle)
+        for pickle, mention, harm in _all_foreign(subject)
         if not harm and mention.qualified not in pickle.modules
     )
 

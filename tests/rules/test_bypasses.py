@@ -469,6 +469,144 @@ METHODS = {
     + b"b",
 }
 
+SPACED = new("types", "SimpleNamespace")
+CONFIG = ("transformers.configuration_utils", "PreTrainedConfig")
+RELU = stacked("torch.nn.functional", "relu")
+
+
+def having(holder, **values):
+    """An empty object of that class, these its attributes."""
+    return new(*holder) + attributes(**values) + b"b"
+
+
+def put_off(function, *args, **kwargs):
+    """A partial as pickle writes it: what it holds is its state."""
+    state = b"(" + function + b"(" + b"".join(args) + b"t" + attributes(**kwargs) + b"Nt"
+    return called(stacked("functools", "partial"), function) + state + b"b"
+
+
+def overwriting(path):
+    """A function that makes a configuration and has it write itself to that path, whatever it is called with."""
+    made = put_off(
+        stacked(*CONFIG), attribute_map=attributes(fill_=short("to_json_file")), note=short("of the attacker")
+    )
+    steps = put_off(stacked("numpy", "mean"), having(("types", "SimpleNamespace"), mean=made)) + put_off(
+        stacked("torch.nn.init", "constant_"), val=short(path)
+    )
+    chain = having(
+        ("torch.distributions.transforms", "ComposeTransform"), _cache_size=number(0), parts=b"](" + steps + b"e"
+    )
+    start = having(("types", "SimpleNamespace"), softmax=chain)
+    return put_off(stacked("torch.nn.functional", "softmax"), start, number(0))
+
+
+def chained(*maps):
+    """A ChainMap of these."""
+    return having(("collections", "ChainMap"), maps=b"](" + b"".join(maps) + b"e")
+
+
+def joined(*operands):
+    """`|` of these, as pickle spells it."""
+    return called(stacked("functools", "reduce"), stacked("_operator", "or_"), b"](" + b"".join(operands) + b"e")
+
+
+def optional(*operands):
+    """`typing.Optional` of these, as pickle spells it."""
+    return called(stacked("_operator", "getitem"), stacked("typing", "Optional"), b"(" + b"".join(operands) + b"t")
+
+
+# Methods of the pickle's own making, and calls that it puts off: each of these alone.
+HIDDEN = {
+    "a file overwritten by |": joined(chained(having(("types", "SimpleNamespace"), copy=overwriting("PWNED"))), b"}"),
+    "a file overwritten by the text of an error": optional(having(CONFIG, to_json_string=overwriting("PWNED"))),
+    "| of objects": joined(chained(b"}"), b"}"),
+    "Optional of an object": optional(SPACED),
+    "Optional of a list with an object": optional(b"](" + SPACED + b"e"),
+    "Optional of an alias of an object": optional(called(stacked("types", "GenericAlias"), SPACED, b")")),
+    "a partial of a callback": put_off(
+        stacked("lightning.pytorch.callbacks.model_checkpoint", "ModelCheckpoint"), dirpath=short("a")
+    ),
+    "a partial of a configuration": put_off(stacked("transformers.models.auto.configuration_auto", "AutoConfig")),
+    "a partial of a path": put_off(stacked("pathlib", "Path"), short("a")),
+    "a partial of a function, given an object": put_off(stacked("numpy", "mean"), SPACED),
+    "a partial of a function, given an object in a list": put_off(stacked("numpy", "mean"), b"](" + SPACED + b"e"),
+    "a partial of a function, given a text": put_off(stacked("torch.nn.init", "constant_"), val=short("PWNED")),
+    "a partial made with an object": partial(stacked("numpy", "mean"), SPACED),
+    "a partial of a module, given an object": put_off(stacked("torch.nn.modules.container", "Sequential"), SPACED),
+    "a partial whose arguments are computed": called(stacked("functools", "partial"), RELU)
+    + b"("
+    + RELU
+    + SPACED
+    + b"NNtb",
+    "a defaultdict of a callback": called(
+        stacked("collections", "defaultdict"), stacked("pytorch_lightning.callbacks.timer", "Timer")
+    ),
+    "a defaultdict of a configuration": called(stacked("collections", "defaultdict"), stacked(*CONFIG)),
+    "other names for attributes, as arguments": stacked(*CONFIG)
+    + b")"
+    + attributes(attribute_map=attributes(append=short("save_pretrained")))
+    + b"\x92",
+    "a function as a method of a namespace": having(("types", "SimpleNamespace"), copy=RELU),
+    "a partial as a method of a namespace": having(("argparse", "Namespace"), items=put_off(RELU)),
+    "a function in a configuration": having(CONFIG, to_json_string=RELU),
+    "a partial among the maps of a ChainMap": chained(put_off(RELU)),
+    "a function among the parts of a transform": having(
+        ("torch.distributions.transforms", "ComposeTransform"), parts=b"](" + RELU + b"e"
+    ),
+    "a function as a method of an optimizer": having(("torch.optim.adam", "Adam"), step=RELU),
+    "a function as a method of a parameter": called(
+        stacked("torch._utils", "_rebuild_parameter_with_state"), tensor(), b"\x88", b"}", attributes(numel=RELU)
+    ),
+    "a function as a module": having(
+        ("torch.nn.modules.container", "Sequential"), _parameters=b"}", _modules=attributes(a=RELU)
+    ),
+    "a function as forward": having(
+        ("torch.nn.modules.linear", "Identity"), _parameters=b"}", _modules=b"}", forward=RELU
+    ),
+    "a module that is none": having(("torch.nn.modules.linear", "Identity"), training=b"\x88"),
+    "an array's interface": having(
+        ("types", "SimpleNamespace"), __array_interface__=attributes(data=number(8) + b"\x89\x86")
+    ),
+    # uuid.UUID calls `replace` of what it is given
+    "a UUID of an object": called(stacked("uuid", "UUID"), having(("types", "SimpleNamespace"), replace=RELU)),
+    # the codec `idna` calls `encode` of what it is given
+    "an object encoded": called(
+        stacked("_codecs", "encode"), having(("types", "SimpleNamespace"), encode=RELU), short("idna")
+    ),
+    # fractions.Fraction calls `as_integer_ratio` from Python 3.14 on
+    "a fraction of an object": called(stacked("fractions", "Fraction"), SPACED),
+    "a fraction of an object by NEWOBJ": stacked("fractions", "Fraction") + SPACED + b"\x85\x81",
+    "a fraction of an object by its __new__": called(
+        stacked("copyreg", "__newobj__"), stacked("fractions", "Fraction"), SPACED
+    ),
+    # the tensor calls `size` of what it wraps
+    "a tensor of an object": called(
+        stacked("torch.distributed._functional_collectives", "AsyncCollectiveTensor"), SPACED
+    ),
+    "an object through an identity": called(stacked("uuid", "UUID"), called(IDENTITY, SPACED, short(""))),
+    "an object through numpy": called(stacked("uuid", "UUID"), called(SCALAR, OBJECT, SPACED)),
+    "an object in a sequence": stacked("torch.nn.utils.rnn", "PackedSequence") + b"(" + SPACED + b"NNNt\x81",
+    "a state of the process, made": called(stacked("accelerate.state", "PartialState"), b"\x88"),
+    "a state of the process, made without arguments": called(stacked("accelerate.state", "AcceleratorState")),
+    "a storage changed": b"("
+    + short("storage")
+    + stacked("torch", "FloatStorage")
+    + short("0")
+    + short("cpu")
+    + number(4)
+    + b"tQ"
+    + attributes(_untyped_storage=b"N")
+    + b"b",
+    "items of a storage": b"("
+    + short("storage")
+    + stacked("torch", "FloatStorage")
+    + short("0")
+    + short("cpu")
+    + number(4)
+    + b"tQK\x00K\x01s",
+    "a class of TorchScript": called(stacked("__torch__.evil", "Run")),
+}
+
 # Clean names put to another use than to hold data: ours, no advisory's.
 MODULE = stacked("torch.nn.modules.linear", "Identity") + b")\x81"
 FLOWS = {
@@ -573,7 +711,7 @@ FLOWS = {
     "a class of torch on no list": four(called(stacked("torch.optim.swa_utils", "Module"))),
     "type() of something": four(called(stacked("builtins", "type"), short("X"), b")", b"}")),
     "operator.getitem of something": four(called(stacked("_operator", "getitem"), b"}", short("a"))),
-    **{name: four(body) for name, body in METHODS.items()},
+    **{name: four(body) for name, body in (METHODS | HIDDEN).items()},
 }
 
 # A stream that a scanner's own reading of the opcodes took for another one.
@@ -784,6 +922,8 @@ def test_a_published_bypass_is_flagged_and_does_not_run(name, tmp_path, monkeypa
 # What loads some of the above, to see that they would do it; the process makes a file, or dies.
 LOADED = {
     "flow: a method by another name, given an element": "import pickle; pickle.load(open('model.bin', 'rb'))",
+    "flow: a file overwritten by |": "import pickle; pickle.load(open('model.bin', 'rb'))",
+    "flow: a file overwritten by the text of an error": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "flow: objects that are told to be none": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "flow: an array of objects over bytes": "import pickle; print(pickle.load(open('model.bin', 'rb')))",
     "file: a tar": "import torch; torch.load('model.bin', weights_only=False)",
@@ -793,7 +933,7 @@ LOADED = {
 @pytest.mark.parametrize("name", LOADED)
 def test_what_is_flagged_does_harm_where_it_is_loaded(name, tmp_path):
     """The libraries that are installed still do what the attack wants of them."""
-    if "method" in name:
+    if "method" in name or "overwritten" in name:
         pytest.importorskip("transformers")
     (tmp_path / "model.bin").write_bytes(ALL[name])
     done = subprocess.run([sys.executable, "-c", LOADED[name]], cwd=tmp_path, capture_output=True, check=False)

@@ -8,15 +8,20 @@ import copy
 import datetime
 import decimal
 import functools
+import http
 import importlib
+import ipaddress
+import math
 import pathlib
 import random
+import re
 import signal
+import socket
 import types
 import typing
 import uuid
 import zoneinfo
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from fractions import Fraction
 
 import numpy as np
@@ -192,6 +197,63 @@ def kept_by_loops():
     }
 
 
+def everyday():
+    """Values of Python's own library, and functions of it that a configuration keeps."""
+    return {
+        "weights": torch.zeros(2),
+        "enumerations": [http.HTTPStatus.OK, re.IGNORECASE, socket.AF_INET, signal.Handlers.SIG_DFL],
+        "addresses": [ipaddress.ip_address("1.1.1.1"), ipaddress.ip_network("::/8"), ipaddress.ip_interface("1.1.1.1")],
+        "generator": random.Random(3),  # noqa: S311
+        "functions": [math.sqrt, print, len, sorted, max],
+        "spaces": types.SimpleNamespace(score=max, items=[1], values=np.zeros(2)),
+        "mappings": [ChainMap({"a": 1}, {}), UserDict(act=functional.relu), UserList([1])],
+    }
+
+
+def put_off():
+    """Partials as configurations keep them: of functions of tensors and of modules, with plain values."""
+    made = [
+        functools.partial(functional.relu, inplace=True),
+        functools.partial(functional.interpolate, scale_factor=2.0, mode="bilinear"),
+        functools.partial(functional.softmax, dim=-1, dtype=torch.float32),
+        functools.partial(functional.cross_entropy, weight=torch.ones(2), reduction="sum"),
+        functools.partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"),
+        functools.partial(nn.init.constant_, val=0.0),
+        functools.partial(nn.LayerNorm, (4,), eps=1e-6),
+        functools.partial(nn.GELU, approximate="tanh"),
+        functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3),
+        functools.partial(nn.TransformerEncoderLayer, 8, 2, activation=functional.gelu, device=torch.device("cpu")),
+        functools.partial(defaultdict, functools.partial(defaultdict, int)),
+        functools.partial(torch.linalg.norm, ord="fro"),
+    ]
+    space = argparse.Namespace(norm=made[6], normalize=functools.partial(functional.normalize, dim=1))
+    return {"w": torch.zeros(1), "made": made, "space": space, "factory": defaultdict(made[6])}
+
+
+def annotations():
+    """What dataclasses and configurations keep of their fields' types."""
+    return {
+        "w": torch.zeros(1),
+        "types": [
+            *(typing.Literal["a", 1, None], typing.Callable[[int, str], bool], typing.Annotated[int, "metres", 3]),
+            *(typing.Union[int, list[str]], dict[str, typing.Optional[list[int]]], list[int] | None),  # noqa: UP007, UP045
+            *(typing.Tuple[int, ...], tuple[int, ...]),  # noqa: UP006
+        ],
+    }
+
+
+def distributions():
+    """Distributions made of others, with transforms among them."""
+    normal = torch.distributions.Normal(torch.zeros(2), torch.ones(2))
+    steps = [torch.distributions.ExpTransform(), torch.distributions.AffineTransform(0.0, 2.0)]
+    return {
+        "w": torch.zeros(1),
+        "mixed": torch.distributions.Independent(normal, 1),
+        "moved": torch.distributions.TransformedDistribution(normal, [torch.distributions.ComposeTransform(steps)]),
+        "scheduled": torch.optim.lr_scheduler.LambdaLR(trained(torch.optim.SGD, lr=0.1), math.sqrt),
+    }
+
+
 ADAM = {"lr": 0.1}
 ORDINARY = {
     "state_dict": lambda: model().state_dict(),
@@ -219,6 +281,10 @@ ORDINARY = {
     "parametrized": parametrized,
     "hyperparameters": hyperparameters,
     "what loops keep": kept_by_loops,
+    "everyday values": everyday,
+    "calls put off": put_off,
+    "annotations": annotations,
+    "distributions": distributions,
     "an optimizer pickled whole": lambda: {"o": trained(torch.optim.AdamW, **ADAM), "w": torch.zeros(1)},
     "a scheduler pickled whole": lambda: {
         "s": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 3)
@@ -468,3 +534,11 @@ def test_safetensors_has_no_pickle(tmp_path):
 
     save_file({"w": torch.tensor([0x80, 2, 0x63], dtype=torch.uint8)}, tmp_path / "a.safetensors")
     assert said(tmp_path / "a.safetensors") == []
+
+
+def test_configurations_of_transformers_are_data(tmp_path):
+    """Each pickled as an object, by the class of its model."""
+    transformers = pytest.importorskip("transformers")
+    kept = [transformers.BertConfig(dtype=torch.float16), transformers.GenerationConfig(), transformers.CLIPConfig()]
+    torch.save({"w": torch.zeros(1), "config": kept}, tmp_path / "a.pt")
+    assert said(tmp_path / "a.pt") == []

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import operator
+import zipfile
+from collections import OrderedDict
+
 import pytest
 import torch
 
@@ -175,3 +180,55 @@ def test_a_name_that_is_absurdly_long_is_cut(tmp_path):
         findings = judged(path).findings
         assert findings
         assert max(len(one.message) for one in findings) < 1_000
+
+
+HOOKS = b"ccollections\nOrderedDict\n"
+
+
+def recorded():
+    """A pickle of torch's: all that a tensor names it has named before, as values."""
+    named_before = [OrderedDict, torch._utils._rebuild_tensor_v2, torch.FloatStorage, "storage", "cpu"]
+    torch.save({"before": named_before, "w": torch.zeros(2)}, written := io.BytesIO())
+    with zipfile.ZipFile(written) as archive:
+        pickle = archive.read("archive/data.pkl")
+    assert pickle.count(HOOKS) == 1
+    return pickle
+
+
+@pytest.mark.parametrize("name", ["transformers.training_args\nTrainingArguments", "accelerate.state\nPartialState"])
+def test_what_a_tensor_calls_is_judged_where_it_was_named_before(name, tmp_path):
+    """A class in the place of the one that its hooks are kept in is called, as pickle makes no object of it."""
+    path = write(tmp_path / "a.pt", recorded().replace(HOOKS, f"c{name}\n".encode()))
+    assert name.replace("\n", ".") in {one.about for one in judged(path, "unsafe-global").findings}
+    assert not judged(write(tmp_path / "a.pt", recorded()), "unsafe-global").findings
+
+
+def test_a_class_of_torchscript_is_one_where_torchscript_is(tmp_path):
+    """Beside the archive's constants; elsewhere, and in a record that torch does not read, Python imports it."""
+    net = named("__torch__.evil", "Net") + b")\x81"
+    path, constants = tmp_path / "a.pt", Member("archive/constants.pkl", pickled(b")"))
+    assert not judged(write(path, state_dict(w=tensor(), x=net), constants), "unsafe-global").findings
+    (finding,) = judged(write(path, state_dict(w=tensor(), x=net)), "unsafe-global").findings
+    assert finding.message.startswith("loading it calls __torch__.evil.Net, which is TorchScript's, and no TorchScript")
+    hidden = Member("archive/extra/hook.pkl", pickled(net))
+    (finding,) = judged(write(path, state_dict(w=tensor()), constants, hidden), "unsafe-global").findings
+    assert finding.about == "__torch__.evil.Net"
+
+
+def test_a_builtin_is_told_by_the_name_that_it_has(tmp_path):
+    """Pickles of the first protocols say `__builtin__`, which Python 3 takes for `builtins`."""
+    for module in ("__builtin__", "builtins"):
+        path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=called(named(module, "len"), text("a"))))
+        (finding,) = judged(path, "unsafe-global").findings
+        assert finding.message.startswith("loading it calls builtins.len, which reaches Python's built-in functions")
+
+
+def test_what_takes_an_item_is_unknown_and_no_harm(tmp_path):
+    """`operator.itemgetter(1)` is kept, and nothing of it is called."""
+    torch.save({"w": torch.zeros(1), "by": operator.itemgetter(1)}, tmp_path / "a.pt")
+    (finding,) = judged(tmp_path / "a.pt").findings
+    assert (finding.rule, finding.severity) == ("unknown-global", Severity.WARNING)
+    called_next = called(called(named("operator", "itemgetter"), text("a")), b"}")
+    assert "unsafe-global" in {
+        one.rule for one in judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=called_next))).findings
+    }

@@ -1,0 +1,98 @@
+"""Calls that a pickle puts off, and what in it can be called: a partial is judged as the call that it is one day.
+
+Whoever loads a checkpoint calls what it keeps: an activation, a method of a configuration. So a partial may hold a
+function of tensors or a class that torch's modules are made of, with numbers, tensors and dtypes beside it. With an
+object beside it, the function calls that object's methods, which are whatever the pickle made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from statecli.formats import _gadgets
+from statecli.formats._pickle import Global, Obj, Value
+
+#: The plain name that a call gives an object of.
+Root: TypeAlias = Callable[[Value], "str | None"]
+
+#: Which words the arguments of a function of tensors may be: its ways to do it, never a path.
+_WORDS = frozenset(
+    [
+        *("approximate", "distribution", "generator", "mode", "nonlinearity", "normalization_mode", "ord"),
+        *("padding", "padding_mode", "reduction", "rounding_mode", "driver", "UPLO"),
+    ]
+)
+_CONTAINERS = frozenset(
+    [
+        *_gadgets.names("builtins", "dict list tuple set frozenset int float bool complex str bytes bytearray object"),
+        *_gadgets.names("collections", "OrderedDict Counter deque defaultdict"),
+    ]
+)
+#: Objects of these are values, whatever the pickle says of them.
+_VALUES = ("torch._utils._rebuild_", "torch.device", "torch.Size", "builtins.complex", "builtins.bytearray")
+#: What a pickle calls through: by calling it, what it holds is called.
+_WRAPPERS = frozenset(["functools.partial", "types.GenericAlias", "torch.jit._pickle.restore_type_tag"])
+_MODULES = (
+    "torch.nn.modules.",
+    "torch.nn.utils.",
+    "torch.ao.",
+    "torch.distributions.transforms.",
+    "torch.optim.swa_utils.",
+)
+
+
+def is_call_of_data(function: str, args: Value, kwargs: Value, root: Root) -> bool:
+    """Whether to call this with these arguments, and with whatever a caller adds, computes or builds data."""
+    if type(args) is not tuple or not (kwargs is None or type(kwargs) is dict):
+        return False
+    named = kwargs or {}
+    if _gadgets.computes(function):
+        words = all(type(one) is not str or key in _WORDS for key, one in named.items())
+        return words and not any(type(one) is str for one in args) and _all((*args, *named.values()), root, _is_value)
+    if function in _CONTAINERS or (_gadgets.is_class(function) and function not in _gadgets.HOOKS):
+        return _all((*args, *named.values()), root, _is_kept)
+    return False
+
+
+def is_callable(value: Value, root: Root) -> bool:
+    """Whether this is a function, a class, a partial or an object that is made to be called."""
+    name = root(value)
+    if name is None:
+        return False
+    if type(value) is Global:
+        return _gadgets.is_class(name) or name in _WRAPPERS or name in _CONTAINERS or _is_function(name)
+    return name in _WRAPPERS or name.startswith(_MODULES)
+
+
+def _is_function(name: str) -> bool:
+    """Annotations are none: to call one fails."""
+    return _gadgets.computes(name) or (_gadgets.is_callback(name) and not name.startswith(("typing.", "types.")))
+
+
+def _all(values: Iterable[Value], root: Root, fits: Callable[[Value, Root], bool]) -> bool:
+    """Whether all of these fit, and all in the containers among them; a container may hold itself."""
+    waiting: list[Any] = list(values)
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if type(value) in (list, tuple, dict):
+            if id(value) not in seen:
+                seen.add(id(value))
+                waiting.extend(value.values() if type(value) is dict else value)
+        elif type(value) in (Global, Obj) and not fits(value, root):
+            return False
+    return True
+
+
+def _is_value(value: Value, root: Root) -> bool:
+    name = root(value) or ""
+    if type(value) is Global:
+        return name.startswith("torch.") and not is_callable(value, root)
+    return name.startswith(_VALUES)
+
+
+def _is_kept(value: Value, root: Root) -> bool:
+    """What a constructor may be given beside that: a class or function that it keeps, or another partial."""
+    name = root(value) or ""
+    return _is_value(value, root) or name == "functools.partial" or (type(value) is Global and is_callable(value, root))
