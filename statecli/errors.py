@@ -18,7 +18,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from statecli.state import Place
 
 
 class StateError(Exception):
@@ -67,9 +70,10 @@ class IndexMismatch(MalformedError):
 
 
 class ChecksumMismatch(MalformedError):
-    """The bytes of a record are not those that were written."""
+    """The bytes of a record are not those that were written. `place` are these, where they are a tensor's."""
 
     rule = "checksum-mismatch"
+    place: Place | None = None
 
 
 class ModelError(StateError):

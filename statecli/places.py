@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from statecli import target
 from statecli.finding import Finding
 from statecli.modules import spec
-from statecli.state import Place, TensorInfo
+from statecli.state import ByteRange, Place, TensorInfo
 
 
 class Located(msgspec.Struct, frozen=True):
@@ -128,14 +128,20 @@ def _placed(finding: Finding, row: TensorInfo | None) -> Finding:
 def bytes_of(tensor: TensorInfo) -> Place | None:
     """A tensor's bytes in its file, those of its storage where it is not one piece; None where no one file has it."""
     data = tensor.data
-    if data is None or data.inline is not None or not data.storage.path or data.storage.boxes is not None:
+    if data is None or data.inline is not None:
         return None
-    if data.storage.packing is not None:
-        return Place(data.storage.path, data.storage.offset, data.storage.packing.length)
-    if data.strides is not None or not tensor.elements:
-        return Place(data.storage.path, data.storage.offset, data.storage.length)
+    whole = of_range(data.storage)
+    if whole is None or data.storage.packing is not None or data.strides is not None or not tensor.elements:
+        return whole
     size = tensor.nbytes // tensor.elements
     return Place(data.storage.path, data.storage.offset + data.offset * size, tensor.nbytes)
+
+
+def of_range(where: ByteRange) -> Place | None:
+    """The bytes that a storage takes in its file, packed if it is; None where no one file has it."""
+    if not where.path or where.boxes is not None:
+        return None
+    return Place(where.path, where.offset, where.length if where.packing is None else where.packing.length)
 
 
 def fingerprinted(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str, int]]:

@@ -8,6 +8,7 @@ from math import gcd, prod
 import msgspec
 
 from statecli.formats._dtypes import BITS, PACKED, nbytes
+from statecli.places import of_range
 from statecli.state import ByteRange, ModelState, Place, TensorData, TensorInfo
 
 
@@ -59,8 +60,8 @@ class Storage(msgspec.Struct):
 
     @property
     def place(self) -> Place | None:
-        """Its bytes in the file."""
-        return Place(self.where.path, self.where.offset, self.where.length) if self.where else None
+        """Its bytes in the file, if one file has all of it."""
+        return of_range(self.where) if self.where else None
 
     @property
     def unused(self) -> int:

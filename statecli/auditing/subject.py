@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ from statecli.comparison.result import Diff
 from statecli.errors import StateError
 from statecli.locking.holding import Held
 from statecli.report.text import shown
-from statecli.state import ModelState, Oddity, ScannedPickle, TensorInfo
+from statecli.state import ModelState, Oddity, Place, ScannedPickle, TensorInfo
+from statecli.target import split
 
 if TYPE_CHECKING:
     from statecli.values.scan import Facts
@@ -44,13 +46,20 @@ class Subject:
     values: tuple[Facts, ...] | None = None
     #: Every pickle of the target's files; of one whose tensors could not be listed, too.
     pickles: tuple[ScannedPickle, ...] = ()
-    #: Of each of `state`'s tensors, what its container's checksum has against its bytes, where values were read.
-    damages: tuple[StateError | None, ...] | None = None
+    #: Of each of `state`'s tensors, what its containers' checksums have against its bytes, where values were read.
+    damages: tuple[tuple[StateError, ...], ...] | None = None
 
     def called(self, tensor: TensorInfo) -> str:
         """The tensor as a message names it: behind its section where there are several, and it is in one."""
         name = shown(tensor.fqn)
         return name if len(self.state.sections) < 2 or not tensor.section else f"{tensor.section}.{name}"
+
+    def member(self, place: Place | None) -> str:
+        """The file in which that is, as it lies in the target's folder; "" where it is the target itself."""
+        path, _ = split(self.target)
+        if place is None or not place.path or place.path == path:
+            return ""
+        return os.path.relpath(place.path, path if os.path.isdir(path) else os.path.dirname(path))
 
     @property
     def chosen(self) -> tuple[Oddity, ...]:

@@ -317,9 +317,9 @@ class _Comparison:
             from statecli.values.compare import damages
 
         errors = damages([row for _, row in alone], jobs=self.request.jobs)
-        for (n, _), error in zip(alone, errors, strict=True):
-            if error is not None:
-                found[n] = _Outcome(not_compared="could not be read", error=str(error))
+        for (n, _), wrong in zip(alone, errors, strict=True):
+            if wrong:
+                found[n] = _Outcome(not_compared="could not be read", error=str(wrong[0]))
 
     def _of_two_shapes(self, after: TensorInfo, why: str = "the shapes differ", *, reshaped: bool = False) -> _Outcome:
         if Field.SHAPE not in self.request.ignore:

@@ -12,7 +12,9 @@ from statecli.errors import ChecksumMismatch
 from statecli.finding import Severity
 from statecli.formats import _shown
 from statecli.formats._dtypes import BITS
-from statecli.state import ByteRange, Oddity, Place, TensorData, TensorInfo
+from statecli.formats.dcp import ARCHIVE
+from statecli.places import of_range
+from statecli.state import ByteRange, Oddity, TensorData, TensorInfo
 
 
 def _a_file(subject: Subject) -> str | None:
@@ -83,7 +85,7 @@ def misaligned(subject: Subject) -> Iterator[Found]:
     first: dict[str, tuple[TensorInfo, TensorData]] = {}
     counts: dict[str, int] = {}
     for tensor in subject.state.tensors:
-        for data in _pieces(tensor):
+        for data in tensor.pieces:
             where = data.storage
             # What is packed is taken out of its archive, never mapped.
             if where.path and where.length and not where.packing and where.offset % _alignment(data.dtype):
@@ -92,9 +94,9 @@ def misaligned(subject: Subject) -> Iterator[Found]:
     for path, (tensor, data) in first.items():
         others = counts[path] - 1
         more = f", and so {'do' if others > 1 else 'does'} {others:,} more" if others else ""
-        at, name = data.storage.offset, subject.called(tensor)
-        message = f"{name}: {data.dtype} begins at byte {at:,}, no multiple of {_alignment(data.dtype)}{more}"
-        yield Found(message, tensor.fqn, tensor.section, "load it and save it again", place=_place(data.storage))
+        where, name = data.storage, subject.called(tensor)
+        message = f"{name}: {data.dtype} begins at byte {where.offset:,}, no multiple of {_alignment(data.dtype)}{more}"
+        yield Found(message, tensor.fqn, tensor.section, "load it and save it again", place=of_range(where))
 
 
 def _alignment(dtype: str) -> int:
@@ -103,17 +105,14 @@ def _alignment(dtype: str) -> int:
     return size // 2 if dtype.startswith("complex") else size
 
 
-def _pieces(tensor: TensorInfo) -> list[TensorData]:
-    return [*([tensor.data] if tensor.data else ()), *(data for _, data in tensor.parts)]
-
-
-def _place(where: ByteRange) -> Place:
-    return Place(where.path, where.offset, where.length)
-
-
 def _with_checksums(subject: Subject) -> str | None:
-    recorded = any(where.crc32 is not None for one in subject.state.tensors for where in one.ranges)
+    recorded = any(_has_checksum(where) for one in subject.state.tensors for where in one.ranges)
     return None if recorded else "no checksum of a tensor is recorded in it"
+
+
+def _has_checksum(where: ByteRange) -> bool:
+    """An archive of its own has one inside, which is looked up when it is read."""
+    return where.crc32 is not None or (where.packing is not None and where.packing.how == ARCHIVE)
 
 
 @rule(Severity.ERROR, _a_file, _with_checksums, the_values)
@@ -127,17 +126,19 @@ def checksum_mismatch(subject: Subject) -> Iterator[Found]:
 
     Fix: copy or download the file again.
     """
-    broken: dict[str, list[TensorInfo]] = {}
-    for tensor, error in zip(subject.state.tensors, subject.damages or (), strict=True):
-        if isinstance(error, ChecksumMismatch):
-            broken.setdefault(str(error), []).append(tensor)
-    for text, tensors in broken.items():
+    broken: dict[ChecksumMismatch, list[TensorInfo]] = {}
+    for tensor, errors in zip(subject.state.tensors, subject.damages or (), strict=True):
+        for error in errors:
+            if isinstance(error, ChecksumMismatch):
+                broken.setdefault(error, []).append(tensor)
+    for error, tensors in broken.items():
         first, others = tensors[0], [subject.called(tensor) for tensor in tensors[1:]]
         also = f"; it is of {_shown.names(others)} too" if others else ""
-        where = next(data.storage for data in _pieces(first) if text.startswith(f"{data.storage.path}: "))
-        wrong = text.partition(": checksum wrong: ")[2].partition(";")[0]
-        message = f"{subject.called(first)}: its bytes are not those that were saved: checksum {wrong}{also}"
-        yield Found(message, first.fqn, first.section, "copy or download the file again", place=_place(where))
+        wrong = str(error).partition(": checksum wrong: ")[2].partition(";")[0]
+        file = subject.member(error.place)
+        saved = f"were saved in {_shown.name(file)}" if file else "were saved"
+        message = f"{subject.called(first)}: its bytes are not those that {saved}: checksum {wrong}{also}"
+        yield Found(message, first.fqn, first.section, "copy or download the file again", place=error.place)
 
 
 @rule(Severity.ERROR, _a_file)

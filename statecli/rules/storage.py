@@ -12,6 +12,7 @@ from statecli.auditing.subject import Subject, a_file
 from statecli.finding import Severity
 from statecli.formats import _shown
 from statecli.formats._dtypes import is_floating
+from statecli.places import of_range
 from statecli.report.text import names
 from statecli.state import Evidence, Kind, Place, TensorInfo
 
@@ -234,8 +235,7 @@ def unexpected_dtype(subject: Subject) -> Iterator[Found]:
 
 
 def _of(tensor: TensorInfo) -> Place | None:
-    where = tensor.data.storage if tensor.data else None
-    return Place(where.path, where.offset, where.length) if where and where.path else None
+    return of_range(tensor.data.storage) if tensor.data else None
 
 
 def _a_limit(subject: Subject) -> str | None:

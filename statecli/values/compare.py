@@ -25,7 +25,7 @@ from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import pool, sparse
 from statecli.values.blocks import as_stored, quantized, readable, why_no_numbers
 from statecli.values.elements import Element, element
-from statecli.values.ranges import check_crc, contiguous_strides, resolved
+from statecli.values.ranges import check_crc, contiguous_strides, located, resolved
 from statecli.values.read import no_numbers, opened, overlap, packed, stored
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
 from statecli.values.tally import Tally
@@ -210,21 +210,32 @@ def _bytes(task: Task) -> int:
 
 def _checksums_differ(pair: Pair) -> bool:
     """Equal bytes under different recorded checksums: one of the two files is damaged."""
-    one, two = ([data.storage for data in _datas(tensor)] for tensor in (pair.before, pair.after))
+    one, two = pair.before.ranges, pair.after.ranges
     return len(one) == len(two) and any(
-        a.crc32 is not None and b.crc32 is not None and a.length == b.length and a.crc32 != b.crc32
+        a.length == b.length and None not in (sums := (_recorded(a), _recorded(b))) and sums[0] != sums[1]
         for a, b in zip(one, two, strict=True)
     )
+
+
+def _recorded(where: ByteRange) -> int | None:
+    """The checksum that its container has of it; None where there is none, or it cannot be read."""
+    try:
+        return located(where, "storage").crc32
+    except StateError:
+        return None
 
 
 def _datas(tensor: TensorInfo) -> list[TensorData]:
     return ([as_stored(tensor.data)] if tensor.data else []) + [data for _, data in tensor.parts]
 
 
-def damages(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[StateError | None]:
-    """Of each tensor, what is wrong with its bytes where a container recorded their checksum; None where nothing is."""
+def damages(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[tuple[StateError, ...]]:
+    """Of each tensor, what is wrong with its bytes where a container recorded their checksum, in each of its ranges."""
     errors = _damaged(tensors, jobs or pool.cores())
-    return [next((errors[one] for one in tensor.ranges if one in errors), None) for tensor in tensors]
+    return [
+        tuple(dict.fromkeys(errors[one] for one in tensor.ranges if one in errors)) if errors else ()
+        for tensor in tensors
+    ]
 
 
 def _damaged(tensors: Sequence[TensorInfo], jobs: int) -> dict[str | ByteRange, StateError]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.formats._ggml import BLOCKS
+from statecli.places import of_range
 from statecli.state import Box, ByteRange, TensorData
 from statecli.values.blocks import numbers, quantized, why_no_numbers
 from statecli.values.elements import Array
@@ -318,7 +319,7 @@ def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
         if where.boxes is not None:
             yield Assembled(where, what, stack)
             return
-        where = _located(where, what)
+        where = located(where, what)
         file = stack.enter_context(open(open_regular(where.path), "rb", buffering=0))
         yield _reader(where)(where, what, file)
 
@@ -349,7 +350,8 @@ def resolved(data: TensorData, what: str) -> TensorData:
 ARCHIVE = "torch-zip"
 
 
-def _located(where: ByteRange, what: str) -> ByteRange:
+def located(where: ByteRange, what: str) -> ByteRange:
+    """The storage itself, where `where` says no more than which archive holds it. Raises as opening that does."""
     return _single(where, what).storage if where.packing is not None and where.packing.how == ARCHIVE else where
 
 
@@ -368,7 +370,7 @@ def check_crc(where: ByteRange, what: str = "storage") -> None:
 
     Raises `ChecksumMismatch` where they disagree.
     """
-    where = _located(where, what)
+    where = located(where, what)
     if where.crc32 is None:
         return
     found, block = 0, np.empty(min(WINDOW, where.length), np.uint8)
@@ -378,7 +380,9 @@ def check_crc(where: ByteRange, what: str = "storage") -> None:
             source.read(at, part)
             found = zlib.crc32(part.data, found)
     if found != where.crc32:
-        raise ChecksumMismatch(
+        error = ChecksumMismatch(
             f"{where.path}: {what}: checksum wrong: recorded 0x{where.crc32:08x}, bytes give 0x{found:08x}; "
             "the file is damaged: copy it again"
         )
+        error.place = of_range(where)
+        raise error
