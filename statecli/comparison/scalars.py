@@ -17,6 +17,10 @@ from statecli.state import ModelState, Oddity, Scalar
 _OF_INDEX = frozenset(("total_size", "total_parameters"))
 #: Which framework wrote the tensors; safetensors alone records it.
 _OF_SAFETENSORS = frozenset(("format",))
+#: How much code there is; TorchScript alone has it.
+_OF_SCRIPT = frozenset(("code files", "code bytes", "bytecode bytes"))
+#: The section that is a whole file, and no path in one.
+_LONE = "model"
 #: How an empty container is told, and what it is.
 _EMPTY: Mapping[Scalar, str] = {"{}": "dict", "[]": "list"}
 _HUGE = re.compile("-?[0-9]{19,400}")
@@ -40,7 +44,8 @@ def changed_scalars(
     paths of all that was compared, and what must be said of it.
 
     Of a target that is one section (`train.ckpt#optimizer`), what lies below that section, by its path from there.
-    What only one side's format can record is no difference, and a note names it. safetensors holds nothing but text:
+    What only one side's format can record is no difference, and a note names it: so are attributes of modules that one
+    side has and the other's format need not keep. safetensors holds nothing but text:
     against another format, a number equals its text. `paired` says which section of before is compared with which of
     after. A key that is a number and one that is its text are two keys, and a container of another kind is a change.
     Of more settings than are told, those that both sides tell are compared, and the digest of all.
@@ -50,6 +55,8 @@ def changed_scalars(
     if not any(sections):
         one, two = _moved(one, two, paired)
     same: Callable[[Scalar, Scalar], bool] = _same
+    if _is_script(before) != _is_script(after):
+        one, two = _Side(one.values), _Side(two.values)
     if _textual(before) != _textual(after):
         same = _number_and_text if _textual(after) else _text_and_number
         one, two = _Side(one.values), _Side(two.values)
@@ -82,7 +89,7 @@ def _passed(keys: Sequence[str]) -> list[Oddity]:
 
 def _of_modules(keys: Sequence[str]) -> list[Oddity]:
     shown = _shown.names(list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
-    message = f"only one side has whole modules, which record more than their state_dict ({shown}): no difference"
+    message = f"only one side records these attributes of whole modules ({shown}): no difference"
     return [Oddity("module-attributes", message)] if keys else []
 
 
@@ -122,28 +129,65 @@ def _spelled(side: _Side, other: _Side) -> dict[str, Scalar]:
 
 
 def _side(state: ModelState, section: str | None, other: ModelState) -> tuple[_Side, list[str]]:
-    """The settings below the section, and those left out: attributes of whole modules, where the other has none."""
-    metadata = state.metadata
-    side = _Side(metadata, metadata.types, metadata.kinds) if isinstance(metadata, Settings) else _Side(metadata)
+    """The settings below the section, and those left out: attributes of whole modules that the other need not have."""
+    side = _side_of(state)
     start = "" if section is None else _start(side, state, section)
-    modules = () if other.whole_modules else tuple(_start(side, state, one) for one in state.whole_modules)
+    modules = _modules_with_more(state, other)
     if not start and not modules:
         return side, []
+    kept = _own(state, other) | _shared_attributes(state, other)
+
+    def is_left_out(key: str) -> bool:
+        return f"{key}.".startswith(modules) and key not in kept
 
     def name(key: str) -> tuple[str, str] | None:
-        if f"{key}.".startswith(modules):
+        if is_left_out(key):
             return None
         return (start, "") if key.startswith(start) else ("", "") if key == MORE else None
 
-    left_out = [key for key in side.values if key.startswith(start) and f"{key}.".startswith(modules)]
-    return _renamed(side, name), left_out
+    return _renamed(side, name), [key for key in side.values if key.startswith(start) and is_left_out(key)]
+
+
+def _side_of(state: ModelState) -> _Side:
+    metadata = state.metadata
+    return _Side(metadata, metadata.types, metadata.kinds) if isinstance(metadata, Settings) else _Side(metadata)
+
+
+def _is_script(state: ModelState) -> bool:
+    return state.format == "torchscript"
+
+
+def _is_exported(state: ModelState) -> bool:
+    return state.format == "torch-export"
+
+
+def _attributes_of(state: ModelState) -> tuple[str, ...]:
+    """What stands before the attributes of each whole module; a program's signature has none."""
+    side = _side_of(state)
+    return () if _is_exported(state) else tuple(_start(side, state, one) for one in state.whole_modules)
+
+
+def _modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
+    """Those whose attributes the other does not record, or, beside TorchScript, only where its code uses them."""
+    alike = _is_script(state) is _is_script(other)
+    return () if alike and _attributes_of(other) else _attributes_of(state)
+
+
+def _shared_attributes(state: ModelState, other: ModelState) -> frozenset[str]:
+    """The attributes that the other's modules record too, by their paths in this one."""
+    theirs = {key[len(start) :] for start in _attributes_of(other) for key in other.metadata if key.startswith(start)}
+    starts = _attributes_of(state)
+    return frozenset(
+        key for start in starts for key in state.metadata if key.startswith(start) and key[len(start) :] in theirs
+    )
 
 
 def _start(side: _Side, state: ModelState, section: str) -> str:
     """What stands before the settings of a section; nothing where the file is nothing else."""
     start = f"{section}."
     named = section in side.kinds or any(key.startswith(start) for key in side.values)
-    return start if named or (state.sections != (section,) and section not in state.whole_modules) else ""
+    is_all = section in state.whole_modules or (section == _LONE and state.sections == (section,))
+    return "" if is_all and not named else start
 
 
 def _renamed(side: _Side, renaming: Callable[[str], tuple[str, str] | None]) -> _Side:
@@ -195,6 +239,10 @@ def _own(state: ModelState, other: ModelState) -> frozenset[str]:
         names = {tensor.fqn for tensor in state.tensors}
         dropped = (key for key, value in state.metadata.items() if key in names and value in names)
         own |= _OF_SAFETENSORS | frozenset(dropped)
+    if _is_script(state) and not _is_script(other):
+        own |= _OF_SCRIPT
+    if _is_exported(state) and not _is_exported(other):
+        own |= state.metadata.keys()
     if "gguf" in state.format and "gguf" not in other.format:
         own |= state.metadata.keys()
     if "sharded" in state.format and "sharded" not in other.format:

@@ -67,6 +67,22 @@ STORAGE_DTYPES: dict[str, str] = {
     "UntypedStorage": "uint8",
 }
 
+#: Those that torch.jit.save writes beside them: a storage for each element type, named as C++ has it. Python has none
+#: of these; torch.save names such a type beside an untyped storage.
+SCRIPT_STORAGE_DTYPES: dict[str, str] = {
+    **STORAGE_DTYPES,
+    "ComplexHalfStorage": "complex32",
+    "Float8_e4m3fnStorage": "float8_e4m3fn",
+    "Float8_e5m2Storage": "float8_e5m2",
+    "Float8_e4m3fnuzStorage": "float8_e4m3fnuz",
+    "Float8_e5m2fnuzStorage": "float8_e5m2fnuz",
+    "Float8_e8m0fnuStorage": "float8_e8m0fnu",
+    "Float4_e2m1fn_x2Storage": "float4_e2m1fn_x2",
+    **{f"Bits{kind}Storage": f"bits{kind}" for kind in ("8", "16", "1x8", "2x4", "4x2")},
+    **{f"UInt{bits}Storage": f"uint{bits}" for bits in (*range(1, 8), 16, 32, 64)},
+    **{f"Int{bits}Storage": f"int{bits}" for bits in range(1, 8)},
+}
+
 #: Quantized types that pack several values in one byte: name -> values a byte.
 PACKED: dict[str, int] = {"quint4x2": 2, "quint2x4": 4}
 

@@ -56,12 +56,13 @@ class Tensor(msgspec.Struct, gc=False):
 class Decoder:
     """Turns rebuild calls into `Tensor`s, against the storages that one file holds.
 
-    `storages` maps a storage key to where its bytes are. Each call node is decoded once: a tied Parameter is the
-    same node under two names. All errors are `MalformedError`, naming the FQN and both numbers.
+    `storages` maps a storage key to where its bytes are, `dtypes` the class of a storage to the type of its elements.
+    Each call node is decoded once: a tied Parameter is the same node under two names. All errors are `MalformedError`,
+    naming the FQN and both numbers.
     """
 
-    def __init__(self, storages: Mapping[str, ByteRange]) -> None:
-        self.storages = storages
+    def __init__(self, storages: Mapping[str, ByteRange], dtypes: Mapping[str, str] = STORAGE_DTYPES) -> None:
+        self.storages, self.dtypes = storages, dtypes
         self.checked: dict[int, tuple[str, str, str, ByteRange | None, int]] = {}
         # Keyed by the identity of nodes that the pickle's graph keeps alive.
         self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
@@ -222,7 +223,7 @@ class Decoder:
         if type(pid) is not tuple or len(pid) < 5 or pid[0] != "storage":
             raise MalformedError(f"{fqn}: malformed storage record")
         cls, key, location, numel = pid[1], pid[2], pid[3], pid[4]
-        dtype = STORAGE_DTYPES.get(cls.name) if type(cls) is Global else None
+        dtype = self.dtypes.get(cls.name) if type(cls) is Global else None
         if dtype is None or type(key) is not str or type(location) is not str:
             raise MalformedError(f"{fqn}: malformed storage record ({_brief(name_of(cls) or cls)})")
         _plausible(location, fqn)
@@ -559,6 +560,9 @@ def _last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> int:
 
 
 def _lazy_flags(node: Any) -> tuple[bool, bool]:
+    """Whether the stored values are to be conjugated, and negated. TorchScript says of the dict that it is one."""
+    if type(node) is Obj and name_of(node.cls) == "torch.jit._pickle.restore_type_tag" and node.args:
+        node = node.args[0]
     flags = mapping(node) or {}
     return flags.get("conj") is True, flags.get("neg") is True
 

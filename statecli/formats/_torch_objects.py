@@ -16,6 +16,7 @@ from typing import Any
 
 from statecli.errors import MalformedError
 from statecli.formats import _globals, _shown
+from statecli.formats._dtypes import STORAGE_DTYPES
 from statecli.formats._graph import LEAVES, attributes, children, key_path, mapping, name_of, unwrapped
 from statecli.formats._pickle import Obj, Pickle
 from statecli.formats._reading import MAX_ROWS, Reading, Row, row_of
@@ -36,12 +37,14 @@ def state_of(
     format: str,
     oddities: list[Oddity],
     wanted: str | None = None,
+    dtypes: Mapping[str, str] = STORAGE_DTYPES,
 ) -> ModelState:
     """Everything that is a tensor in the pickled object, grouped into sections, of which `wanted` is to be one.
 
-    A pickle without a tensor has the oddity `no-tensors`. One that contradicts the storages of the file has `damage`.
+    `dtypes` are those of its storages' classes. A pickle without a tensor has the oddity `no-tensors`. One that
+    contradicts the storages of the file has `damage`.
     """
-    reading = Reading(Decoder(storages), list(oddities))
+    reading = Reading(Decoder(storages, dtypes), list(oddities))
     for key in pickle.duplicate_keys:
         reading.odd("key-set-twice", f"the key {key!r} is set twice: the last one counts, as in torch")
     sections = find_sections(pickle.root, Search(reading.decoder), wanted)

@@ -60,11 +60,14 @@ DTYPES: dict[int, str] = {
     34: "uint32",
     35: "uint64",
 }
+#: The major schema that torch 2.13 writes. Majors are told apart since torch 2.2; torch loads 0 and its own.
+SCHEMA_VERSION = 8
 _STRIDED = 7
 _FOLDERS = ("weights", "constants")
 _OLD = "serialized_exported_program.json"
 _COMPILED = "data/aotinductor/"
 #: What torch.export calls tensors that code makes of literals: no attribute of any module.
+_PARTS = re.compile(r"data/(?P<folder>weights|constants)/(?P<model>.+?)(?:_(?P=folder)_config\.json|\.pt)", re.DOTALL)
 _LITERAL = re.compile(r"(?:.*\.)?_?(?:lifted_tensor_|_?tensor_constant)\d+", re.DOTALL)
 _NOTE = "a constant of the code"
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v3", 0)
@@ -178,6 +181,7 @@ class _Reader:
         prefix = f"{self.archive.folder}/models/"
         names = [name.removeprefix(prefix) for name in self.archive.records if name.startswith(prefix)]
         models = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        self._check_programs(models)
         for model in models:
             found: _Found = {}
             for folder in _FOLDERS:
@@ -188,6 +192,14 @@ class _Reader:
                     self._configured(model, folder, found)
             self._program(model, self._json(f"{prefix}{model}.json"), found, beside=len(models) > 1)
         self._compiled()
+
+    def _check_programs(self, models: list[str]) -> None:
+        """MalformedError where weights or constants are of a program that is not there."""
+        for name in self.archive.records:
+            of = _PARTS.fullmatch(name.removeprefix(f"{self.archive.folder}/"))
+            if of and of["model"] not in models:
+                whose = f"{of['folder']} of {_shown.quoted(of['model'])}"
+                raise MalformedError(f"holds {whose} but no models/{_shown.name(of['model'])}.json; export it again")
 
     def _json(self, name: str) -> dict[str, Any]:
         record = self.archive.records.get(name)
@@ -289,6 +301,7 @@ class _Reader:
 
     def _program(self, model: str, program: dict[str, Any], found: _Found, *, beside: bool = False) -> None:
         """The rows of a program in the order of its signature, and behind them what it does not name."""
+        self._check_schema(model, program)
         roles = dict(_roles(program))
         missing = {fqn: damaged(fqn, MalformedError(_MISSING)) for fqn in roles if fqn not in found}
         payloads = {**{fqn: _Payload(tensor, False) for fqn, tensor in missing.items()}, **found}
@@ -299,6 +312,18 @@ class _Reader:
         self.state_dicts.append(StateDict(model, is_module=True))
         for key, value in _told(program):
             self.metadata[f"{model}.{key}" if beside else key] = value
+
+    def _check_schema(self, model: str, program: dict[str, Any]) -> None:
+        """Refuse a newer schema; what an older one calls weights has not changed since."""
+        major = _major(program)
+        if major is not None and major > SCHEMA_VERSION:
+            raise UnreadableError(
+                f"schema_version of {_shown.quoted(model)} says {major}: written by a newer torch; "
+                f"statecli knows up to {SCHEMA_VERSION}"
+            )
+        if major not in (None, 0, SCHEMA_VERSION):
+            said = f"schema_version of {_shown.quoted(model)} says {major}, which torch 2.13 does not load"
+            self._odd("schema-version", f"{said}: it loads {SCHEMA_VERSION}")
 
     def _compiled(self) -> None:
         """What AOTInductor made of a program: a library, and its weights where they were packed beside it."""
@@ -451,6 +476,15 @@ def _unnamed(fqn: str, payload: _Payload) -> Row:
     row = Row(fqn, payload.tensor, kind, Evidence.REGISTERED, None if payload.is_parameter else True)
     row.requires_grad = payload.tensor.requires_grad
     return row
+
+
+def _major(program: Mapping[str, Any]) -> int | None:
+    """Which schema the program is of; torch 2.1 wrote one number, and None is said nowhere."""
+    schema = program.get("schema_version")
+    major = schema.get("major") if type(schema) is dict else schema
+    if major is not None and (type(major) is not int or major < 0):
+        raise MalformedError(f"its program's schema_version is {_shown.value(schema)}, which is no version")
+    return major
 
 
 def _told(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:

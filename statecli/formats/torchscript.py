@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown
+from statecli.formats._dtypes import SCRIPT_STORAGE_DTYPES
 from statecli.formats._graph import mapping, name_of
 from statecli.formats._pickle import Global, Obj, Pickle
 from statecli.formats._reading import MAX_ROWS, Reading, Row
@@ -47,6 +48,7 @@ _CLASS = re.compile(r"class (\w+)(?:\((\w+)\))?:")
 _LINE = re.compile(r"  __(parameters|buffers)__ = \[(.*)\]$")
 #: What makes two classes of one name differ, counted through the process that wrote them.
 _MANGLED = re.compile(r"\.___torch_mangle_\d+")
+_STORAGES = frozenset(f"torch.{name}" for name in SCRIPT_STORAGE_DTYPES)
 _QUOTED = re.compile(r'"([^"]*)"')
 
 
@@ -69,7 +71,10 @@ def read(path: str, section: str | None = None) -> ModelState:
         told = _code(archive)
         oddities = [*archive.oddities, *module.idle(), *constants.idle(), *gaps_of(archive)]
     pickle = replace(module.pickle, root=root, globals=_names(module.pickle) + _names(constants.pickle))
-    state = state_of(pickle, module.storages, target=path, format=NAME, oddities=oddities, wanted=section)
+    dtypes = SCRIPT_STORAGE_DTYPES
+    state = state_of(
+        pickle, module.storages, target=path, format=NAME, oddities=oddities, wanted=section, dtypes=dtypes
+    )
     return _with_constants(state, constants, told)
 
 
@@ -92,7 +97,8 @@ def _part(archive: Archive, name: str) -> _Part:
 
 def _names(pickle: Pickle) -> list[Global]:
     """The names that are no class of the archive's own code: torch.jit.load knows no module of Python."""
-    return [one for one in pickle.globals if not one.qualified.startswith(("__torch__.", "torch.jit._pickle."))]
+    own = ("__torch__.", "torch.jit._pickle.")
+    return [one for one in pickle.globals if not one.qualified.startswith(own) and one.qualified not in _STORAGES]
 
 
 def _code(archive: Archive) -> dict[str, Scalar]:
@@ -255,7 +261,7 @@ def _with_constants(state: ModelState, part: _Part, told: dict[str, Scalar]) -> 
 
     Which buffers were persistent is not recorded: the module's own state_dict has all of them, and no attribute.
     """
-    reading = Reading(Decoder(part.storages), list(state.oddities))
+    reading = Reading(Decoder(part.storages, SCRIPT_STORAGE_DTYPES), list(state.oddities))
     constants = [_constant(info_of(row, CONSTANTS, state.target)) for row in _rows(part.pickle.root, reading)]
     oddities = [one for one in reading.oddities if not constants or one.name != "no-tensors"]
     tensors = (replace(one, persistent=None, saved=one.kind in _REGISTERED) for one in state.tensors)

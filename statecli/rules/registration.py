@@ -9,7 +9,7 @@ from msgspec import UNSET
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, a_module
 from statecli.finding import Severity
-from statecli.formats import _shown
+from statecli.formats import _shown, torch_export, torchscript
 from statecli.formats._whole_module import OF_A_METRIC
 from statecli.state import Evidence, Kind, TensorInfo
 
@@ -18,6 +18,15 @@ def _unregistered(subject: Subject) -> Iterator[TensorInfo]:
     """Those of which it is known: what is assumed is kept by a class with code of its own for it. No sample inputs."""
     rows = [row for row in (subject.module.tensors if subject.module else ()) if not row.is_input]
     return (row for row in rows if row.kind is Kind.UNREGISTERED and row.evidence is Evidence.REGISTERED)
+
+
+#: Formats whose archives are run as they are: what one stores is there when it is loaded, registered or not.
+_ARCHIVES = frozenset((torch_export.NAME, torchscript.NAME))
+_STORED = "nothing where the archive is run as it is; register it in the class for a state_dict to have it"
+
+
+def _is_archive(subject: Subject) -> bool:
+    return subject.module is not None and subject.module.format in _ARCHIVES
 
 
 def _of(row: TensorInfo, what: str, severity: Severity | None = None, help: str | None = None) -> Found:
@@ -43,16 +52,18 @@ def unregistered_tensor(subject: Subject) -> Iterator[Found]:
     Why: `state_dict()` leaves it out and `.to()` leaves it behind. The checkpoint loads without a word and the model
     computes with another table; on a GPU the first forward raises "Expected all tensors to be on the same device". A
     note where it follows moves by the class's own code, as a metric's state does, or is a scalar or empty: that is
-    mostly meant.
+    mostly meant; and in TorchScript or a torch.export program, which stores it all the same.
 
     Example: `self.table = torch.randn(5, 5)` in `__init__`.
 
     Fix: `self.register_buffer("table", torch.randn(5, 5))`, with `persistent=False` where it can be computed again.
     """
+    stored = _is_archive(subject)
     for row in _unregistered(subject):
         if row.within is None and row.derived is None and not _learns(row):
-            harmless = row.moves is True or row.note == OF_A_METRIC or not row.shape or not row.elements
-            yield _of(row, f"is not registered: {_lacks(row)}", Severity.NOTE if harmless else None)
+            harmless = stored or row.moves is True or row.note == OF_A_METRIC or not row.shape or not row.elements
+            severity, help = Severity.NOTE if harmless else None, _STORED if stored else None
+            yield _of(row, f"is not registered: {_lacks(row)}", severity, help)
 
 
 @rule(Severity.ERROR, a_module)
@@ -60,15 +71,16 @@ def unregistered_parameter(subject: Subject) -> Iterator[Found]:
     """A tensor that requires grad is no parameter of any module.
 
     Why: `model.parameters()` does not give it, so no optimizer trains it; it is not saved and does not move. The loss
-    still falls, by what the other parameters learn.
+    still falls, by what the other parameters learn. A note in TorchScript or a torch.export program, which stores it.
 
     Example: `self.scale = torch.ones(3, requires_grad=True)`, or `self.weights = [nn.Parameter(...)]` in a list.
 
     Fix: `self.scale = nn.Parameter(torch.ones(3))`; `nn.ParameterList` for a list of them.
     """
+    severity, help = (Severity.NOTE, _STORED) if _is_archive(subject) else (None, None)
     for row in _unregistered(subject):
         if row.within is None and _learns(row):
-            yield _of(row, f"requires grad and is no parameter: never trained, {_lacks(row)}")
+            yield _of(row, f"requires grad and is no parameter: never trained, {_lacks(row)}", severity, help)
 
 
 @rule(Severity.ERROR, a_module)
