@@ -1,16 +1,22 @@
-"""Symbolic sizes in a program of torch.export, which loading it evaluates: are they sizes, or code?
+"""What a program of torch.export has loading it run: sizes that are code, names that are code, calls and imports.
 
 `torch.export.load` gives each `expr_str` of the program's JSON to `sympy.sympify`, which is an `eval` with Python's own
 functions at hand: `__import__('os').system(...)` runs there, without any pickle. What torch writes is `srepr` of an
-expression, or the expression as text (torch 2.5 and older). Sources: torch/_export/serde/serialize.py of torch 2.13
-(`_parse_sym_expr`), torch/utils/_sympy/functions.py, sympy/parsing/sympy_parser.py of sympy 1.14.
+expression, or the expression as text (torch 2.5 and older). The graph becomes Python source, with the names of its
+inputs as they are, and that is compiled at once: `y=__import__('os').system(...)` is a parameter with a default. What
+the graph calls are operators; the nesting of its arguments names classes, which are imported.
+Sources: torch/_export/serde/serialize.py of torch 2.13 (`_parse_sym_expr`, `deserialize_graph`), torch/fx/graph.py,
+torch/utils/_pytree.py, torch/utils/_sympy/functions.py, sympy/parsing/sympy_parser.py of sympy 1.14.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
+
+from statecli.formats import _script_code, _shown
 
 #: What expressions are made of, by the names that sympy and torch have for them.
 _CALLED = frozenset(
@@ -58,3 +64,106 @@ def is_plain(text: str) -> bool:
             return False
         at, opens = token.end(), token["operator"] is not None or token[0] in _CALLED
     return True
+
+
+class Said(NamedTuple):
+    """What loading a program does by one text of it: the name that it calls or imports.
+
+    `why` is what is known of it, if that is not for its name to tell; `doer` as of a `ScannedPickle`.
+    """
+
+    text: str
+    module: str
+    name: str
+    why: str | None = None
+    called: bool = True
+    doer: str | None = None
+
+
+def said(document: Any) -> Iterator[Said]:
+    """Everything that loading or calling the program does beside computing with tensors."""
+    for text in dict.fromkeys(expressions(document)):
+        if not is_plain(text):
+            yield Said(text, "sympy", "sympify")
+    bad: set[str] = set()
+    for key, text in dict.fromkeys(_texts(document)):
+        found = _operator(text) if key in _OPERATORS else _imported(key, text)
+        if found:
+            yield found
+        elif text not in bad and not _is_name(key, text):
+            bad.add(text)
+            why = f"compiles the graph, where {_shown.quoted(text)} stands for a name"
+            yield Said(text, "builtins", "exec", why, doer="loading it")
+
+
+def _is_name(key: str, text: str) -> bool:
+    """Whether it ends where a name does, in the source that it is written into."""
+    return not (key in _NAMES and not _NAME.fullmatch(text)) and not (key in _PATHS and _BREAKS.search(text))
+
+
+#: Texts that torch writes into the source of `forward` as they are, or in quotes, before it compiles that as it loads.
+_NAMES = frozenset(["name", "as_name", "forward_arg_names"])
+_PATHS = frozenset(
+    ["parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name", "user_input_name", "input_name", "fqn"]
+)
+_NAME = re.compile(r"\*{0,2}\w*")
+_BREAKS = re.compile(r"[\"'\\\n\r]")
+_OPERATORS = frozenset(["target", "as_operator"])
+_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.\w+)?", re.ASCII)
+_ARITHMETIC = re.compile(r"(?:_operator|math)\.\w+|torch\._?sym_\w+|torch\.utils\._sympy\.\w+(?:\.\w+)*", re.ASCII)
+#: JSON in texts of the JSON: how the arguments nest.
+_SPECS = frozenset(["in_spec", "out_spec", "context"])
+_MAX_SPEC = 2**20
+#: Text that a trace left for people.
+_REMARKS = frozenset(["metadata"])
+
+
+def _texts(document: Any) -> Iterator[tuple[str, str]]:
+    """Each text with its key; that of a list is the list's."""
+    stack: list[tuple[str, Any]] = [("", document)]
+    while stack:
+        key, node = stack.pop()
+        if type(node) is dict:
+            if type(node.get("default_factory_module")) is str:
+                yield "factory", f"{node['default_factory_module']}:{node.get('default_factory_name')}"
+            elif "__enum__" in node and type(node.get("fqn")) is str:
+                yield "factory", node["fqn"]
+                continue
+            if key == "tensor_values":
+                stack.extend(("name", one) for one in node)
+            stack.extend((below, one) for below, one in node.items() if below not in _REMARKS)
+        elif type(node) is list:
+            stack.extend((key, one) for one in node)
+        elif type(node) is str:
+            spec = _spec(node) if key in _SPECS else None
+            if spec is None:
+                yield key, node
+            else:
+                stack.append(("", spec))
+
+
+def _spec(text: str) -> Any:
+    """The JSON in a text, None where it is none: torch reads none there either."""
+    try:
+        return json.loads(text) if len(text) <= _MAX_SPEC else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _operator(text: str) -> Said | None:
+    found = _OPERATOR.fullmatch(text)
+    if not found:
+        module, _, name = text.rpartition(".")
+        why = None if _ARITHMETIC.fullmatch(text) else "is no operator of torch"
+        return Said(text, module or "torch", name, why, doer="its graph") if why else None
+    operator = f"{found[1]}::{found[2]}"
+    why = _script_code.harm(operator)
+    if why or not _script_code.is_shipped(operator):
+        return Said(text, f"torch.ops.{found[1]}", found[2], why, doer="its graph")
+    return None
+
+
+def _imported(key: str, text: str) -> Said | None:
+    """What the nesting of arguments has torch import: a kind of dict, an enumeration."""
+    module, _, name = text.partition(":")
+    return Said(name, module, name, called=False) if key == "factory" else None

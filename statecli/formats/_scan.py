@@ -23,7 +23,7 @@ from statecli import formats
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _folder, _json, _script_code, _shown, dcp, torch_legacy
 from statecli.formats._dcp_metadata import BUDGET, METADATA, Stored
-from statecli.formats._expressions import expressions, is_plain
+from statecli.formats._expressions import said
 from statecli.formats._names import Scanner
 from statecli.formats._pickle import OverBudget, TruncatedPickle, without_gc
 from statecli.formats._source import Source
@@ -78,6 +78,8 @@ _MAX_PROGRAM = 128 * 2**20
 _CODE = re.compile(r"(?:\.data/ts_code/(?:[^/]+/)?)?code/.+\.py", re.DOTALL)
 _OTHER_CODE = frozenset(["bytecode.pkl", "model.json"])
 MAX_CODE = 64 * 2**20
+#: Code for the machine, which torch loads as a library.
+_LIBRARY = re.compile(r"data/aotinductor/.+\.(?:so|dll|dylib|pyd)", re.DOTALL | re.IGNORECASE)
 _STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 #: The members of a tar that torch unpickles.
 _IN_TAR = frozenset(["storages", "tensors", "pickle"])
@@ -414,6 +416,8 @@ class _Scan:
             return self._code
         if own in _OTHER_CODE:
             return self._other_code
+        if _LIBRARY.fullmatch(own):
+            return self._library
         return self._program if _PROGRAM.fullmatch(own) and not depth else None
 
     def _code(self, region: _Region, where: str) -> None:
@@ -432,6 +436,13 @@ class _Scan:
             data = region.read(0, min(region.size, MAX_CODE))
             self._calls(region, where, _script_code.bytecode(data))
 
+    def _library(self, region: _Region, where: str) -> None:
+        """What AOTInductor compiled."""
+        path, _, suffix = where.rpartition(".")
+        names = (Mention(path, suffix, 0, called=True),)
+        exact = region.base is not None
+        self.found.append(ScannedPickle(where, region.span, names, exact=exact, doer="loading it"))
+
     def _calls(self, region: _Region, where: str, found: Iterable[_script_code.Call]) -> None:
         for one in found:
             line = f"{where}, line {one.line}" if one.line else where
@@ -441,18 +452,17 @@ class _Scan:
             self.found.append(ScannedPickle(line, region.span, names, exact=exact, doer=doer))
 
     def _program(self, region: _Region, where: str) -> None:
-        """A program of torch.export: loading it evaluates what it has for the sizes of tensors."""
+        """A program of torch.export: loading it evaluates its sizes, compiles its names and imports what they say."""
         data = region.read(0, min(region.size, _MAX_PROGRAM))
         try:
             document, _ = _json.object_of(data, where)
         except MalformedError as error:
             self._unread(_Piece(region, where, 0), str(error))
             return
-        for text in dict.fromkeys(expressions(document)):
-            if not is_plain(text):
-                at = max(data.find(_json_text(text)), 0)
-                names = (Mention("sympy", "sympify", at, called=True),)
-                self.found.append(ScannedPickle(where, region.span, names, exact=region.base is not None))
+        for one in said(document):
+            at = max(data.find(_json_text(one.text)), 0)
+            names = (Mention(one.module, one.name, at, called=one.called, misuse=one.why),)
+            self.found.append(ScannedPickle(where, region.span, names, exact=region.base is not None, doer=one.doer))
 
     def _member(self, region: _Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool) -> None:
         """Keep a record for later if it is a pickle, or begins like one."""

@@ -480,3 +480,22 @@ def test_a_real_checkpoint_has_one_pickle(tmp_path):
     found = scan(str(tmp_path / "a.pt"))
     assert [one.where for one in found][:1] == ["a/data.pkl"]
     assert all(not one.names for one in found[1:])
+
+
+def test_pickles_that_are_the_same_are_each_told_where_they_are(scanned):
+    """Tensors of one shape have one pickle, which is read once; what it imports is found in every archive."""
+    evil, good = build(records(state_dict(w=tensor(), x=SYSTEM))), build(records())
+    data = good + evil + good + evil
+    found = [one for one in scanned(data) if "os.system" in names([one])]
+    assert [one.place.offset for one in found] == [
+        data.index(b"\x80\x02", at) for at in (len(good), len(good) * 2 + len(evil))
+    ]
+
+
+def test_what_is_too_long_to_be_known_again_is_read(scanned, monkeypatch):
+    """Each by itself, also once no more are kept."""
+    monkeypatch.setattr(_scan, "MAX_KEPT", 1)
+    long = build(records(state_dict(w=tensor(), x=text("a" * 5000))))
+    evil = build(records(state_dict(w=tensor(), x=text("a" * 5000), y=SYSTEM)))
+    assert "os.system" in names(scanned(build(records()) + long + evil))
+    assert "os.system" in names(scanned(build(records()) + build(records(state_dict(w=tensor(), x=SYSTEM)))))

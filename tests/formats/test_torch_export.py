@@ -290,7 +290,10 @@ def test_a_tensor_that_is_no_buffer_is_found(program, tmp_path):
     module = torch.export.load(path).module()
     assert module.to(torch.float64).block.table.dtype == torch.float32
     done = run("audit", path, "-f", "json", "--select", "unregistered-tensor")
-    assert [one["fqn"] for one in json.loads(done.stdout)["findings"]] == ["block.table"]
+    (found,) = json.loads(done.stdout)["findings"]
+    assert (found["fqn"], found["severity"]) == ("block.table", "note")
+    assert found["help"].startswith("nothing where the archive is run as it is")
+    assert done.returncode == 0
 
 
 def test_a_class_is_asked_of_its_state_dict_alone(program, tmp_path):
@@ -408,6 +411,62 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
         ("models/model.json", b"[]", "models/model.json is no JSON object"),
     ):
         assert line(built(tmp_path / "y.pt2", {**parts, changed: data})).startswith(said)
+
+
+MODEL = "models/model.json"
+
+
+def test_weights_of_a_program_that_is_missing_are_no_clean_archive(parts, program, tmp_path, line):
+    """Such an archive has tensors, and no signature says what they are: in both layouts, for constants alone too."""
+    for folder in ("weights", "constants"):
+        beside = f"data/{'weights' if folder == 'constants' else 'constants'}/"
+        left = {name: data for name, data in parts.items() if name != MODEL and not name.startswith(beside)}
+        path = built(tmp_path / "y.pt2", left)
+        assert line(path) == f"holds {folder} of 'model' but no models/model.json; export it again"
+        assert run("audit", path).returncode == 2
+    with zipfile.ZipFile(of_2_8(program, tmp_path / "x.pt2")) as archive:
+        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    path = built(tmp_path / "y.pt2", {name: data for name, data in records.items() if name != MODEL})
+    assert line(path) == "holds weights of 'model' but no models/model.json; export it again"
+    other = {**parts, "data/weights/b_weights_config.json": b'{"config": {}}'}
+    assert line(built(tmp_path / "y.pt2", other)) == "holds weights of 'b' but no models/b.json; export it again"
+
+
+def schema(parts, version) -> dict[str, bytes]:
+    """The records with a program of another schema; without any of None."""
+    program = json.loads(parts[MODEL])
+    program.pop("schema_version") if version is None else program.update(schema_version=version)
+    return {**parts, MODEL: json.dumps(program).encode()}
+
+
+def test_a_newer_schema_is_refused(parts, tmp_path, line):
+    """torch.export.load refuses it too; the program may mean something else by the same words."""
+    path = built(tmp_path / "y.pt2", schema(parts, {"major": 99, "minor": 1}))
+    with pytest.raises(Exception, match="does not match our current schema version"):
+        torch.export.load(path)
+    assert line(path) == "schema_version of 'model' says 99: written by a newer torch; statecli knows up to 8"
+
+
+@pytest.mark.parametrize("version", [{"major": 7, "minor": 3}, 1], ids=["7.3", "1"])
+def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
+    """Which torch 2.13 does not load: what is a weight has always been said in the same way."""
+    state = read(built(tmp_path / "y.pt2", schema(parts, version)))
+    assert len(state.tensors) == 2
+    (said,) = [one.message for one in state.oddities if one.name == "schema-version"]
+    assert said.endswith("which torch 2.13 does not load: it loads 8")
+
+
+@pytest.mark.parametrize("version", [None, {"major": 0, "minor": 0}, {"major": 8, "minor": 99}], ids=["none", "0", "8"])
+def test_a_schema_that_torch_loads_is_no_note(version, parts, tmp_path):
+    """0.0 means that nobody checks it; a minor changes nothing that was there."""
+    state = read(built(tmp_path / "y.pt2", schema(parts, version)))
+    assert (len(state.tensors), [one.name for one in state.oddities]) == (2, [])
+
+
+@pytest.mark.parametrize("version", ["8", [8, 20], {}, {"major": True}, {"major": -1}, 8.5], ids=repr)
+def test_a_schema_that_is_no_version_is_refused(version, parts, tmp_path, line):
+    """One line says what stands there."""
+    assert "which is no version" in line(built(tmp_path / "y.pt2", schema(parts, version)))
 
 
 def test_an_archive_older_than_its_version_is_read(parts, tmp_path):
@@ -563,6 +622,100 @@ def test_code_among_the_expressions_is_found(writer, tmp_path):
     with pytest.raises(Exception):  # noqa: B017, PT011  # whatever torch makes of what is no expression
         torch.export.load(tmp_path / "y.pt2")
     assert mark.exists()
+
+
+class Two(nn.Module):
+    """Two inputs, of which the second is not used."""
+
+    def forward(self, x, y):
+        return torch.sin(x), x.shape[0] * 2 + torch.sym_max(x.shape[0], 7)
+
+
+@pytest.fixture
+def forged(tmp_path):
+    """A program with one text of its JSON in the place of another, and more records behind it."""
+    size = torch.export.Dim("n", min=6, max=600)
+    program = torch.export.export(Two(), (torch.randn(12, 4), torch.ones(1)), dynamic_shapes=({0: size}, None))
+    good = new(program, tmp_path / "x.pt2")
+
+    def made(old: str = "", forged: str = "", **more: bytes) -> Path:
+        with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as file:
+            for name in archive.namelist():
+                data = archive.read(name)
+                if old and name.endswith("models/model.json"):
+                    assert _json(old) in data
+                    data = data.replace(_json(old), _json(forged))
+                file.writestr(name, data)
+            for name, data in more.items():
+                file.writestr(f"{archive.namelist()[0].partition('/')[0]}/{name}", data)
+        return tmp_path / "y.pt2"
+
+    return made
+
+
+def findings(path):
+    found = json.loads(run("audit", path, "-f", "json", "--select", "pickles").stdout)["findings"]
+    return [(one["rule"], one["message"]) for one in found]
+
+
+def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
+    """torch writes it into the source of a function, as a default, and runs that on load; here it is only named."""
+    pytest.importorskip("sympy")
+    assert findings(forged()) == []
+    mark = tmp_path / "ran"
+    path = forged("y", f"y=__import__('pathlib').Path('{mark}').touch()")
+    ((rule, message),) = findings(path)
+    assert rule == "unsafe-global"
+    assert message.startswith("loading it calls builtins.exec, which compiles the graph, where")
+    assert not mark.exists()
+    torch.export.load(path)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "rule", "what"),
+    [
+        ("torch.ops.aten.from_file.default", "unsafe-global", "its graph calls torch.ops.aten.from_file, which maps"),
+        ("torch.ops.image.write_file.default", "unsafe-global", "which reads or writes a file"),
+        ("torch.os.system", "unsafe-global", "its graph calls torch.os.system, which is no operator of torch"),
+        ("torch.ops.mylib.run.default", "unknown-global", "its graph calls torch.ops.mylib.run, which is of a library"),
+        ("#mine:run", "unsafe-global", "is no operator of torch"),
+        ("torch.ops.aten.cos.default", None, ""),
+        ("torch.ops.torchvision.nms.default", None, ""),
+        ("_operator.mul", None, ""),
+    ],
+    ids=lambda one: str(one)[:24],
+)
+def test_what_a_graph_calls_is_judged(target, rule, what, forged):
+    """Operators of torch that compute are clean, others of torch unsafe, those of other libraries unknown."""
+    found = findings(forged("torch.ops.aten.sin.default", target))
+    assert [one for one, _ in found] == ([rule] if rule else [])
+    assert not rule or what in found[0][1]
+
+
+def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
+    """The factory of a dict and an enumeration, in JSON in a text of the JSON; what builds data is clean."""
+
+    def spec(**context):
+        text = json.dumps([1, {"type": "collections.defaultdict", "context": json.dumps(context), "children_spec": []}])
+        return {**parts, "models/model.json": _json({"signature": {"in_spec": text}})}
+
+    def factory(module, name):
+        return spec(default_factory_module=module, default_factory_name=name, dict_context=[])
+
+    assert findings(built(tmp_path / "a.pt2", factory("builtins", "int"))) == []
+    for made in (factory("os", "system"), spec(__enum__=True, fqn="os:system", name="a")):
+        ((rule, message),) = findings(built(tmp_path / "a.pt2", made))
+        assert rule == "unsafe-global"
+        assert message.startswith("loading it imports os.system")
+
+
+def test_a_library_in_it_is_told(forged):
+    """Code for the machine runs when it is loaded: that is a warning, for nothing is known of it."""
+    ((rule, message),) = findings(forged(**{"data/aotinductor/m/a.wrapper.so": b"\x7fELF"}))
+    assert rule == "unknown-global"
+    assert "data/aotinductor/m/a.wrapper.so" in message
+    assert findings(forged(**{"data/aotinductor/m/a.txt": b"\x7fELF"})) == []
 
 
 def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
