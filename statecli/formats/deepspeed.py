@@ -33,6 +33,9 @@ KNOWN = (0, 19)
 #: Bytes of `latest`: a folder's name.
 MAX_LATEST = 512
 
+#: Of a parameter that is in no group of the optimizer: stage 1 does not say what is frozen.
+UNTRAINED = "not among what the optimizer trains"
+
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<mp>\d{2,6})_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_(?P<mp>\d{2,6})_?optim_states\.pt")
 #: Files of experts and of pipeline stages.
@@ -174,18 +177,20 @@ class Model:
         shape = self.shapes.get(own)
         if tensor.shape != (0,) or shape in (None, (0,)):
             return tensor
-        source = masters.get(own) or frozen.get(own)
+        master = masters.get(own)
+        source = master or frozen.get(own)
         if source is None:
             wrong = "its values are in the ranks' other files, and they are not here"
             damage = f"{self.owner.target}: {tensor.fqn}: {wrong}"
             return replace(tensor, shape=shape, data=None, note=f"cannot be read: {wrong}", damage=damage)
-        differs = f"{source.note}; {tensor.dtype} in training" if tensor.dtype != source.dtype else source.note
+        differs = f"; {tensor.dtype} in training" if tensor.dtype != source.dtype else ""
+        note = f"the optimizer's {source.dtype} copy, {source.note}{differs}" if master else source.note
         return replace(
             source,
             fqn=tensor.fqn,
             section=tensor.section,
             belongs_to=None,
-            note=source.note if source.damage else differs,
+            note=source.note if source.damage else note,
             storage=own,
             damage=source.damage and source.damage.replace(f" {own}: ", f" {tensor.fqn}: ", 1),
         )
@@ -200,7 +205,8 @@ class Model:
         if not learns and own not in facts.frozen and (facts.buffers is None or tensor.fqn.endswith("_extra_state")):
             return tensor
         grad = True if learns else False if own in facts.frozen else None
-        return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad)
+        note = tensor.note if grad is not None or not self.trained else tensor.note or UNTRAINED
+        return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad, note=note)
 
     def _apart(self, tensor: TensorInfo) -> TensorInfo:
         """ZeRO lays the parameters of a group in one storage: only those at the same place in it are tied."""
@@ -220,7 +226,8 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
 
     Raises UnreadableError where no rank's model can be read; what is missing of the rest is `damage` of its tensors.
     """
-    found, others = _files(path, _tag(path))
+    tag = _tag(path)
+    found, others = _files(path, tag)
     states, rows = [], []
     for mp, files in found.items():
         prefix = f"mp_rank_{mp:02d}." if len(found) > 1 else ""
@@ -235,6 +242,10 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     if others:
         what = f"files of experts and of pipeline stages are not put together; name one: {_shown.names(others)}"
         state = replace(state, oddities=(*state.oddities, Oddity("not-read", what)))
+    steps = [one for one in tags(path) if one != tag] if tag else []
+    if steps:
+        what = f"this is {_shown.name(tag)}; other checkpoints are beside it, name one: {_shown.names(steps)}"
+        state = replace(state, oddities=(*state.oddities, Oddity("other-checkpoints", what)))
     sections = dict.fromkeys((*state.sections, *(row.section for row in rows)))
     return replace(state, tensors=(*state.tensors, *rows), sections=tuple(sections))
 

@@ -73,9 +73,16 @@ def _does(mention: Mention) -> str:
     return "calls" if mention.called else "imports"
 
 
-def _told(pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Found:
+def _where(subject: Subject, pickle: ScannedPickle) -> str:
+    """Which pickle of which of the target's files."""
+    file = subject.member(pickle.place)
+    within = pickle.where.removeprefix("the file").removeprefix(", ") if file else pickle.where
+    return _shown.name(": ".join(filter(None, (file, within))))
+
+
+def _told(subject: Subject, pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Found:
     name = _shown.name(mention.qualified.replace("__builtin__.", "builtins.", 1))
-    where = f"{_shown.name(pickle.where)}, byte {mention.position}"
+    where = f"{_where(subject, pickle)}, byte {mention.position}"
     message = f"{pickle.doer or 'loading it'} {_does(mention)} {name}, which {why} ({where})"
     return Found(message, help=help, place=_at(pickle, mention), about=mention.qualified)
 
@@ -114,7 +121,7 @@ def unsafe_global(subject: Subject) -> Iterator[Found]:
     Fix: do not load it, and ask whoever published it. If it is yours, save the state_dict, without what needs the name.
     """
     yield from _most(
-        _told(pickle, mention, harm, "do not load it; ask who published it")
+        _told(subject, pickle, mention, harm, "do not load it; ask who published it")
         for pickle, mention, harm in _all_foreign(subject)
         if harm
     )
@@ -132,7 +139,7 @@ def unknown_global(subject: Subject) -> Iterator[Found]:
     Fix: save plain dicts, numbers and text beside the tensors; or accept it with a reason.
     """
     yield from _most(
-        _told(pickle, mention, *_unknown(pickle))
+        _told(subject, pickle, mention, *_unknown(pickle))
         for pickle, mention, harm in _all_foreign(subject)
         if not harm and mention.qualified not in pickle.modules
     )
@@ -168,14 +175,14 @@ def nested_pickle(subject: Subject) -> Iterator[Found]:
     Fix: find out what reads it; keep plain data in its place, or accept it with a reason.
     """
     yield from _most(
-        _inside(pickle) for pickle in subject.pickles if pickle.hidden and (pickle.names or not pickle.unread)
+        _inside(subject, pickle) for pickle in subject.pickles if pickle.hidden and (pickle.names or not pickle.unread)
     )
 
 
-def _inside(pickle: ScannedPickle) -> Found:
+def _inside(subject: Subject, pickle: ScannedPickle) -> Found:
     clean = not _foreign(pickle)
     said = "it names nothing but plain data" if clean else "it names more than plain data"
-    message = f"a pickle inside: {_shown.name(pickle.where)}; {said}"
+    message = f"a pickle inside: {_where(subject, pickle)}; {said}"
     help = "find out what reads it"
     return Found(message, None, None, help, Severity.NOTE if clean else None, place=pickle.place, about=pickle.where)
 
@@ -191,12 +198,12 @@ def unscanned_pickle(subject: Subject) -> Iterator[Found]:
 
     Fix: do not load it. If it is yours, the file is damaged: fetch it again, or save it again.
     """
-    yield from _most(_broken(pickle, pickle.unread) for pickle in subject.pickles if pickle.unread)
+    yield from _most(_broken(subject, pickle, pickle.unread) for pickle in subject.pickles if pickle.unread)
 
 
-def _broken(pickle: ScannedPickle, unread: str) -> Found:
+def _broken(subject: Subject, pickle: ScannedPickle, unread: str) -> Found:
     unread = unread.removeprefix(pickle.where).lstrip(": ")
-    message = f"{_shown.name(pickle.where)}: not read to its end: {unread}"
+    message = f"{_where(subject, pickle)}: not read to its end: {unread}"
     help = "do not load it; copy or save it again"
     return Found(message, help=help, place=pickle.place, about=pickle.where)
 

@@ -14,7 +14,7 @@ from statecli.formats import _shown
 from statecli.formats._dtypes import is_floating
 from statecli.places import of_range
 from statecli.report.text import names
-from statecli.state import Evidence, Kind, Place, TensorInfo
+from statecli.state import Evidence, Kind, Place, TensorData, TensorInfo
 
 #: Unused bytes of a storage that are worth a line: a page of memory.
 UNUSED_BYTES = 4096
@@ -188,9 +188,10 @@ def mixed_dtypes(subject: Subject) -> Iterator[Found]:
 
     Fix: nothing, where it is meant; else `model.to(dtype)` before saving, and policy `dtype` to hold it there.
     """
-    known = _of_class(subject)
+    known, copies = _of_class(subject), _copies(subject)
     for section in subject.state.sections:
         rows = [one for one in subject.state.tensors if one.section == section and is_floating(one.dtype)]
+        rows = [one for one in rows if one.data not in copies]
         rows = [one for one in rows if known.get((section, one.fqn), one).kind is Kind.PARAMETER]
         counts = Counter(one.dtype for one in rows)
         if len(counts) > 1:
@@ -210,6 +211,13 @@ def _of_class(subject: Subject) -> dict[tuple[str, str], TensorInfo]:
     return {(one.before.section, one.before.fqn): one.after for one in changes if one.before and one.after}
 
 
+def _copies(subject: Subject) -> set[TensorData | None]:
+    """Where ZeRO 3 keeps weights as nothing but the optimizer's float32 copies, these: no dtype of the model's."""
+    if subject.state.format != "deepspeed zero-3":
+        return set()
+    return {one.data for one in subject.everything.tensors if one.kind is Kind.OPTIMIZER and one.data is not None}
+
+
 def _a_dtype(subject: Subject) -> str | None:
     return None if subject.policy.dtype else "no policy says which dtypes are meant: set policy.dtype"
 
@@ -226,7 +234,8 @@ def unexpected_dtype(subject: Subject) -> Iterator[Found]:
     Fix: cast it before saving, or name its type in the policy.
     """
     allowed = {name.removeprefix("torch.") for name in subject.policy.dtype}
-    for tensor in subject.state.tensors:
+    copies = _copies(subject)
+    for tensor in (one for one in subject.state.tensors if one.data not in copies):
         if tensor.kind in MODEL and is_floating(tensor.dtype) and tensor.dtype not in allowed:
             message = f"{subject.called(tensor)}: is {tensor.dtype}, the policy says {' or '.join(sorted(allowed))}"
             yield Found(
