@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 AUTO = "auto"
 #: What `--model auto` reads; where it lies is the folder of the weights.
 CONFIG = "config.json"
-#: Modules and parameters of one model, more than the largest mixtures of experts have, and seconds of work for them.
-MAX_REGISTERED = 400_000
-MAX_SECONDS = 20
+#: Modules and parameters of one model, twice what 12 layers of 256 experts that are modules have, and seconds of work
+#: for them. Building takes 50 us each, looking at what was built 200 us a tensor: 10 s in all are not reached.
+MAX_REGISTERED = 40_000
+MAX_SECONDS = 4
 #: Layers, heads, experts that a configuration may ask for: before any module is made, lists of their kinds are.
 MAX_COUNT = 4_096
 #: Entries of a list in it.
@@ -188,7 +189,10 @@ def _counted(config: str) -> Iterator[None]:
         nonlocal count
         count += 1
         if count > MAX_REGISTERED or (count % 64 == 0 and time.process_time() - start > MAX_SECONDS):
-            raise ModelError(f"{config}: asks for too large a model: {count:,} modules and parameters, and no end")
+            limits = f"{MAX_REGISTERED:,}, or {MAX_SECONDS} seconds of work, are the most"
+            raise ModelError(
+                f"{config}: asks for too large a model: {count:,} modules and parameters, and no end; {limits}"
+            )
 
     hooks = (
         module.register_module_module_registration_hook(registered),

@@ -196,8 +196,18 @@ def test_a_class_that_registers_without_end_is_stopped(statecli, monkeypatch):
     result = statecli("inspect", "m", "--model", "auto")
     assert (result.code, result.err) == (
         2,
-        "statecli: m/config.json: asks for too large a model: 21 modules and parameters, and no end\n",
+        "statecli: m/config.json: asks for too large a model: 21 modules and parameters, and no end; 20, or 4 seconds "
+        "of work, are the most\n",
     )
+
+
+def test_thousands_of_layers_are_refused_while_they_are_built(statecli):
+    """Few enough to be asked for, and too many to be looked at."""
+    saved("BertModel")
+    changed(num_hidden_layers=4096)
+    result = statecli("inspect", "m", "--model", "auto")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "m/config.json: asks for too large a model" in result.err
 
 
 def test_without_a_configuration(statecli):
