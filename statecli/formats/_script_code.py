@@ -23,7 +23,7 @@ _SHIPPED = frozenset(
         onnx xnnpack prepacked metal metal_prepacked vulkan vulkan_prepacked vulkan_quantized _nnapi static_runtime
         symm_mem c10d _c10d_functional _c10d_functional_autograd profiler inductor inductor_prims rngprims debugprims
         export _dtensor fsdp higher_order debug_mode_ops streams tensorexpr cuda mtia rnn _native _test torchvision
-        image video_reader torchaudio
+        image video_reader torchaudio onnx_symbolic c10d_functional flex_lib _inductor_test
         """,
     )
 )
