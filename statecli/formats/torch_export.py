@@ -482,7 +482,7 @@ def _major(program: Mapping[str, Any]) -> int | None:
     """Which schema the program is of; torch 2.1 wrote one number, and None is said nowhere."""
     schema = program.get("schema_version")
     major = schema.get("major") if type(schema) is dict else schema
-    if major is not None and (type(major) is not int or major < 0):
+    if schema is not None and (type(major) is not int or major < 0):
         raise MalformedError(f"its program's schema_version is {_shown.value(schema)}, which is no version")
     return major
 

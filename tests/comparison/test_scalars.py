@@ -363,6 +363,70 @@ def test_what_is_beside_a_whole_module_is_compared(save, section):
     assert [(finding.rule, finding.fqn) for finding in found.findings] == [("changed", "0.bias")]
 
 
+def plain_net(train: bool = False) -> torch.nn.Module:
+    """What every format of modules can hold."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).train(train)
+
+
+@pytest.fixture
+def archives(tmp_path):
+    """One module pickled whole, exported, as TorchScript, and its state_dict."""
+    pytest.importorskip("torch.export.pt2_archive._package", reason="archives of torch 2.8 and later")
+    net, paths = plain_net(), {name: str(tmp_path / name) for name in ("whole.pt", "x.pt2", "ts.pt", "sd.pt")}
+    torch.save(net, paths["whole.pt"])
+    torch.export.save(torch.export.export(net, (torch.ones(3, 2),)), paths["x.pt2"])
+    torch.jit.save(torch.jit.script(net), paths["ts.pt"])
+    torch.save(net.state_dict(), paths["sd.pt"])
+    return paths
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_one_module_in_every_format(archives):
+    """What only a format writes of it is no difference, whichever two are compared, and at most two notes say so."""
+    for one in archives.values():
+        for two in archives.values():
+            found = compare(Request(one, two, jobs=1))
+            assert (found.findings, found.scalars, found.broken) == ((), (), ()), (one, two)
+            said = [name for name in notes(found) if name != "foreign-globals"]
+            assert said == (
+                [] if one == two else [name for name in ("format-metadata", "module-attributes") if name in said]
+            )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_attributes_that_two_formats_of_modules_have_are_compared(archives, tmp_path):
+    """A module in training mode, beside TorchScript's in evaluation; and within TorchScript, how much code there is."""
+    torch.save(plain_net(train=True), tmp_path / "train.pt")
+    found = compare(Request(str(tmp_path / "train.pt"), archives["ts.pt"], jobs=1))
+    assert [(one.key, one.before, one.after) for one in found.scalars] == [("training", True, False)]
+    torch.jit.save(torch.jit.script(torch.nn.Sequential(*plain_net(), torch.nn.ReLU()).eval()), tmp_path / "b.pt")
+    keys = [one.key for one in compare(Request(archives["ts.pt"], str(tmp_path / "b.pt"), jobs=1)).scalars]
+    assert {"code files", "code bytes"} <= set(keys)
+
+
+@pytest.mark.parametrize("key", ["torch_version", "schema_version"])
+def test_what_only_an_exported_program_records(key):
+    """Which torch wrote it is no difference from another format; between two programs it is one."""
+    formats = ("torch-export", "safetensors")
+    assert [note.name for note in between({key: "8.20"}, {}, formats)] == ["format-metadata"]
+    assert [note.name for note in between({}, {key: "8.20"}, formats[::-1])] == ["format-metadata"]
+    assert [one.status for one in between({key: "8.20"}, {key: "8.21"}, (formats[0],) * 2)] == [Status.CHANGED]
+
+
+def test_a_section_without_settings_has_none_of_those_around_it():
+    """A section of a folder stands in no container of the settings that are told: they are the folder's."""
+    around = {"global_steps": 2, "optimizer.lr": 0.1}
+    for name in ("module", "optimizer.fp32"):
+        one = ModelState("a", "deepspeed zero-3", (), (name,), around)
+        two = ModelState("b", "torch-zip", (), ("model",), {"note": 1})
+        found, _, said = scalars.changed_scalars(one, two, (name, None))
+        assert ([change.key for change in found], said) == (["note"], [])
+    whole = ModelState("a", "deepspeed zero-3", (), ("optimizer",), around)
+    other = ModelState("b", "torch-zip", (), ("optimizer",), {**around, "optimizer.lr": 0.2})
+    assert [one.key for one in scalars.changed_scalars(whole, other, ("optimizer", "optimizer"))[0]] == ["lr"]
+
+
 def test_two_whole_modules_are_compared_whole(diff):
     """Both record the dropout and the plain tensor: a difference in them is one."""
     other = whole(0.25)

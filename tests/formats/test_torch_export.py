@@ -441,8 +441,9 @@ def schema(parts, version) -> dict[str, bytes]:
 
 def test_a_newer_schema_is_refused(parts, tmp_path, line):
     """torch.export.load refuses it too; the program may mean something else by the same words."""
+    torch.export.load(built(tmp_path / "y.pt2", schema(parts, {"major": 0, "minor": 0})))
     path = built(tmp_path / "y.pt2", schema(parts, {"major": 99, "minor": 1}))
-    with pytest.raises(Exception, match="does not match our current schema version"):
+    with pytest.raises(RuntimeError):
         torch.export.load(path)
     assert line(path) == "schema_version of 'model' says 99: written by a newer torch; statecli knows up to 8"
 

@@ -259,6 +259,72 @@ def test_every_dtype(tmp_path):
     assert {row.fqn: row.dtype for row in read(tmp_path / "x.pt").tensors} == {f"a_{name}": name for name in names}
 
 
+#: Of them torch.save writes bytes; torch.jit.save has a storage for each.
+NEW_DTYPES = [
+    *(f"float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")),
+    *("uint16", "uint32", "uint64", "complex32", "float4_e2m1fn_x2"),
+    *("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2", "uint1", "uint7", "int1", "int7"),
+]
+
+
+@pytest.fixture(params=NEW_DTYPES)
+def of_new_dtype(request, tmp_path):
+    """A tensor of that type, and an archive with it as a buffer; torch loads it."""
+    dtype = getattr(torch, request.param, None)
+    if dtype is None:
+        pytest.skip("newer than this torch")
+    tensor = torch.arange(16, dtype=torch.uint8).view(dtype) if "int" not in request.param[-5:] else None
+    tensor = torch.arange(4).to(dtype) if tensor is None and request.param[-2:].isdigit() else tensor
+    tensor = torch.empty(4, dtype=dtype) if tensor is None else tensor
+    model = nn.Module()
+    model.register_buffer("b", tensor)
+    torch.jit.save(torch.jit.script(model), tmp_path / "x.pt")
+    try:
+        assert torch.jit.load(tmp_path / "x.pt").b.dtype == dtype
+    except RuntimeError:
+        pytest.skip("a type that this TorchScript does not load")
+    return tensor, tmp_path / "x.pt"
+
+
+def test_types_that_have_no_storage_in_python(of_new_dtype):
+    """They are read with their values, and no foreign name is seen in their storages."""
+    tensor, path = of_new_dtype
+    state = read(path)
+    (row,) = state.tensors
+    assert (f"torch.{row.dtype}", row.shape) == (str(tensor.dtype), tuple(tensor.shape))
+    assert not [one for one in state.oddities if one.name in ("foreign-globals", "no-tensors")]
+    assert state.globals == () or "Storage" not in str([name for name, _ in state.globals])
+    where = row.data.storage
+    assert path.read_bytes()[where.offset : where.offset + where.length] == bytes(tensor.untyped_storage())
+
+
+def test_a_pickle_of_torch_save_has_no_such_storage(parts, tmp_path):
+    """torch.load knows none, so that an archive of torch.save that names one is damaged."""
+    torch.save({"w": torch.ones(2, dtype=torch.int16)}, tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    records["data.pkl"] = records["data.pkl"].replace(b"ShortStorage", b"UInt16Storage")
+    (row,) = read(built(tmp_path / "y.pt", records)).tensors
+    assert "malformed storage record ('torch.UInt16Storage')" in row.damage
+
+
+def test_lazy_conjugates_and_negatives_are_undone(tmp_path):
+    """TorchScript wraps the flags in a call that says their type."""
+    model, made = nn.Module(), torch.randn(3, dtype=torch.complex64)
+    model.register_buffer("plain", made.clone())
+    model.register_buffer("conj", made.clone().conj())
+    model.register_buffer("neg", torch._neg_view(torch.randn(3)))
+    model.register_buffer("both", torch._neg_view(made.clone().conj()))
+    torch.jit.save(torch.jit.script(model), tmp_path / "x.pt")
+    loaded = torch.jit.load(tmp_path / "x.pt").state_dict()
+    found = values(tmp_path / "x.pt")
+    for name, tensor in loaded.items():
+        assert (found["model", name] == tensor.resolve_conj().resolve_neg().numpy()).all(), name
+    torch.save(model.state_dict(), tmp_path / "sd.pt")
+    done = run("diff", tmp_path / "sd.pt", tmp_path / "x.pt")
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_modules_own_state_dict_is_the_same(net, tmp_path, capsys):
     """What else the archive has is noted, and no difference; either is held to the lock of the other."""
     for writer in (scripted, traced):
@@ -295,6 +361,8 @@ def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path):
     found = json.loads(done.stdout)["findings"]
     assert "blocks.0.table" in {one["fqn"] for one in found}
     assert "in no state_dict" in found[0]["message"]
+    assert {(one["severity"], one["help"].partition(" where")[0]) for one in found} == {("note", "nothing")}
+    assert done.returncode == 0
 
 
 # --- what no torch writes --------------------------------------------------------------------------------------------
