@@ -30,7 +30,10 @@ _CONTAINERS = frozenset(
     ]
 )
 #: Objects of these are values, whatever the pickle says of them.
-_VALUES = ("torch._utils._rebuild_", "torch.device", "torch.Size", "builtins.complex", "builtins.bytearray")
+_VALUES = (
+    *("torch._utils._rebuild_", "torch.device", "torch.Size", "builtins.complex", "builtins.bytearray", "numpy.dtype"),
+    *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
+)
 #: What a pickle calls through: by calling it, what it holds is called.
 _WRAPPERS = frozenset(["functools.partial", "types.GenericAlias", "torch.jit._pickle.restore_type_tag"])
 _MODULES = (
@@ -61,13 +64,13 @@ def is_callable(value: Value, root: Root) -> bool:
     if name is None:
         return False
     if type(value) is Global:
-        return _gadgets.is_class(name) or name in _WRAPPERS or name in _CONTAINERS or _is_function(name)
+        return _gadgets.is_class(name) or name in _WRAPPERS or _gadgets.computes(name) or is_callback(name)
     return name in _WRAPPERS or name.startswith(_MODULES)
 
 
-def _is_function(name: str) -> bool:
-    """Annotations are none: to call one fails."""
-    return _gadgets.computes(name) or (_gadgets.is_callback(name) and not name.startswith(("typing.", "types.")))
+def is_callback(name: str) -> bool:
+    """Whether it is a function or class that may be kept, and that nothing which writes data would call."""
+    return _gadgets.is_named(name) and not _gadgets.computes(name) and not name.startswith(("typing.", "types."))
 
 
 def _all(values: Iterable[Value], root: Root, fits: Callable[[Value, Root], bool]) -> bool:
@@ -88,11 +91,12 @@ def _all(values: Iterable[Value], root: Root, fits: Callable[[Value, Root], bool
 def _is_value(value: Value, root: Root) -> bool:
     name = root(value) or ""
     if type(value) is Global:
-        return name.startswith("torch.") and not is_callable(value, root)
+        return name.startswith(("torch.", "numpy.", "builtins.")) and not is_callable(value, root)
     return name.startswith(_VALUES)
 
 
 def _is_kept(value: Value, root: Root) -> bool:
     """What a constructor may be given beside that: a class or function that it keeps, or another partial."""
     name = root(value) or ""
-    return _is_value(value, root) or name == "functools.partial" or (type(value) is Global and is_callable(value, root))
+    kept = name == "functools.partial" or (type(value) is Global and (name in _CONTAINERS or is_callable(value, root)))
+    return kept or _is_value(value, root)

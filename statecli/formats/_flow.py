@@ -237,6 +237,8 @@ class Flow:
                 self.note(root, "is given an attribute whose name is computed")
             elif key in _OF_THE_CLASS:
                 self.note(root, f"is given another {key} than it has")
+            elif type(value) in (dict, list, tuple) and _is_dunder(key) and _is_clean(name):
+                self.note(root, f"is given {_shown.name(key)}, by which code finds out what it is")
             elif self._hides(name, key, value) and _is_clean(name):
                 self.note(root, f"is given what can be called in the place of {_shown.name(str(key))}")
             elif name.startswith("torch.optim.") and key in _OF_OPTIMIZERS and not _OF_OPTIMIZERS[key](self, value):
@@ -244,8 +246,6 @@ class Flow:
 
     def _hides(self, holder: str, key: Value, value: Value) -> bool:
         """Whether a function is put where code finds it as a method of this object, or calls it with others."""
-        if type(key) is str and _DUNDER.match(key) and key not in _SAID:
-            return type(value) in (dict, tuple, list)
         values = value if type(value) in (list, tuple) else (value,)
         found = [one for one in values if _deferred.is_callable(one, self._named)]
         if _gadgets.is_class(holder) and key in _OF_MODULES:
@@ -266,7 +266,7 @@ class Flow:
                 self.note(value, why)
             if name not in _LATER:
                 self.called.add(id(value))
-            elif _gadgets.is_callback(called) or _gadgets.is_configuration(called):
+            elif _gadgets.is_configuration(called) or _deferred.is_callback(called):
                 self.note(value, why)
         elif type(value) is Obj:
             root = self.root(value)
@@ -315,10 +315,13 @@ class Flow:
         return value  # type: ignore[no-any-return]
 
     def _pair(self, key: Value, value: Value) -> None:
-        if type(key) is not str or key in _SAID or type(value) not in (Global, Obj):
-            return
-        if _DUNDER.match(key) or key in _LOOKED_UP:
+        looked_up = _is_dunder(key) or (type(key) is str and key in _LOOKED_UP)
+        if looked_up and type(value) in (Global, Obj):
             self.note(value, f"is put in the place of {_shown.name(key)}")
+
+
+def _is_dunder(key: Value) -> bool:
+    return type(key) is str and _DUNDER.match(key) is not None and key not in _SAID
 
 
 def _is_clean(name: str) -> bool:

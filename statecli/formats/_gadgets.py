@@ -557,9 +557,9 @@ def computes(whole: str) -> bool:
     return whole in _COMPUTING or _MATHEMATICS.fullmatch(whole) is not None
 
 
-def is_callback(whole: str) -> bool:
-    """Whether it is a name that may be kept, and that nothing which writes data would call, now or later."""
-    return whole in _NAMED and not computes(whole)
+def is_named(whole: str) -> bool:
+    """Whether it is a name that may be kept, and is clean where it is not called."""
+    return whole in _NAMED
 
 
 def is_configuration(whole: str) -> bool:

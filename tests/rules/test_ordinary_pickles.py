@@ -219,6 +219,8 @@ def put_off():
         functools.partial(functional.cross_entropy, weight=torch.ones(2), reduction="sum"),
         functools.partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"),
         functools.partial(nn.init.constant_, val=0.0),
+        functools.partial(np.mean, axis=0, dtype=np.float32),
+        functools.partial(np.sum, dtype=float, initial=np.float64(1.0)),
         functools.partial(nn.LayerNorm, (4,), eps=1e-6),
         functools.partial(nn.GELU, approximate="tanh"),
         functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3),
@@ -227,7 +229,12 @@ def put_off():
         functools.partial(torch.linalg.norm, ord="fro"),
     ]
     space = argparse.Namespace(norm=made[6], normalize=functools.partial(functional.normalize, dim=1))
-    return {"w": torch.zeros(1), "made": made, "space": space, "factory": defaultdict(made[6])}
+    return {
+        "w": torch.zeros(1),
+        "made": made,
+        "space": space,
+        "factory": [defaultdict(made[6]), defaultdict(type(None))],
+    }
 
 
 def annotations():

@@ -223,6 +223,14 @@ def test_a_builtin_is_told_by_the_name_that_it_has(tmp_path):
         assert finding.message.startswith("loading it calls builtins.len, which reaches Python's built-in functions")
 
 
+def test_a_configuration_may_name_the_types_of_its_values(tmp_path):
+    """As those of omegaconf do, beside each of their dicts and lists."""
+    types = text("ref_type") + named("typing", "Any") + text("object_type") + named("builtins", "dict")
+    metadata = named("omegaconf.base", "ContainerMetadata") + b")\x81}(" + types + b"ub"
+    config = named("omegaconf.dictconfig", "DictConfig") + b")\x81}" + text("_metadata") + metadata + b"sb"
+    assert not judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=config))).findings
+
+
 def test_what_takes_an_item_is_unknown_and_no_harm(tmp_path):
     """`operator.itemgetter(1)` is kept, and nothing of it is called."""
     torch.save({"w": torch.zeros(1), "by": operator.itemgetter(1)}, tmp_path / "a.pt")
