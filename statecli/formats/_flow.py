@@ -157,6 +157,7 @@ class Flow:
     def _given(self, name: Global, called: str, args: Iterable[Value]) -> None:
         """Functions call methods of what they are given: of an object that the pickle made, any that it wants."""
         for one in args:
+            one = _untagged(one)
             within = one if type(one) in (list, tuple) else (one,)
             roots = [self._named(part) for part in within if type(part) is Obj]
             plain_values = all(root is None or root.startswith(_GIVEN) or root in _ENUMERATIONS for root in roots)
@@ -359,6 +360,16 @@ _GIVEN = (
     *("datetime.", "decimal.", "fractions.", "pathlib.", "zoneinfo.", "uuid.", "operator.", "torch.Size"),
     *("functools.reduce", "torch.device", "torch.Generator", "torchao.", "__torch__."),
 )
+
+
+def _untagged(value: Any) -> Any:
+    """What TorchScript says the type of: such a call gives its first argument back. It writes no call in a call."""
+    if type(value) is Obj and type(value.cls) is Global and plain(value.cls) == _TAG and value.args:
+        return value.args[0]
+    return value
+
+
+_TAG = "torch.jit._pickle.restore_type_tag"
 #: What keeps its arguments, or is looked at by other rules.
 _KEEPERS = (
     *("functools.", "operator.", "collections.defaultdict", "types.GenericAlias", "torch.jit._pickle."),

@@ -20,6 +20,7 @@ import sys
 from functools import lru_cache
 
 from statecli.formats import _classes, _globals
+from statecli.formats._dtypes import SCRIPT_STORAGE_DTYPES
 
 
 def names(module: str, names: str) -> list[str]:
@@ -170,6 +171,7 @@ DATA = frozenset(
         *names("torch.nn.parameter", "Buffer UninitializedParameter UninitializedBuffer"),
         # TorchScript's pickles.
         *names("torch", "ScriptObject"),
+        *names("torch", " ".join(SCRIPT_STORAGE_DTYPES)),
         *names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
         *names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
         # Training loops. TrainingArguments has no __reduce__ and no __setstate__: unpickling it sets its __dict__.
