@@ -115,8 +115,7 @@ def unsafe_global(subject: Subject) -> Iterator[Found]:
     plain data; of the rest, this is what is known for harm: Python's own functions, those of torch and numpy that
     build no data, packages that run code. A clean name is harm too where it is used as no pickler uses it: changed for
     the whole process, called by way of another, given what makes it call or overwrite something.
-    Code of TorchScript and torch.export is searched as well: what it says that touches files, Python or nobody knows what
-    is told as what loading it, its code or its graph calls.
+    Code of TorchScript and programs of torch.export are searched as well, for what touches files or Python.
 
     Example: `os.system`, called with a line of shell from `data.pkl`, behind the tensors of an ordinary state_dict.
 
