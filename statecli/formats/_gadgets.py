@@ -74,7 +74,10 @@ DATA = frozenset(
         *names("uuid", "UUID"),
         *names("array", "array _array_reconstructor"),
         *names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
+        # Members of enumerations that Python before 3.11.3 wrote by the names that their modules have for them.
         *names("signal", "SIGTERM SIGINT SIGUSR1 SIGUSR2 SIGHUP SIGQUIT SIGKILL SIGALRM SIGCHLD SIGCONT"),
+        *names("signal", "SIG_DFL SIG_IGN"),
+        *names("socket", "AF_INET AF_INET6 AF_UNIX SOCK_STREAM SOCK_DGRAM"),
         *names("builtins", _EXCEPTIONS),
         *names("pathlib", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
         *names("pathlib._local", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),

@@ -231,6 +231,15 @@ def test_a_configuration_may_name_the_types_of_its_values(tmp_path):
     assert not judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=config))).findings
 
 
+@pytest.mark.parametrize("name", ["signal.SIG_DFL", "socket.AF_INET"])
+def test_a_member_of_an_enumeration_is_data_by_its_own_name(name, tmp_path):
+    """As older Pythons wrote it; to change it is nothing that a pickler does."""
+    member = named(*name.split("."))
+    assert not judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=member))).findings
+    changed = state_dict(w=tensor(), x=member + b"}" + text("a") + b"Nsb")
+    assert judged(write(tmp_path / "a.pt", changed), "unsafe-global").findings
+
+
 def test_what_takes_an_item_is_unknown_and_no_harm(tmp_path):
     """`operator.itemgetter(1)` is kept, and nothing of it is called."""
     torch.save({"w": torch.zeros(1), "by": operator.itemgetter(1)}, tmp_path / "a.pt")
