@@ -183,8 +183,9 @@ class Model:
             wrong = "its values are in the ranks' other files, and they are not here"
             damage = f"{self.owner.target}: {tensor.fqn}: {wrong}"
             return replace(tensor, shape=shape, data=None, note=f"cannot be read: {wrong}", damage=damage)
-        differs = f"; {tensor.dtype} in training" if tensor.dtype != source.dtype else ""
-        note = f"the optimizer's {source.dtype} copy, {source.note}{differs}" if master else source.note
+        copy = f"the optimizer's {source.dtype} copy" if master else None
+        trains = f"{tensor.dtype} in training" if tensor.dtype != source.dtype else None
+        note = "; ".join(filter(None, (copy, source.note, trains))) or None
         return replace(
             source,
             fqn=tensor.fqn,

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import formats
-from statecli.formats import _scan
+from statecli.formats import _scan, deepspeed
 from statecli.state import Evidence, Kind
 from statecli.values.read import all_values
 
@@ -117,6 +117,43 @@ def test_a_partition_is_told_of_its_ranks(real):
     assert masters["embed.weight"].note == "in the partition of rank 0"
     assert masters["proj.weight"].note == "in 2 partitions: ranks 0, 1"
     assert masters["back.weight"].note == "in the partition of rank 1"
+
+
+def test_weights_that_stage_three_has_nowhere_else_are_said_to_be_copies(real):
+    """Each says so itself; what is frozen is parted and no copy."""
+    module = section(formats.read(str(real / "3-bf16-2")), "module")
+    copied = "the optimizer's float32 copy; in 2 partitions: ranks 0, 1; bfloat16 in training"
+    assert module["proj.weight"].note == copied
+    assert module["frozen.weight"].note == "in 2 partitions: ranks 0, 1"
+
+
+def test_a_parameter_without_elements_is_in_no_partition(tmp_path):
+    """And its note says nothing of any."""
+    folder = zero.write(tmp_path / "zero", 3, [{"w": torch.ones(3), "none": torch.ones(0, 3)}])
+    assert section(formats.read(str(folder)), "module")["none"].note == (
+        "the optimizer's float32 copy; bfloat16 in training"
+    )
+
+
+def test_what_stage_one_does_not_train_is_said_to_be_untrained(tmp_path):
+    """It writes no `frozen_param_shapes`: whether such a parameter asks for gradients is not known."""
+    folder = zero.write(tmp_path / "zero", 1, net(), frozen=FROZEN, buffers=BUFFERS)
+    edited(folder / "global_step2" / "mp_rank_00_model_states.pt", lambda held: held.update(frozen_param_shapes=None))
+    module = section(formats.read(str(folder)), "module")
+    noted = {name: one.requires_grad for name, one in module.items() if one.note == deepspeed.UNTRAINED}
+    assert noted == {"f": None, "g": None}
+    assert module["a"].requires_grad
+
+
+def test_other_steps_beside_that_of_latest_are_said(tmp_path):
+    """One of them is read; its own folder and that of a single one say nothing."""
+    folder = zero.write(tmp_path / "zero", 2, net())
+    assert not formats.read(str(folder)).oddities
+    zero.write(folder, 2, net(), tag="global_step4")
+    (odd,) = formats.read(str(folder)).oddities
+    said = "this is global_step4; other checkpoints are beside it, name one: global_step2"
+    assert (odd.name, odd.message) == ("other-checkpoints", said)
+    assert not formats.read(str(folder / "global_step2")).oddities
 
 
 def test_the_folder_and_its_tag_are_one(real):
@@ -442,6 +479,11 @@ def test_an_unknown_stage_or_version(statecli, tmp_path):
     assert "zero_stage is 7, and 1 to 3 are known" in result.err
 
 
+def told(statecli, folder: Path) -> str:
+    """The audit's findings, a message a line."""
+    return "\n".join(one["message"] for one in statecli("audit", str(folder), "-f", "json").json["findings"])
+
+
 def test_a_crafted_rank_is_harmless_and_told(statecli, tmp_path):
     """What loading it would run is found by an audit, and nothing of it runs."""
     folder = zero.write(tmp_path / "zero", 2, net())
@@ -450,7 +492,8 @@ def test_a_crafted_rank_is_harmless_and_told(statecli, tmp_path):
     file = optimizer(folder, 1)
     file.write_bytes(attacks.build(attacks.records(attacks.pickled(body))))
     assert statecli("inspect", str(folder)).code == 2
-    assert "os.system" in statecli("audit", str(folder)).out
+    place = f"{file.relative_to(folder)}: archive/data.pkl, byte 2"
+    assert f"os.system, which runs shell commands ({place})" in told(statecli, folder)
     assert not mark.exists()
 
 

@@ -59,7 +59,7 @@ def write(
 def _padded(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
     flat = tensor.flatten()
     each = -(-flat.numel() // ranks)
-    return list(torch.cat([flat, flat.new_zeros(each * ranks - flat.numel())]).split(max(each, 1)))
+    return list(torch.cat([flat, flat.new_zeros(each * ranks - flat.numel())]).reshape(ranks, each))
 
 
 def _third(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[str, object]:

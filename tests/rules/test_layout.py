@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import zipfile
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from statecli import rules
 from statecli.auditing.result import Status
 from statecli.auditing.run import Request, audit
 
+from ..formats import zero
 from ..formats.attacks import Lies, Member, build, changed, pickled, records, state_dict, tensor, text
 
 
@@ -244,6 +247,64 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_a_storage(found, saved):
     assert finding.message.startswith("a: its bytes are not those that were saved: checksum recorded 0x")
     assert finding.message.endswith("; it is of b too")
     assert at(finding.place)[4:] == big.numpy().tobytes()[4:]
+
+
+def test_checksum_mismatch_looks_into_the_archives_of_a_distributed_checkpoint(found, tmp_path):
+    """Their checksums are recorded in each; the file that is damaged is named, and what is whole is not."""
+    values = torch.arange(50.0)
+    folder = tmp_path / "dcp"
+    dcp.save({"w": values, "other": torch.ones(3)}, checkpoint_id=folder, no_dist=True)
+    assert not found("checksum-mismatch", folder, values=True)
+    (file,) = folder.glob("*.distcp")
+    flipped(file, values.numpy().tobytes())
+    (finding,) = found("checksum-mismatch", folder, values=True)
+    assert finding.message.startswith(
+        f"w: its bytes are not those that were saved in {file.name}: checksum recorded 0x"
+    )
+    assert at(finding.place)[4:] == values.numpy().tobytes()[4:]
+
+
+def test_checksum_mismatch_names_each_file_that_has_a_damaged_piece(found, tmp_path):
+    """A tensor that ZeRO has parted among ranks: each of the pieces is told, with all that lie in its vector."""
+    values = torch.arange(1.0, 51.0)
+    folder = zero.write(tmp_path / "zero", 2, [{"w": values, "b": -torch.arange(1.0, 3.0)}], moments=False)
+    assert not found("checksum-mismatch", folder, values=True)
+    files = [folder / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(2)]
+    flipped(files[0], values[5:20].numpy().tobytes())
+    flipped(files[1], values[30:].numpy().tobytes())
+    findings = found("checksum-mismatch", folder, values=True)
+    said = [
+        f"optimizer.fp32.w: its bytes are not those that were saved in {file.relative_to(folder)}" for file in files
+    ]
+    assert [finding.message.partition(": checksum")[0] for finding in findings] == said
+    assert [finding.message.endswith("; it is of optimizer.fp32.b too") for finding in findings] == [False, True]
+    assert [finding.place.path for finding in findings] == list(map(str, files))
+
+
+def test_checksum_mismatch_finds_a_flipped_bit_of_a_shard(found, tmp_path):
+    """The index is the target, and the shard is named."""
+    values = torch.arange(50.0)
+    torch.save({"w": values}, tmp_path / "pytorch_model-00001-of-00001.bin")
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": "pytorch_model-00001-of-00001.bin"}}))
+    flipped(tmp_path / "pytorch_model-00001-of-00001.bin", values.numpy().tobytes())
+    (finding,) = found("checksum-mismatch", index, values=True)
+    assert "were saved in pytorch_model-00001-of-00001.bin: checksum" in finding.message
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
+def test_checksum_mismatch_is_of_unpacked_bytes(found, tmp_path, packed):
+    """An npz records the sum of what its members inflate to; a place is of the bytes in the file."""
+    path = tmp_path / "a.npz"
+    (np.savez_compressed if packed else np.savez)(path, w=np.arange(5000.0))
+    assert not found("checksum-mismatch", path, values=True)
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo("w.npy")
+    sum_of = member.CRC.to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(sum_of, (member.CRC ^ 1).to_bytes(4, "little")))
+    (finding,) = found("checksum-mismatch", path, values=True)
+    assert finding.message.startswith("w: its bytes are not those that were saved: checksum recorded 0x")
+    assert finding.place.offset + finding.place.length <= path.stat().st_size
 
 
 def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(saved, statecli):

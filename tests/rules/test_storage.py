@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 from itertools import combinations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 from safetensors.torch import save_file, save_model
 
 from statecli import formats
@@ -19,6 +21,8 @@ from statecli.auditing.storages import _of_piece, apart, share, storages
 from statecli.finding import Severity
 from statecli.rules.storage import UNUSED_BYTES
 from statecli.state import ByteRange, TensorData
+
+from ..formats import zero
 
 
 @pytest.fixture
@@ -356,6 +360,30 @@ def test_mixed_dtypes_spares_a_buffer_that_the_class_registers(saved, tmp_path):
     )
     request = Request((str(path),), select=("mixed-dtypes",), model=f"{tmp_path}/net.py:Net")
     assert [one.findings for one in audit(request).targets] == [(), ()]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_dtypes_of_copies_that_zero_keeps_are_not_the_models(found, tmp_path, stage):
+    """Trained in bfloat16, of which stage 3 writes nothing: the optimizer's float32 copies stand for it."""
+    trained, frozen = {"w": torch.ones(3), "b": torch.ones(2)}, {"f": torch.ones(3, dtype=torch.bfloat16)}
+    folder = zero.write(tmp_path / "zero", stage, [trained], frozen=frozen)
+    assert not found("mixed-dtypes", folder)
+    assert not found("unexpected-dtype", folder, policy=Policy(dtype=("bfloat16",)))
+    mixed = zero.write(tmp_path / "mixed", stage, [trained], frozen={**frozen, "g": torch.ones(3).half()})
+    (finding,) = found("mixed-dtypes", mixed)
+    assert "1 float16" in finding.message
+    (finding,) = found("unexpected-dtype", mixed, policy=Policy(dtype=("bfloat16",)))
+    assert finding.fqn == "g"
+
+
+def test_a_storage_that_is_packed_is_where_it_lies_in_the_file(found, tmp_path):
+    """What it has of the file is shorter than what it holds; a storage in pieces is in no one place."""
+    np.savez_compressed(tmp_path / "a.npz", w=np.zeros(5000))
+    (finding,) = found("unexpected-dtype", tmp_path / "a.npz", policy=Policy(dtype=("float32",)))
+    assert 0 < finding.place.length < 5000
+    folder = zero.write(tmp_path / "zero", 3, [{"w": torch.ones(4)}], shared={"v": "w"})
+    (finding,) = found("tied-tensors", folder)
+    assert finding.place is UNSET
 
 
 def test_mixed_dtypes_spares_integers_and_other_sections(found, saved):

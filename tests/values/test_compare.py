@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed.checkpoint as dcp  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from statecli import formats  # noqa: E402
 from statecli.comparison.result import Delta, How  # noqa: E402
-from statecli.errors import MalformedError, UnreadableError  # noqa: E402
+from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError  # noqa: E402
 from statecli.state import ByteRange, Quantizer, TensorData, TensorInfo  # noqa: E402
 from statecli.values import compare, kernels, on_device, run  # noqa: E402
 from statecli.values.compare import NotCompared, Pair, compare_all, fingerprints  # noqa: E402
@@ -347,6 +348,20 @@ def test_damage_on_one_side_of_equal_bytes_is_told(paired):
     other = replace(pair.after, data=replace(data, storage=replace(data.storage, crc32=data.storage.crc32 ^ 1)))
     (found,) = compare_all([Pair(pair.before, other)], How())
     assert isinstance(found, MalformedError)
+
+
+def test_damage_on_one_side_of_equal_bytes_in_archives_is_told(tmp_path):
+    """The sums of a distributed checkpoint are in the archives of its tensors, and looked up there."""
+    values = torch.arange(1.0, 9.0)
+    for name, one in (("saved", values), ("same", values), ("damaged", values * 2)):
+        dcp.save({"t": one}, checkpoint_id=tmp_path / name, no_dist=True)
+    (file,) = (tmp_path / "damaged").glob("*.distcp")
+    file.write_bytes(file.read_bytes().replace((values * 2).numpy().tobytes(), values.numpy().tobytes()))
+    saved, same, damaged = (formats.read(str(tmp_path / name)).tensors[0] for name in ("saved", "same", "damaged"))
+    assert compare_all([Pair(saved, same)], How())[0].changed == 0
+    (found,) = compare_all([Pair(saved, damaged)], How())
+    assert isinstance(found, ChecksumMismatch)
+    assert found.place.path == str(file)
 
 
 def test_a_file_cut_short_is_its_pairs_error(paired):
