@@ -47,9 +47,12 @@ def check_folder(archive: Archive) -> None:
             )
 
 
-def check_version(archive: Archive, name: str = "version") -> None:
-    """Refuse a version of the container that is none, or newer than is known; `name` is its record."""
-    text = word_of(archive, name)
+def check_version(archive: Archive) -> None:
+    """Refuse a version of the container that is none, or newer than is known.
+
+    torch looks for it in two places, and writes it to the first where a trace keeps its inputs.
+    """
+    text = word_of(archive, ".data/version" if record_of(archive, ".data/version") else "version")
     if text is None:
         raise MalformedError("holds no version record: torch refuses it; save it again")
     if not (text.isdecimal() and text.isascii()) or int(text) == 0:

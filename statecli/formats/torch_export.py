@@ -98,7 +98,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
 
 def _check(archive: Archive) -> None:
     check_folder(archive)
-    check_version(archive, ".data/version" if record_of(archive, ".data/version") else "version")
+    check_version(archive)
     kind, version = word_of(archive, "archive_format"), word_of(archive, "archive_version")
     if kind != "pt2":
         raise UnreadableError(f"archive_format record says {kind!r}, and only 'pt2' is known")

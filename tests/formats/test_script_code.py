@@ -209,3 +209,13 @@ def test_every_operator_of_torch_is_of_a_namespace_that_is_known():
     touching = [one for one in operators if one.endswith(("_file", "::save", "PythonOp", "load_tensor"))]
     assert len(touching) > 3
     assert [one for one in touching if not _script_code.harm(one)] == []
+
+
+def test_an_archive_whose_version_lies_with_its_data_is_audited(records, tmp_path):
+    """torch writes it there where a trace keeps its inputs, and looks there first."""
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
+        for name, data in records.items():
+            file.writestr(name.replace("/version", "/.data/version"), data)
+    torch.jit.load(str(tmp_path / "a.pt"))
+    (target,) = audit(Request((str(tmp_path / "a.pt"),))).targets
+    assert (target.status.value, target.tensors) == ("audited", 1)
