@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from statecli.comparison.pairing import Match, Way, counted
 from statecli.comparison.result import Broken, Field
 from statecli.errors import ModelError, NothingMatched, UsageError
 from statecli.finding import Finding, Severity
-from statecli.modules import Answer, Entries
+from statecli.modules import Answer, Entries, auto
 from statecli.state import Kind, ModelState, Oddity, StateDict, TensorInfo
 
 if TYPE_CHECKING:
@@ -64,16 +65,60 @@ def of_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Odd
     return replace(state, sections=(section,), tensors=tensors), [Oddity("sections-left-out", message)]
 
 
+def as_loaded(matches: list[Match], model: ModelState, built: Built | None) -> tuple[list[Match], list[Oddity]]:
+    """The same, and a note; of a class given by a configuration, each name is paired with what it is loaded as.
+
+    What transformers makes of several, or into several, stays as it is: the notes of `loaded` say it.
+    """
+    if built is None or not auto.is_auto(built.spec):
+        return matches, []
+    known = {id(one) for one in model.tensors}
+    swapped = any(id(match.before) in known for match in matches)
+    rows = {row.fqn: row for match in matches if (row := match.after if swapped else match.before)}
+    registered = {row.fqn: row for match in matches if (row := match.before if swapped else match.after)}
+    loads = auto.loaded_as(built, rows)
+    single = _one_to_one(loads, rows).items()
+    pairs = [(rows[name], registered[other]) for name, other in single if other in registered]
+    taken = {id(row) for pair in pairs for row in pair}
+    kept = [_without_sides(match, taken) for match in matches]
+    found = [Match(one, row) if swapped else Match(row, one) for row, one in pairs]
+    notes = [
+        Oddity(
+            "renamed-on-loading", f"{model.target} loads {len(loads)} entries under other names, {name} as {others[0]}"
+        )
+        for name, others in islice(loads.items(), 1)
+    ]
+    return [match for match in kept if match.before or match.after] + found, notes
+
+
+def _one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, str]:
+    """Those that become one name that no other becomes."""
+    becomes = [loads.get(name, (name,)) for name in names]
+    count = Counter(other for several in becomes for other in several)
+    return {name: several[0] for name, several in loads.items() if len(several) == 1 and count[several[0]] == 1}
+
+
+def _without_sides(match: Match, taken: set[int]) -> Match:
+    """The match without what is paired otherwise."""
+    if id(match.before) not in taken and id(match.after) not in taken:
+        return match
+    before, after = (None if id(side) in taken else side for side in (match.before, match.after))
+    return Match(before, after)
+
+
 def of_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelState, ModelState], list[Oddity]]:
     """Both; of a training's folder the models alone where the other side has nothing else, with a note of the rest."""
     both = _apart(before, after), _apart(after, before)
-    notes = []
+    joined = _together(*both), _together(*reversed(both))
+    notes = [
+        _told_together(*sides) for sides in zip(both, joined, reversed(both), strict=True) if sides[0] is not sides[1]
+    ]
     for whole, kept in zip((before, after), both, strict=True):
         left = [section for section in whole.sections if section not in kept.sections]
         if left:
             message = f"{', '.join(left)} of {whole.target}: left out, for the other side holds a model alone"
             notes.append(Oddity("sections-left-out", message))
-    return both, notes
+    return joined, notes
 
 
 def _apart(state: ModelState, other: ModelState) -> ModelState:
@@ -86,6 +131,39 @@ def _apart(state: ModelState, other: ModelState) -> ModelState:
     return replace(
         state, tensors=tuple(of_model), sections=tuple(section for section in state.sections if section in held)
     )
+
+
+#: What Flax calls the collection that is trained; `batch_stats` and others lie beside it.
+PARAMS = "params"
+
+
+def _together(state: ModelState, other: ModelState) -> ModelState:
+    """A model of Flax as one section, where the other side has one alone; by its collections' names where that has."""
+    own, others = _models(state), _models(other)
+    if not state.format.startswith("flax") or len(own) < 2 or PARAMS not in own or len(others) != 1 or others[0] in own:
+        return state
+    known = {tensor.fqn for tensor in other.tensors}
+    named = any(f"{tensor.section}.{tensor.fqn}" in known for tensor in state.tensors)
+    moved = [
+        replace(one, section=others[0], fqn=f"{one.section}.{one.fqn}" if named else one.fqn)
+        if one.section in own
+        else one
+        for one in state.tensors
+    ]
+    if len({(one.section, one.fqn) for one in moved}) < len(moved):
+        return state
+    rest = (section for section in state.sections if section not in own)
+    return replace(state, tensors=tuple(moved), sections=(others[0], *rest))
+
+
+def _models(state: ModelState) -> list[str]:
+    return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS))
+
+
+def _told_together(state: ModelState, joined: ModelState, other: ModelState) -> Oddity:
+    own = ", ".join(section for section in state.sections if section not in joined.sections)
+    message = f"{own} of {state.target} are compared together with section {joined.sections[0]!r} of {other.target}"
+    return Oddity("sections-paired", message)
 
 
 class Loaded(msgspec.Struct, frozen=True):

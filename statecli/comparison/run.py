@@ -236,6 +236,11 @@ class _Comparison:
         # A class has one section, whatever a checkpoint calls it.
         self.notes += [note for note in found.notes if not (self.loads and note.name == "sections-paired")]
         matches = found.matches
+        if self.loads:
+            model = before if self.model is self.before else after
+            matches, notes = loading.as_loaded(matches, model, self.built.get(model.target))
+            matches = pairing.in_order(matches, before, after)
+            self.notes += notes
         self.sectioned = len({match.shown.section for match in matches}) > 1
         if self.values and self.request.renames:
             with inspection.numpy_needed():

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 AUTO = "auto"
 #: What `--model auto` reads; where it lies is the folder of the weights.
 CONFIG = "config.json"
-#: Modules and parameters of one model, twice what 12 layers of 256 experts that are modules have, and seconds of work
+#: Modules and parameters of one model, more than 12 layers of 256 experts that are modules have, and seconds of work
 #: for them. Building takes 50 us each, looking at what was built 200 us a tensor: 10 s in all are not reached.
-MAX_REGISTERED = 40_000
+MAX_REGISTERED = 30_000
 MAX_SECONDS = 4
 #: Layers, heads, experts that a configuration may ask for: before any module is made, lists of their kinds are.
 MAX_COUNT = 4_096

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -261,3 +262,30 @@ def test_a_lazy_parameter_fits_any_shape(source, save):
     target = source("self.fc = nn.LazyLinear(2, bias=False)")
     found = compare(Request(target, save({"fc.weight": torch.ones(2, 7)}, "net.pt")))
     assert not found.findings
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["layers", "collections"])
+def test_a_flat_model_is_compared_with_the_collections_of_flax(tmp_path, statecli, named):
+    """`params` and `batch_stats` are one model, by the names of its layers or with those of its collections."""
+    serialization = pytest.importorskip("flax.serialization")
+    numpy = pytest.importorskip("safetensors.numpy")
+    made = {
+        "params": {
+            "Dense_0": {"kernel": np.ones((2, 3), np.float32)},
+            "BatchNorm_0": {"scale": np.ones(3, np.float32)},
+        },
+        "batch_stats": {"BatchNorm_0": {"mean": np.zeros(3, np.float32)}},
+    }
+    flat = {
+        f"{collection}.{layer}.{name}" if named else f"{layer}.{name}": value
+        for collection, layers in made.items()
+        for layer, entries in layers.items()
+        for name, value in entries.items()
+    }
+    (tmp_path / "a.msgpack").write_bytes(serialization.msgpack_serialize(made))
+    numpy.save_file(flat, tmp_path / "b.safetensors")
+    for both in (("a.msgpack", "b.safetensors"), ("b.safetensors", "a.msgpack")):
+        result = statecli("diff", *(tmp_path / one for one in both), "-f", "json")
+        assert (result.code, result.json["summary"]["identical"]) == (0, 3)
+        (said,) = (one["message"] for one in result.json["notes"] if one["name"] == "sections-paired")
+        assert "are compared together with section 'model' of " in said

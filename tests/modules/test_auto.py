@@ -84,6 +84,35 @@ def test_a_base_model_is_loaded_into_a_head_class_by_its_prefix(statecli):
     assert set(info["missing_keys"]) == {"classifier.weight", "classifier.bias"}
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("BertModel", "BertForSequenceClassification"), ("BertForSequenceClassification", "BertModel")],
+    ids=["base-into-head", "head-into-base"],
+)
+def test_the_three_commands_agree(statecli, name, other):
+    """Their findings are the same, in either direction, and diff pairs what `from_pretrained` would."""
+    saved(name)
+    changed(architectures=[other])
+    commands = (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto"))
+    results = [statecli(*words, "-f", "json") for words in commands]
+    assert [one.code for one in results] == [1, 1, 1]
+    found = [{(one["rule"], one["fqn"]) for one in result.json["findings"]} for result in results]
+    assert found[0] == found[1] == found[2]
+    assert results[1].json["summary"]["identical"] == 39
+    assert "renamed-on-loading" in {one["name"] for one in results[1].json["notes"]}
+    _, info = getattr(transformers, other).from_pretrained("m", output_loading_info=True)
+    assert {name for _, name in found[0]} == {*info["missing_keys"], *info["unexpected_keys"]}
+
+
+def test_a_wrapper_that_transformers_looks_through_is_no_finding(statecli):
+    """`model.`, which the base model lacks: `from_pretrained` puts it there."""
+    saved("LlamaModel", "LlamaConfig", num_key_value_heads=2)
+    changed(architectures=["LlamaForCausalLM"])
+    for words in (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto")):
+        result = statecli(*words, "-f", "json")
+        assert {one["fqn"] for one in result.json["findings"]} == {"lm_head.weight"}
+
+
 def test_a_configuration_without_architectures_is_of_the_base_model(statecli):
     """What `AutoModel` would make of its model_type."""
     saved("BertModel")
