@@ -17,7 +17,7 @@ from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown
 from statecli.formats._dtypes import BITS
 from statecli.formats._graph import attributes, mapping, name_of, sequence
-from statecli.formats._pickle import Global, Key, Obj, load
+from statecli.formats._pickle import Global, Key, Obj, TruncatedPickle, load
 from statecli.formats._tensors import MAX_DIMENSIONS, MAX_ELEMENTS
 
 #: How the names of such files end.
@@ -30,6 +30,33 @@ BUDGET = 4
 MAX_PATH = 200
 MAX_INDEX = 2**31
 _OURS = "torch.distributed."
+_CUT_OFF = "the save did not finish, or it was not copied whole; copy it again, or save it again"
+#: Every name that a `.metadata` needs, beside torch's dtypes; the classes of torch before 2.0 lay elsewhere, and those
+#: of a tensor's properties before 2.3.
+NEEDED = frozenset(
+    (
+        *(f"torch.{dtype}" for dtype in BITS),
+        *("torch.Size", "torch.serialization._get_layout"),
+        *(
+            f"torch.distributed.{package}.{name}"
+            for package in ("checkpoint", "_shard.checkpoint")
+            for name in (
+                *("metadata.BytesStorageMetadata", "metadata.ChunkStorageMetadata", "metadata.Metadata"),
+                *("metadata.MetadataIndex", "metadata.StorageMeta", "metadata.TensorProperties"),
+                *("metadata.TensorStorageMetadata", "metadata._MEM_FORMAT_ENCODING", "filesystem._StorageInfo"),
+            )
+        ),
+        "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
+        "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+        # The folder's path, by the class and the module of the system and the Python that wrote it.
+        *(
+            f"{module}.{pure}{system}Path"
+            for module in ("pathlib", "pathlib._local")
+            for pure in ("", "Pure")
+            for system in ("Posix", "Windows")
+        ),
+    )
+)
 Sizes = tuple[int, ...]
 
 
@@ -54,13 +81,14 @@ class Stored(NamedTuple):
 
 
 class SavedTensor(msgspec.Struct, gc=False):
-    """A tensor as it was saved: its global `shape`, and the chunks it was cut into."""
+    """A tensor as it was saved: its global `shape`, and the chunks it was cut into, or why those cannot be read."""
 
     dtype: str
     shape: Sizes
     requires_grad: bool
     layout: str
     chunks: list[Chunk]
+    wrong: str | None = None
 
 
 class Metadata(msgspec.Struct, gc=False):
@@ -83,27 +111,35 @@ def parsed(data: bytes, what: str) -> Metadata:
 
     Raises MalformedError for a pickle of anything else, UnreadableError for a version that is not known.
     """
-    pickle = load(data, what, budget=BUDGET)
+    if not data:
+        raise MalformedError(f"{what} is empty: {_CUT_OFF}")
+    try:
+        pickle = load(data, what, budget=BUDGET)
+    except TruncatedPickle as error:
+        raise type(error)(f"{error}: {_CUT_OFF}") from None
     root = pickle.root
     name = name_of(root.cls) if type(root) is Obj else ""
     if not (name.startswith(_OURS) and name.endswith(".Metadata")):
-        raise MalformedError(f"{what} holds no Metadata of torch.distributed.checkpoint")
+        raise MalformedError(f"{what} holds no Metadata of torch.distributed.checkpoint: copy it or save it again")
     held = attributes(root)
     _check_version(held.get("version"), what)
-    entries = _named_items(held.get("state_dict_metadata"), f"{what} has no state_dict_metadata")
+    entries = _named_items(held.get("state_dict_metadata"), f"{what} has no state_dict_metadata: save it again")
     reader = _Reader()
     tensors = {fqn: reader.tensor(node) for fqn, node in entries.items() if not _is_bytes(node)}
     paths = dict(_paths(held.get("planner_data")))
     # A rank's plan begins with what it shards; the planner's paths are in the order of the state_dict.
     order = list(dict.fromkeys([*(fqn for fqn in paths if fqn in entries), *entries]))
-    foreign = [one for one in pickle.globals if not _is_expected(one.qualified)]
+    foreign = [one for one in pickle.globals if one.qualified not in NEEDED]
     return Metadata(order, tensors, paths, reader.places(held.get("storage_data"), what), foreign)
 
 
 def _check_version(version: Any, what: str) -> None:
-    if version is not None and not (type(version) is str and version.startswith("1.")):
-        said = _shown.value(version) if type(version) in (str, int, float, bool) else "no version"
-        raise UnreadableError(f"{what} says version {said}: written by a newer torch; statecli knows 1.0.0")
+    if type(version) is str and not version.startswith("1."):
+        said = f"{what} says version {_shown.value(version)}: written by a newer torch; statecli knows 1.0.0"
+        raise UnreadableError(f"{said}: update statecli, or save it again with an older torch")
+    if version is not None and type(version) is not str:
+        said = _shown.value(version) if type(version) in (int, float, bool) else "no text"
+        raise UnreadableError(f"{what} says version {said}, and torch writes 1.0.0: save it again")
 
 
 def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
@@ -115,12 +151,6 @@ def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
 
 def _is_bytes(node: Any) -> bool:
     return type(node) is Obj and name_of(node.cls).endswith(".BytesStorageMetadata")
-
-
-def _is_expected(name: str) -> bool:
-    """Whether each `.metadata` may name it: torch's own classes of data, and what a path is made of."""
-    module, _, last = name.rpartition(".")
-    return module.startswith(_OURS) or module in ("torch", "torch.serialization") or last.endswith(("Path", "Size"))
 
 
 def _paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
@@ -148,12 +178,19 @@ class _Reader:
         held = _state(node)
         dtype, layout, grad = _properties(held.get("properties"))
         shape = self.sizes(held.get("size"), "shape")
-        chunks = held.get("chunks")
-        if type(chunks) is not list:
-            raise MalformedError(".metadata lists no chunks of it")
         if prod(shape) > MAX_ELEMENTS:
             raise MalformedError(f"shape {_shown.shape(shape)} is impossible: more than 2^63 elements")
-        return SavedTensor(dtype, shape, grad, layout, [self._chunk(one, shape) for one in chunks])
+        found = SavedTensor(dtype, shape, grad, layout, [])
+        try:
+            found.chunks = self._chunks(held.get("chunks"), shape)
+        except MalformedError as error:
+            found.wrong = f"{error}; save it again"
+        return found
+
+    def _chunks(self, node: Any, shape: Sizes) -> list[Chunk]:
+        if type(node) is not list:
+            raise MalformedError(".metadata lists no chunks of it")
+        return [self._chunk(one, shape) for one in node]
 
     def _chunk(self, node: Any, shape: Sizes) -> Chunk:
         held = _state(node)
@@ -188,13 +225,13 @@ class _Reader:
         """Name -> where its items are. Raises MalformedError for a record that says no place."""
         items = mapping(node)
         if items is None:
-            raise MalformedError(f"{what} has no storage_data: where the tensors lie is not recorded")
+            raise MalformedError(f"{what} has no storage_data: where the tensors lie is not recorded; save it again")
         found: dict[str, list[Stored]] = {}
         for key, value in items.items():
             index = _state(key.value if type(key) is Key else key)
             fqn = index.get("fqn")
             if type(fqn) is not str:
-                raise MalformedError(f"{what} has a record of storage without a name")
+                raise MalformedError(f"{what} has a record of storage without a name: save it again")
             found.setdefault(fqn, []).append(self._stored(index.get("offset"), _state(value), fqn))
         return found
 
@@ -202,7 +239,7 @@ class _Reader:
         file, offset, length = held.get("relative_path"), held.get("offset"), held.get("length")
         transforms = held.get("transform_descriptors")
         if type(file) is not str or type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
-            raise MalformedError(f"{_shown.name(fqn)}: .metadata does not say where it lies")
+            raise MalformedError(f"{_shown.name(fqn)}: .metadata does not say where it lies: save it again")
         names = tuple(one if type(one) is str else "?" for one in sequence(transforms) or ()) if transforms else ()
         return Stored(None if start is None else self.sizes(start, "chunk"), file, offset, length, names)
 

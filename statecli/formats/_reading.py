@@ -50,10 +50,11 @@ def row_of(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Row:
     return Row(fqn, tensor, kind, evidence, requires_grad=grad)
 
 
-def damaged(fqn: str, error: MalformedError) -> Tensor:
-    """What stands for a tensor that contradicts its file."""
+def damaged(fqn: str, error: MalformedError, known: Any = None) -> Tensor:
+    """What stands for a tensor that contradicts its file; with what is known of it, where that is a tensor itself."""
     why = str(error).removeprefix(f"{fqn}: ")
-    return Tensor("unknown", None, 0, 0, None, False, note=f"cannot be read: {why}", damage=f"{fqn}: {why}")
+    found = known if type(known) is Tensor else Tensor("unknown", None, 0, 0, None, False)
+    return msgspec.structs.replace(found, note=f"cannot be read: {why}", damage=f"{fqn}: {why}")
 
 
 class Reading:
@@ -73,7 +74,7 @@ class Reading:
         try:
             return self.decoder.tensor(node, fqn)
         except MalformedError as error:
-            return damaged(fqn, error)
+            return damaged(fqn, error, node)
 
     def below(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[tuple[str, Any, Any]]:
         """(path, node, Tensor or module node) of everything below, each container once, in the order of the file."""

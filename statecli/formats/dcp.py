@@ -12,16 +12,19 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from operator import add
 from typing import Any, NamedTuple
 
-from statecli.errors import MalformedError, MissingShard, UnreadableError
-from statecli.formats import _folder, _shown, torch_zip
-from statecli.formats._dcp_metadata import MAX_METADATA, Chunk, Metadata, SavedTensor, Sizes, Stored, parsed
+from msgspec.structs import replace
+
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import _dcp_ranks, _folder, _shown, torch_zip
+from statecli.formats._dcp_metadata import MAX_METADATA, METADATA, Chunk, Metadata, SavedTensor, Sizes, Stored, parsed
 from statecli.formats._dtypes import BITS, nbytes
-from statecli.formats._pickle import Pickle
+from statecli.formats._graph import sequence
+from statecli.formats._pickle import Global, Pickle
 from statecli.formats._source import Source, small
 from statecli.formats._tensors import Tensor
 from statecli.formats._tiling import Box as Region
@@ -94,7 +97,7 @@ def places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
 def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what lies in the files is no file by itself
     """All that the metadata names. Raises UnreadableError for a file of such a folder, and what `Metadata` raises.
 
-    A tensor whose chunks contradict each other is there, with its `damage`.
+    A tensor whose chunks contradict each other, or lie in a file that is missing or bad, is there, with its `damage`.
     """
     if not os.path.isdir(path):
         folder = os.path.dirname(path) or "."
@@ -109,11 +112,35 @@ class _Folder:
         self.path = path
         self.oddities: list[Oddity] = []
         self.storages: dict[str, ByteRange] = {}
-        self.metadata = _merged(list(_metadata(path, self.oddities)), self.oddities)
-        self.sizes = _sizes(path, self.metadata)
+        found, bad = _metadata(path)
+        self.metadata, rivals = _dcp_ranks.merged(list(found.values()))
+        self.files = _Files(path, self.metadata, [one.theirs for one in rivals], self.oddities)
         _check_apart(self.metadata)
-        self.ends = _ends(self.metadata)
-        self.globals = list(self.metadata.foreign)
+        self.globals: list[Global] = []
+        self.instead = self._look_beside(found, bad)
+        if len(found) > 1:
+            here = [one for one in rivals if self.files.has(one.mine, one.theirs)]
+            self.oddities.append(_dcp_ranks.told(path, len(found), here))
+
+    def _look_beside(self, found: Mapping[str, Metadata], bad: Mapping[str, UnreadableError]) -> str:
+        """Note what lies in the folder, or should, beside what is read; what to say of a hole that comes of it."""
+        names = members(self.path)
+        others = [name for name in names if _METADATA.fullmatch(name) and name not in found and name not in bad]
+        unused = [name for name in names if name.endswith(SUFFIX) and name not in self.files.ends]
+        unused = [name for name in unused if _holds_bytes(os.path.join(self.path, name))]
+        missing = [] if METADATA in found else [name for name in _dcp_ranks.missing(found, unused) if name not in bad]
+        why = [str(error) for error in bad.values()]
+        if missing:
+            why.append(f"{_shown.names(missing)} {'are' if missing[1:] else 'is'} missing; copy the folder again")
+        self.oddities.extend(Oddity("missing-rank", f"what a rank saved is not read: {one}") for one in why)
+        if others:
+            self.oddities.append(Oddity("other-metadata", f"beside .metadata, and not read: {_shown.names(others)}"))
+        lost = _dcp_ranks.ranks([*bad, *missing])
+        left = [name for name in unused if not _dcp_ranks.ranks([name]) & lost]
+        if left:
+            message = f"named by no metadata, and not read: {_shown.names(left)}; left from another save?"
+            self.oddities.append(Oddity("unused-file", message))
+        return "; ".join(why[:2]) or "save it again"
 
     def state(self) -> ModelState:
         """What the folder holds, as the nested dict that was saved."""
@@ -122,7 +149,8 @@ class _Folder:
         nodes = {fqn: nodes[fqn] if fqn in nodes else self._tensor(fqn) for fqn in self.metadata.order}
         root = nested(nodes, self.metadata.paths)
         pickle = Pickle(root, self.globals, 0, [], [], 0)
-        return state_of(pickle, self.storages, target=self.path, format=NAME, oddities=self.oddities)
+        state = state_of(pickle, self.storages, target=self.path, format=NAME, oddities=self.oddities)
+        return _naming(state, self.metadata.foreign)
 
     def where(self, one: Stored, length: int) -> ByteRange:
         """The archive that holds an item, of `length` bytes when it is taken out."""
@@ -130,21 +158,26 @@ class _Folder:
 
     def _tensor(self, fqn: str) -> Tensor:
         """A tensor by its chunks; one that they contradict has `damage`."""
-        try:
-            return self._checked(fqn, self.metadata.tensors[fqn])
-        except MalformedError as error:
-            return _damaged(str(error))
-
-    def _checked(self, fqn: str, saved: SavedTensor | str) -> Tensor:
+        saved = self.metadata.tensors[fqn]
         if isinstance(saved, str):
-            raise MalformedError(saved)
+            return _damaged(saved)
+        try:
+            return self._checked(fqn, saved)
+        except UnreadableError as error:
+            elements = prod(saved.shape)
+            size = nbytes(saved.dtype, elements)
+            return Tensor(saved.dtype, saved.shape, elements, size, None, saved.requires_grad, damage=str(error))
+
+    def _checked(self, fqn: str, saved: SavedTensor) -> Tensor:
+        if saved.wrong:
+            raise MalformedError(saved.wrong)
         chunks = [chunk for chunk in saved.chunks if 0 not in chunk.shape]
         places = _placed(chunks, self.metadata.places.get(fqn, ()))
         wrong = fault(saved.shape, _regions(chunks)) if 0 not in saved.shape else None
         if wrong:
-            raise MalformedError(wrong)
+            raise MalformedError(f"{wrong}; {self.instead}")
         for one in places:
-            self.check_size(one)
+            self.files.check(one)
         elements = prod(saved.shape)
         size = nbytes(saved.dtype, elements)
         packed = next((one.transforms for one in places if one.transforms), None)
@@ -162,18 +195,70 @@ class _Folder:
         whole = ByteRange(self.path, 0, size, boxes=Boxes(saved.shape, BITS[saved.dtype] // 8, boxes))
         return TensorData(whole, saved.dtype, saved.shape)
 
-    def check_size(self, one: Stored) -> None:
-        """Refuse what lies behind the end of its file; all of it for one reason."""
+
+class _BadFile(MalformedError):
+    """A file is missing, cut short, or none that may be read."""
+
+
+class _Files:
+    """The files that the metadata names: the size of each, or why it is not read.
+
+    `others` lie in them too, and are no part of what is shown.
+    """
+
+    def __init__(self, path: str, metadata: Metadata, others: Sequence[Stored], oddities: list[Oddity]) -> None:
+        self.path = path
+        self.places = metadata.places
+        self.ends = _ends([*metadata.places.values(), others])
+        self.sizes: dict[str, int] = {}
+        self.bad: dict[str, str] = {}
+        self._refuse_outside()
+        if said := self._miss():
+            oddities.append(Oddity("missing-rank", said))
+        for name in [name for name in self.ends if name not in self.bad]:
+            try:
+                with Source(os.path.join(path, name)) as source:
+                    self.sizes[name] = source.size
+            except UnreadableError as error:
+                self._give_up([name], f"{_shown.name(name)} {error}", "copy it again")
+
+    def _refuse_outside(self) -> None:
+        names = [name for name in self.ends if name in ("", ".", "..") or name[0] == "~" or _NO_NAME.search(name)]
+        if names:
+            more = f" and {len(names) - 1} more are no plain file names" if names[1:] else " is no plain file name"
+            said = f".metadata points outside its folder: {_shown.quoted(names[0])}{more}"
+            self._give_up(names, said, "do not load it, and save it again")
+
+    def _miss(self) -> str | None:
+        """What is not there."""
+        names = [name for name in self.ends if name not in self.bad]
+        missing = [name for name in names if not os.path.lexists(os.path.join(self.path, name))]
+        if not missing:
+            return None
+        here = f"{len(self.ends) - len(missing)} of {len(self.ends)} files are here, as .metadata names them"
+        said = f"{_shown.names(missing)} {'are' if missing[1:] else 'is'} missing: {here}"
+        self._give_up(missing, said, "copy it again" if not missing[1:] else "copy them again")
+        return said
+
+    def _give_up(self, names: list[str], why: str, help: str) -> None:
+        """One reason for all that needs one of these files."""
+        lacking = set(names)
+        needed = sum(any(one.file in lacking for one in several) for several in self.places.values())
+        it = "them" if names[1:] else "it"
+        said = f"{why}; {needed} of {len(self.places)} tensors and values lie in {it}, at least in part: {help}"
+        self.bad.update(dict.fromkeys(names, said))
+
+    def has(self, *places: Stored) -> bool:
+        """Whether these can be read."""
+        return all(one.file in self.sizes and one.offset + one.length <= self.sizes[one.file] for one in places)
+
+    def check(self, one: Stored) -> None:
+        """Refuse what lies in a file that is not read, or behind the end of one; all of it for one reason."""
+        if one.file in self.bad:
+            raise _BadFile(self.bad[one.file])
         if one.offset + one.length > self.sizes[one.file]:
-            end = self.ends[one.file]
-            raise _CutShort(
-                f"{one.file} is cut short: .metadata needs {end} bytes of it, it has {self.sizes[one.file]}; "
-                "copy it again"
-            )
-
-
-class _CutShort(MalformedError):
-    """A file is shorter than its items need."""
+            end, size = self.ends[one.file], self.sizes[one.file]
+            raise _BadFile(f"{one.file} is cut short: .metadata needs {end} bytes of it, it has {size}; copy it again")
 
 
 def _damaged(why: str) -> Tensor:
@@ -207,13 +292,13 @@ class _Items:
             return None
         places = self.folder.metadata.places.get(fqn, ())
         if len(places) != 1:
-            return _damaged("no tensor, and .metadata does not say where it lies")
+            return _damaged("no tensor, and .metadata does not say where it lies; save it again")
         one = places[0]
         try:
-            self.folder.check_size(one)
+            self.folder.files.check(one)
             return self._opened(fqn, one)
         except UnreadableError as error:
-            where = "" if isinstance(error, _CutShort) else f"the archive at byte {one.offset} of {one.file}: "
+            where = "" if isinstance(error, _BadFile) else f"the archive at byte {one.offset} of {one.file}: "
             return _damaged(f"{where}{error}")
 
     def _opened(self, fqn: str, one: Stored) -> Any:
@@ -228,80 +313,47 @@ class _Items:
         return pickle.root
 
 
-def _metadata(path: str, oddities: list[Oddity]) -> Iterator[Metadata]:
-    """The metadata of all, else that of each rank."""
+def _metadata(path: str) -> tuple[dict[str, Metadata], dict[str, UnreadableError]]:
+    """The metadata of all, else that of each rank; and those of ranks that cannot be read, if others can."""
     names = [name for name in members(path) if _METADATA.fullmatch(name)]
-    if ".metadata" in names:
-        if len(names) > 1:
-            beside = _shown.names([name for name in names if name != ".metadata"])
-            oddities.append(Oddity("other-metadata", f"beside .metadata, and not read: {beside}"))
-        names = [".metadata"]
     if not names:
         raise UnreadableError(
             "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or it was not copied"
         )
-    for name in sorted(names, key=lambda name: (len(name), name)):
+    found: dict[str, Metadata] = {}
+    bad: dict[str, UnreadableError] = {}
+    for name in [METADATA] if METADATA in names else sorted(names, key=lambda name: (len(name), name)):
         try:
-            data = small(os.path.join(path, name), MAX_METADATA)
+            found[name] = parsed(_bytes_of(path, name), name)
         except UnreadableError as error:
-            raise type(error)(f"{name} {error}") from error.__cause__
-        yield parsed(data, name)
+            bad[name] = error
+    if not found:
+        raise next(iter(bad.values()))
+    return found, bad
 
 
-def _merged(found: list[Metadata], oddities: list[Oddity]) -> Metadata:
-    """What all ranks saved. What several have whole is the first one's, as all of them should have the same."""
-    first = found[0]
-    for other in found[1:]:
-        for fqn in other.order:
-            _join(first, other, fqn)
-        first.foreign.extend(other.foreign)
-    if len(found) > 1:
-        message = f"saved by {len(found)} ranks without collectives: what several saved is shown as the first saved it"
-        oddities.append(Oddity("rank-metadata", message))
-    return first
+def _bytes_of(path: str, name: str) -> bytes:
+    try:
+        return small(os.path.join(path, name), MAX_METADATA)
+    except UnreadableError as error:
+        raise type(error)(f"{name} {error}") from error.__cause__
 
 
-def _join(first: Metadata, other: Metadata, fqn: str) -> None:
-    """Add what another rank has of one name."""
-    mine, theirs = first.tensors.get(fqn), other.tensors.get(fqn)
-    if fqn not in first.places and mine is None:
-        first.order.append(fqn)
-        first.places[fqn] = other.places.get(fqn, [])
-        if theirs is not None:
-            first.tensors[fqn] = theirs
-        if fqn in other.paths:
-            first.paths[fqn] = other.paths[fqn]
-    elif isinstance(mine, SavedTensor) and isinstance(theirs, SavedTensor):
-        if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
-            shapes = f"{mine.dtype} {_shown.shape(mine.shape)} and {theirs.dtype} {_shown.shape(theirs.shape)}"
-            first.tensors[fqn] = f"two ranks disagree about it: {shapes}"
-            return
-        mine.chunks.extend(chunk for chunk in theirs.chunks if chunk not in mine.chunks)
-        here = first.places.setdefault(fqn, [])
-        starts = {one.start for one in here}
-        here.extend(one for one in other.places.get(fqn, ()) if one.start not in starts)
+def _holds_bytes(path: str) -> bool:
+    """Not so the file of a rank that had nothing to save."""
+    return os.path.isfile(path) and os.path.getsize(path) > 0
 
 
-def _sizes(path: str, metadata: Metadata) -> dict[str, int]:
-    """The size of each file that is named, all of them there and regular."""
-    named = dict.fromkeys(one.file for places in metadata.places.values() for one in places)
-    found: dict[str, int] = {}
-    missing: list[str] = []
-    for name in named:
-        if name in ("", ".", "..") or name[0] == "~" or _NO_NAME.search(name):
-            raise MalformedError(f".metadata points outside its folder: {_shown.quoted(name)} is no plain file name")
-        file = os.path.join(path, name)
-        if not os.path.lexists(file):
-            missing.append(name)
-            continue
-        try:
-            with Source(file) as source:
-                found[name] = source.size
-        except UnreadableError as error:
-            raise type(error)(f"{_shown.name(name)} {error}") from error.__cause__
-    if missing:
-        raise _missing(missing, len(named), metadata)
-    return found
+def _naming(state: ModelState, names: Sequence[Global]) -> ModelState:
+    """The same, and what reading `.metadata` as torch does would import."""
+    if not names:
+        return state
+    qualified = list(dict.fromkeys(one.qualified for one in names))
+    what = "a name" if len(qualified) == 1 else f"{len(qualified)} names"
+    message = f"torch.distributed.checkpoint unpickles .metadata, and would import or call {what} from it: "
+    odd = Oddity("foreign-globals", message + _shown.names(qualified))
+    told = tuple((one.qualified, one.position) for one in names)
+    return replace(state, oddities=(*state.oddities, odd), globals=(*told, *state.globals))
 
 
 def _check_apart(metadata: Metadata) -> None:
@@ -324,21 +376,11 @@ def _check_apart(metadata: Metadata) -> None:
             last = span
 
 
-def _missing(missing: list[str], count: int, metadata: Metadata) -> MissingShard:
-    lacking = set(missing)
-    needed = sum(any(one.file in lacking for one in places) for places in metadata.places.values())
-    what, it = ("is", "it") if len(missing) == 1 else ("are", "them")
-    return MissingShard(
-        f"{_shown.names(missing)} {what} missing: {count - len(missing)} of {count} files are here, as .metadata names "
-        f"them; {needed} of {len(metadata.places)} tensors and values lie in {it}, at least in part"
-    )
-
-
-def _ends(metadata: Metadata) -> dict[str, int]:
+def _ends(places: Iterable[Sequence[Stored]]) -> dict[str, int]:
     """How many bytes of each file are needed."""
     found: dict[str, int] = {}
-    for places in metadata.places.values():
-        for one in places:
+    for several in places:
+        for one in several:
             found[one.file] = max(one.offset + one.length, found.get(one.file, 0))
     return found
 
@@ -353,7 +395,8 @@ def _placed(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]:
         at = bisect_left(ordered, chunk.start, key=_start)
         if at == len(ordered) or not _is_of(chunk, ordered[at]):
             raise MalformedError(
-                f".metadata does not say where its chunk of {list(chunk.shape)} at {list(chunk.start)} lies"
+                f".metadata does not say where its chunk of {list(chunk.shape)} at {list(chunk.start)} lies; "
+                "save it again"
             )
         found.append(ordered[at])
     return found
@@ -398,7 +441,22 @@ def nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...]]) ->
         indexes = one.held is not root and all(type(key) is int for key in one.held)
         if indexes and sorted(one.held) == list(range(len(one.held))):
             one.above[one.key] = [one.held[n] for n in range(len(one.held))]
+    for one in made.values():
+        _number(one.held)
     return root
+
+
+def _number(optimizer: dict[Any, Any]) -> None:
+    """Key an optimizer's state by the integers that its groups list, as it was: the planner makes text of all keys."""
+    state, groups = optimizer.get("state"), optimizer.get("param_groups")
+    if type(state) is not dict or type(groups) is not list:
+        return
+    listed = [sequence(group.get("params")) or () for group in groups if type(group) is dict]
+    ids = {one for several in listed for one in several if type(one) in (int, str)}
+    numbers = {str(one): one for one in ids if type(one) is int and str(one) not in ids}
+    renamed = {numbers.get(key, key): value for key, value in state.items()}
+    state.clear()
+    state.update(renamed)
 
 
 class _Made(NamedTuple):

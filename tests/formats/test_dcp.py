@@ -27,14 +27,18 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from statecli import formats, kinds
-from statecli.formats import _scan
+from statecli.errors import UnreadableError
+from statecli.formats import _dcp_ranks, _scan
 from statecli.formats import dcp as reader
+from statecli.formats._dcp_metadata import NEEDED
 from statecli.formats._tiling import Box, fault
 from statecli.state import Evidence, Kind
 from statecli.values.read import all_values
 
 from . import dcp_ranks
 from .attacks import build, called, legacy, named, pickled, records, state_dict, tensor, text
+
+CLASSES = (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata)
 
 
 @pytest.fixture(scope="session")
@@ -139,6 +143,39 @@ def test_an_optimizer_flattened(ranks):
     assert state.metadata["optimizer.param_groups.2.bias.lr"] == 0.25
 
 
+OPTIMIZERS: dict[str, Any] = {
+    "adamw": lambda net: torch.optim.AdamW(net.parameters()),
+    "groups": lambda net: torch.optim.SGD([{"params": [w]} for w in net.parameters()], lr=0.5, momentum=0.5),
+    "named": lambda net: torch.optim.AdamW(net.named_parameters()),
+}
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["with its model", "alone"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_that_counts_its_parameters(kind, whole, tmp_path, statecli):
+    """The planner makes text of every key; those that param_groups list as integers are integers again."""
+    net = dcp_ranks.model()
+    optimizer = OPTIMIZERS[kind](net)
+    net(torch.randn(4, 7)).sum().backward()
+    optimizer.step()
+    saved = {"model": net.state_dict(), "optimizer": optimizer.state_dict()} if whole else optimizer.state_dict()
+    torch.save(saved, tmp_path / "raw.pt")
+    dcp.save(saved, checkpoint_id=tmp_path / "raw", no_dist=True)
+    result = statecli("diff", str(tmp_path / "raw.pt"), str(tmp_path / "raw"), "-f", "json")
+    assert (result.code, result.json["metadata"]) == (0, [])
+    read = [kinds.classified(formats.read(str(tmp_path / name))) for name in ("raw.pt", "raw")]
+    first, second = [{(t.fqn, t.kind, t.evidence, t.belongs_to) for t in one.tensors} for one in read]
+    assert first == second
+
+
+def test_keys_that_are_text_stay_text(tmp_path):
+    """Digits are a name where the optimizer's groups list names, and where there is no optimizer."""
+    group = {"params": ["0", "1"], "lr": 0.5}
+    saved = {"state": {"0": {"exp_avg": torch.ones(2)}}, "param_groups": [group], "more": {"7": torch.ones(1)}}
+    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    assert formats.read(str(tmp_path)).tensors[0].fqn == "state['0']['exp_avg']"
+
+
 def test_a_model_beside_its_optimizer(tmp_path):
     """torchtitan puts the model's entries into the same dict as the optimizer: they are the model."""
     net = dcp_ranks.model()
@@ -170,8 +207,70 @@ def test_a_rank_that_saved_apart_and_is_not_here(ranks, tmp_path, statecli):
     assert result.code == 2
     assert f"statecli: {folder}: 0.weight and 1 more tensor: no chunk holds " in result.err
     notes = {t.fqn: t.note for t in formats.read(str(folder)).tensors}
-    assert notes["0.weight"] == "cannot be read: no chunk holds [2:4, 0:7]"
+    lacking = "__1.metadata is missing; copy the folder again"
+    assert notes["0.weight"] == f"cannot be read: no chunk holds [2:4, 0:7]; {lacking}"
     assert result.out.count("1.running_mean") == 1
+    assert f"what a rank saved is not read: {lacking}" in result.out
+    assert statecli("audit", str(folder), "--select", "missing-shard", "-f", "json").json["summary"]["error"] == 1
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_whose_metadata_alone_is_not_here(rank, ranks, tmp_path):
+    """Its file says that it saved: the first rank and the last are missed too."""
+    folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
+    (folder / f"__{rank}.metadata").unlink()
+    state = formats.read(str(folder))
+    said = f"what a rank saved is not read: __{rank}.metadata is missing; copy the folder again"
+    assert [odd.message for odd in state.oddities if odd.name != "rank-metadata"] == [said]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x02}q"])
+def test_a_rank_whose_metadata_is_damaged(data, ranks, tmp_path):
+    """What the others saved is read, and the line of it says so; where no rank's can be read, nothing is."""
+    folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
+    (folder / "__1.metadata").write_bytes(data)
+    state = formats.read(str(folder))
+    assert state.tensors[0].shape == (5, 7)
+    assert "__1.metadata is " in (state.tensors[0].damage or "")
+    assert [odd.name for odd in state.oddities] == ["missing-rank", "rank-metadata"]
+    for path in folder.glob("*.metadata"):
+        path.write_bytes(data)
+    with pytest.raises(UnreadableError, match=r"__0\.metadata is "):
+        formats.read(str(folder))
+
+
+def alike(folder: Path, **saved: Any) -> None:
+    """Save that as rank 1 of two without collectives, beside what the folder has as rank 0's."""
+    dcp.save(saved, checkpoint_id=folder / "other", no_dist=True)
+    (folder / "other" / "__0_0.distcp").rename(folder / "__1_0.distcp")
+    data = (folder / "other" / ".metadata").read_bytes()
+    (folder / "__1.metadata").write_bytes(data.replace(b"__0_0.distcp", b"__1_0.distcp"))
+    shutil.rmtree(folder / "other")
+
+
+def test_ranks_that_saved_different_values(tmp_path, monkeypatch):
+    """A tensor that is no DTensor each rank saves whole: the names of those that are not the same are told."""
+    dcp.save({"w": torch.ones(3), "v": torch.ones(2), "rank": 0}, checkpoint_id=tmp_path, no_dist=True)
+    (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
+    alike(tmp_path, w=torch.full((3,), 2.0), v=torch.ones(2), rank=1)
+    said = "saved by 2 ranks without collectives"
+    (odd,) = formats.read(str(tmp_path)).oddities
+    assert odd.message == f"{said}; they saved different values, and the first one's are shown: rank, w"
+    assert values(tmp_path)["w"].tolist() == [1, 1, 1]
+    monkeypatch.setattr(_dcp_ranks, "MAX_COMPARED", 2600)
+    (odd,) = formats.read(str(tmp_path)).oddities
+    assert odd.message.endswith("; whether all saved the same was not looked at: w, v")
+
+
+def test_ranks_that_disagree_about_a_shape(tmp_path):
+    """Neither is believed."""
+    dcp.save({"w": torch.ones(3), "v": torch.ones(2)}, checkpoint_id=tmp_path, no_dist=True)
+    (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
+    alike(tmp_path, w=torch.ones(4), v=torch.ones(2))
+    found = {t.fqn: t for t in formats.read(str(tmp_path)).tensors}
+    said = "two ranks disagree about it: float32 [3] and float32 [4]; save it again"
+    assert (found["w"].shape, found["w"].note) == (None, f"cannot be read: {said}")
+    assert found["v"].damage is None
 
 
 def test_one_process_without_a_group(tmp_path):
@@ -281,13 +380,50 @@ def test_a_file_of_it_named(name, mixed, line):
     assert line(mixed / name) == said
 
 
-def test_a_missing_rank(mixed, line):
-    """The file, how many are here, and how much needs it."""
+def test_a_missing_rank(mixed, ranks, statecli):
+    """One line: the file, how many are here, how much needs it. All shapes are shown, and what is here is compared."""
     (mixed / "__2_0.distcp").unlink()
-    assert line(mixed).startswith("__2_0.distcp is missing: 3 of 4 files are here, as .metadata names them; ")
+    result = statecli("inspect", str(mixed))
+    said = "__2_0.distcp is missing: 3 of 4 files are here, as .metadata names them"
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert f": {said}; 8 of 17 tensors and values lie in it, at least in part: copy it again" in result.err
+    told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(ranks / "mixed")).tensors}
+    state = formats.read(str(mixed))
+    assert {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in state.tensors} == told
+    result = statecli("diff", str(ranks / "mixed"), str(mixed), "-f", "json")
+    broken = [t.fqn for t in state.tensors if t.damage]
+    assert (result.code, result.json["summary"]["identical"]) == (2, len(told) - len(broken))
+    result = statecli("audit", str(mixed), "-f", "json")
+    assert result.code == 2
+    assert "missing-shard" in {one["rule"] for one in result.json["findings"]}
+
+
+def test_no_rank_is_here(mixed, statecli):
+    """The metadata has every shape all the same; the values beside the tensors are missed too."""
     for path in mixed.glob("*.distcp"):
         path.unlink()
-    assert "0 of 4 files are here" in line(mixed)
+    result = statecli("inspect", str(mixed))
+    assert result.code == 2
+    assert "0 of 4 files are here" in result.err
+    assert {t.fqn: t.shape for t in formats.read(str(mixed)).tensors}["images"] == (2, 3, 4, 4)
+
+
+def test_a_file_of_another_save(mixed):
+    """A rank's file that the metadata does not name is told of; that of a rank which had nothing to save is empty."""
+    (mixed / "__8_0.distcp").write_bytes(b"")
+    assert formats.read(str(mixed)).oddities == ()
+    shutil.copy(mixed / "__0_0.distcp", mixed / "__9_0.distcp")
+    (odd,) = formats.read(str(mixed)).oddities
+    assert odd.message == "named by no metadata, and not read: __9_0.distcp; left from another save?"
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80"])
+def test_a_save_that_broke_off(data, mixed, line):
+    """What writes `.metadata` last may not have come to its end."""
+    (mixed / ".metadata").write_bytes(data)
+    cut = "the save did not finish, or it was not copied whole; copy it again, or save it again"
+    assert line(mixed).startswith(".metadata is ")
+    assert line(mixed).endswith(f": {cut}")
 
 
 def test_no_metadata(mixed, line):
@@ -347,11 +483,14 @@ DAMAGED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_chunks_that_make_no_tensor(case, mixed, statecli):
-    """One line with the tensor and the boxes; all others are read, by every command."""
+    """One line with the tensor and the boxes; its shape and all others are read, by every command."""
     change, said = DAMAGED[case]
+    told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed)).tensors}
     rewritten(mixed, change)
+    found = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed)).tensors}
+    assert {fqn: found[fqn] for fqn in told} == told
     result = statecli("inspect", str(mixed))
-    assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}\n")
+    assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}; save it again\n")
     assert "columns" in result.out
     assert statecli("audit", str(mixed)).code == 2
 
@@ -361,27 +500,23 @@ def broken(metadata: Any) -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    **{
-        f"outside: {name}": (
-            lambda metadata, name=name: setattr(
-                metadata.storage_data[MetadataIndex("rows", [3, 0])], "relative_path", name
-            ),
-            f".metadata points outside its folder: {name!r} is no plain file name",
-        )
-        for name in ("../x.distcp", "/etc/passwd", "C:x.distcp", "s3://b/x", "~", "..", "")
-    },
     "version": (
         lambda metadata: setattr(metadata, "version", "2.0.0"),
-        ".metadata says version '2.0.0': written by a newer torch; statecli knows 1.0.0",
+        ".metadata says version '2.0.0': written by a newer torch; statecli knows 1.0.0: "
+        "update statecli, or save it again with an older torch",
     ),
-    "no place": (broken, "rows: .metadata does not say where it lies"),
+    "no version": (
+        lambda metadata: setattr(metadata, "version", 7),
+        ".metadata says version 7, and torch writes 1.0.0: save it again",
+    ),
+    "no place": (broken, "rows: .metadata does not say where it lies: save it again"),
     "no storage": (
         lambda metadata: setattr(metadata, "storage_data", None),
-        ".metadata has no storage_data: where the tensors lie is not recorded",
+        ".metadata has no storage_data: where the tensors lie is not recorded; save it again",
     ),
     "no tensors": (
         lambda metadata: setattr(metadata, "state_dict_metadata", 3),
-        ".metadata has no state_dict_metadata",
+        ".metadata has no state_dict_metadata: save it again",
     ),
 }
 
@@ -397,14 +532,32 @@ def test_metadata_that_is_refused(case, mixed, line):
 def test_another_pickle(mixed, line):
     """A folder with rank files whose `.metadata` is anything else."""
     (mixed / ".metadata").write_bytes(pickle.dumps({"a": 1}))
-    assert line(mixed) == ".metadata holds no Metadata of torch.distributed.checkpoint"
+    assert line(mixed) == ".metadata holds no Metadata of torch.distributed.checkpoint: copy it or save it again"
 
 
-def test_a_rank_that_is_no_file(mixed, line):
+OUTSIDE = ("../x.distcp", "/etc/passwd", "C:x.distcp", "s3://b/x", "~", "..", "")
+
+
+@pytest.mark.parametrize("name", OUTSIDE, ids=[repr(name) for name in OUTSIDE])
+def test_a_path_that_leads_outside(name, mixed, statecli):
+    """It is not followed; what lies elsewhere is read."""
+    place = MetadataIndex("rows", [3, 0])
+    rewritten(mixed, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
+    result = statecli("inspect", str(mixed))
+    why = f".metadata points outside its folder: {name!r} is no plain file name; 1 of 17 tensors and values lie in it"
+    said = f"rows: {why}, at least in part: do not load it, and save it again"
+    assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}\n")
+    assert [t.fqn for t in formats.read(str(mixed)).tensors if t.damage] == ["rows"]
+
+
+def test_a_rank_that_is_no_file(mixed, statecli):
     """A named pipe would block whoever opens it."""
     (mixed / "__0_0.distcp").unlink()
     os.mkfifo(mixed / "__0_0.distcp")
-    assert line(mixed) == "__0_0.distcp is a named pipe, not a regular file"
+    result = statecli("inspect", str(mixed))
+    assert result.code == 2
+    assert ": __0_0.distcp is a named pipe, not a regular file; " in result.err
+    assert any(t.damage is None for t in formats.read(str(mixed)).tensors)
 
 
 def test_an_archive_of_another_tensor(tmp_path, statecli):
@@ -444,6 +597,39 @@ def test_metadata_that_attacks(mixed, tmp_path, statecli):
     assert result.code == 1
     assert "unsafe-global" in result.out
     assert not (tmp_path / "harm").exists()
+
+
+DISGUISED = (
+    ("torch.distributed.checkpoint.filesystem", "os.system"),
+    ("torch.distributed.checkpoint.metadata", "os.system"),
+    ("torch.distributed.run", "main"),
+    ("torch.serialization", "load"),
+    ("torch", "load"),
+    ("evil", "RunPath"),
+    ("evil", "Size"),
+    ("pathlib", "os.system"),
+)
+
+
+@pytest.mark.parametrize("names", DISGUISED, ids=[".".join(names) for names in DISGUISED])
+def test_metadata_that_calls_what_torch_has(names, mixed, statecli):
+    """Only the classes of data that a `.metadata` is made of are passed over, each by its whole name."""
+    data = (mixed / ".metadata").read_bytes()
+    assert data[:2] == b"\x80\x04"
+    (mixed / ".metadata").write_bytes(b"\x80\x04" + data[11:-1] + called(named(*names), text("x")) + b"0.")
+    (odd,) = formats.read(str(mixed)).oddities
+    said = "torch.distributed.checkpoint unpickles .metadata, and would import or call a name from it"
+    assert (odd.name, odd.message) == ("foreign-globals", f"{said}: {'.'.join(names)}")
+    assert statecli("audit", str(mixed)).code == 1
+
+
+def test_the_names_that_metadata_needs_are_torchs_own():
+    """Each of this torch's is there, and is a class of data."""
+    assert {f"{one.__module__}.{one.__qualname__}" for one in (*CLASSES, _StorageInfo)} <= NEEDED
+    for name in NEEDED:
+        module, _, last = name.rpartition(".")
+        found = getattr(sys.modules.get(module), last, None)
+        assert found is None or isinstance(found, (type, torch.dtype)) or last == "_get_layout"
 
 
 def test_a_value_that_attacks(tmp_path, statecli):

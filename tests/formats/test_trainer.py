@@ -418,13 +418,14 @@ def test_a_whole_model_of_fsdp_is_one_file(sharded):
 
 @pytest.mark.parametrize("part", ["pytorch_model_fsdp_0", "optimizer_0"], ids=["model", "optimizer"])
 def test_shards_that_are_missing(sharded, statecli, part):
-    """One line with the folder; of the optimizer's all else is listed."""
+    """One line with the folder and the file; its tensors have their shapes, and all else is listed."""
     (sharded / part / "__0_0.distcp").unlink()
     result = statecli("inspect", sharded, "-f", "json")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert f"statecli: {sharded / part}: __0_0.distcp is missing" in result.err
-    if part == "optimizer_0":
-        assert len([one for one in result.json["tensors"] if one["section"] == "model"]) == 9
+    assert result.err.startswith(f"statecli: {sharded / part}: ")
+    assert ": __0_0.distcp is missing: 0 of 1 files are here" in result.err
+    shapes = [one["shape"] for one in result.json["tensors"] if one["section"] == "model"]
+    assert (len(shapes), None in shapes) == (9, False)
 
 
 # Adapters.
