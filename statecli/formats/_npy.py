@@ -11,11 +11,13 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown
 from statecli.formats._dtypes import BITS
 from statecli.formats._tensors import MAX_DIMENSIONS, MAX_ELEMENTS
-from statecli.state import Box, Boxes, ByteRange, TensorData, TensorInfo
+from statecli.state import Box, Boxes, ByteRange, Evidence, Kind, TensorData, TensorInfo
 
 MAGIC = b"\x93NUMPY"
 #: Bytes of a header's literal: numpy itself reads 10,000 unless told otherwise.
@@ -37,6 +39,12 @@ _DESCR = re.compile(r"([<>|=]?)([?biufcSaUVOmM])(\d{0,9})(\[\w+\])?", re.ASCII)
 _KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
 _OBJECTS = "objects, saved as a pickle: not loaded"
 
+#: numpy's types of more than eight bytes, whose format and size are the machine's.
+LONG = {
+    **dict.fromkeys(("float96", "float128"), "longdouble, of which only the bytes are compared"),
+    **dict.fromkeys(("complex192", "complex256"), "clongdouble, of which only the bytes are compared"),
+}
+
 #: Gives the first bytes of an array's file, as many as it is asked for, or all there are.
 Head = Callable[[int], bytes]
 
@@ -49,6 +57,8 @@ class Element(NamedTuple):
     note: str | None = None
     is_big_endian: bool = False
     has_objects: bool = False
+    #: Text, times, records and objects are nothing that is trained.
+    is_number: bool = True
 
 
 class Header(NamedTuple):
@@ -89,22 +99,28 @@ def header(head: Head) -> Header:
 
 
 def row(fqn: str, found: Header, storage: ByteRange) -> TensorInfo:
-    """The array as a tensor. `storage` is all of its file, the header with it.
+    """The array as a tensor, damaged where it is cut short. `storage` is all of its file, the header with it.
 
-    Raises MalformedError where that does not hold all elements.
+    Raises MalformedError for more elements of no bytes than the file has bytes.
     """
     element, held = found.element, storage.length - found.length
     elements = prod(found.shape)
+    kind, evidence = (Kind.PARAMETER, Evidence.ASSUMED) if element.is_number else (Kind.OTHER, Evidence.CONVENTION)
+    bare = TensorInfo(fqn, element.dtype, found.shape, elements, 0, kind=kind, evidence=evidence, saved=True)
     if element.has_objects:
-        return TensorInfo(fqn, element.dtype, found.shape, elements, held, saved=True, note=element.note)
+        return replace(bare, nbytes=held, note=element.note)
     if found.nbytes > held:
-        raise MalformedError(
+        why = (
             f"{element.dtype} {_shown.shape(found.shape)} takes {found.nbytes} bytes, {held} follow the header: "
             "truncated; copy or download it again"
         )
+        damage = f"{storage.path}: {_shown.name(fqn)}: {why}"
+        return replace(bare, note=f"cannot be read: {why}", damage=damage)
+    if not element.size and elements > storage.length:
+        raise MalformedError(f"claims {elements} elements of no bytes, in a file of {storage.length}")
     strides = tuple(prod(found.shape[:axis]) for axis in range(len(found.shape))) if found.is_fortran else None
     data = _behind(found, storage, strides)
-    return TensorInfo(fqn, element.dtype, found.shape, elements, found.nbytes, saved=True, note=element.note, data=data)
+    return replace(bare, nbytes=found.nbytes, note=element.note, data=data)
 
 
 def _behind(found: Header, storage: ByteRange, strides: tuple[int, ...] | None) -> TensorData:
@@ -143,9 +159,10 @@ def _element(descr: Any) -> Element:
         return _coded(descr)
     size, has_objects = _laid_out(descr)
     if has_objects:
-        return Element("numpy O", size, _OBJECTS, has_objects=True)
+        return Element("numpy O", size, _OBJECTS, has_objects=True, is_number=False)
     named = [field[0] for field in descr if type(field[0]) is str and field[0]] if type(descr) is list else []
-    return Element(f"numpy V{size}", size, f"records of {size} bytes: {_shown.names(named)}" if named else None)
+    note = f"records of {size} bytes: {_shown.names(named)}" if named else None
+    return Element(f"numpy V{size}", size, note, is_number=False)
 
 
 def _laid_out(descr: Any) -> tuple[int, bool]:
@@ -172,16 +189,19 @@ def _coded(descr: str) -> Element:
     size = int(digits or {"O": 8, "m": 8, "M": 8}.get(kind, kind in "?b")) * (4 if kind == "U" else 1)
     big = order == ">" and (size > 1 or kind == "U")
     if kind == "O":
-        return Element("numpy O", size, _OBJECTS, has_objects=True)
+        return Element("numpy O", size, _OBJECTS, has_objects=True, is_number=False)
     if kind in "?b":
         return Element("bool", size)
     if kind == "V":
         more = ": bfloat16 is saved so" if size == 2 else ": float8 types are saved so" if size == 1 else ""
-        return Element(f"numpy V{size}", size, f"void of {size} byte{'s' * (size != 1)}{more}")
+        note = f"void of {size} byte{'s' * (size != 1)}{more}"
+        return Element(f"numpy V{size}", size, note, is_number=bool(more))
     dtype = f"{_KINDS.get(kind)}{8 * size}"
+    if kind in "fc" and dtype in LONG:
+        return Element(f"numpy {dtype}", size, LONG[dtype], is_big_endian=big)
     if dtype not in BITS:
         dtype = f"numpy {kind}{digits}{unit or ''}"
-    return Element(dtype, size, is_big_endian=big)
+    return Element(dtype, size, is_big_endian=big, is_number=kind not in "SUamM")
 
 
 class _Literal:

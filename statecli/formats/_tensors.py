@@ -485,6 +485,11 @@ _NUMPY_DTYPES: dict[str, str] = {
     "b1": "bool",
     "c16": "complex128",
     "c8": "complex64",
+    # Of the machine: numpy calls them longdouble and clongdouble.
+    "f12": "numpy float96",
+    "f16": "numpy float128",
+    "c24": "numpy complex192",
+    "c32": "numpy complex256",
 }
 
 

@@ -11,10 +11,12 @@ import hashlib
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown
@@ -64,8 +66,9 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     """The header of one file as a `ModelState`: no device, no requires_grad, since the format records neither.
 
     Shapes are torch's: the file has the fastest dimension first. Quantized tensors have as many elements as values, and
-    the bytes that these take. Raises UnreadableError and MalformedError, without the path. A tensor of a type that is
-    not known, or whose rows are no whole blocks, is damaged, and the others are read.
+    the bytes that these take. Raises UnreadableError and MalformedError, without the path, for a header that cannot be
+    read. A tensor of a type that is not known, whose rows are no whole blocks, whose bytes are another's too or are not
+    there, is damaged, and the others are read.
     """
     with Source(path) as source:
         header = _Header(source)
@@ -75,16 +78,17 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
                 f"its header claims {tensors} tensors and {keys} keys, more than {MAX_TENSORS} and {MAX_KEYS}"
             )
         metadata, oddities = _metadata(header, keys)
-        lines = _lines(header, tensors)
+        lines, twice = _lines(header, tensors)
         alignment = _alignment(metadata)
         start = -(-header.at // alignment) * alignment
-        rows = tuple(_row(line, path, start, header.is_big_endian) for line in lines)
-        spans = sorted((one.offset, one.offset + row.nbytes, one.name) for one, row in zip(lines, rows, strict=True))
-        _laid_out(spans, start, source.size)
+        rows = {line.name: _row(line, path, start, header.is_big_endian) for line in lines}
+        spans = sorted((one.offset, one.offset + rows[one.name].nbytes, one.name) for one in lines)
+        for name, why in (twice | _misplaced(spans, start, source.size)).items():
+            rows[name] = _spoilt(rows[name], path, why)
         oddities += _askew(spans, alignment)
-        if not any(row.damage for row in rows):
+        if not any(row.damage for row in rows.values()):
             oddities += _unowned(spans, source, start, alignment)
-    return ModelState(path, NAME, rows, metadata=metadata, oddities=(*oddities, *_part(metadata)))
+    return ModelState(path, NAME, tuple(rows.values()), metadata=metadata, oddities=(*oddities, *_part(metadata)))
 
 
 # --- the header's bytes ----------------------------------------------------------------------------------------------
@@ -101,12 +105,19 @@ class _Header:
         # A version has a byte of 1 to 3 in front, or behind where the greatest comes first.
         self.order = ">" if source.head[4:6] == b"\0\0" else "<"
         self._structs = {code: struct.Struct(self.order + code) for code in "BbHhIifQqd?"}
+        self._pair = struct.Struct(f"{self.order}IQ")
         _check_version(self.number("I", "its version"))
 
     @property
     def is_big_endian(self) -> bool:
         """Whether the first byte of a number is its greatest."""
         return self.order == ">"
+
+    def pair(self, what: str) -> tuple[int, int]:
+        """A uint32 and the uint64 behind it."""
+        kind, offset = self._pair.unpack_from(self.reach(self.at + 12, what), self.at)
+        self.at += 12
+        return kind, offset
 
     def number(self, code: str, what: str) -> Any:
         """One number, as `struct` has that code."""
@@ -312,26 +323,30 @@ class _Line(NamedTuple):
     offset: int
 
 
-def _lines(header: _Header, count: int) -> list[_Line]:
-    found: list[_Line] = []
-    names: set[str] = set()
+def _lines(header: _Header, count: int) -> tuple[list[_Line], dict[str, str]]:
+    """The lines, the first of each name; of the names that have more, what is said of them."""
+    found: dict[str, _Line] = {}
+    lines = Counter[str]()
     for n in range(count):
         what = f"the line of tensor {n + 1} of {count}"
         name = _decoded(header.text(what), what)
-        what = _shown.name(name)
-        if name in names:
-            raise MalformedError(f"{what}: is there twice")
-        names.add(name)
-        dims = header.number("I", f"{what}: its line")
-        if dims > MAX_DIMS:
-            raise MalformedError(f"{what}: claims {dims} dimensions: ggml has 4 at most")
-        shape = header.numbers("Q", dims, f"{what}: its shape")[::-1]
-        found.append(
-            _Line(name, shape, header.number("I", f"{what}: its line"), header.number("Q", f"{what}: its line"))
-        )
-        if max(shape, default=0) >= 2**63 or prod(shape) >= 2**63:
-            raise MalformedError(f"{what}: shape {_shown.shape(shape)} is impossible: 2^63 elements or more")
-    return found
+        line = _line(header, name)
+        if found.setdefault(name, line) is not line:
+            lines[name] += 1
+    why = "its header lists it {} times, and readers disagree which one counts: convert the model again"
+    return list(found.values()), {name: why.format(more + 1) for name, more in lines.items()}
+
+
+def _line(header: _Header, name: str) -> _Line:
+    """What follows a tensor's name."""
+    what = f"{_shown.name(name)}: its line"
+    dims = header.number("I", what)
+    if dims > MAX_DIMS:
+        raise MalformedError(f"{_shown.name(name)}: claims {dims} dimensions: ggml has 4 at most")
+    shape = header.numbers("Q", dims, what)[::-1]
+    if max(shape, default=0) >= 2**63 or prod(shape) >= 2**63:
+        raise MalformedError(f"{_shown.name(name)}: shape {_shown.shape(shape)} is impossible: 2^63 elements or more")
+    return _Line(name, shape, *header.pair(what))
 
 
 def _row(line: _Line, path: str, start: int, is_big_endian: bool) -> TensorInfo:
@@ -366,35 +381,44 @@ def _plain(line: _Line, where: ByteRange) -> TensorInfo:
 
 
 def _damaged(line: _Line, path: str, dtype: str, why: str) -> TensorInfo:
-    return TensorInfo(
-        line.name,
-        dtype,
-        line.shape,
-        prod(line.shape),
-        0,
-        saved=True,
-        note=f"cannot be read: {why}",
-        damage=f"{path}: {_shown.name(line.name)}: {why}",
-    )
+    return _spoilt(TensorInfo(line.name, dtype, line.shape, prod(line.shape), 0, saved=True), path, why)
 
 
 #: Where a tensor begins and ends, in bytes from the first tensor's; its name.
 _Span = tuple[int, int, str]
 
 
-def _laid_out(spans: list[_Span], start: int, size: int) -> None:
-    """Refuses what overlaps, or reaches beyond the file."""
-    for (first, stop, before), (begin, end, name) in pairwise(spans):
-        if begin < stop:
-            raise MalformedError(
-                f"{_shown.name(name)}: its bytes {begin} to {end} overlap {first} to {stop} of {_shown.name(before)}"
-            )
-    _, stop, last = spans[-1] if spans else (0, 0, "")
-    if stop and start + stop > size:
-        raise MalformedError(
-            f"{_shown.name(last)}: ends at byte {start + stop}, the file has {size}: truncated, {start + stop - size} "
-            "bytes are missing; copy or download it again"
-        )
+def _misplaced(spans: list[_Span], start: int, size: int) -> dict[str, str]:
+    """What reaches beyond the file, and what overlaps among the rest, with what is said of it."""
+    beyond = {
+        name: f"ends at byte {start + stop}, the file has {size}: truncated, {start + stop - size} bytes are missing; "
+        "copy or download it again"
+        for begin, stop, name in spans
+        if stop > begin and start + stop > size
+    }
+    found = dict(beyond)
+    last: _Span = (0, 0, "")
+    for one in spans:
+        if one[0] == one[1] or one[2] in beyond:
+            continue
+        if one[0] < last[1]:
+            # Which of the two is wrong is not said.
+            found.setdefault(last[2], _overlap(last, one))
+            found[one[2]] = _overlap(one, last)
+        last = max(last, one, key=lambda span: span[1])
+    return found
+
+
+def _overlap(one: _Span, other: _Span) -> str:
+    return f"its bytes {one[0]} to {one[1]} overlap {other[0]} to {other[1]} of {_shown.name(other[2])}"
+
+
+def _spoilt(row: TensorInfo, path: str, why: str) -> TensorInfo:
+    """The row as one that cannot be read, unless something else is wrong with it already."""
+    if row.damage:
+        return row
+    damage = f"{path}: {_shown.name(row.fqn)}: {why}"
+    return replace(row, nbytes=0, note=f"cannot be read: {why}", data=None, damage=damage)
 
 
 def _askew(spans: list[_Span], alignment: int) -> Iterator[Oddity]:

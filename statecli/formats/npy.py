@@ -22,7 +22,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
     """The header of the file as a `ModelState`: no device, no requires_grad, since the format records neither.
 
-    Raises UnreadableError and MalformedError, without the path.
+    Raises UnreadableError and MalformedError, without the path. An array that is cut short is damaged.
     """
     with Source(path) as source:
         found = _npy.header(lambda length: source.read(0, min(length, source.size)))
@@ -34,5 +34,5 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         row = replace(row, data=replace(row.data, storage=where, offset=0))
     end = found.length + row.nbytes
     message = f"{size - end} bytes follow the array: numpy.load does not look at them"
-    after = (Oddity("suffixed", message, place=Place(path, end, size - end)),) if end < size else ()
+    after = (Oddity("suffixed", message, place=Place(path, end, size - end)),) if end < size and not row.damage else ()
     return ModelState(path, NAME, (row,), oddities=after)

@@ -50,7 +50,8 @@ def _row(fqn: str, record: Record, source: Source, archive: Archive) -> TensorIn
         why = str(error)
         damage = f"{source.path}: {_shown.name(fqn)}: {why}"
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
-    if after := record.size - found.length - row.nbytes:
+    after = record.size - found.length - row.nbytes
+    if after and not row.damage:
         place = Place(source.path, record.data_offset, record.compressed_size)
         message = f"{after} bytes follow the array {_shown.name(fqn)}: numpy.load does not look at them"
         archive.oddities.append(Oddity("suffixed", message, fqn, place=place))

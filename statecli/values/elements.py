@@ -65,6 +65,8 @@ COMPLEX = frozenset(["complex128", "complex64", "complex32"])
 #: Types that hold no numbers, of which only whole elements can be told equal or different.
 OPAQUE = {"bits8": "u1", "bits16": "u2", "bits1x8": "u1", "bits2x4": "u1", "bits4x2": "u1"}
 _TEXT = re.compile(r"numpy (?:([SUV])([1-9][0-9]{0,8})|[mM]8(?:\[\w+\])?)")
+#: longdouble and clongdouble, by their bits.
+_LONG = re.compile(r"numpy (?:float(?:96|128)|complex(?:192|256))")
 
 
 class Element(NamedTuple):
@@ -110,6 +112,8 @@ def element(dtype: str) -> Element | None:
     text = _TEXT.fullmatch(dtype)
     if text:
         return Element("u4" if text[1] == "U" else "u1", items=int(text[2] or 8), numbers=False)
+    if _LONG.fullmatch(dtype):
+        return Element("u1", items=int(re.sub(r"\D", "", dtype)) // 8, numbers=False)
     return None
 
 

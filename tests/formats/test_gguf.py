@@ -256,10 +256,14 @@ def test_a_part_says_which_it_is(parts):
     assert odd.message == "part 2 of 3, with 5 tensors in all: name the folder to read all parts as one"
 
 
-def test_a_missing_part_is_named(parts, line):
-    """The series says how many there are."""
+def test_a_missing_part_is_named(parts, inspect):
+    """The series says how many there are; those that are here are shown, and it ends 2."""
     (parts / "m-00002-of-00003.gguf").unlink()
-    assert line(parts) == "shard m-00002-of-00003.gguf is missing: 2 of 3 are here, by their numbers"
+    code, out, err = inspect(parts)
+    what = "shard m-00002-of-00003.gguf is missing: 2 of 3 are here, by their numbers; copy or download it again"
+    assert (code, err) == (2, f"statecli: {parts}: {what}\n")
+    assert all(f" blk.{n}.w " in out for n in (0, 1, 4))
+    assert formats.read(str(parts)).metadata == {"general.architecture": "llama", "general.name": "Tiny"}
 
 
 def test_parts_of_another_split_are_refused(parts, tmp_path, line):
@@ -529,7 +533,6 @@ REFUSED = {
         raw_file([key("general.alignment", 8, text("32"))]),
         "its general.alignment is '32', no power of two",
     ),
-    "a name twice": (raw_file((), [tensor("w", [8]), tensor("w", [8], 0, 32)], bytes(64)), "w: is there twice"),
     "2^32 dimensions": (
         raw_file((), [text("w") + struct.pack("<I", 2**32 - 1) + bytes(40)]),
         "w: claims 4294967295 dimensions: ggml has 4 at most",
@@ -541,23 +544,6 @@ REFUSED = {
     "a dimension of 2^64 - 1": (
         raw_file((), [tensor("w", [2**64 - 1, 0])]),
         "w: shape [0, 18446744073709551615] is impossible: 2^63 elements or more",
-    ),
-    "overlap": (
-        raw_file((), [tensor("v", [16]), tensor("w", [8], 0, 32)], bytes(64)),
-        "w: its bytes 32 to 64 overlap 0 to 64 of v",
-    ),
-    "the same bytes": (
-        raw_file((), [tensor("v", [8]), tensor("w", [8])], bytes(32)),
-        "w: its bytes 0 to 32 overlap 0 to 32 of v",
-    ),
-    "truncated": (
-        raw_file((), [tensor("w", [8])], bytes(20)),
-        "w: ends at byte 96, the file has 84: truncated, 12 bytes are missing; copy or download it again",
-    ),
-    "an offset beyond the file": (
-        raw_file((), [tensor("w", [8], 0, 2**63)], bytes(32)),
-        f"w: ends at byte {64 + 2**63 + 32}, the file has 96: truncated, {2**63} bytes are missing; "
-        "copy or download it again",
     ),
     "escapes in a name": (
         raw_file((), [tensor("w\x1b[31m\n", [2**63])]),
@@ -575,19 +561,26 @@ def test_a_file_that_lies_is_refused(case, tmp_path, line):
     assert line(path) == expected.replace("{}", str(len(raw)))
 
 
-def test_a_file_cut_anywhere_is_refused(tmp_path, line):
-    """A download may stop at any byte: no beginning of a file is a model."""
-    whole = raw_file(
-        [key("general.name", 8, text("x")), key("k", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b"))],
-        [tensor("v", [8]), tensor("w", [32, 2], 8, 32)],
-        bytes(32 + 68),
-    )
+def test_a_file_cut_anywhere_is_no_model(tmp_path, line):
+    """A download may stop at any byte: in the header it is refused, behind it what is not there is damaged."""
+    keys = [key("general.name", 8, text("x")), key("k", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b"))]
+    lines = [tensor("v", [8]), tensor("w", [32, 2], 8, 32)]
+    whole, header = raw_file(keys, lines, bytes(32 + 68)), 24 + sum(map(len, (*keys, *lines)))
     path = tmp_path / "m.gguf"
     path.write_bytes(whole)
     assert len(formats.read(str(path)).tensors) == 2
+    data = len(whole) - 100
     for end in range(1, len(whole)):
         path.write_bytes(whole[:end])
-        assert line(path)
+        if end < header:
+            assert line(path)
+            continue
+        v, w = formats.read(str(path)).tensors
+        assert (v.damage is None) == (end >= data + 32)
+        assert w.damage == (
+            f"{path}: w: ends at byte {len(whole)}, the file has {end}: truncated, {len(whole) - end} bytes are "
+            "missing; copy or download it again"
+        )
 
 
 UNREAD = {
@@ -606,6 +599,54 @@ def test_a_tensor_that_cannot_be_read_spoils_itself_alone(case, tmp_path, inspec
     assert code == 2
     assert err == f"statecli: {path}: {expected}\n"
     assert [row.split("\t")[0] if "\t" in row else row.split()[1] for row in out.splitlines()[1:4]] == ["v", "w", "x"]
+
+
+#: What is wrong -> the lines of three tensors, and what is said of those that are damaged; 128 bytes are there.
+MISPLACED = {
+    "beyond the end": ([("v", 800, 0), ("w", 8, 32), ("x", 8, 64)], ["v: ends at byte 3328, the file has 256: trunc"]),
+    "an offset beyond the end": (
+        [("v", 8, 0), ("w", 8, 2**63), ("x", 8, 64)],
+        [f"w: ends at byte {128 + 2**63 + 32}, the file has 256: truncated, {2**63 - 96} bytes are missing; copy"],
+    ),
+    "overlap": (
+        [("v", 16, 0), ("w", 8, 32), ("x", 8, 64)],
+        ["v: its bytes 0 to 64 overlap 32 to 64 of w", "w: its bytes 32 to 64 overlap 0 to 64 of v"],
+    ),
+    "the same bytes": (
+        [("v", 8, 0), ("w", 8, 64), ("x", 8, 64)],
+        ["w: its bytes 64 to 96 overlap 64 to 96 of x", "x: its bytes 64 to 96 overlap 64 to 96 of w"],
+    ),
+    "one over all": (
+        [("v", 32, 0), ("w", 8, 32), ("x", 8, 64)],
+        [
+            "v: its bytes 0 to 128 overlap 32 to 64 of w",
+            "w: its bytes 32 to 64 overlap 0 to 128 of v",
+            "x: its bytes 64 to 96 overlap 0 to 128 of v",
+        ],
+    ),
+    "a name twice": (
+        [("w", 8, 0), ("w", 8, 32), ("x", 8, 64)],
+        ["w: its header lists it 2 times, and readers disagree which one counts: convert the model again"],
+    ),
+    "nothing within another": ([("v", 32, 0), ("w", 0, 32), ("x", 0, 2**40)], []),
+}
+
+
+@pytest.mark.parametrize("case", MISPLACED)
+def test_a_tensor_in_the_wrong_place_spoils_no_other(case, tmp_path, inspect):
+    """A line for each that the file does not hold, or holds for two; the others stay, with their values."""
+    lines, expected = MISPLACED[case]
+    path = built(tmp_path, (), [tensor(name, [size], 0, at) for name, size, at in lines], bytes(128))
+    code, out, err = inspect(path, "--stats")
+    rows = formats.read(str(path)).tensors
+    told = [row.damage for row in rows if row.damage]
+    assert (code, len(told)) == (2 if expected else 0, len(expected))
+    assert all(one.startswith(f"{path}: {text}") for one, text in zip(told, expected, strict=True))
+    assert not expected or err.startswith(f"statecli: {told[0]}\n")
+    assert [row.fqn for row in rows] == list(dict.fromkeys(name for name, _, _ in lines))
+    damaged = {text.partition(":")[0] for text in expected}
+    assert all((row.data is None) == (row.fqn in damaged) for row in rows)
+    assert all(row.fqn in out for row in rows)
 
 
 def odd(path: Path) -> list[str]:

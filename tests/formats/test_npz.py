@@ -16,6 +16,7 @@ from numpy.lib import format as library
 from statecli import formats
 from statecli.formats import _npy, npz
 from statecli.formats._scan import scan
+from statecli.state import Evidence, Kind
 from statecli.values.read import all_values, opened, stored
 
 from .attacks import Member, build
@@ -253,7 +254,10 @@ DAMAGED = {
     "a field of one": (npy(described(descr="[('a',)]")), "its descr is neither a code nor a list of fields"),
     "a field of shape True": (npy(described(descr="[('a', '<f4', (True,))]")), "its descr is neither a code nor"),
     "a field too large": (npy(described(descr=f"[('a', '<f8', ({2**62},))]")), "its descr is neither a code nor"),
-    "too few bytes": (npy(described(), bytes(7)), "float32 [2] takes 8 bytes, 7 follow the header: truncated"),
+    "2^40 elements of nothing": (
+        npy(described(descr="'|V0'", shape=f"({2**40},)"), bytes(8)),
+        "claims 1099511627776 elements of no bytes, in a file of 8",
+    ),
     "a header beyond the end": (npy(described(), length=5000), "is truncated: its header takes 5010 bytes, it has"),
     "a header of 4 GB": (npy(described(), version=2, length=2**32 - 1), "its header claims 4294967295 bytes"),
     "no UTF-8": (npy("", version=3, length=2, data=b"\xff\xff"), "its header is no UTF-8 near byte 0"),
@@ -278,6 +282,73 @@ def test_a_damaged_array(case, tmp_path, line, inspect):
         code, out, err = inspect(path)
         assert (code, err.count("\n")) == (2, 1)
         assert "good" in out
+
+
+@pytest.mark.parametrize("method", [None, 0, 8], ids=["alone", "stored", "deflated"])
+def test_an_array_that_is_cut_short(method, tmp_path, inspect):
+    """Its header says what it was; the exit code is 2."""
+    data = npy(described(), bytes(7))
+    path = file(tmp_path, data)
+    if method is not None:
+        path = file(tmp_path, build([Member("tensor.npy", data, method=method)]), "a.npz")
+    (found,) = formats.read(path).tensors
+    why = "float32 [2] takes 8 bytes, 7 follow the header: truncated; copy or download it again"
+    assert (found.dtype, found.shape, found.data) == ("float32", (2,), None)
+    assert found.damage == f"{path}: tensor: {why}"
+    assert formats.read(path).oddities == ()
+    code, out, err = inspect(path)
+    assert (code, err) == (2, f"statecli: {found.damage}\n")
+    assert "[2]" in out
+
+
+def test_elements_of_no_bytes_are_read(tmp_path):
+    """A few of them are what numpy saves of an array of them."""
+    (found,) = formats.read(saved(tmp_path, a=numpy.empty(3, "V0"))).tensors
+    assert (found.dtype, found.shape, found.damage) == ("numpy V0", (3,), None)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        numpy.array(["a", "bc"]),
+        numpy.array([b"a"]),
+        numpy.array(["2020"], "M8[D]"),
+        numpy.array([3], "m8[s]"),
+        numpy.zeros(2, [("x", "f4")]),
+        numpy.zeros(2, "V7"),
+        numpy.array([{}], dtype=object),
+    ],
+    ids=lambda one: one.dtype.str,
+)
+def test_what_is_no_number_is_no_parameter(array, tmp_path):
+    """Text, times, records and objects are trained by nobody."""
+    (found,) = formats.read(saved(tmp_path, a=array)).tensors
+    assert (found.kind, found.evidence) == (Kind.OTHER, Evidence.CONVENTION)
+
+
+def test_numbers_may_be_parameters(tmp_path):
+    """Also those of bfloat16 and float8, which numpy saves as bytes without a type."""
+    arrays = {"f": numpy.ones(2), "c": numpy.ones(2, "c8"), "two": numpy.zeros(2, "V2"), "one": numpy.zeros(2, "V1")}
+    assert {found.kind for found in formats.read(saved(tmp_path, **arrays)).tensors} == {Kind.PARAMETER}
+
+
+@pytest.mark.parametrize("dtype", [numpy.longdouble, numpy.clongdouble], ids=["real", "complex"])
+def test_longdouble_is_compared_by_its_bytes(dtype, tmp_path, statecli):
+    """It has as many as the machine gives it; a lock holds them, a diff sees another."""
+    one, two = numpy.zeros(3, dtype), numpy.zeros(3, dtype)
+    two[1] = 1
+    for name, array in (("first", one), ("same", one), ("other", two)):
+        (tmp_path / name).mkdir()
+        saved(tmp_path / name, a=array, b=numpy.ones(2))
+    first, same, other = (str(tmp_path / name / "arrays.npz") for name in ("first", "same", "other"))
+    found = formats.read(first).tensors[0]
+    assert found.dtype == f"numpy {numpy.dtype(dtype).name}"
+    assert raw_of(found) == one.tobytes()
+    lock = str(tmp_path / "lock.json")
+    assert statecli("lock", first, "-o", lock).code == 0
+    assert statecli("audit", same, "--lock", lock).code == statecli("diff", first, same).code == 0
+    assert statecli("diff", first, other).code == 1
+    assert statecli("inspect", first, "--stats").code == 0
 
 
 def test_one_that_is_no_array(tmp_path):
