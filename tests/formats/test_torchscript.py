@@ -323,6 +323,23 @@ def test_lazy_conjugates_and_negatives_are_undone(tmp_path):
     torch.save(model.state_dict(), tmp_path / "sd.pt")
     done = run("diff", tmp_path / "sd.pt", tmp_path / "x.pt")
     assert done.returncode == 0, done.stdout
+    done = run("audit", tmp_path / "x.pt", "-f", "json")
+    assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
+
+
+def test_an_audit_knows_every_storage_of_torchscript(tmp_path):
+    """Types that eager code has no storage for are no foreign names; one that only sounds like them is."""
+    model = nn.Module()
+    for name in ("uint16", "float8_e4m3fn", "bits8"):
+        model.register_buffer(name, torch.arange(4, dtype=torch.uint8).view(getattr(torch, name)))
+    torch.jit.save(torch.jit.script(model), tmp_path / "x.pt")
+    done = run("audit", tmp_path / "x.pt", "-f", "json")
+    assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, []), done.stdout
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    records["data.pkl"] = records["data.pkl"].replace(b"UInt16Storage", b"UInt61Storage")
+    found = json.loads(run("audit", built(tmp_path / "y.pt", records), "-f", "json").stdout)["findings"]
+    assert any("torch.UInt61Storage" in one["message"] for one in found)
 
 
 def test_the_modules_own_state_dict_is_the_same(net, tmp_path, capsys):
