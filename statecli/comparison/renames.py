@@ -97,8 +97,10 @@ def _ends_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 def _is_constant(row: TensorInfo) -> bool:
     """Whether all elements are one value bit for bit, or there is none; of a tensor made of parts, in each part."""
+    from statecli.values.ranges import resolved
+
     parts = [row.data] if row.data is not None else [data for _, data in row.parts]
-    return all(_is_fill(data, row) for data in parts)
+    return all(_is_fill(resolved(data, row.fqn), row) for data in parts)
 
 
 def _is_fill(data: TensorData, row: TensorInfo) -> bool:

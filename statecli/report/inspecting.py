@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from statecli.formats import _configs
 from statecli.inspection import Inspection
-from statecli.places import located
+from statecli.places import located, of_range
 from statecli.report import (
     Case,
     Column,
@@ -336,9 +336,9 @@ def _more(tensor: TensorInfo) -> list[str]:
         parts.append(f"also {names(tensor.aliases)}")
     if tensor.origin:
         parts.append(place(tensor.origin))
-    if tensor.data is not None:
-        where = tensor.data.storage
-        parts.append(f"bytes {where.offset}+{(where.packing or where).length}")
+    where = of_range(tensor.data.storage) if tensor.data is not None else None
+    if where is not None:
+        parts.append(f"bytes {where.offset}+{where.length}")
     return parts
 
 

@@ -16,9 +16,9 @@ from statecli.errors import StateError, UnreadableError
 from statecli.stamps import changed, stamps
 from statecli.state import TensorData, TensorInfo
 from statecli.values import pool, scan
-from statecli.values.blocks import readable
+from statecli.values.blocks import quantized, readable
 from statecli.values.elements import Array, Decoder, Element, element
-from statecli.values.ranges import Range, contiguous_strides
+from statecli.values.ranges import Range, contiguous_strides, resolved
 from statecli.values.read import Strided, distinct, no_numbers, opened, overlap, packed, stored, valued
 from statecli.values.run import rechunked
 from statecli.values.scan import Facts
@@ -70,6 +70,7 @@ def _datas(tensor: TensorInfo) -> list[TensorData]:
 def _tasks(piece: int, what: str, data: TensorData) -> Iterator[Task]:
     per_task = max(TASK // scan.BLOCK, 1) * scan.in_block(data.dtype)
     elements = math.prod(data.shape)
+    data = data if elements <= per_task else _at_its_bytes(data, what)
     if elements <= per_task or not _sliceable(data):
         yield Task(piece, what, data)
         return
@@ -79,10 +80,20 @@ def _tasks(piece: int, what: str, data: TensorData) -> Iterator[Task]:
         yield Task(piece, what, part, start // scan.in_block(data.dtype))
 
 
+def _at_its_bytes(data: TensorData, what: str) -> TensorData:
+    """What lies in an archive of its own can be sliced only in there. What is wrong is said when it is read."""
+    try:
+        return resolved(data, what)
+    except StateError:
+        return data
+
+
 def _sliceable(data: TensorData) -> bool:
     plain = data.strides is None or data.strides == contiguous_strides(data.shape)
     by_channel = data.quantizer is not None and data.quantizer.axis is not None
-    return plain and not by_channel and not packed(data.dtype)
+    # To come to a place in what is deflated, all before it is inflated.
+    within_reach = data.storage.packing is None or quantized(data.storage) is not None
+    return plain and within_reach and not by_channel and not packed(data.dtype)
 
 
 def _run(tasks: Sequence[Task], jobs: int, progress: Progress | None) -> list[Facts]:

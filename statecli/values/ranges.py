@@ -335,7 +335,7 @@ def resolved(data: TensorData, what: str) -> TensorData:
 
     Raises `MalformedError` where the archive holds another one.
     """
-    if data.storage.packing is None or data.storage.packing.how != ARCHIVE:
+    if not is_archive(data.storage):
         return data
     found = _single(data.storage, what)
     if (found.dtype, found.shape) != (data.dtype, data.shape):
@@ -352,7 +352,12 @@ ARCHIVE = "torch-zip"
 
 def located(where: ByteRange, what: str) -> ByteRange:
     """The storage itself, where `where` says no more than which archive holds it. Raises as opening that does."""
-    return _single(where, what).storage if where.packing is not None and where.packing.how == ARCHIVE else where
+    return _single(where, what).storage if is_archive(where) else where
+
+
+def is_archive(where: ByteRange) -> bool:
+    """Whether it says no more than which archive of torch.save holds a tensor."""
+    return where.packing is not None and where.packing.how == ARCHIVE
 
 
 def _single(where: ByteRange, what: str) -> TensorData:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from statecli.comparison import renames
 from statecli.comparison.result import Field, Status
+from statecli.comparison.run import Request, compare
 from statecli.state import TensorInfo
 
 from .conftest import changed, rules
@@ -91,6 +93,14 @@ def test_one_other_element_is_no_fill(at, diff):
     almost = torch.zeros(30, 40)
     almost.view(-1)[at] = 1
     assert renamed(diff({"x.a": almost}, {"y.b": almost})) == {"y.b": "x.a"}
+
+
+def test_a_fill_in_an_archive_of_its_own(tmp_path):
+    """A distributed checkpoint's zeros say as little as those of any file."""
+    for name, fqn in (("before", "x.w"), ("after", "y.v")):
+        dcp.save({fqn: torch.zeros(2, 3), f"{fqn}.r": ramp(5)}, checkpoint_id=tmp_path / name, no_dist=True)
+    found = compare(Request(str(tmp_path / "before"), str(tmp_path / "after")))
+    assert renamed(found) == {"y.v.r": "x.w.r"}
 
 
 def test_fills_in_columns(diff):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from statecli import formats
 from statecli.state import ByteRange, Quantizer, TensorData, TensorInfo
 from statecli.values import facts, scan
 from statecli.values.elements import Decoder
@@ -19,6 +20,9 @@ from statecli.values.scan import Facts
 from .conftest import info_of
 
 torch = pytest.importorskip("torch")
+import torch.distributed.checkpoint as dcp  # noqa: E402
+
+from ..formats import zero  # noqa: E402
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 EIGHT_BITS = [
@@ -324,6 +328,20 @@ def test_tasks_are_cut_without_a_trace(store, monkeypatch, dtype):
     monkeypatch.setattr(facts, "TASK", 256)
     assert len(list(facts._tasks(0, "w", info.data))) > 10
     assert of(info) == whole
+
+
+def test_what_is_packed_is_as_what_is_not(tmp_path, monkeypatch, way):
+    """More than a task of a tensor in an archive of its own, deflated, or cut among ranks."""
+    values = torch.arange(1.0, 2001.0)
+    dcp.save({"w": values}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    np.savez_compressed(tmp_path / "a.npz", w=values.numpy())
+    zero.write(tmp_path / "zero", 3, [{"w": values}], moments=False)
+    torch.save({"w": values}, tmp_path / "a.pt")
+    monkeypatch.setattr(scan, "BLOCK", 64)
+    plain = of(formats.read(str(tmp_path / "a.pt")).tensors[0])
+    monkeypatch.setattr(facts, "TASK", 256)
+    for name in ("dcp", "a.npz", "zero"):
+        assert of(formats.read(str(tmp_path / name)).tensors[0]) == plain, name
 
 
 def test_processes_find_what_one_does(store, monkeypatch):
