@@ -33,6 +33,20 @@ _FIXED_EXTENSIONS = {0xD4 + n: 1 << n for n in range(5)}
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
+#: Stands for the keys of a map that break off before they can be read.
+REST = "(the rest)"
+
+
+class Truncated(MalformedError):
+    """More is said to follow than there is."""
+
+
+class Cut(NamedTuple):
+    """What breaks off, and why."""
+
+    why: str
+
+
 class Blob(NamedTuple):
     """Bytes that were passed over: where they are in the file. `code` is an extension's, None for plain bytes."""
 
@@ -42,10 +56,15 @@ class Blob(NamedTuple):
 
 
 class Parser:
-    """The values that stand one after another from byte `at` to byte `end` of a file."""
+    """The values that stand one after another from byte `at` to byte `end` of a file.
 
-    def __init__(self, source: Source, at: int = 0, end: int | None = None) -> None:
+    `mends`: a container that breaks off has what is there of it, and a `Cut` for the entry that does; `cut` is set.
+    """
+
+    def __init__(self, source: Source, at: int = 0, end: int | None = None, *, mends: bool = False) -> None:
         self.at = at
+        self.mends = mends
+        self.cut: Cut | None = None
         self.end = source.size if end is None else end
         self._window = Window(source, _SPAN)
         self._entries = self._text = 0
@@ -93,23 +112,48 @@ class Parser:
         self._count(count)
         found: dict[str | int, Any] = {}
         for _ in range(count):
-            key = self.value(depth + 1)
-            if type(key) not in (str, int):
-                what = "bytes" if isinstance(key, Blob) else _shown.value(key)
-                raise MalformedError(f"a map's key is neither text nor a number but {what}")
-            if key in found:
-                raise MalformedError(f"a map has the key {_shown.value(key)} twice: readers disagree which one counts")
-            found[key] = self.value(depth + 1)
+            if self.cut:
+                break
+            key: Any = REST
+            try:
+                key = self._key(found, depth)
+                found[key] = self.value(depth + 1)
+            except Truncated as error:
+                found[key] = self._mended(error)
         return found
+
+    def _key(self, found: dict[str | int, Any], depth: int) -> str | int:
+        key = self.value(depth + 1)
+        if type(key) is not str and type(key) is not int:
+            what = "bytes" if isinstance(key, Blob) else _shown.value(key)
+            raise MalformedError(f"a map's key is neither text nor a number but {what}")
+        if key in found:
+            raise MalformedError(f"a map has the key {_shown.value(key)} twice: readers disagree which one counts")
+        return key
 
     def _list(self, count: int, depth: int) -> list[Any]:
         self._count(count)
-        return [self.value(depth + 1) for _ in range(count)]
+        found: list[Any] = []
+        for _ in range(count):
+            if self.cut:
+                break
+            try:
+                found.append(self.value(depth + 1))
+            except Truncated as error:
+                found.append(self._mended(error))
+        return found
+
+    def _mended(self, error: Truncated) -> Cut:
+        """What stands for an entry that breaks off. Raises the error where nothing is to be mended."""
+        if not self.mends:
+            raise error
+        self.cut = Cut(str(error))
+        return self.cut
 
     def _count(self, count: int) -> None:
         self._entries += count
         if count > self.end - self.at:
-            raise MalformedError(
+            raise Truncated(
                 f"is truncated: {count} entries are said to follow byte {self.at}, it holds {self.end} bytes"
             )
         if self._entries > MAX_ENTRIES:
@@ -142,7 +186,7 @@ class Parser:
 
     def _within(self, length: int) -> None:
         if self.at + length > self.end:
-            raise MalformedError(
+            raise Truncated(
                 f"is truncated: bytes {self.at} to {self.at + length} are needed, it holds {self.end}; "
                 "copy or download it again"
             )

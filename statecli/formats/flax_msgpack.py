@@ -19,7 +19,7 @@ from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown
 from statecli.formats import safetensors as _safetensors
 from statecli.formats._dtypes import BITS
-from statecli.formats._msgpack import Blob, Parser
+from statecli.formats._msgpack import Blob, Cut, Parser
 from statecli.formats._reading import MAX_CHARACTERS, MAX_ROWS, Reading, Row, damaged, row_of
 from statecli.formats._sections import OTHER_WORDS
 from statecli.formats._settings import scalars
@@ -90,18 +90,20 @@ def sniff(path: str, head: bytes) -> bool:
 def read(path: str, section: str | None = None) -> ModelState:
     """The arrays of one file, in sections as flax names them, and what is beside them as settings.
 
-    Raises UnreadableError for msgpack without an array of flax's, MalformedError for what is cut short or contradicts
-    itself. An array that does is damaged, and the others are read.
+    Raises UnreadableError for msgpack without an array of flax's, MalformedError for what contradicts itself. An array
+    that does is damaged, and the others are read; so is the entry in which a file breaks off, behind those before it.
     """
     with Source(path) as source:
-        parser = Parser(source)
+        parser = Parser(source, mends=True)
         root = parser.value()
-        if parser.at < source.size:
+        if parser.at < source.size and not parser.cut:
             raise MalformedError(
                 f"{source.size - parser.at} bytes follow its map, which ends at byte {parser.at}: flax refuses it"
             )
         tree = _Tree(source)
         root = tree.node(root, "")
+        if not tree.arrays and parser.cut:
+            raise MalformedError(parser.cut.why)
         if not tree.arrays:
             raise UnreadableError("is msgpack without an array of flax: nothing that statecli reads")
     reading = Reading(Decoder({}), [])
@@ -130,6 +132,8 @@ class _Tree:
 
     def node(self, node: Any, path: str) -> Any:
         """What `node` is, with all below it; `path` is its dotted name."""
+        if isinstance(node, Cut):
+            return damaged(path, MalformedError(node.why))
         if isinstance(node, Blob):
             return self._blob(node, path)
         if type(node) is list:
@@ -163,7 +167,15 @@ class _Tree:
             raise MalformedError("its extension is no list of shape, dtype and bytes")
         shape, name, data = _shape(held[0]), held[1], held[2]
         elements, size = prod(shape), data.length
+        if name == "object":
+            raise MalformedError(
+                "is of dtype object: its bytes are addresses of the process that wrote it, and no values"
+            )
         dtype = name if name in BITS else f"numpy {name[:64]}"
+        if dtype is not name and elements and (size % elements or not size):
+            raise MalformedError(
+                f"{dtype} {_shown.shape(shape)}: its {size} bytes are no whole number for each element"
+            )
         if dtype is name and elements * BITS[name] // 8 != size:
             raise MalformedError(
                 f"{name} {_shown.shape(shape)} takes {elements * BITS[name] // 8} bytes, it has {size}"
@@ -213,8 +225,16 @@ def _numbered(node: Any) -> list[Any] | None:
     return [node[str(n)] for n in range(len(node))]
 
 
+def _parts(node: dict[str, Any]) -> Iterator[Any]:
+    """The values of a map, and those of the maps in it."""
+    for child in node.values():
+        yield from child.values() if type(child) is dict else (child,)
+
+
 def _joined(node: dict[str, Any]) -> Tensor:
     """An array that is cut into flat pieces."""
+    if cut := next((one.note for one in _parts(node) if type(one) is Tensor and one.damage and one.note), None):
+        raise MalformedError(cut.removeprefix("cannot be read: "))
     shape, pieces = _shape(_numbered(node.get("shape"))), _numbered(node.get("chunks"))
     if not pieces or any(type(piece) is not Tensor or piece.data is None for piece in pieces):
         raise MalformedError("its chunks are no map of arrays")

@@ -348,7 +348,10 @@ DAMAGED = {
         "its chunks are no flat arrays of one dtype",
     ),
     "a piece that is no array": (chunked((4,), array([2]), 5), "its chunks are no map of arrays"),
-    "a damaged piece": (chunked((4,), array([2]), array([2], data=b"")), "its chunks are no map of arrays"),
+    "a damaged piece": (chunked((4,), array([2]), array([2], data=b"")), "float32 [2] takes 8 bytes, it has 0"),
+    "objects": (array([1], "object", bytes(8)), "is of dtype object: its bytes are addresses of the process"),
+    "2^40 elements of nothing": (array([2**40], "|V0", b""), "its 0 bytes are no whole number for each element"),
+    "five bytes for two": (array([2], "<U1", bytes(5)), "numpy <U1 [2]: its 5 bytes are no whole number for each"),
     "no pieces": (chunked((0,)), "its chunks are no map of arrays"),
     "pieces without a shape": ({"__msgpack_chunked_array__": True, "chunks": {"0": array([2])}}, "no list of sizes"),
 }
@@ -405,14 +408,52 @@ def test_any_bytes(tmp_path, data, start):
     tried(path)
 
 
-def test_every_beginning_is_refused(tmp_path):
-    """Of a file cut short at any byte nothing is taken for whole."""
-    whole = pack({"params": {"a": array([2])}, "step": 3, "name": "x"})
+def test_no_beginning_is_taken_for_whole(tmp_path):
+    """Of a file cut short at any byte: what stands before it is read, and one entry is damaged."""
+    first, last = {"a": array([2])}, {"params": {"a": array([2]), "b": array([3])}, "step": 3, "name": "x"}
+    whole = pack(last)
     path = tmp_path / "cut.msgpack"
+    # The key of the map, then that of the first array, each with its length; the array.
+    read_from = 5 + 7 + 5 + len(pack(first)) - 5
     for end in range(len(whole)):
         path.write_bytes(whole[:end])
-        with pytest.raises(UnreadableError):
-            formats.read(str(path))
+        if end < read_from:
+            with pytest.raises(UnreadableError):
+                formats.read(str(path))
+            continue
+        state = formats.read(str(path))
+        assert ("params", "a") in {(one.section, one.fqn) for one in state.tensors if not one.damage}
+        (damaged,) = (one for one in state.tensors if one.damage)
+        assert f"{damaged.fqn}: is truncated: " in damaged.damage
+
+
+def test_what_stands_before_the_cut_is_listed(tmp_path, inspect):
+    """With values and settings; the entry in which it breaks off is named, and makes the exit code 2."""
+    whole = pack({"step": 3, "params": {"a": array([2]), "b": array([3])}, "batch_stats": {"m": array([1])}})
+    path = tmp_path / "cut.msgpack"
+    for cut, name in ((4, "m"), (60, "(the rest)"), (75, "b")):
+        path.write_bytes(whole[:-cut])
+        state = formats.read(str(path))
+        assert state.metadata["step"] == 3
+        found = {one.fqn: one for one in state.tensors}
+        assert (found["a"].shape, found["a"].damage) == ((2,), None)
+        assert [one.fqn for one in state.tensors if one.damage] == [name]
+        code, out, err = inspect(path, "--stats")
+        assert (code, err) == (2, f"statecli: {found[name].damage}\n")
+        assert "a" in out.split()
+
+
+def test_a_list_or_an_array_in_pieces_that_breaks_off(tmp_path):
+    """The pieces that are there are no array; the items before it are."""
+    for node, names in (
+        ([array([1]), array([2])], ["x.0"]),
+        (chunked((4,), array([2]), array([2])), []),
+    ):
+        path = written(tmp_path, pack({"first": array([1]), "x": node})[:-3])
+        found = formats.read(path).tensors
+        assert [one.fqn for one in found if not one.damage] == ["first", *names]
+        (damaged,) = (one for one in found if one.damage)
+        assert "is truncated: bytes" in damaged.damage
 
 
 # By content.
