@@ -11,7 +11,7 @@ from statecli.auditing.storages import Storage, View, apart, share
 from statecli.auditing.subject import Subject, a_file
 from statecli.finding import Severity
 from statecli.formats import _shown
-from statecli.formats._dtypes import is_floating
+from statecli.formats._dtypes import BITS, is_floating, nbytes
 from statecli.places import of_range
 from statecli.report.text import names
 from statecli.state import Evidence, Kind, Place, TensorData, TensorInfo
@@ -177,12 +177,18 @@ def empty_parameters(subject: Subject) -> Iterator[Found]:
             yield Found(message, None, section, "audit the files that hold the weights: they are not in this one")
 
 
-@rule(Severity.NOTE)
+def _of_one_type(subject: Subject) -> str | None:
+    meant = "gguf" in subject.state.format
+    return "gguf has a type for each tensor, and what reads it computes in its own" if meant else None
+
+
+@rule(Severity.NOTE, _of_one_type)
 def mixed_dtypes(subject: Subject) -> Iterator[Found]:
     """The parameters of one model have several floating-point types.
 
     Why: an operator that gets two types raises an error or computes in the wider one, and `load_state_dict` casts to
-    what the model has without a word. Often it is meant: norms in float32 in a model of bfloat16.
+    what the model has without a word. What mixed precision keeps is not told: norms and biases in float32 beside
+    matrices of 16 bits or fewer.
 
     Example: one adapter saved in float32 among weights of float16.
 
@@ -193,6 +199,7 @@ def mixed_dtypes(subject: Subject) -> Iterator[Found]:
         rows = [one for one in subject.state.tensors if one.section == section and is_floating(one.dtype)]
         rows = [one for one in rows if one.data not in copies]
         rows = [one for one in rows if known.get((section, one.fqn), one).kind is Kind.PARAMETER]
+        rows = _without_vectors(rows)
         counts = Counter(one.dtype for one in rows)
         if len(counts) > 1:
             shown = ", ".join(f"{count:,} {dtype}" for dtype, count in counts.most_common())
@@ -203,6 +210,16 @@ def mixed_dtypes(subject: Subject) -> Iterator[Found]:
             message = f"{section}: its {what} have several dtypes: {shown}; {first.fqn} is {rare}"
             help = "nothing to do where it is meant; else model.to(dtype) before saving"
             yield Found(message, None, section, help)
+
+
+def _without_vectors(rows: list[TensorInfo]) -> list[TensorInfo]:
+    """Those of one dimension or none left out that are float32, where the others are narrower."""
+    others = [one for one in rows if one.dtype != "float32" or len(one.shape or ()) > 1]
+    matrices = {one.dtype for one in others if len(one.shape or ()) > 1}
+    narrow = (
+        matrices and all(nbytes(dtype, 1) <= 2 for dtype in matrices if dtype in BITS) and "float32" not in matrices
+    )
+    return others if narrow else rows
 
 
 def _of_class(subject: Subject) -> dict[tuple[str, str], TensorInfo]:

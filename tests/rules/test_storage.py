@@ -350,6 +350,23 @@ def test_mixed_dtypes_calls_parameters_what_is_known_to_be(found, saved):
     assert found("mixed-dtypes", saved(state))[0].message.startswith("model: its parameters have several dtypes")
 
 
+def test_mixed_dtypes_spares_vectors_of_float32_among_matrices_of_16_bits(found, saved):
+    """So mixed precision is saved; a matrix among them, a wider vector or vectors of two narrow types are not so."""
+    matrices = {"a.weight": torch.zeros(2, 2).bfloat16(), "b.weight": torch.zeros(2, 2).bfloat16()}
+    norms = {"n.weight": torch.zeros(2), "n.bias": torch.zeros(2), "scale": torch.tensor(1.0)}
+    assert not found("mixed-dtypes", saved({**matrices, **norms}))
+    assert not found("mixed-dtypes", saved({name: one.half() for name, one in matrices.items()} | norms))
+    for more in (
+        {"c.weight": torch.zeros(2, 2)},
+        {"c.bias": torch.zeros(2).double()},
+        {"c.bias": torch.zeros(2).half()},
+        {"c.weight": torch.zeros(2, 2).half()},
+    ):
+        assert len(found("mixed-dtypes", saved({**matrices, **norms, **more}))) == 1
+    wide = {name: one.double() for name, one in matrices.items()}
+    assert len(found("mixed-dtypes", saved({**wide, **norms}))) == 1
+
+
 def test_mixed_dtypes_spares_a_buffer_that_the_class_registers(saved, tmp_path):
     """Nothing in the file says that `table` is one."""
     path = saved({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2), "table": torch.zeros(3).double()})
