@@ -37,6 +37,8 @@ NAME = "dcp"
 #: The names of metadata, one for all or one for each rank.
 _METADATA = re.compile(r"(?:__(?P<rank>\d{1,9}))?\.metadata")
 SUFFIX = ".distcp"
+#: The file in which Lightning keeps what is no tensor of a model or an optimizer that it saves in shards.
+BESIDE = "meta.pt"
 #: What is at the start of a pickle of metadata, and in how many bytes of it.
 _MARK = b"torch.distributed."
 MARKED = 64
@@ -140,6 +142,9 @@ class _Folder:
         if left:
             message = f"named by no metadata, and not read: {_shown.names(left)}; left from another save?"
             self.oddities.append(Oddity("unused-file", message))
+        if BESIDE in _folder.files(self.path):
+            said = f"what Lightning saves beside tensors (epoch, hyper_parameters) is in {BESIDE}: name that file"
+            self.oddities.append(Oddity("beside", said))
         return "; ".join(why[:2]) or "save it again"
 
     def state(self) -> ModelState:
@@ -447,12 +452,16 @@ def nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...]]) ->
 
 
 def _number(optimizer: dict[Any, Any]) -> None:
-    """Key an optimizer's state by the integers that its groups list, as it was: the planner makes text of all keys."""
-    state, groups = optimizer.get("state"), optimizer.get("param_groups")
-    if type(state) is not dict or type(groups) is not list:
+    """Key an optimizer's state by the integers that its groups list, as it was: the planner makes text of all keys.
+
+    And leaves out an empty dict: the state of SGD without momentum.
+    """
+    groups = optimizer.get("param_groups")
+    listed = [group.get("params") for group in groups if type(group) is dict] if type(groups) is list else []
+    state = optimizer.setdefault("state", {}) if any(listed) else None
+    if type(state) is not dict:
         return
-    listed = [sequence(group.get("params")) or () for group in groups if type(group) is dict]
-    ids = {one for several in listed for one in several if type(one) in (int, str)}
+    ids = {one for several in listed for one in sequence(several) or () if type(one) in (int, str)}
     numbers = {str(one): one for one in ids if type(one) is int and str(one) not in ids}
     renamed = {numbers.get(key, key): value for key, value in state.items()}
     state.clear()

@@ -86,6 +86,7 @@ def _whole(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
     if wrong is None and 0 not in shape:
         wrong = fault(shape, [region for _, region in held])
     if wrong:
+        wrong += "; copy the folder again, or save it again"
         damage = f"{path}: {_shown.name(fqn)}: {wrong}"
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {wrong}", damage=damage)
     elements = prod(shape)
