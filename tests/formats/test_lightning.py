@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from statecli import formats
@@ -90,6 +91,17 @@ def test_its_settings_are_told(checkpoint):
     assert metadata["hyper_parameters.hidden"] == 8
     assert metadata["hyper_parameters.act"] == "gelu"
     assert metadata["pytorch-lightning_version"]
+
+
+def test_what_lies_beside_its_shards_is_said(tmp_path):
+    """Saved in shards it is a folder: the epoch and the hyper_parameters are in a file of their own."""
+    file = pytest.importorskip("lightning.fabric.strategies.fsdp")._METADATA_FILENAME
+    dcp.save({"state_dict": {"w": torch.ones(3)}}, checkpoint_id=tmp_path / "a.ckpt", no_dist=True)
+    assert not formats.read(str(tmp_path / "a.ckpt")).oddities
+    torch.save({"epoch": 1, "hyper_parameters": {"h": 3}}, tmp_path / "a.ckpt" / file)
+    (odd,) = formats.read(str(tmp_path / "a.ckpt")).oddities
+    assert (odd.name, file in odd.message) == ("beside", True)
+    assert formats.read(str(tmp_path / "a.ckpt" / file)).metadata["hyper_parameters.h"] == 3
 
 
 def test_an_audit_of_it_is_clean(statecli, checkpoint):
