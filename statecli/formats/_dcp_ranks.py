@@ -58,7 +58,8 @@ def _join(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
             shapes = f"{mine.dtype} {_shown.shape(mine.shape)} and {theirs.dtype} {_shown.shape(theirs.shape)}"
             first.tensors[fqn] = f"two ranks disagree about it: {shapes}; save it again"
             return
-        mine.chunks.extend(chunk for chunk in theirs.chunks if chunk not in mine.chunks)
+        known = set(mine.chunks)
+        mine.chunks.extend(chunk for chunk in theirs.chunks if chunk not in known)
         mine.wrong = mine.wrong or theirs.wrong
     here = first.places.setdefault(fqn, [])
     held = {one.start: one for one in here}
