@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 class StateError(Exception):
     """One line that says what is wrong with which file and tensor, and what to do.
 
-    `rule` is the rule of `audit` that this error breaks, where there is one.
+    `rule` is the rule of `audit` that this error breaks, where there is one, and `help` what it says to do.
     """
 
     rule: ClassVar[str | None] = None
+    help: ClassVar[str | None] = None
 
 
 class UsageError(StateError):
@@ -61,18 +62,21 @@ class MissingShard(MalformedError):
     """Of a checkpoint in several files not all are there."""
 
     rule = "missing-shard"
+    help = "copy or download the missing file"
 
 
 class IndexMismatch(MalformedError):
     """The index says of a tensor what the shards deny."""
 
     rule = "index-mismatch"
+    help = "copy or download its files again, or write the index again: save_pretrained does"
 
 
 class ChecksumMismatch(MalformedError):
     """The bytes of a record are not those that were written. `place` are these, where they are a tensor's."""
 
     rule = "checksum-mismatch"
+    help = "copy or download the file again"
     place: Place | None = None
 
 

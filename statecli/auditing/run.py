@@ -186,7 +186,7 @@ class _Run:
         """
         severity = self.request.severity
         broken = [rule for rule in self.rules if rule.name == error.rule]
-        found = [_finding(rule, Found(str(error)), text, severity.get(rule.name)) for rule in broken]
+        found = [_finding(rule, Found(str(error), help=error.help), text, severity.get(rule.name)) for rule in broken]
         ran = [rule.name for rule in broken]
         subject = Subject(text, ModelState(text, "", ()), self.request.policy, pickles=pickles)
         for rule in filter(_is_about_pickles, self.rules if pickles else ()):

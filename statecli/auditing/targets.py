@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import PurePath
@@ -24,7 +24,21 @@ from statecli.formats._source import Source
 
 #: Files of these names are meant to be checkpoints: one that cannot be read has failed, whatever it is. Of the `.bin`
 #: those of WEIGHTS are, and pointers.
-NAMED = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".pickle", ".distcp", ".pt2", ".gguf", ".mar", ".npz", ".msgpack")
+NAMED = (
+    ".pt",
+    ".pth",
+    ".bin",
+    ".ckpt",
+    ".safetensors",
+    ".pkl",
+    ".pickle",
+    ".distcp",
+    ".pt2",
+    ".gguf",
+    ".mar",
+    ".npz",
+    ".msgpack",
+)
 #: How the names begin of what is saved as a `.bin`, weights and what is beside them, by those who write them.
 BINS = (
     "pytorch_model",
@@ -192,18 +206,9 @@ def _members(path: str) -> frozenset[str]:
     """The files that the folder's own model is in; none where it has no one model."""
     try:
         return frozenset(formats.members(path))
-    except UnreadableError as error:
-        # One whose index or shards contradict each other is the folder's own fault, and is told as that.
-        return frozenset(_index(path) if error.rule is None else _parts(path))
-
-
-def _parts(path: str) -> list[str]:
-    """Its index, or what is there of a numbered series without one."""
-    return list(_index(path)) or [name for name in os.listdir(path) if _folder.SERIES.match(name)]
-
-
-def _index(path: str) -> Iterable[str]:
-    return (name for name in os.listdir(path) if _folder.INDEX.search(name))
+    except UnreadableError:
+        # What is wrong with an index is the folder's own fault, and is told as that.
+        return frozenset(name for name in os.listdir(path) if _folder.INDEX.search(name))
 
 
 def _inner(path: str, name: str, taken: frozenset[str]) -> Iterator[_Found]:

@@ -103,12 +103,23 @@ def _instead(path: str, names: list[str], folders: list[str]) -> str:
     if foreign := sorted(FOREIGN.intersection(names)):
         what = "weights of another framework alone, which statecli does not read"
         return f"is a folder with {what}: {_shown.names(foreign)}"
-    inner = [name for name in folders[:MAX_INNER] if _holds_weights(os.path.join(path, name))]
+    around = [name for name in folders if name.endswith(WEIGHTS) and _is_around(os.path.join(path, name), path)]
+    inner = [name for name in folders[:MAX_INNER] if name not in around and _holds_weights(os.path.join(path, name))]
     if inner and "model_index.json" in names:
         return f"is a pipeline of diffusers: name one of its components: {_shown.names(inner)}"
     if inner:
         return f"is a folder without a checkpoint of its own; folders in it hold some: {_shown.names(inner)}"
+    if around:
+        links = f"{_shown.name(around[0])} is a link to a folder around it, and no file of weights"
+        return f"is a folder without a checkpoint: {links}"
     return "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt, *.gguf and no *.index.json in it"
+
+
+def _is_around(inner: str, path: str) -> bool:
+    """Whether a link in a folder leads back to it, or above it."""
+    return os.path.islink(inner) and os.path.join(os.path.realpath(path), "").startswith(
+        os.path.join(os.path.realpath(inner), "")
+    )
 
 
 def _holds_weights(path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 
@@ -18,8 +19,8 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first (unzstd)"),
     (b"BZh", "a bzip2 file: unpack it first (bunzip2)"),
     (b"\xfd7zXZ\x00", "an xz file: unpack it first (unxz)"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first"),
-    (b"Rar!", "a RAR archive: unpack it first"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first (7z x)"),
+    (b"Rar!", "a RAR archive: unpack it first (unrar x)"),
     (b"PK\x05\x06", "an empty zip archive"),
     *((magic, "a GGML file of before GGUF (2023): convert the model again with llama.cpp") for magic in _GGML),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?), which statecli does not read"),
@@ -43,6 +44,7 @@ _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 _GZIP, _XZ_MEMORY = 31, 64 << 20
 
 _JSON = "a JSON document"
+_TEXT = "a text file that begins "
 _PICKLE = "a bare pickle, not written by torch.save; statecli does not read it"
 
 
@@ -52,15 +54,23 @@ def refusal(path: str, head: bytes, size: int) -> UnreadableError:
     What begins like text may be a pickle of protocol 0 or 1.
     """
     found = name(path, head, size)
-    if found.startswith(("a text file", "of no format")):
+    if found.startswith((_TEXT, "of no format")):
         from statecli.formats._scan import begins_as_pickle
 
         with Source(path) as source:
             found = _PICKLE if begins_as_pickle(source) else found
     if found == _PICKLE:
         return BarePickle(f"is {found}")
+    if found.startswith(_TEXT) and _leads_out(path):
+        found = "a link to a text file outside its folder"
     advice = "; for a sharded checkpoint name a *.index.json or its folder" if found == _JSON else ""
     return UnreadableError(f"is {found}{advice}")
+
+
+def _leads_out(path: str) -> bool:
+    """Whether it is a link to a file in another folder, whose content whoever placed the link need not know."""
+    folder = os.path.realpath(os.path.dirname(path) or os.curdir)
+    return os.path.islink(path) and not os.path.realpath(path).startswith(os.path.join(folder, ""))
 
 
 def name(path: str, head: bytes, size: int) -> str:
@@ -158,7 +168,7 @@ def _text(head: bytes, size: int) -> str:
     if not head.strip():
         return f"{size} bytes of white space"
     if _is_text(head):
-        return f"a text file that begins {_first_line(head)!r}"
+        return f"{_TEXT}{_first_line(head)!r}"
     return "of no format that statecli reads"
 
 

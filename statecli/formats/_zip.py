@@ -160,7 +160,8 @@ class Archive:
         at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4)) + tail_at
         if at < tail_at:
             raise MalformedError(
-                f"file is truncated: the directory that ends a zip archive is missing; it holds {source.size} bytes"
+                "file is truncated: the directory that ends a zip archive is missing behind its "
+                f"{source.size} bytes; copy or download it again"
             )
         _, disk, first_disk, here, records, size, offset, comment = _END.unpack_from(tail, at - tail_at)
         end = self._end64(_End(at, records, size, offset))

@@ -4,19 +4,22 @@ Format: `save_pretrained` of transformers: {"metadata": {"total_size"}, "weight_
 come from the index, so they are untrusted: one path component each, or the run stops. A shard must be a regular file.
 Where a symbolic link leads is not asked: the Hugging Face cache is made of links into `../../blobs`, an index cannot
 make one, and whoever can put a link into the folder can put the file there. Only headers are read through it.
+
+A shard that is missing or cannot be read costs only its own tensors: each name that the index gives it is a row with
+its `damage`; without an index, a row stands for the shard.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from statecli.errors import IndexMismatch, MalformedError, MissingShard, UnreadableError
-from statecli.formats import _configs, _folder, _json, _shown, deepspeed
+from statecli.formats import _configs, _folder, _json, _ranks, _shown, deepspeed
 from statecli.formats._source import Source
 from statecli.formats.safetensors import DROPPED
 from statecli.state import ModelState, Oddity, StateDict, TensorInfo
@@ -27,6 +30,9 @@ NAME = "sharded"
 MAX_INDEX = 32 * 1024 * 1024
 #: What makes a path, a drive or a URL of a name, and what breaks a line.
 _NO_NAME = re.compile("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+#: What to do about a shard that is not there.
+AGAIN = "copy or download it again"
 
 ReadFile = Callable[[str], ModelState]
 
@@ -43,6 +49,23 @@ class Index(NamedTuple):
     metadata: dict[str, Any]
 
 
+class Shards(NamedTuple):
+    """What was read of the shards in a folder, by their names, and why others could not be, in words without a path.
+
+    `missing` is one line of all that are `absent`.
+    """
+
+    states: list[tuple[str, ModelState]]
+    failed: dict[str, str]
+    absent: list[str]
+    missing: str
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Those of which nothing was read."""
+        return frozenset((*self.failed, *self.absent))
+
+
 def sniff(path: str, head: bytes) -> bool:
     """Whether this is a folder, or a JSON file with a weight_map or the name of an index."""
     if os.path.isdir(path):
@@ -54,12 +77,13 @@ def sniff(path: str, head: bytes) -> bool:
 def read(path: str, read_file: ReadFile) -> ModelState:
     """The union of all shards. `read_file` reads one of them; its errors already name the shard's path.
 
-    Raises UnreadableError and MalformedError, without the path where they are about the index or the folder.
+    Raises UnreadableError and MalformedError, without the path where they are about the index or the folder: where the
+    index lies, and where no shard can be read.
     """
     if os.path.isdir(path):
         return in_folder(path, read_file)
     index = _index(path, "the index")
-    state, beside = _indexed(index, path, read_file), _unnamed(index)
+    state, beside = _indexed(index, path, "the index", read_file), _unnamed(index)
     if not beside:
         return state
     return _noted(state, Oddity("unnamed-shards", f"beside its shards, not named and not read: {_shown.names(beside)}"))
@@ -75,11 +99,10 @@ def in_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> M
     used: list[str] = []
     if _folder.INDEX.search(choice.name):
         index = _index(where, choice.name)
-        used, state = index.shards, _indexed(index, path, read_file)
+        used, state = index.shards, _indexed(index, path, choice.name, read_file)
     elif match := _folder.SERIES.match(choice.name):
-        used = _expected(match, choice.names)
-        state = _whole(_merged(path, list(_states(path, used, read_file))), len(used))
-        state = _noted(state, Oddity("no-index", f"no index: all {len(used)} numbered shards were read"))
+        used = _numbered(match)
+        state = _in_series(path, used, read_file)
     else:
         state = replace(read_file(where), target=path)
     beside = sorted({*choice.others, *_folder.FOREIGN.intersection(choice.names)}.difference(used, others))
@@ -94,34 +117,58 @@ def in_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> M
     return _configs.noted(path, state)
 
 
-def _expected(match: re.Match[str], names: list[str]) -> list[str]:
-    """All shards of a numbered series, every one of them there."""
-    count, here = match["count"], set(names)
-    expected = [f"{match['stem']}-{n:05d}-of-{count}{match['suffix']}" for n in range(1, int(count) + 1)]
-    missing = [name for name in expected if name not in here]
-    if missing:
-        raise _missing(missing, len(expected), "by their numbers")
-    return expected
+def _numbered(match: re.Match[str]) -> list[str]:
+    """All shards of a numbered series, by what is there of it and what is not."""
+    count = match["count"]
+    return [f"{match['stem']}-{n:05d}-of-{count}{match['suffix']}" for n in range(1, int(count) + 1)]
 
 
-def _whole(state: ModelState, count: int) -> ModelState:
+def _in_series(path: str, names: list[str], read_file: ReadFile) -> ModelState:
+    """The union of a numbered series without an index; nobody knows what a shard held that cannot be read."""
+    shards = _shards(path, names, "by their numbers", read_file)
+    state = _whole(_merged(path, shards.states), len(names), whole=not shards.lost)
+    if not shards.lost:
+        return _noted(state, Oddity("no-index", f"no index: all {len(names)} numbered shards were read"))
+    rows = [_ranks.lost(name, "model", f"{os.path.join(path, name)}: {why}") for name, why in shards.failed.items()]
+    if shards.absent:
+        rows.append(_ranks.lost(_shown.names(shards.absent), "model", f"{path}: {shards.missing}; {AGAIN}"))
+    return _with_lost(state, shards, rows)
+
+
+def _with_lost(state: ModelState, shards: Shards, rows: list[TensorInfo]) -> ModelState:
+    """The state with rows for what is missing of it, and what a rule says of missing shards."""
+    odd = (Oddity("missing-shard", shards.missing),) if shards.absent else ()
+    sections = tuple(dict.fromkeys((*state.sections, *(row.section for row in rows))))
+    return replace(_noted(state, *odd), tensors=(*state.tensors, *rows), sections=sections)
+
+
+def _whole(state: ModelState, count: int, *, whole: bool) -> ModelState:
     """The state without what says which part of a split GGUF a file is.
 
-    Raises IndexMismatch where that is not what is here: how many parts, and how many tensors they have together.
+    Raises IndexMismatch where that is not what is here: how many parts, and how many tensors they have together, where
+    the `whole` of them was read.
     """
     parts, tensors = (state.metadata.get(f"split.{key}") for key in ("count", "tensors.count"))
     if type(parts) is int and parts != count:
         raise IndexMismatch(f"its files are numbered up to {count}, and say that they are {parts} parts")
-    if type(tensors) is int and tensors != len(state.tensors):
+    if whole and type(tensors) is int and tensors != len(state.tensors):
         raise IndexMismatch(f"its parts say that they have {tensors} tensors together, and have {len(state.tensors)}")
     of_parts = ("split.count", "split.tensors.count", "split.no")
     beside = {key: value for key, value in state.metadata.items() if not key.endswith(of_parts)}
     return replace(state, metadata=beside) if type(parts) is int else state
 
 
-def _missing(missing: list[str], count: int, why: str) -> MissingShard:
+def _missing(missing: list[str], count: int, why: str) -> str:
     subject = f"shard {_shown.names(missing)} is" if len(missing) == 1 else f"shards {_shown.names(missing)} are"
-    return MissingShard(f"{subject} missing: {count - len(missing)} of {count} are here, {why}")
+    return f"{subject} missing: {count - len(missing)} of {count} are here, {why}"
+
+
+def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:
+    """The shards that are not there. Raises MissingShard where none is."""
+    absent = [shard for shard in shards if not os.path.lexists(os.path.join(folder, shard))]
+    if len(absent) == len(shards):
+        raise MissingShard(f"{_missing(absent, len(shards), why)}; {AGAIN}")
+    return absent
 
 
 def _index(path: str, what: str) -> Index:
@@ -137,9 +184,6 @@ def _index(path: str, what: str) -> Index:
     )
     for shard in index.shards:
         _check_name(shard, what)
-    missing = [shard for shard in index.shards if not os.path.lexists(os.path.join(index.folder, shard))]
-    if missing:
-        raise _missing(missing, len(index.shards), f"as {what} names them")
     return index
 
 
@@ -173,23 +217,65 @@ def _check_name(shard: str, what: str) -> None:
         raise MalformedError(f"{what} points outside its folder: {_shown.quoted(shard)} is no plain file name")
 
 
-def _indexed(index: Index, target: str, read_file: ReadFile) -> ModelState:
-    states = list(_states(index.folder, index.shards, read_file))
-    state = _merged(target, states)
-    odd = (*_disagreements(index, states, read_file), *_totals(index.metadata, state))
+def _indexed(index: Index, target: str, what: str, read_file: ReadFile) -> ModelState:
+    shards = _shards(index.folder, index.shards, f"as {what} names them", read_file)
+    state = _merged(target, shards.states)
+    odd = _disagreements(index, shards, read_file)
+    odd += [] if shards.lost else _totals(index.metadata, state)
+    if shards.lost:
+        state = _with_lost(state, shards, _lost_rows(index, target, shards))
     beside = {key: value for key, value in index.metadata.items() if type(value) in (str, int, float, bool)}
     return replace(_noted(state, *odd), metadata={**state.metadata, **beside})
 
 
-def _states(folder: str, shards: list[str], read_file: ReadFile) -> Iterator[tuple[str, ModelState]]:
-    """Each shard read. Shards hold tensors: a folder or an index among them could name itself, without end."""
-    for shard in shards:
-        path = os.path.join(folder, shard)
-        if os.path.isdir(path):
-            raise MalformedError(f"shard {_shown.name(shard)} is a directory, not a regular file")
-        if _is_index(path):
-            raise MalformedError(f"shard {_shown.name(shard)} is an index itself, not a file of tensors")
-        yield shard, read_file(path)
+def _lost_rows(index: Index, target: str, shards: Shards) -> list[TensorInfo]:
+    """A row for each name that the index gives to a shard that is missing or cannot be read."""
+    rows, lost = [], shards.lost
+    for fqn, shard in index.weight_map.items():
+        if shard in lost:
+            why = shards.failed.get(shard)
+            file = target if why is None else os.path.join(index.folder, shard)
+            wrong = f"{shards.missing}; {AGAIN}" if why is None else _of_its_shard(why)
+            damage = f"{file}: {_shown.name(fqn)}: {wrong}"
+            rows.append(TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=wrong, damage=damage))
+    return rows
+
+
+def _of_its_shard(why: str) -> str:
+    return f"its shard {why}" if why.startswith(("is ", "cannot ")) else f"its shard cannot be read: {why}"
+
+
+def _shards(folder: str, names: list[str], why: str, read_file: ReadFile) -> Shards:
+    """Each shard read. Raises UnreadableError where none can be: MissingShard, or what the first one says."""
+    absent = _refuse_absent(folder, names, why)
+    states: list[tuple[str, ModelState]] = []
+    errors: dict[str, UnreadableError] = {}
+    gone = frozenset(absent)
+    for name in names:
+        try:
+            if name not in gone:
+                states.append((name, _shard(folder, name, read_file)))
+        except UnreadableError as error:
+            errors[name] = error
+    if not states:
+        raise next(iter(errors.values()))
+    failed = {name: _own(str(one), folder, name) for name, one in errors.items()}
+    return Shards(states, failed, absent, _missing(absent, len(names), why))
+
+
+def _own(why: str, folder: str, name: str) -> str:
+    """The reason without the shard's path or name."""
+    return why.removeprefix(f"{os.path.join(folder, name)}: ").removeprefix(f"shard {_shown.name(name)} ")
+
+
+def _shard(folder: str, name: str, read_file: ReadFile) -> ModelState:
+    """One of them. Shards hold tensors: a folder or an index among them could name itself, without end."""
+    path = os.path.join(folder, name)
+    if os.path.isdir(path):
+        raise MalformedError(f"shard {_shown.name(name)} is a directory, not a regular file")
+    if _is_index(path):
+        raise MalformedError(f"shard {_shown.name(name)} is an index itself, not a file of tensors")
+    return read_file(path)
 
 
 def _is_index(path: str) -> bool:
@@ -298,11 +384,13 @@ def _where(fqn: str, index: Index, read_file: ReadFile) -> str:
     return "no shard"
 
 
-def _disagreements(index: Index, states: list[tuple[str, ModelState]], read_file: ReadFile) -> list[Oddity]:
+def _disagreements(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddity]:
     """Refuse what the index says and the shards deny; note what they hold and it does not name."""
-    weight_map = index.weight_map
+    weight_map, states, lost = index.weight_map, shards.states, shards.lost
     found = {tensor.fqn: shard for shard, state in states for tensor in state.tensors}
     for fqn, shard in weight_map.items():
+        if fqn not in found and shard in lost:
+            continue
         if fqn not in found:
             where = _where(fqn, index, read_file)
             raise IndexMismatch(f"{_shown.name(fqn)}: the index says it is in {shard}, it is in {where}")
@@ -334,12 +422,18 @@ def _totals(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
 def members(path: str) -> tuple[str, ...]:
     """The names of the files that the model of the folder `path` is in: its weights, or its shards and index.
 
-    None where the folder only happens to hold one file. Raises UnreadableError where it holds no model, or several, or
-    one that lacks a shard.
+    None where the folder only happens to hold one file. Those that are there: raises UnreadableError where it holds no
+    model, or several, or one of which no shard is.
     """
     choice = _folder.choose(path)
     if _folder.INDEX.search(choice.name):
-        return (choice.name, *_index(os.path.join(path, choice.name), choice.name).shards)
+        shards = _index(os.path.join(path, choice.name), choice.name).shards
+        return (choice.name, *_present(path, shards, f"as {choice.name} names them"))
     if match := _folder.SERIES.match(choice.name):
-        return tuple(_expected(match, choice.names))
+        return _present(path, _numbered(match), "by their numbers")
     return (choice.name,) if choice.name in _folder.SINGLE else ()
+
+
+def _present(folder: str, shards: list[str], why: str) -> tuple[str, ...]:
+    absent = frozenset(_refuse_absent(folder, shards, why))
+    return tuple(shard for shard in shards if shard not in absent)

@@ -146,14 +146,14 @@ def missing_shard(subject: Subject) -> Iterator[Found]:
     """A checkpoint in several files, and one of them is not there.
 
     Why: nothing can be loaded, or a loader that asks for one tensor at a time finds out hours later. Such a target
-    also counts as failed, since its tensors cannot be audited.
+    also counts as failed, since not all of its tensors can be audited.
 
     Example: the index names `model-00002-of-00002.safetensors`, and the upload stopped after the first.
 
     Fix: copy or download the missing file, or save the checkpoint again.
     """
-    # Of a checkpoint that cannot be read without it, the error is the finding: see errors.py.
-    yield from _odd(subject, "copy or download the missing file", "missing-rank")
+    # Of a checkpoint of which nothing can be read, the error is the finding: see errors.py.
+    yield from _odd(subject, "copy or download the missing file", "missing-rank", "missing-shard")
 
 
 @rule(Severity.ERROR, _a_file)

@@ -44,6 +44,22 @@ def names(path: Path | str) -> list[str]:
     return [tensor.fqn for tensor in formats.read(str(path)).tensors]
 
 
+@pytest.fixture
+def spared(inspect):
+    """What is said of what is lost of a target, its path taken off; the shard that is left is shown, and it ends 2."""
+
+    def tell(target: Path | str, *left: str) -> str:
+        code, out, err = inspect(target)
+        assert code == 2
+        assert all(f" {fqn} " in out for fqn in left or ["model.a"])
+        assert err.startswith("statecli: ")
+        (message,) = err.splitlines()
+        assert message.startswith((f"statecli: {target}: ", f"statecli: {os.path.join(target, '')}"))
+        return message.removeprefix(f"statecli: {target}: ")
+
+    return tell
+
+
 def oddities(path: Path | str) -> dict[str, str]:
     """What a target's state says is odd."""
     return {odd.name: odd.message for odd in formats.read(str(path)).oddities}
@@ -188,20 +204,32 @@ def test_a_numbered_variant_without_an_index(folder):
     assert names(folder) == ["model.a", "model.b"]
 
 
-def test_a_numbered_shard_that_is_missing(folder, line):
-    """Without an index, the numbers say which shard is missing."""
+def test_a_numbered_shard_that_is_missing(folder, spared):
+    """Without an index, the numbers say which shard is missing; a row stands for it, and the other one is shown."""
     (folder / INDEX).unlink()
     (folder / ONE).unlink()
-    assert line(folder) == f"shard {ONE} is missing: 1 of 2 are here, by their numbers"
+    expected = f"shard {ONE} is missing: 1 of 2 are here, by their numbers"
+    assert spared(folder, "model.b", ONE) == f"{expected}; copy or download it again"
+    assert names(folder) == ["model.b", ONE]
+    assert oddities(folder) == {"missing-shard": expected}
 
 
-def test_many_numbered_shards_that_are_missing(folder, line):
+def test_a_numbered_shard_that_cannot_be_read(folder, spared):
+    """Nobody knows what it held: a row stands for it."""
+    (folder / INDEX).unlink()
+    (folder / ONE).write_bytes(b"")
+    assert spared(folder, "model.b", ONE) == f"statecli: {folder / ONE}: is an empty file"
+    assert names(folder) == ["model.b", ONE]
+
+
+def test_many_numbered_shards_that_are_missing(folder, spared):
     """A series of 99,999 of which one is there is told in one line."""
     (folder / INDEX).unlink()
     (folder / ONE).rename(folder / "model-00001-of-99999.safetensors")
     (folder / TWO).unlink()
     missing = ", ".join(f"model-0000{n}-of-99999.safetensors" for n in (2, 3, 4, 5))
-    assert line(folder) == f"shards {missing}, and 99994 more are missing: 1 of 99999 are here, by their numbers"
+    expected = f"shards {missing}, and 99994 more are missing: 1 of 99999 are here, by their numbers"
+    assert spared(folder) == f"{expected}; copy or download it again"
 
 
 def test_two_series_without_an_index(folder, line):
@@ -345,8 +373,12 @@ LIES: dict[str, tuple[bytes, str]] = {
     "NaN": wrong('{"metadata":{"total_size":NaN}}', "{} is no valid JSON: NaN is no JSON"),
     "an endless number": wrong('{"metadata":{"total_size":1e999}}', "{} is no valid JSON: 1e999 is out of range"),
     "missing shard": wrong(
-        indexed({"model.a": ONE, "model.b": "m-9.safetensors"}),
-        "shard m-9.safetensors is missing: 1 of 2 are here, as {} names them",
+        indexed({"model.b": "m-9.safetensors"}),
+        "shard m-9.safetensors is missing: 0 of 1 are here, as {} names them; copy or download it again",
+    ),
+    "a tensor of a missing shard in another": wrong(
+        indexed({"model.a": "m-9.safetensors", "model.b": TWO, "model.c": ONE}),
+        f"model.a: the index says m-9.safetensors, it is in {ONE}",
     ),
     "itself": wrong(indexed({"model.a": INDEX}), f"shard {INDEX} is an index itself, not a file of tensors"),
     "directory": wrong(indexed({"model.a": "1_Pooling"}), "shard 1_Pooling is a directory, not a regular file"),
@@ -404,37 +436,78 @@ def spoilt(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def test_a_shard_that_is_a_pipe(folder, line):
+@pytest.mark.parametrize("target", ["", INDEX], ids=["folder", "index"])
+def test_a_shard_that_is_missing_costs_its_own_tensors(target, folder, spared, statecli):
+    """The others are shown; each of its names is a row without dtype and shape; diff, lock and audit end 2."""
+    save_file({"model.b": torch.ones(4), "model.c": torch.ones(2), "model.d": torch.ones(2)}, folder / TWO)
+    (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO, "model.c": TWO, "model.d": TWO}, total_size=9))
+    shutil.copytree(folder, folder.parent / "whole")
+    (folder / TWO).unlink()
+    what = f"shard {TWO} is missing: 1 of 2 are here, as {INDEX if target == '' else 'the index'} names them"
+    path = folder / target if target else folder
+    assert spared(path) == f"model.b and 2 more tensors: {what}; copy or download it again"
+    rows = {one.fqn: (one.dtype, one.shape) for one in formats.read(str(path)).tensors}
+    unknown = ("unknown", None)
+    assert rows == {"model.a": ("float32", (2, 3)), "model.b": unknown, "model.c": unknown, "model.d": unknown}
+    assert oddities(path) == {"missing-shard": what}
+    result = statecli("diff", str(path), str(folder.parent / "whole"), "-f", "json")
+    assert (result.code, [one["fqn"] for one in result.json["broken"]]) == (2, ["model.b", "model.c", "model.d"])
+    assert result.json["changes"] == []
+    assert statecli("lock", str(path), "-o", str(folder.parent / "l.json")).code == 2
+    result = statecli("audit", str(path), "-f", "json")
+    assert result.code == 2
+    assert [(one["rule"], one["target"]) for one in result.json["findings"]] == [("missing-shard", str(path))]
+
+
+def test_a_shard_that_is_a_pipe(folder, spared):
     """A named pipe as a shard is named and blocks nobody."""
     os.mkfifo(spoilt(folder, TWO))
-    assert line(folder) == f"{folder / TWO}: is a named pipe, not a regular file"
+    assert spared(folder) == f"statecli: {folder / TWO}: model.b: its shard is a named pipe, not a regular file"
 
 
-def test_a_shard_that_is_a_device(folder, line):
+def test_a_shard_that_is_a_device(folder, spared):
     """A link to an endless device is no regular file."""
     spoilt(folder, TWO).symlink_to("/dev/zero")
-    assert line(folder) == f"{folder / TWO}: is a character device, not a regular file"
+    assert spared(folder) == f"statecli: {folder / TWO}: model.b: its shard is a character device, not a regular file"
 
 
-def test_a_shard_that_is_an_lfs_pointer(folder, line):
+def test_no_shard_that_can_be_read(folder, line):
+    """What is wrong with the first is the line."""
+    os.mkfifo(spoilt(folder, ONE))
+    spoilt(folder, TWO).write_bytes(b"")
+    assert line(folder) == f"{folder / ONE}: is a named pipe, not a regular file"
+
+
+def test_a_shard_that_leads_to_a_text_elsewhere(folder, spared):
+    """Of a file that a link brought into the folder no word is quoted."""
+    secret = folder.parent / "secret"
+    secret.write_text("root:x:0:0")
+    spoilt(folder, TWO).symlink_to(secret)
+    told = spared(folder)
+    assert told == f"statecli: {folder / TWO}: model.b: its shard is a link to a text file outside its folder"
+    spoilt(folder, TWO).write_text("Entry not found")
+    assert spared(folder).endswith("its shard is a text file that begins 'Entry not found'")
+
+
+def test_a_shard_that_is_an_lfs_pointer(folder, spared):
     """A clone without git lfs says which shard is a pointer, how much is missing, and what to run."""
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 4976698672\n"
     spoilt(folder, TWO).write_bytes(pointer)
-    assert line(folder) == (
-        f"{folder / TWO}: is a git-lfs pointer (4,976,698,672 bytes are elsewhere): run: git lfs pull"
-    )
+    what = "a git-lfs pointer (4,976,698,672 bytes are elsewhere): run: git lfs pull"
+    assert spared(folder) == f"statecli: {folder / TWO}: model.b: its shard is {what}"
 
 
-def test_a_shard_that_is_truncated(folder, line):
+def test_a_shard_that_is_truncated(folder, spared):
     """A shard cut short is named by its path."""
     os.truncate(folder / ONE, 70)
-    assert line(folder).startswith(f"{folder / ONE}: is truncated: its header claims ")
+    told = spared(folder, "model.b")
+    assert told.startswith(f"statecli: {folder / ONE}: model.a: its shard is truncated: its header claims ")
 
 
-def test_a_shard_that_is_empty(folder, line):
+def test_a_shard_that_is_empty(folder, spared):
     """A shard without a byte is named by its path."""
     spoilt(folder, ONE).write_bytes(b"")
-    assert line(folder) == f"{folder / ONE}: is an empty file"
+    assert spared(folder, "model.b") == f"statecli: {folder / ONE}: model.a: its shard is an empty file"
 
 
 @pytest.mark.parametrize("target", ["", INDEX])
@@ -442,31 +515,34 @@ def test_a_shard_is_named_once(target, folder, inspect):
     """The one path in the line is the shard's, whether its folder or its index was given."""
     spoilt(folder, ONE).write_bytes(b"")
     _, _, err = inspect(folder / target)
-    assert err == f"statecli: {folder / ONE}: is an empty file\n"
+    assert err == f"statecli: {folder / ONE}: model.a: its shard is an empty file\n"
 
 
-def test_a_shard_that_leads_nowhere(folder, line):
+def test_a_shard_that_leads_nowhere(folder, spared):
     """A dangling link, a cache whose blob was removed, is named by its path."""
     spoilt(folder, ONE).symlink_to("../../blobs/gone")
-    assert line(folder) == f"{folder / ONE}: cannot be opened: no such file or directory"
+    what = "model.a: its shard cannot be opened: no such file or directory"
+    assert spared(folder, "model.b") == f"statecli: {folder / ONE}: {what}"
 
 
-def test_a_shard_that_leads_to_itself(folder, line):
+def test_a_shard_that_leads_to_itself(folder, spared):
     """A link to itself is named by its path."""
     spoilt(folder, ONE).symlink_to(ONE)
-    assert line(folder) == f"{folder / ONE}: cannot be opened: too many levels of symbolic links"
+    what = "model.a: its shard cannot be opened: too many levels of symbolic links"
+    assert spared(folder, "model.b") == f"statecli: {folder / ONE}: {what}"
 
 
-def test_a_shard_that_leads_to_its_folder(folder, line):
+def test_a_shard_that_leads_to_its_folder(folder, spared):
     """A link from a folder to itself, a checkpoint that holds itself, is no shard."""
     spoilt(folder, TWO).symlink_to(".")
-    assert line(folder) == f"shard {TWO} is a directory, not a regular file"
+    assert spared(folder) == f"statecli: {folder / TWO}: model.b: its shard is a directory, not a regular file"
 
 
 def test_a_weight_file_that_leads_to_its_folder(tmp_path, line):
     """A folder whose only weight file is a link to the folder holds no checkpoint."""
     (tmp_path / "model.safetensors").symlink_to(".")
-    assert "is a folder without a checkpoint" in line(tmp_path)
+    said = "is a folder without a checkpoint: model.safetensors is a link to a folder around it, and no file of weights"
+    assert line(tmp_path) == said
 
 
 def test_links_are_followed(folder, tmp_path):
@@ -509,7 +585,7 @@ def test_fifty_thousand_shards_that_are_not_there(folder, line):
     assert time.process_time() - before < 3
     assert message == (
         "shards m-0.safetensors, m-1.safetensors, m-2.safetensors, m-3.safetensors, and 49996 more are missing: "
-        f"0 of 50000 are here, as {INDEX} names them"
+        f"0 of 50000 are here, as {INDEX} names them; copy or download it again"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 
 import numpy as np
@@ -367,17 +368,43 @@ def failed(path, rule):
     return target.reason
 
 
+def lacking(path):
+    """What is told of a target whose shards are not all there: once, of the target, which has failed."""
+    (target,) = audit(Request((str(path),))).targets
+    assert (target.target, target.status) == (str(path), Status.FAILED)
+    (finding,) = target.findings
+    assert (finding.rule, finding.severity.value) == ("missing-shard", "error")
+    assert finding.help == "copy or download the missing file"
+    assert finding.message in target.reason
+    return finding.message
+
+
 def test_missing_shard_finds_a_file_that_the_index_names(sharded):
     """The target failed: its tensors are not all there to be audited."""
     path = sharded()
     (path / "m-2.safetensors").unlink()
-    assert "shard m-2.safetensors is missing: 1 of 2 are here" in failed(path, "missing-shard")
+    assert "shard m-2.safetensors is missing: 1 of 2 are here" in lacking(path)
+    (path / "m-1.safetensors").unlink()
+    assert "shards m-1.safetensors, m-2.safetensors are missing: 0 of 2 are here" in lacking(path)
+
+
+def test_the_pickles_of_a_checkpoint_that_lacks_a_shard_are_judged_once(tmp_path, found):
+    """A shard that runs something is told as the folder's, and is no target of its own."""
+
+    class Runs:
+        def __reduce__(self):
+            return os.system, ("true",)
+
+    torch.save({"a": torch.zeros(2), "x": Runs()}, tmp_path / "m-1.bin")
+    (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "m-1.bin", "b": "m-2.bin"}}')
+    (target,) = audit(Request((str(tmp_path),))).targets
+    assert sorted(one.rule for one in target.findings) == ["missing-shard", "unsafe-global"]
 
 
 def test_missing_shard_finds_a_gap_in_a_numbered_series(tmp_path):
     """Without an index the numbers say how many there are."""
     save_file({"a": torch.zeros(2)}, tmp_path / "m-00001-of-00002.safetensors")
-    assert "m-00002-of-00002.safetensors is missing" in failed(tmp_path, "missing-shard")
+    assert "m-00002-of-00002.safetensors is missing" in lacking(tmp_path)
 
 
 def test_missing_shard_spares_a_checkpoint_that_is_whole(found, sharded):
@@ -458,7 +485,7 @@ def test_a_rule_that_was_not_asked_for_has_no_finding_of_a_failed_target(sharded
     path = sharded()
     (path / "m-2.safetensors").unlink()
     for request in (Request((str(path),), select=("nan",)), Request((str(path),), ignore=("missing-shard",))):
-        target, _ = audit(request).targets
+        (target,) = audit(request).targets
         assert (target.status, target.findings) == (Status.FAILED, ())
 
 
