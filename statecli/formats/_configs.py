@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -28,13 +29,9 @@ FILES = {
 }
 #: What is said first of a folder, under the last part of its name.
 TOLD = (
-    "adapter_config.base_model_name_or_path",
-    "adapter_config.peft_type",
     "adapter_config.r",
     "adapter_config.lora_alpha",
     "adapter_config.target_modules",
-    "config.architectures",
-    "config._class_name",
     "config.quantization_config.quant_method",
     "trainer_state.global_step",
     "trainer_state.epoch",
@@ -90,6 +87,18 @@ def _words(key: str, value: Any) -> Any:
     if not all(type(one) is str and one.isprintable() and "," not in one for one in value):
         return value
     return ", ".join(sorted(value) if key in _SETS else value)
+
+
+def notes(metadata: Any) -> Iterator[tuple[str, str]]:
+    """What a folder with these settings is, in words, each with a name: an adapter of what model, of what class."""
+    beside = getattr(metadata, "beside", ())
+    if "adapter_config" in beside:
+        of, how = (metadata.get(f"adapter_config.{key}") for key in ("base_model_name_or_path", "peft_type"))
+        yield "adapter", f"adapter{f' ({how})' if how else ''} of base model{f' {of}' if of else ': not recorded'}"
+    if "config" in beside:
+        named = metadata.get("config.architectures") or metadata.get("config._class_name")
+        if named:
+            yield "architecture", f"architecture {named}"
 
 
 def said(metadata: Any) -> dict[str, Scalar]:

@@ -27,7 +27,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:
             sink.text("\t".join(map(as_line, parts)) + "\n")
         return
     if not look.quiet:
-        page = report.page()
+        page = (report.page if report.outline else report.foot or report.page)()
         table = _outline(page) if report.outline else report.table()
         for number, row in enumerate(aligned(table) if table.rows else ()):
             put(row, "bold" if number == 0 else "")

@@ -190,6 +190,8 @@ class Report(msgspec.Struct, frozen=True):
     #: Findings that are none, for the reason that was given.
     accepted: tuple[tuple[Finding, str], ...] = ()
     troubles: tuple[Trouble, ...] = ()
+    #: The page without its rows, for who shows the flat table in their place; None: the page.
+    foot: Callable[[], Page] | None = None
 
     def beside(self) -> tuple[Finding, ...]:
         """The findings that no row shows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -56,10 +57,11 @@ def of_inspection(found: Inspection, view: View) -> Report:
         document=lambda: documents.of_inspection(found, documents.totals(state.tensors)),
         table=lambda: _flat(found),
         page=lambda: _page(found, view),
+        foot=lambda: _page(found, view, rows=False),
         findings=located(found.findings, state.tensors),
         outline=view.tree,
         whole=view.unfold,
-        notes=fold.notes([odd for odd in state.oddities if not _said(odd, found)], view.verbose),
+        notes=fold.notes([*_about(state), *(odd for odd in state.oddities if not _said(odd, found))], view.verbose),
         rules=lambda: rules.of(found.findings),
         cases=lambda: _cases(found),
         troubles=tuple(Trouble(state.target, message) for _, message in found.broken),
@@ -73,19 +75,32 @@ def _cases(found: Inspection) -> tuple[Case, ...]:
     return (*broken, *cases.of_findings(target, located(found.findings, found.state.tensors), "inspect"))
 
 
-def _page(found: Inspection, view: View) -> Page:
+def _page(found: Inspection, view: View, *, rows: bool = True) -> Page:
     state = found.state
     summary = documents.totals(state.tensors)
     columns = _columns(found)
     long = not view.unfold and len(state.tensors) > fold.ABOVE
+    groups: tuple[Group, ...] = ()
+    if rows:
+        groups = tree.groups(state, view.unfold) if view.tree else _groups(found, columns, view, long)
     return Page(
         subtitle=_subtitle(state, summary) + (f", after a forward with {found.inputs}" if found.inputs else ""),
         columns=tree.COLUMNS if view.tree else columns,
-        groups=tree.groups(state, view.unfold) if view.tree else _groups(found, columns, view, long),
+        groups=groups,
         totals=_totals_lines(state, summary),
         fixes=_fixes(state.tensors),
         findings=found.findings if view.unfold else fold.findings(found.findings),
     )
+
+
+def _about(state: ModelState) -> Iterator[Oddity]:
+    """What the target is as a whole, where no row can say it."""
+    yield from (Oddity(name, message) for name, message in _configs.notes(state.metadata))
+    if not state.tensors and not any(odd.name == "no-tensors" for odd in state.oddities):
+        keys = [f"{key}={value}" for key, value in state.metadata.items() if len(str(value)) <= 40]
+        only = f", only metadata: {', '.join(keys[:6])}" if keys else ""
+        more = f" and {plural(rest, 'more key')}" if keys and (rest := len(state.metadata) - len(keys[:6])) else ""
+        yield Oddity("no-tensor", f"holds no tensor{only}{more}")
 
 
 def _said(odd: Oddity, found: Inspection) -> bool:

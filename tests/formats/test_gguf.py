@@ -687,10 +687,24 @@ def test_a_key_set_twice_is_told(tmp_path):
     assert formats.read(str(path)).metadata == {"k": 0}
 
 
-def test_a_vocabulary_alone_has_no_tensors(tmp_path):
-    """Files of llama.cpp's tests are such: there is metadata, and nothing else."""
-    state = formats.read(str(built(tmp_path, [key("k", 4, U32)])))
+def test_a_vocabulary_alone_has_no_tensors(tmp_path, run):
+    """Files of llama.cpp's tests are such: there is metadata, which is told, and nothing else."""
+    path = built(tmp_path, [key("k", 4, U32)])
+    state = formats.read(str(path))
     assert (state.tensors, dict(state.metadata)) == ((), {"k": 7})
+    assert run("inspect", path) == (0, "note[no-tensor]: holds no tensor, only metadata: k=7\n")
+    many = built(tmp_path, [key(f"k{n}", 4, U32) for n in range(8)])
+    assert run("inspect", many)[1].endswith("k4=7, k5=7 and 2 more keys\n")
+    assert run("inspect", built(tmp_path)) == (0, "note[no-tensor]: holds no tensor\n")
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
+def test_ordinary_types_are_no_finding(kind, tmp_path, run):
+    """llama.cpp leaves norms, and some small matrices, in float32 beside whatever else it writes."""
+    held = {"blk.0.w": (VALUES, kind), "blk.0.norm": VALUES[0], "blk.0.gate": VALUES}
+    path = written(tmp_path / "m.gguf", held)
+    code, told = run("audit", path, "-f", "json")
+    assert (code, json.loads(told)["findings"]) == (0, [])
 
 
 def test_text_that_is_none_is_escaped(tmp_path):

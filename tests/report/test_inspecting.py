@@ -1,0 +1,77 @@
+"""What `inspect` says of a target as a whole, beside its rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+ADAPTER = {"base_model_name_or_path": "org/base", "peft_type": "LORA", "r": 4}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """`folder(config={...})`: a folder with weights and these JSON files beside them."""
+
+    def make(**files):
+        name = "adapter_model" if "adapter_config" in files else "model"
+        save_file({"w": torch.ones(2, 2)}, tmp_path / f"{name}.safetensors")
+        for stem, content in files.items():
+            (tmp_path / f"{stem}.json").write_text(json.dumps(content))
+        return str(tmp_path)
+
+    return make
+
+
+SAID = {
+    "adapter": ({"adapter_config": ADAPTER}, "adapter (LORA) of base model org/base"),
+    "a base that is null": (
+        {"adapter_config": {**ADAPTER, "base_model_name_or_path": None}},
+        "adapter (LORA) of base model: not recorded",
+    ),
+    "nothing of it": ({"adapter_config": {"r": 4}}, "adapter of base model: not recorded"),
+    "a long name": (
+        {"adapter_config": {**ADAPTER, "base_model_name_or_path": "x" * 60}},
+        f"adapter (LORA) of base model {'x' * 60}",
+    ),
+    "architecture": (
+        {"config": {"architectures": ["BertForSequenceClassification"]}},
+        "architecture BertForSequenceClassification",
+    ),
+    "two": ({"config": {"architectures": ["A", "B"]}}, "architecture A, B"),
+    "diffusers": ({"config": {"_class_name": "UNet2DModel"}}, "architecture UNet2DModel"),
+    "escapes": ({"config": {"architectures": ["\x1b[31m"]}}, None),
+    "none": ({"config": {"architectures": None, "hidden_size": 4}}, None),
+    "nothing beside": ({}, None),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_a_folder_is_stands_below_its_rows(case, folder, statecli):
+    """An adapter of what, a model of what class: one line, in text and in a table."""
+    files, expected = SAID[case]
+    path = folder(**files)
+    for output in ("plain", "table"):
+        result = statecli("inspect", path, "-f", output)
+        assert result.code == 0
+        assert "\x1b[31m" not in result.out
+        told = [line for line in result.out.splitlines() if line.startswith("note") and "escapes" not in case]
+        assert [line.split(": ", 1)[1] for line in told] == ([expected] if expected else [])
+
+
+def test_plain_ends_as_the_page_does(folder, statecli):
+    """Totals are the same, whether or not rows were made for a page."""
+    path = folder()
+    plain, table = (statecli("inspect", path, "-f", output).out for output in ("plain", "table"))
+    assert "parameter    1 tensor (1 of them assumed), 4 elements, 16 bytes" in plain
+    assert "w " in table
+    assert "w" in statecli("inspect", path, "--tree", "-f", "plain").out
+
+
+def test_no_tensor_is_said(tmp_path, statecli):
+    """An empty file of safetensors: a line in place of the rows."""
+    save_file({}, tmp_path / "none.safetensors", {"by": "me"})
+    result = statecli("inspect", str(tmp_path / "none.safetensors"))
+    assert (result.code, result.out) == (0, "note[no-tensor]: holds no tensor, only metadata: by=me\n")
