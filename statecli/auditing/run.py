@@ -20,7 +20,7 @@ from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
 from statecli.auditing.subject import Subject
 from statecli.auditing.targets import Homes, expand, is_called_weights
-from statecli.errors import BarePickle, FilteredOut, StateError
+from statecli.errors import BarePickle, FilteredOut, MissingShard, StateError
 from statecli.finding import Finding, Severity
 from statecli.formats._scan import scan
 from statecli.locking.file import Lock
@@ -122,10 +122,13 @@ class _Run:
         self.unlocked: dict[str, str] = {}
         #: Targets of which the filters left nothing.
         self.left_out: set[str] = set()
+        #: What was read of the target that is being audited, until something fails.
+        self.read: ModelState | None = None
 
     def of(self, text: str) -> Target:
         """What becomes of one target."""
         pickles = self._pickles(text)
+        self.read = None
         try:
             subject = self._subject(text)
             subject = locked.of(self._with_values(subject), self.request, self.progress)
@@ -182,7 +185,8 @@ class _Run:
     def _failed(self, text: str, error: StateError, pickles: tuple[ScannedPickle, ...]) -> Target:
         """What could not be read or is left out, with a finding of the rule that the error breaks, if it is asked for.
 
-        Its pickles are judged all the same: what loading it would run does not depend on what its tensors are.
+        Its pickles are judged all the same: what loading it would run does not depend on what its tensors are. Shards
+        that are missing are told where only what it is held to cannot be.
         """
         severity = self.request.severity
         broken = [rule for rule in self.rules if rule.name == error.rule]
@@ -192,6 +196,11 @@ class _Run:
         for rule in filter(_is_about_pickles, self.rules if pickles else ()):
             found.extend(_found(rule, subject, severity.get(rule.name)))
             ran.append(rule.name)
+        if self.read is not None:
+            for rule in (rule for rule in self.rules if rule.name == MissingShard.rule and rule not in broken):
+                missing = list(_found(rule, Subject(text, self.read, self.request.policy), severity.get(rule.name)))
+                found += missing
+                ran += [rule.name] if missing else []
         # Filters are of some of the files in a folder, and need not be of each.
         left_out = isinstance(error, FilteredOut) and text not in self.named
         self.left_out |= {text} if left_out else set()
@@ -211,7 +220,7 @@ class _Run:
         if self.request.as_found:
             self.folders |= {os.path.abspath(model.path) for model in self.homes.around(text)}
         seen = stamps([target.split(text)[0]]) if self.request.model or self.reference else {}
-        whole = target.whole(text)
+        self.read = whole = target.whole(text)
         side = Side(text, target.part(whole, text), None, seen)
         module = side.state if side.state.whole_modules else None
         beside = self._beside(text, whole)

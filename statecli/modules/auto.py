@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from statecli.errors import MissingDependency, ModelError, UnreadableError, UsageError
-from statecli.formats import _configs
+from statecli.formats import _configs, _shown
 from statecli.modules.spec import Spec
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def text_for(path: str) -> str:
     """
     folder = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
     config = os.path.join(folder, CONFIG)
-    if not os.path.isfile(config):
+    if not os.path.lexists(config):
         adapter = os.path.isfile(os.path.join(folder, "adapter_config.json"))
         what = "an adapter has none: name the class of its base model" if adapter else "name the class instead"
         raise UsageError(f"{path}: there is no {CONFIG} beside it, and --model auto has no class; {what}")
@@ -93,7 +93,8 @@ def _class_name(document: Mapping[str, Any], config: str) -> str:
         known = _transformers().models.auto.modeling_auto.MODEL_MAPPING_NAMES.get(kind)
         if type(known) is str:
             return known
-    raise UsageError(f"{config}: names no class in architectures, and --model auto has none; name the class instead")
+    what = "names no class in" if name is None else f"names {_shown.value(name)}, no class name, in"
+    raise UsageError(f"{config}: {what} architectures, and --model auto has none; name the class instead")
 
 
 def _transformers() -> Any:
@@ -124,7 +125,7 @@ def made(name: str, config: str) -> nn.Module:
     kind, own = document.get("model_type"), configured.model_type
     if kind not in (None, own):
         raise ModelError(f"{config}: names {name}, whose model_type is {own!r}, and says {str(kind)[:80]!r} itself")
-    with _offline(), _counted(config), _dtype(torch, document):
+    with _offline(), _quiet(transformers.logging), _counted(config), _dtype(torch, document):
         settings = configured.from_dict(_cleaned(document))
         settings._attn_implementation = "eager"
         model: nn.Module = found(settings)
@@ -176,6 +177,17 @@ def _offline() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Without what transformers logs of a configuration: what is wrong for its model is said in our own words."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 @contextmanager

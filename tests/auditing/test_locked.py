@@ -116,7 +116,7 @@ def test_a_locked_shard_of_a_model_that_was_met_is_not_gone(statecli):
     assert result.err.startswith("statecli: ck/m: is not in the lock")
     Path("ck/m/model-00001-of-00002.safetensors").unlink()
     result = statecli("audit", "ck/m", "--lock", "shards.json", "-f", "json")
-    assert (result.code, [one["rule"] for one in result.json["findings"]]) == (2, ["lock-mismatch"])
+    assert (result.code, [one["rule"] for one in result.json["findings"]]) == (2, ["missing-shard", "lock-mismatch"])
 
 
 def test_only_what_is_frozen_is_missed_where_that_is_asked(statecli):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -161,9 +162,21 @@ REFUSED = {
         {"architectures": ["pipeline"]},
         f"names pipeline, which is no model class of transformers {transformers.__version__}",
     ),
+    "a call": (
+        {"architectures": ["os.system"]},
+        "names 'os.system', no class name, in architectures, and --model auto has none; name the class instead",
+    ),
+    "no list": (
+        {"architectures": "BertModel"},
+        "names no class in architectures, and --model auto has none; name the class instead",
+    ),
+    "none": (
+        {"architectures": [], "model_type": "no such"},
+        "names no class in architectures, and --model auto has none; name the class instead",
+    ),
     "a number": (
         {"architectures": [3]},
-        "names no class in architectures, and --model auto has none; name the class instead",
+        "names 3, no class name, in architectures, and --model auto has none; name the class instead",
     ),
     "another type": ({"model_type": "gpt2"}, "names BertModel, whose model_type is 'bert', and says 'gpt2' itself"),
     "endless": ({"num_hidden_layers": 10**9}, "num_hidden_layers asks for 1,000,000,000, more than any model has"),
@@ -237,6 +250,25 @@ def test_thousands_of_layers_are_refused_while_they_are_built(statecli):
     result = statecli("inspect", "m", "--model", "auto")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "m/config.json: asks for too large a model" in result.err
+
+
+def test_a_configuration_that_is_no_file(statecli):
+    """It is there, and is said to be what it is."""
+    saved("BertModel")
+    os.remove("m/config.json")
+    os.mkfifo("m/config.json")
+    result = statecli("inspect", "m", "--model", "auto")
+    assert (result.code, result.err) == (2, "statecli: m: config.json is a named pipe, not a regular file\n")
+
+
+def test_what_transformers_logs_of_a_configuration_is_not_told(statecli):
+    """An end of text beyond the vocabulary is no matter of the class; a level that was set before is set again."""
+    saved("BertModel")
+    changed(eos_token_id=10**6)
+    before = transformers.logging.get_verbosity()
+    result = statecli("inspect", "m", "--model", "auto")
+    assert (result.code, result.err) == (0, "")
+    assert transformers.logging.get_verbosity() == before
 
 
 def test_without_a_configuration(statecli):
