@@ -453,9 +453,9 @@ def test_an_adapter_names_its_base_model(tmp_path, statecli):
         "target_modules": "query, value",
     }
     assert {key: state.metadata[f"adapter_config.{key}"] for key in expected} == expected
-    assert "peft_type=LORA, r=4, lora_alpha=8" in statecli(
-        "inspect", tmp_path / "adapter", "-f", "markdown"
-    ).out.replace("\\", "")
+    told = statecli("inspect", tmp_path / "adapter", "-f", "markdown").out.replace("\\", "")
+    assert "r=4, lora_alpha=8, target_modules=query, value" in told
+    assert f"adapter (LORA) of base model {tmp_path / 'base'}" in told
 
 
 # Model folders.
