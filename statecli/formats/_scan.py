@@ -106,15 +106,26 @@ def scan(path: str) -> tuple[ScannedPickle, ...]:
     """
     found: list[ScannedPickle] = []
     with without_gc():
-        places, unread = dcp.places(path) if os.path.isdir(path) and dcp.sniff(path, b"") else ({}, [])
+        places, unread = _places(path)
         for file in _files(path):
-            found.extend(_of_file(file, places.pop(os.path.basename(file), ())))
-        for name in filter(_is_plain_name, places):
-            found.extend(_of_file(os.path.join(path, name), places[name], alone=True))
-    for name, why in unread:
-        place = Place(os.path.join(path, name), 0, 0)
-        found.append(ScannedPickle("the file", place, unread=f"where it says that archives lie: {why}"))
+            found.extend(_of_file(file, places.pop(file, ())))
+        for file, stored in places.items():
+            found.extend(_of_file(file, stored, alone=True))
+    for file, why in unread:
+        found.append(ScannedPickle("the file", Place(file, 0, 0), unread=f"where it says that archives lie: {why}"))
     return tuple(found)
+
+
+def _places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
+    """What `dcp.places` says of the folder and of those that its model is in, by the files' paths."""
+    found: dict[str, list[Stored]] = {}
+    unread: list[tuple[str, str]] = []
+    for way in dict.fromkeys(map(os.path.dirname, ("", *_members(path)))) if os.path.isdir(path) else ():
+        folder = os.path.join(path, way) if way else path
+        places, others = dcp.places(folder) if dcp.sniff(folder, b"") else ({}, [])
+        found.update((os.path.join(path, way, name), places[name]) for name in filter(_is_plain_name, places))
+        unread.extend((os.path.join(path, way, name), why) for name, why in others)
+    return found, unread
 
 
 def begins_as_pickle(source: Source) -> bool:

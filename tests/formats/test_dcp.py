@@ -698,6 +698,16 @@ def test_a_value_hidden_in_a_tensor_is_scanned(kind, tmp_path, statecli):
     assert ".metadata puts step at byte" in statecli("inspect", str(tmp_path / "x")).err
 
 
+def test_a_value_hidden_in_the_shards_of_a_training_is_scanned(tmp_path, statecli):
+    """As FSDP saves them, in a folder of the training's."""
+    shards, data = tmp_path / "checkpoint-5" / "pytorch_model_fsdp_0", HIDDEN["an archive"]
+    with_a_value_at(shards, "__0_0.distcp", hiding(shards, data), len(data))
+    (tmp_path / "checkpoint-5" / "trainer_state.json").write_text('{"global_step": 5}')
+    result = statecli("audit", str(tmp_path / "checkpoint-5"), "-f", "plain")
+    assert result.code == 2
+    assert "loading it calls os.system" in result.out
+
+
 def test_that_value_is_what_torch_loads(tmp_path, monkeypatch):
     """The harm is real: it is unpickled with everything allowed."""
     monkeypatch.chdir(tmp_path)
