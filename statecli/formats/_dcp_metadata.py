@@ -17,7 +17,7 @@ from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown
 from statecli.formats._dtypes import BITS
 from statecli.formats._graph import attributes, mapping, name_of, sequence
-from statecli.formats._pickle import Global, Key, Obj, TruncatedPickle, load
+from statecli.formats._pickle import Global, Key, Machine, Obj, TruncatedPickle, load
 from statecli.formats._tensors import MAX_DIMENSIONS, MAX_ELEMENTS
 
 #: How the names of such files end.
@@ -114,7 +114,7 @@ def parsed(data: bytes, what: str) -> Metadata:
     if not data:
         raise MalformedError(f"{what} is empty: {_CUT_OFF}")
     try:
-        pickle = load(data, what, budget=BUDGET)
+        pickle = load(data, what, budget=BUDGET, kind=_Machine)
     except TruncatedPickle as error:
         raise type(error)(f"{error}: {_CUT_OFF}") from None
     root = pickle.root
@@ -131,6 +131,32 @@ def parsed(data: bytes, what: str) -> Metadata:
     order = list(dict.fromkeys([*(fqn for fqn in paths if fqn in entries), *entries]))
     foreign = [one for one in pickle.globals if one.qualified not in NEEDED]
     return Metadata(order, tensors, paths, reader.places(held.get("storage_data"), what), foreign)
+
+
+class _Machine(Machine):
+    """Takes `getattr(enumeration, "MEMBER")` for what it means: so Python 3.11.0 to 3.11.2 pickle a member."""
+
+    def __init__(self, data: bytes, what: str, *, fast: bool, module_ids: bool) -> None:
+        super().__init__(data, what, fast=fast, module_ids=module_ids)
+        self.reaches = False
+
+    def call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
+        """As the machine does it; any other `getattr` is kept among the names."""
+        if name_of(function) == _GETATTR:
+            first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
+            if name_of(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():
+                return super().call(first, (second,), pos, how)
+            self.reaches = True
+        return super().call(function, args, pos, how)
+
+    def run(self, start: int = 0) -> None:
+        """As the machine does it."""
+        super().run(start)
+        if not self.reaches:
+            self.globals = {key: one for key, one in self.globals.items() if one.qualified != _GETATTR}
+
+
+_GETATTR = "builtins.getattr"
 
 
 def _check_version(version: Any, what: str) -> None:

@@ -46,6 +46,7 @@ _TORCHAO_ENUMS = (
         "IntxUnpackedToInt8TensorActivationQuantization",
     ),
 )
+_ZERO_STAGES = ("disabled", "optimizer_states", "gradients", "weights")
 #: Enumerations of Python's own modules, by their members' values.
 _PYTHON_ENUMS = (
     *names("calendar", "Day Month"),
@@ -202,6 +203,8 @@ DATA = frozenset(
         # What DeepSpeed keeps beside the shards of its optimizers.
         *names("deepspeed.runtime.fp16.loss_scaler", "LossScaler DynamicLossScaler"),
         *names("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+        # By the names of its members, as Python 3.11.0 to 3.11.2 pickle them; they are not written large.
+        *(f"deepspeed.runtime.zero.config.ZeroStageEnum.{one}" for one in _ZERO_STAGES),
         *names("deepspeed.utils.tensor_fragment", "fragment_address"),
         *names("deepspeed.checkpoint.universal_checkpoint", "SubparamShape"),
         *(f"{one}.AttributeDict" for one in ("lightning.fabric.utilities.data", "lightning_fabric.utilities.data")),

@@ -153,14 +153,15 @@ def load(
     fast: bool = True,
     module_ids: bool = False,
     budget: int = 1,
+    kind: type[Machine] | None = None,
 ) -> Pickle:
     """The graph of the pickle at byte `start` of `data`.
 
     `module_ids` takes the persistent id ("module", class, file, source) for the class, as old whole modules mean it.
-    `budget` multiplies how many opcodes, memo entries and objects are read.
+    `budget` multiplies how many opcodes, memo entries and objects are read; `kind` is the machine that reads them.
     Raises MalformedError with `what` and the byte where it cannot go on, TruncatedPickle where the bytes end.
     """
-    machine = Machine(bytes(data), what, fast=fast, module_ids=module_ids)
+    machine = (kind or Machine)(bytes(data), what, fast=fast, module_ids=module_ids)
     machine.budget = budget
     with without_gc():
         machine.run(start)

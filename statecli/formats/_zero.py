@@ -147,8 +147,14 @@ def _shard(rank: Rank) -> Shard:
 
 
 def _integer(node: Any) -> Any:
-    """The number that an enumeration's member is pickled as."""
-    return node.args[0] if type(node) is Obj and len(node.args) == 1 else node
+    """The number that a member of ZeroStageEnum is pickled as; Python 3.11.0 to 3.11.2 do it by its name."""
+    args = node.args if type(node) is Obj else ()
+    if len(args) == 2 and type(args[1]) is str:
+        return _STAGES.index(args[1]) if args[1] in _STAGES else None
+    return args[0] if len(args) == 1 else node
+
+
+_STAGES = ("disabled", "optimizer_states", "gradients", "weights")
 
 
 def _paddings(node: Any) -> list[int]:
