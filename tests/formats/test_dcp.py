@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -813,3 +814,31 @@ def test_ten_thousand_boxes_of_no_order_are_refused():
     assert fault((20_000, 20_000), stairs)
     spiral = [Box((n, n), (20_000, n + 1)) if n % 2 else Box((n, n), (n + 1, 20_000)) for n in range(10_000)]
     assert fault((20_000, 20_000), spiral)
+
+
+class ByItsName:
+    """As Python 3.11.0 to 3.11.2 pickle a member of an enumeration."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.owner, self.name)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "told"),
+    [(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT", False), (Metadata, "__init__", True)],
+    ids=["a member", "something else"],
+)
+def test_a_member_of_an_enumeration_may_be_taken_by_its_name(owner, name, told, tmp_path):
+    """That is no name to be told; whatever else `getattr` reaches is."""
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "x", no_dist=True)
+
+    def change(metadata: Any) -> None:
+        metadata.state_dict_metadata["w"].properties.memory_format = ByItsName(owner, name)
+
+    rewritten(tmp_path / "x", change)
+    state = formats.read(str(tmp_path / "x"))
+    assert [tensor.fqn for tensor in state.tensors] == ["w"]
+    assert ("getattr" in " ".join(odd.message for odd in state.oddities)) is told
