@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from itertools import islice
-from pathlib import PurePath
 from typing import NamedTuple, TypeAlias
 
 from statecli import formats
@@ -86,6 +85,8 @@ class Homes:
 
     def around(self, path: str) -> Iterator[_Model]:
         """Those that it lies in, the nearest first, whether or not it is a part of their models."""
+        from pathlib import PurePath  # every command imports this module
+
         above = (str(folder) for folder in islice(PurePath(path).parents, DEPTH))
         yield from (_Model(folder, own) for folder in above if (own := self._members(folder)))
 

@@ -6,7 +6,6 @@ if it were copied. Every part is written with its type and its length, so that n
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -286,6 +285,8 @@ def _framed(parts: Iterable[bytes]) -> bytes:
 
 def _hash(parts: Iterable[bytes]) -> bytes:
     """A hash, told from whatever is written as it is by its first byte."""
+    import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
+
     return b"#" + hashlib.sha256(_framed(parts)).digest()
 
 

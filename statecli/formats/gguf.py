@@ -7,7 +7,6 @@ hold and a digest.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import struct
@@ -210,8 +209,13 @@ def _told(text: str) -> str:
     """A text as it is, or the beginning of a very long one and a digest of it."""
     if len(text) <= MAX_TEXT:
         return text
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return f"{len(text)} characters, sha256 {digest}: {text[: MAX_TEXT // 2]}..."
+    return f"{len(text)} characters, {_digest(text.encode('utf-8', 'surrogatepass'))}: {text[: MAX_TEXT // 2]}..."
+
+
+def _digest(raw: bytes) -> str:
+    import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
+
+    return f"sha256 {hashlib.sha256(raw).hexdigest()[:32]}"
 
 
 def _code(kind: int, what: str) -> str:
@@ -251,7 +255,7 @@ def _array(header: _Header, what: str) -> Scalar:
     if header.is_big_endian:
         raw = _little(raw, kind, count)
     named = "text" if kind == TEXT else "arrays" if kind == ARRAY else SCALARS[kind][0]
-    return f"array of {count:,} {named}, sha256 {hashlib.sha256(raw).hexdigest()[:32]}"
+    return f"array of {count:,} {named}, {_digest(raw)}"
 
 
 def _skip(header: _Header, kind: int, count: int, what: str, depth: int) -> None:
