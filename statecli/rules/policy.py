@@ -95,7 +95,9 @@ def unchanged_tensor(subject: Subject) -> Iterator[Found]:
             yield Found(f"policy.must-change {glob!r} matches nothing here or in the reference", help=_GLOB)
         if inside and not any(_differs(one) for one in inside):
             named = inside[0].fqn if len(inside) == 1 else None
-            message = f"policy.must-change {glob!r}: none of its {len(inside)} tensors has changed"
+            unknown = next((f"; {one.fqn}: {one.not_compared}" for one in inside if one.not_compared), "")
+            known = "is known to have changed" if unknown else "has changed"
+            message = f"policy.must-change {glob!r}: none of its {len(inside)} tensors {known}{unknown}"
             yield Found(message, named, help="see whether it is trained: statecli verify --check step")
 
 
@@ -114,13 +116,18 @@ def changed_tensor(subject: Subject) -> Iterator[Found]:
         if not inside:
             yield Found(f"policy.must-not-change {glob!r} matches nothing here or in the reference", help=_GLOB)
         for one in inside:
-            if one.status is not Status.IDENTICAL:
+            if one.not_compared is not None:
+                message = f"{one.fqn}: cannot tell whether it changed ({one.not_compared}), and policy.must-not-change"
+                yield Found(
+                    f"{message} {glob!r}", one.fqn, one.section, "compare it by hand, or leave it out of the glob"
+                )
+            elif one.status is not Status.IDENTICAL:
                 message = f"{one.fqn}: {_how(one)}, and policy.must-not-change {glob!r}"
                 yield Found(message, one.fqn, one.section, "freeze it with requires_grad_(False) and eval()")
 
 
 def _differs(change: Change) -> bool:
-    return change.status is not Status.IDENTICAL
+    return change.status is not Status.IDENTICAL and change.not_compared is None
 
 
 def _how(change: Change) -> str:

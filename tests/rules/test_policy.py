@@ -114,3 +114,14 @@ def test_notes_about_types_and_ties_say_what_to_do(found, tmp_path):
     for rule in ("mixed-dtypes", "tied-tensors"):
         (finding,) = found(rule, tmp_path / "a.pt")
         assert finding.help.startswith("nothing to do where it is meant; else ")
+
+
+@pytest.mark.parametrize("rule", ["unchanged-tensor", "changed-tensor"])
+def test_what_cannot_be_compared_is_neither_changed_nor_unchanged(rule, found, tmp_path):
+    """Values that are in neither file: the policy is not kept in silence."""
+    for name in ("a.pt", "b.pt"):
+        torch.save({"w": torch.ones(2, device="meta")}, tmp_path / name)
+    policy = Policy(must_change=("w",)) if rule == "unchanged-tensor" else Policy(must_not_change=("w",))
+    (finding,) = found(rule, str(tmp_path / "b.pt"), against=str(tmp_path / "a.pt"), policy=policy)
+    assert finding.fqn == "w"
+    assert "neither side holds values" in finding.message
