@@ -174,6 +174,8 @@ def trainer(folder: Path) -> Path:
 WRITERS = (
     torch_zip,
     torch_legacy,
+    torchscript,
+    torch_export,
     shards,
     trainer,
     dcp,
