@@ -31,6 +31,20 @@ def inspect(monkeypatch, capfd) -> Inspect:
 
 
 @pytest.fixture
+def run(monkeypatch, capfd) -> Callable[..., tuple[int, str]]:
+    """The command line in this process: its exit code and its output."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["statecli", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            __main__.main()
+        out, err = capfd.readouterr()
+        return left.value.code, out + err
+
+    return run
+
+
+@pytest.fixture
 def line(inspect) -> Callable[[str | Path], str]:
     """The line a target is refused with, its path taken off; the reader and the command line say the same."""
 

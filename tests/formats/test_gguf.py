@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from statecli import __main__, formats
+from statecli import formats
 from statecli.formats import _ggml
 from statecli.state import Evidence, Kind
 from statecli.values import blocks
@@ -18,20 +18,6 @@ from statecli.values.read import all_values
 
 #: Values of a small matrix, whose rows are whole blocks of every type.
 VALUES = np.random.default_rng(3).standard_normal((6, 512)).astype(np.float32)
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    """The command line in this process: its exit code and its output."""
-
-    def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["statecli", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            __main__.main()
-        out, err = capfd.readouterr()
-        return left.value.code, out + err
-
-    return run
 
 
 @pytest.fixture

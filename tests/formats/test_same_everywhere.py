@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.distributed import checkpoint
-
-from statecli import __main__
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -186,20 +183,6 @@ WRITERS = (
     npz_deflated,
     flax_msgpack,
 )
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    """The command line in this process: its exit code and its output."""
-
-    def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["statecli", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            __main__.main()
-        out, err = capfd.readouterr()
-        return left.value.code, out + err
-
-    return run
 
 
 @pytest.fixture
