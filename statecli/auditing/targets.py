@@ -15,7 +15,7 @@ from functools import cache
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
-from statecli import formats
+from statecli import files, formats
 from statecli.auditing.result import Status, Target
 from statecli.errors import UnreadableError
 from statecli.formats import FORMATS, _folder, _foreign
@@ -96,11 +96,11 @@ class Homes:
 
     def instead(self, path: str) -> _Found | None:
         """What stands for a file: the model that the lock has in its place, or that is in several files."""
-        if not os.path.isfile(path) or not (self.as_found or self.is_locked):
+        if not files.isfile(path) or not (self.as_found or self.is_locked):
             return None
         models = [] if self.is_locked and self.is_locked(path) else list(self.of(path))
         for model in models if self.is_locked else ():
-            indexes = (os.path.join(model.path, way) for way in model.members if _folder.INDEX.search(way))
+            indexes = (files.join(model.path, way) for way in model.members if _folder.INDEX.search(way))
             candidates: list[_Found] = [model, *indexes]
             for one in candidates:
                 if self.is_locked and self.is_locked(_path(one)):
@@ -121,7 +121,7 @@ def expand(texts: Sequence[str], *, allow_empty: bool = False, homes: Homes | No
     names = _names(found.values())
     for key, one in found.items():
         path = _path(one)
-        name = names.get(os.path.realpath(path), path)
+        name = names.get(files.real(path), path)
         if isinstance(one, Target):
             yield one
         elif _key(name) == key:
@@ -136,7 +136,7 @@ def _path(one: _Found) -> str:
 
 def _key(text: str) -> str:
     """What is no path, a class or a section, is known by its text."""
-    return os.path.abspath(text) if os.path.lexists(text) else text
+    return files.absolute(text) if files.exists(text) else text
 
 
 def _names(found: Collection[_Found]) -> dict[str, str]:
@@ -144,29 +144,29 @@ def _names(found: Collection[_Found]) -> dict[str, str]:
     names: dict[str, str] = {}
     for model in found:
         if isinstance(model, _Model):
-            paths = (os.path.join(model.path, member) for member in model.members)
-            names.update((os.path.realpath(path), path) for path in paths)
+            paths = (files.join(model.path, member) for member in model.members)
+            names.update((files.real(path), path) for path in paths)
     typed = [_path(one) for one in found if not isinstance(one, Target)]
     for path in sorted(typed, key=os.path.islink):
-        names.setdefault(os.path.realpath(path), path)
+        names.setdefault(files.real(path), path)
     return names
 
 
 def _named(text: str, nothing: Status, homes: Homes) -> Iterator[_Found]:
     """What is there of what was typed; `nothing` is what a glob that matches no file is."""
-    if os.path.isdir(text):
+    if files.isdir(text):
         yield from _folder_of(text)
     elif (model := homes.instead(text)) is not None:
         yield model
-    elif homes.as_found and os.path.isfile(text):
+    elif homes.as_found and files.isfile(text):
         yield from _file(text)
-    elif os.path.lexists(text) or not _MAGIC.search(text) or "(" in text:
+    elif files.exists(text) or not _MAGIC.search(text) or "(" in text:
         yield text
     else:
         found = sorted(glob.glob(text, recursive=True), key=natural)
         for path in found:
             model = homes.instead(path)
-            yield from _folder_of(path) if os.path.isdir(path) else _file(path) if model is None else (model,)
+            yield from _folder_of(path) if files.isdir(path) else _file(path) if model is None else (model,)
         if not found:
             yield Target(text, nothing, f"{text}: matches no file")
 
@@ -184,20 +184,20 @@ def natural(text: str) -> list[tuple[int, int | str]]:
 def _in_folder(path: str, taken: frozenset[str] = frozenset()) -> Iterator[_Found]:
     """What is in a folder but for the files that are `taken`: those of a model whose folder is around it."""
     try:
-        names = sorted(os.listdir(path), key=natural)
+        names = sorted(files.names(path), key=natural)
     except OSError as error:
         yield Target(path, Status.FAILED, f"{path}: cannot be listed: {(error.strerror or 'unknown error').lower()}")
         return
     # As one types it from here.
-    here = "" if path in (os.curdir, os.path.join(os.curdir, "")) else path
+    here = "" if path in (os.curdir, files.join(os.curdir, "")) else path
     own = _members(path)
-    held = frozenset(os.path.join(here, way) for way in own)
+    held = frozenset(files.join(here, way) for way in own)
     # What one model has taken is no other's.
     if not held <= taken:
         yield _Model(path, own)
     for name in names:
-        inner = os.path.join(here, name)
-        if os.path.isdir(inner):
+        inner = files.join(here, name)
+        if files.isdir(inner):
             yield from _inner(inner, name, taken | held)
         elif inner not in taken | held:
             yield from _file(inner)
@@ -209,7 +209,7 @@ def _members(path: str) -> frozenset[str]:
         return frozenset(formats.members(path))
     except UnreadableError:
         # What is wrong with an index is the folder's own fault, and is told as that.
-        return frozenset(name for name in os.listdir(path) if _folder.INDEX.search(name))
+        return frozenset(name for name in files.names(path) if _folder.INDEX.search(name))
 
 
 def _inner(path: str, name: str, taken: frozenset[str]) -> Iterator[_Found]:
@@ -247,7 +247,7 @@ def is_called_weights(path: str) -> bool:
 
 def _is_anybodys(path: str) -> bool:
     """Firmware and game data are called `.bin` too: but for the names that weights have, the content tells."""
-    return path.lower().endswith(".bin") and not WEIGHTS.search(os.path.basename(path))
+    return path.lower().endswith(".bin") and not WEIGHTS.search(files.name(path))
 
 
 def _is_checkpoint(path: str, source: Source) -> bool:

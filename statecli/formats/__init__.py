@@ -8,11 +8,10 @@ given, `read(path, read_file)`, and says which files of a folder are its own: `m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from types import ModuleType
 
-from statecli import ties
+from statecli import files, ties
 from statecli.errors import UnreadableError
 from statecli.formats import (
     _foreign,
@@ -78,10 +77,10 @@ def _named(path: str, section: str | None = None) -> ModelState:
 
 def _read(path: str, section: str | None) -> ModelState:
     head, size = b"", 0
-    if not os.path.isdir(path):
+    if not files.isdir(path):
         with Source(path) as source:
             head, size = source.head, source.size
-    for format in FOLDERS if os.path.isdir(path) else FORMATS:
+    for format in FOLDERS if files.isdir(path) else FORMATS:
         if format.sniff(path, head):
             state: ModelState = format.read(path, _reader(section) if format in FOLDERS else section)
             return state

@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.errors import UnreadableError
 from statecli.formats import _json
 from statecli.formats._digests import Digests
@@ -46,8 +46,8 @@ def noted(path: str, state: ModelState) -> ModelState:
     settings = Settings.of(state.metadata)
     odd = []
     for stem, longest in FILES.items():
-        where = os.path.join(path, f"{stem}.json")
-        if not os.path.isfile(where):
+        where = files.join(path, f"{stem}.json")
+        if not files.isfile(where):
             continue
         try:
             settings.put_below(stem, _settings(stem, small(where, longest)))
@@ -62,7 +62,7 @@ def noted(path: str, state: ModelState) -> ModelState:
 def document(path: str, name: str) -> dict[str, Any]:
     """The object in a JSON file of the folder `path`. Raises UnreadableError; the message begins with the name."""
     try:
-        raw = small(os.path.join(path, name), FILES["config"])
+        raw = small(files.join(path, name), FILES["config"])
     except UnreadableError as error:
         raise type(error)(f"{name} {error}") from error.__cause__
     found, repeats = _json.object_of(raw, name)

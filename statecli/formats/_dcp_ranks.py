@@ -6,11 +6,11 @@ each of them has whole, and nothing holds it to be the same.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from statecli import files
 from statecli.formats import _shown
 from statecli.formats._dcp_metadata import Metadata, SavedTensor, Stored
 from statecli.formats._source import Source
@@ -116,5 +116,5 @@ def _differing(path: str, rivals: Sequence[Rival]) -> tuple[list[str], list[str]
 
 
 def _bytes(path: str, one: Stored) -> bytes:
-    with Source(os.path.join(path, one.file), one.offset, one.length) as source:
+    with Source(files.join(path, one.file), one.offset, one.length) as source:
         return source.read(0, one.length)

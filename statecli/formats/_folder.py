@@ -6,6 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
+from statecli import files as on_disk
 from statecli.errors import UnreadableError
 from statecli.formats import _shown
 
@@ -78,12 +79,12 @@ def _choose(weights: list[str], indexes: list[str]) -> str:
 
 def files(path: str) -> list[str]:
     """The names of all files in the folder, sorted; none where it may be entered and not listed."""
-    return _listed(path)[0] if os.access(path, os.R_OK) else []
+    return _listed(path)[0] if on_disk.may_list(path) else []
 
 
 def folders(path: str) -> list[str]:
     """The names of all folders in the folder, sorted; none where it may be entered and not listed."""
-    return _listed(path)[1] if os.access(path, os.R_OK) else []
+    return _listed(path)[1] if on_disk.may_list(path) else []
 
 
 def _listed(path: str) -> tuple[list[str], list[str]]:
@@ -91,8 +92,8 @@ def _listed(path: str) -> tuple[list[str], list[str]]:
     files: list[str] = []
     folders: list[str] = []
     try:
-        for name in sorted(os.listdir(path)):
-            (folders if os.path.isdir(os.path.join(path, name)) else files).append(name)
+        for name in sorted(on_disk.names(path)):
+            (folders if on_disk.isdir(on_disk.join(path, name)) else files).append(name)
     except OSError as error:
         raise UnreadableError(f"cannot be listed: {(error.strerror or 'unknown error').lower()}") from error
     return files, folders
@@ -103,8 +104,8 @@ def _instead(path: str, names: list[str], folders: list[str]) -> str:
     if foreign := sorted(FOREIGN.intersection(names)):
         what = "weights of another framework alone, which statecli does not read"
         return f"is a folder with {what}: {_shown.names(foreign)}"
-    around = [name for name in folders if name.endswith(WEIGHTS) and _is_around(os.path.join(path, name), path)]
-    inner = [name for name in folders[:MAX_INNER] if name not in around and _holds_weights(os.path.join(path, name))]
+    around = [name for name in folders if name.endswith(WEIGHTS) and _is_around(on_disk.join(path, name), path)]
+    inner = [name for name in folders[:MAX_INNER] if name not in around and _holds_weights(on_disk.join(path, name))]
     if inner and "model_index.json" in names:
         return f"is a pipeline of diffusers: name one of its components: {_shown.names(inner)}"
     if inner:
@@ -117,13 +118,13 @@ def _instead(path: str, names: list[str], folders: list[str]) -> str:
 
 def _is_around(inner: str, path: str) -> bool:
     """Whether a link in a folder leads back to it, or above it."""
-    return os.path.islink(inner) and os.path.join(os.path.realpath(path), "").startswith(
-        os.path.join(os.path.realpath(inner), "")
+    return os.path.islink(inner) and on_disk.join(on_disk.real(path), "").startswith(
+        on_disk.join(on_disk.real(inner), "")
     )
 
 
 def _holds_weights(path: str) -> bool:
     try:
-        return any(name.endswith((*WEIGHTS, ".distcp")) and not COMPANIONS.match(name) for name in os.listdir(path))
+        return any(name.endswith((*WEIGHTS, ".distcp")) and not COMPANIONS.match(name) for name in on_disk.names(path))
     except OSError:  # Not ours to list: it is only asked in order to give a hint.
         return False

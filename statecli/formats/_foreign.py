@@ -6,6 +6,7 @@ import os
 import re
 import zlib
 
+from statecli import files
 from statecli.errors import BarePickle, UnreadableError
 from statecli.formats import _shown
 from statecli.formats._source import HEAD, Source
@@ -69,8 +70,8 @@ def refusal(path: str, head: bytes, size: int) -> UnreadableError:
 
 def _leads_out(path: str) -> bool:
     """Whether it is a link to a file in another folder, whose content whoever placed the link need not know."""
-    folder = os.path.realpath(os.path.dirname(path) or os.curdir)
-    return os.path.islink(path) and not os.path.realpath(path).startswith(os.path.join(folder, ""))
+    folder = files.real(files.folder(path) or os.curdir)
+    return os.path.islink(path) and not files.real(path).startswith(files.join(folder, ""))
 
 
 def name(path: str, head: bytes, size: int) -> str:

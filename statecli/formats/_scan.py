@@ -9,7 +9,6 @@ to its end is said (`ScannedPickle.unread`), never passed over. One pickle is re
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 import zlib
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from statecli import formats
+from statecli import files, formats
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _folder, _json, _script_code, _shown, dcp, torch_legacy
 from statecli.formats._dcp_metadata import BUDGET, METADATA, Stored
@@ -120,11 +119,11 @@ def _places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
     """What `dcp.places` says of the folder and of those that its model is in, by the files' paths."""
     found: dict[str, list[Stored]] = {}
     unread: list[tuple[str, str]] = []
-    for way in dict.fromkeys(map(os.path.dirname, ("", *_members(path)))) if os.path.isdir(path) else ():
-        folder = os.path.join(path, way) if way else path
+    for way in dict.fromkeys(map(files.folder, ("", *_members(path)))) if files.isdir(path) else ():
+        folder = files.join(path, way) if way else path
         places, others = dcp.places(folder) if dcp.sniff(folder, b"") else ({}, [])
-        found.update((os.path.join(path, way, name), places[name]) for name in filter(_is_plain_name, places))
-        unread.extend((os.path.join(path, way, name), why) for name, why in others)
+        found.update((files.join(path, way, name), places[name]) for name in filter(_is_plain_name, places))
+        unread.extend((files.join(path, way, name), why) for name, why in others)
     return found, unread
 
 
@@ -146,8 +145,8 @@ def begins_as_pickle(source: Source) -> bool:
 def _files(path: str) -> list[str]:
     """The files of a folder's model, an index's shards, or the file itself."""
     try:
-        if os.path.isdir(path):
-            return [os.path.join(path, name) for name in _members(path)]
+        if files.isdir(path):
+            return [files.join(path, name) for name in _members(path)]
         return list(_shards(path)) if _folder.INDEX.search(path) else [path]
     except (OSError, UnreadableError):  # whoever lists the tensors meets the same, and says so
         return []
@@ -158,7 +157,7 @@ def _members(path: str) -> list[str]:
     try:
         return list(formats.members(path))
     except UnreadableError:
-        return sorted(os.listdir(path))
+        return sorted(files.names(path))
 
 
 def _shards(path: str) -> Iterator[str]:
@@ -166,14 +165,14 @@ def _shards(path: str) -> Iterator[str]:
         document, _ = _json.object_of(source.read(0, min(source.size, 2**25)), path)
     named = document.get("weight_map")
     for name in sorted({one for one in named.values() if type(one) is str} if type(named) is dict else ()):
-        file = os.path.join(os.path.dirname(path), name)
-        if os.path.basename(name) == name and os.path.isfile(file):
+        file = files.join(files.folder(path), name)
+        if files.name(name) == name and files.isfile(file):
             yield file
 
 
 def _is_plain_name(name: str) -> bool:
     """Whether it is a file of the folder: what leads out of it is refused by whoever reads the folder."""
-    return os.path.basename(name) == name and "\0" not in name
+    return files.name(name) == name and "\0" not in name
 
 
 def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False) -> list[ScannedPickle]:
@@ -198,8 +197,10 @@ class _Region(Source):
         self.size = length if data is None else len(data)
         self._source, self._data, self.span = source, data, Place(source.path, offset, length)
         self.base = offset if data is None else None
-        self._fd = -1
         self.head = self.read(0, min(_HEAD, self.size))
+
+    def close(self) -> None:
+        """Nothing: the file is whoever's that opened it."""
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly these bytes; MalformedError where there are not so many."""

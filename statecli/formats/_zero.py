@@ -7,7 +7,6 @@ Source: deepspeed/utils/zero_to_fp32.py, runtime/zero/stage_1_and_2.py and stage
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, islice
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown, torch_legacy, torch_zip
 from statecli.formats._dtypes import nbytes
@@ -68,7 +68,7 @@ def rank_of(folder: str, name: str, known: set[str]) -> Rank:
     The state of the first one is whole, and that of others which import a name that is not `known` yet. Of the rest, as
     large and as alike as ranks are, it has no more than what was odd of their archives.
     """
-    path = os.path.join(folder, name)
+    path = files.join(folder, name)
     try:
         with Source(path) as source:
             format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip

@@ -9,7 +9,6 @@ each rank has a `__0.metadata` of its own. Neither devices nor ties are recorded
 
 from __future__ import annotations
 
-import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _dcp_ranks, _folder, _shown, torch_zip
 from statecli.formats._dcp_metadata import MAX_METADATA, METADATA, Chunk, Metadata, SavedTensor, Sizes, Stored, parsed
@@ -55,9 +55,9 @@ ReadFile = Callable[[str], ModelState]
 
 def sniff(path: str, head: bytes) -> bool:
     """Whether this is such a folder, or a file out of one."""
-    if os.path.isdir(path):
+    if files.isdir(path):
         names = members(path)
-        return any(name.endswith(SUFFIX) or _is_metadata(os.path.join(path, name)) for name in names)
+        return any(name.endswith(SUFFIX) or _is_metadata(files.join(path, name)) for name in names)
     return path.endswith(SUFFIX) or _MARK in head[:MARKED]
 
 
@@ -87,7 +87,7 @@ def places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
     for name in members(path):
         if _METADATA.fullmatch(name):
             try:
-                metadata = parsed(small(os.path.join(path, name), MAX_METADATA), name)
+                metadata = parsed(small(files.join(path, name), MAX_METADATA), name)
             except UnreadableError as error:
                 unread.append((name, str(error)))
                 continue
@@ -101,8 +101,8 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what l
 
     A tensor whose chunks contradict each other, or lie in a file that is missing or bad, is there, with its `damage`.
     """
-    if not os.path.isdir(path):
-        folder = os.path.dirname(path) or "."
+    if not files.isdir(path):
+        folder = files.folder(path) or "."
         raise UnreadableError(f"is one file of a torch.distributed.checkpoint: name its folder, {folder}")
     return _Folder(path).state()
 
@@ -129,7 +129,7 @@ class _Folder:
         names = members(self.path)
         others = [name for name in names if _METADATA.fullmatch(name) and name not in found and name not in bad]
         unused = [name for name in names if name.endswith(SUFFIX) and name not in self.files.ends]
-        unused = [name for name in unused if _holds_bytes(os.path.join(self.path, name))]
+        unused = [name for name in unused if _holds_bytes(files.join(self.path, name))]
         missing = [] if METADATA in found else [name for name in _dcp_ranks.missing(found, unused) if name not in bad]
         why = [str(error) for error in bad.values()]
         if missing:
@@ -159,7 +159,7 @@ class _Folder:
 
     def where(self, one: Stored, length: int) -> ByteRange:
         """The archive that holds an item, of `length` bytes when it is taken out."""
-        return ByteRange(os.path.join(self.path, one.file), one.offset, length, packing=Packing(ARCHIVE, one.length))
+        return ByteRange(files.join(self.path, one.file), one.offset, length, packing=Packing(ARCHIVE, one.length))
 
     def _tensor(self, fqn: str) -> Tensor:
         """A tensor by its chunks; one that they contradict has `damage`."""
@@ -222,7 +222,7 @@ class _Files:
             oddities.append(Oddity("missing-rank", said))
         for name in [name for name in self.ends if name not in self.bad]:
             try:
-                with Source(os.path.join(path, name)) as source:
+                with Source(files.join(path, name)) as source:
                     self.sizes[name] = source.size
             except UnreadableError as error:
                 self._give_up([name], f"{_shown.name(name)} {error}", "copy it again")
@@ -237,7 +237,7 @@ class _Files:
     def _miss(self) -> str | None:
         """What is not there."""
         names = [name for name in self.ends if name not in self.bad]
-        missing = [name for name in names if not os.path.lexists(os.path.join(self.path, name))]
+        missing = [name for name in names if not files.exists(files.join(self.path, name))]
         if not missing:
             return None
         here = f"{len(self.ends) - len(missing)} of {len(self.ends)} files are here, as .metadata names them"
@@ -309,7 +309,7 @@ class _Items:
     def _opened(self, fqn: str, one: Stored) -> Any:
         """The root of its pickle; its storages are known by the name as well, for each archive counts from 0."""
         folder = self.folder
-        pickle, storages, _ = torch_zip.contents(os.path.join(folder.path, one.file), one.offset, one.length)
+        pickle, storages, _ = torch_zip.contents(files.join(folder.path, one.file), one.offset, one.length)
         for node in pickle.persistent:
             if type(node.pid) is tuple and len(node.pid) > 2 and type(node.pid[2]) is str:
                 node.pid = (*node.pid[:2], f"{fqn}:{node.pid[2]}", *node.pid[3:])
@@ -339,14 +339,14 @@ def _metadata(path: str) -> tuple[dict[str, Metadata], dict[str, UnreadableError
 
 def _bytes_of(path: str, name: str) -> bytes:
     try:
-        return small(os.path.join(path, name), MAX_METADATA)
+        return small(files.join(path, name), MAX_METADATA)
     except UnreadableError as error:
         raise type(error)(f"{name} {error}") from error.__cause__
 
 
 def _holds_bytes(path: str) -> bool:
     """Not so the file of a rank that had nothing to save."""
-    return os.path.isfile(path) and os.path.getsize(path) > 0
+    return files.isfile(path) and files.size(path) > 0
 
 
 def _naming(state: ModelState, names: Sequence[Global]) -> ModelState:

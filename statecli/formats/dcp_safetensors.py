@@ -7,12 +7,12 @@ and how many shards there were is recorded nowhere. Source: torch/distributed/ch
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from math import prod
 from operator import add
 
+from statecli import files
 from statecli.errors import MalformedError
 from statecli.formats import _folder, _json, _shown
 from statecli.formats._dtypes import BITS, nbytes
@@ -30,7 +30,7 @@ _KEYS = (INFO, "DCP_VERSION", "format")
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Whether this is a folder of such shards."""
-    return os.path.isdir(path) and bool(members(path))
+    return files.isdir(path) and bool(members(path))
 
 
 def members(path: str) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     pieces: dict[str, list[Box]] = {}
     metadata = {}
     for name in names:
-        state = read_file(os.path.join(path, name))
+        state = read_file(files.join(path, name))
         starts = _starts(state, name)
         for tensor in state.tensors:
             pieces.setdefault(tensor.fqn, []).append(_piece(tensor, starts.get(tensor.fqn), name))

@@ -11,7 +11,6 @@ runtime/engine.py (`_save_checkpoint`, `_save_zero_checkpoint`) of deepspeed 0.1
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from math import prod
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.errors import MalformedError, MissingShard, UnreadableError
 from statecli.formats import _folder, _shown
 from statecli.formats._graph import mapping, named, sequence
@@ -52,7 +52,7 @@ class Files(NamedTuple):
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Whether it is a folder of ranks' files, or one with such a folder and no weights of its own."""
-    names = _folder.files(path) if os.path.isdir(path) else []
+    names = _folder.files(path) if files.isdir(path) else []
     if any(map(_MODEL.fullmatch, names)) or any(map(_OPTIMIZER.fullmatch, names)):
         return True
     if any(one in names or f"{one}.index.json" in names for one in _folder.SINGLE):
@@ -60,13 +60,13 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     if "zero_to_fp32.py" in names:
         return True
     alone = "latest" in names or not any(name.endswith(_folder.WEIGHTS) for name in names)
-    return os.path.isdir(path) and alone and bool(tags(path))
+    return files.isdir(path) and alone and bool(tags(path))
 
 
 def tags(path: str) -> list[str]:
     """The folders in the folder that hold a rank's model: one for each step that was saved."""
     inner = _folder.folders(path)[: _folder.MAX_INNER]
-    return [name for name in inner if any(map(_MODEL.fullmatch, _folder.files(os.path.join(path, name))))]
+    return [name for name in inner if any(map(_MODEL.fullmatch, _folder.files(files.join(path, name))))]
 
 
 def _tag(path: str) -> str:
@@ -85,7 +85,7 @@ def _tag(path: str) -> str:
 
 
 def _latest(path: str, found: list[str]) -> str:
-    raw = small(os.path.join(path, "latest"), "latest", MAX_LATEST)
+    raw = small(files.join(path, "latest"), "latest", MAX_LATEST)
     tag = raw.decode("utf-8", "backslashreplace").strip()
     if tag in ("", ".", "..") or _leads_elsewhere(tag):
         raise MalformedError(f"latest points outside its folder: {_shown.quoted(tag)} is no plain folder name")
@@ -103,8 +103,8 @@ def _files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
     """The files by model-parallel rank, and those of a kind that is not read; by their ways from the folder."""
     found: dict[int, Files] = {}
     others = []
-    for name in _folder.files(os.path.join(path, tag)):
-        match, way = _MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name), os.path.join(tag, name)
+    for name in _folder.files(files.join(path, tag)):
+        match, way = _MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name), files.join(tag, name)
         if match is None:
             others += [way] if _OTHER.fullmatch(name) else []
             continue
@@ -116,7 +116,7 @@ def _files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
 def members(path: str) -> tuple[str, ...]:
     """The ranks' files, by their ways from the folder. Raises UnreadableError as `read` does."""
     found, others = _files(path, _tag(path))
-    ranks = (name for files in found.values() for part in files for name in part.values())
+    ranks = (name for parts in found.values() for part in parts for name in part.values())
     return (*(["latest"] if "latest" in _folder.files(path) else []), *ranks, *others)
 
 
@@ -230,10 +230,10 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     tag = _tag(path)
     found, others = _files(path, tag)
     states, rows = [], []
-    for mp, files in found.items():
+    for mp, parts in found.items():
         prefix = f"mp_rank_{mp:02d}." if len(found) > 1 else ""
         try:
-            states.append(_of_rank(Owner(path, prefix), files))
+            states.append(_of_rank(Owner(path, prefix), parts))
         except UnreadableError as error:
             rows.append(lost("module", f"{prefix}module", f"{path}: {error}"))
             if len(rows) == len(found):

@@ -8,12 +8,12 @@ shown side by side. Source: megatron/training/checkpointing.py (`get_checkpoint_
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.errors import MalformedError, MissingShard, UnreadableError
 from statecli.formats import _folder, _shown
 from statecli.formats._ranks import lost, noted, small
@@ -35,7 +35,7 @@ _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Whether it is a folder of iterations, or of ranks."""
-    return os.path.isdir(path) and (TRACKER in _folder.files(path) or bool(_ranks(path)))
+    return files.isdir(path) and (TRACKER in _folder.files(path) or bool(_ranks(path)))
 
 
 def _ranks(path: str) -> dict[str, str]:
@@ -43,9 +43,9 @@ def _ranks(path: str) -> dict[str, str]:
     found = {}
     for name in _folder.folders(path):
         if _RANK.fullmatch(name):
-            files = _folder.files(os.path.join(path, name))
-            model = next((one for one in MODELS if one in files), None)
-            found[name] = os.path.join(name, model) if model else ""
+            held = _folder.files(files.join(path, name))
+            model = next((one for one in MODELS if one in held), None)
+            found[name] = files.join(name, model) if model else ""
     return found if any(found.values()) else {}
 
 
@@ -53,15 +53,15 @@ def _iteration(path: str) -> str:
     """The folder in `path` that its ranks are in, "" for itself. Raises MalformedError where it is not there."""
     if _ranks(path):
         return ""
-    raw = small(os.path.join(path, TRACKER), TRACKER, MAX_TRACKER)
+    raw = small(files.join(path, TRACKER), TRACKER, MAX_TRACKER)
     word = raw.decode("utf-8", "backslashreplace").strip()
     if word != "release" and not (word.isascii() and word.isdecimal()):
         raise MalformedError(f"{TRACKER} says {_shown.quoted(word)}, neither a number nor 'release'")
     name = word if word == "release" else f"iter_{int(word):07d}"
-    if _ranks(os.path.join(path, name)):
+    if _ranks(files.join(path, name)):
         return name
-    if ".metadata" in _folder.files(os.path.join(path, name)):
-        raise UnreadableError(f"is a folder of Megatron iterations; name the last of them: {os.path.join(path, name)}")
+    if ".metadata" in _folder.files(files.join(path, name)):
+        raise UnreadableError(f"is a folder of Megatron iterations; name the last of them: {files.join(path, name)}")
     raise MissingShard(f"{TRACKER} says {word}, and no folder {name} has a rank's files; name one that is here")
 
 
@@ -69,9 +69,9 @@ def members(path: str) -> tuple[str, ...]:
     """The files of the iteration, by their ways from the folder. Raises UnreadableError as `read` does."""
     where = _iteration(path)
     found: list[str] = [TRACKER] if where else []
-    for name in _ranks(os.path.join(path, where)):
-        files = _folder.files(os.path.join(path, where, name))
-        found += [os.path.join(where, name, one) for one in (*MODELS, *BESIDE) if one in files]
+    for name in _ranks(files.join(path, where)):
+        held = _folder.files(files.join(path, where, name))
+        found += [files.join(where, name, one) for one in (*MODELS, *BESIDE) if one in held]
     return tuple(found)
 
 
@@ -83,17 +83,17 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     where = _iteration(path)
     states: dict[str, ModelState] = {}
     failed: dict[str, str] = {}
-    for name, model in _ranks(os.path.join(path, where)).items():
-        way = os.path.join(path, where, model)
+    for name, model in _ranks(files.join(path, where)).items():
+        way = files.join(path, where, model)
         try:
             if not model:
-                raise MissingShard(f"{os.path.join(path, where, name)}: holds no {MODELS[0]}: copy it again")
+                raise MissingShard(f"{files.join(path, where, name)}: holds no {MODELS[0]}: copy it again")
             states[name] = _of_rank(name, read_file(way))
         except UnreadableError as error:
             failed[name] = str(error)
     if not states:
         raise MalformedError(f"no rank can be read: {next(iter(failed.values()))}")
-    return _together(path, states, failed, os.path.join(path, where))
+    return _together(path, states, failed, files.join(path, where))
 
 
 def _of_rank(name: str, state: ModelState) -> ModelState:
@@ -194,6 +194,6 @@ def _apart(first: str, ours: dict[str, str], other: str, theirs: dict[str, str])
 def _beside(folder: str) -> Iterator[Oddity]:
     """The distributed optimizer's buffers, whose order only the code knows that wrote them."""
     ranks = _ranks(folder)
-    found = [os.path.join(name, one) for name in ranks for one in BESIDE if one in _folder.files(f"{folder}/{name}")]
+    found = [files.join(name, one) for name in ranks for one in BESIDE if one in _folder.files(f"{folder}/{name}")]
     if found:
         yield Oddity("not-read", f"flat buffers of the optimizer, and not read: {_shown.names(found)}")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.errors import IndexMismatch, MalformedError, MissingShard, UnreadableError
 from statecli.formats import _configs, _folder, _json, _ranks, _shown, deepspeed
 from statecli.formats._source import Source
@@ -68,7 +69,7 @@ class Shards(NamedTuple):
 
 def sniff(path: str, head: bytes) -> bool:
     """Whether this is a folder, or a JSON file with a weight_map or the name of an index."""
-    if os.path.isdir(path):
+    if files.isdir(path):
         return True
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     return start.startswith(b"{") and (_folder.INDEX.search(path) is not None or b'"weight_map"' in head)
@@ -80,7 +81,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     Raises UnreadableError and MalformedError, without the path where they are about the index or the folder: where the
     index lies, and where no shard can be read.
     """
-    if os.path.isdir(path):
+    if files.isdir(path):
         return in_folder(path, read_file)
     index = _index(path, "the index")
     state, beside = _indexed(index, path, "the index", read_file), _unnamed(index)
@@ -95,7 +96,7 @@ def in_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> M
     Raises as `read` does.
     """
     choice = _folder.choose(path)
-    where = os.path.join(path, choice.name)
+    where = files.join(path, choice.name)
     used: list[str] = []
     if _folder.INDEX.search(choice.name):
         index = _index(where, choice.name)
@@ -129,7 +130,7 @@ def _in_series(path: str, names: list[str], read_file: ReadFile) -> ModelState:
     state = _whole(_merged(path, shards.states), len(names), whole=not shards.lost)
     if not shards.lost:
         return _noted(state, Oddity("no-index", f"no index: all {len(names)} numbered shards were read"))
-    rows = [_ranks.lost(name, "model", f"{os.path.join(path, name)}: {why}") for name, why in shards.failed.items()]
+    rows = [_ranks.lost(name, "model", f"{files.join(path, name)}: {why}") for name, why in shards.failed.items()]
     if shards.absent:
         rows.append(_ranks.lost(_shown.names(shards.absent), "model", f"{path}: {shards.missing}; {AGAIN}"))
     return _with_lost(state, shards, rows)
@@ -165,7 +166,7 @@ def _missing(missing: list[str], count: int, why: str) -> str:
 
 def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:
     """The shards that are not there. Raises MissingShard where none is."""
-    absent = [shard for shard in shards if not os.path.lexists(os.path.join(folder, shard))]
+    absent = [shard for shard in shards if not files.exists(files.join(folder, shard))]
     if len(absent) == len(shards):
         raise MissingShard(f"{_missing(absent, len(shards), why)}; {AGAIN}")
     return absent
@@ -177,7 +178,7 @@ def _index(path: str, what: str) -> Index:
     weight_map = _weight_map(document, what)
     metadata = document.get("metadata")
     index = Index(
-        os.path.dirname(path),
+        files.folder(path),
         weight_map,
         list(dict.fromkeys(weight_map.values())),
         metadata if type(metadata) is dict else {},
@@ -234,7 +235,7 @@ def _lost_rows(index: Index, target: str, shards: Shards) -> list[TensorInfo]:
     for fqn, shard in index.weight_map.items():
         if shard in lost:
             why = shards.failed.get(shard)
-            file = target if why is None else os.path.join(index.folder, shard)
+            file = target if why is None else files.join(index.folder, shard)
             wrong = f"{shards.missing}; {AGAIN}" if why is None else _of_its_shard(why)
             damage = f"{file}: {_shown.name(fqn)}: {wrong}"
             rows.append(TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=wrong, damage=damage))
@@ -265,13 +266,13 @@ def _shards(folder: str, names: list[str], why: str, read_file: ReadFile) -> Sha
 
 def _own(why: str, folder: str, name: str) -> str:
     """The reason without the shard's path or name."""
-    return why.removeprefix(f"{os.path.join(folder, name)}: ").removeprefix(f"shard {_shown.name(name)} ")
+    return why.removeprefix(f"{files.join(folder, name)}: ").removeprefix(f"shard {_shown.name(name)} ")
 
 
 def _shard(folder: str, name: str, read_file: ReadFile) -> ModelState:
     """One of them. Shards hold tensors: a folder or an index among them could name itself, without end."""
-    path = os.path.join(folder, name)
-    if os.path.isdir(path):
+    path = files.join(folder, name)
+    if files.isdir(path):
         raise MalformedError(f"shard {_shown.name(name)} is a directory, not a regular file")
     if _is_index(path):
         raise MalformedError(f"shard {_shown.name(name)} is an index itself, not a file of tensors")
@@ -376,7 +377,7 @@ def _where(fqn: str, index: Index, read_file: ReadFile) -> str:
     """Where a tensor is that is in no shard."""
     for name in _unnamed(index)[:MAX_SEARCHED]:
         try:
-            state = read_file(os.path.join(index.folder, name))
+            state = read_file(files.join(index.folder, name))
         except UnreadableError:  # No file of this checkpoint: what is wrong with it is said where it is the target.
             continue
         if any(tensor.fqn == fqn for tensor in state.tensors):
@@ -427,7 +428,7 @@ def members(path: str) -> tuple[str, ...]:
     """
     choice = _folder.choose(path)
     if _folder.INDEX.search(choice.name):
-        shards = _index(os.path.join(path, choice.name), choice.name).shards
+        shards = _index(files.join(path, choice.name), choice.name).shards
         return (choice.name, *_present(path, shards, f"as {choice.name} names them"))
     if match := _folder.SERIES.match(choice.name):
         return _present(path, _numbered(match), "by their numbers")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.errors import BarePickle, UnreadableError
 from statecli.formats import _configs, _folder, _globals, _shown, dcp, sharded
 from statecli.formats._settings import Settings
@@ -42,7 +43,7 @@ ReadFile = Callable[[str], ModelState]
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Whether it is a folder with a model's weights and something of a training beside them, or FSDP's shards."""
-    if not os.path.isdir(path):
+    if not files.isdir(path):
         return False
     return "model" in _folders(path).values() or (_has_weights(path) and bool(_parts(path)))
 
@@ -76,7 +77,7 @@ def _folders(path: str) -> dict[str, str]:
     return {
         name: match["what"] if match["number"] == "0" else f"{match['what']}_{match['number']}"
         for name, match in named
-        if match and dcp.sniff(os.path.join(path, name), b"")
+        if match and dcp.sniff(files.join(path, name), b"")
     }
 
 
@@ -88,8 +89,8 @@ def members(path: str) -> tuple[str, ...]:
 
 def _within(path: str, name: str) -> tuple[str, ...]:
     """The file itself, or those that a folder is made of."""
-    inner = os.path.join(path, name)
-    return tuple(os.path.join(name, one) for one in dcp.members(inner)) if os.path.isdir(inner) else (name,)
+    inner = files.join(path, name)
+    return tuple(files.join(name, one) for one in dcp.members(inner)) if files.isdir(inner) else (name,)
 
 
 def _sharded_model(path: str) -> str:
@@ -118,13 +119,13 @@ def _of_files(path: str, read_file: ReadFile, parts: dict[str, str]) -> ModelSta
 def _of_shards(path: str, read_file: ReadFile) -> ModelState:
     """The model that FSDP saved in shards, with the settings beside it."""
     name = _sharded_model(path)
-    state = _as_section(read_file(os.path.join(path, name)), "model", name)
+    state = _as_section(read_file(files.join(path, name)), "model", name)
     return _configs.noted(path, replace(state, target=path))
 
 
 def _part(path: str, name: str, section: str, read_file: ReadFile) -> ModelState:
     """One file, as the section of that name."""
-    where = os.path.join(path, name)
+    where = files.join(path, name)
     try:
         state = read_file(where)
     except BarePickle as error:
@@ -208,8 +209,8 @@ def _odd(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
     importing = [(name, odd) for name, state in parts for odd in state.oddities if odd.name == FOREIGN]
     if len(importing) > 1:
         names = _globals.foreign([found for _, state in parts for found, _ in state.globals])
-        files = _shown.names([name for name, _ in importing])
-        message = f"{files}: torch.load(weights_only=False) would import or call {len(names)} names from them"
+        shown = _shown.names([name for name, _ in importing])
+        message = f"{shown}: torch.load(weights_only=False) would import or call {len(names)} names from them"
         yield Oddity(FOREIGN, f"{message}: {_shown.names(names)}")
     for name, state in parts:
         told = (odd for odd in state.oddities if odd.name != FOREIGN or len(importing) < 2)

@@ -1,24 +1,23 @@
 """The bytes of one storage, wherever they lie: in one range of a file, compressed, or in pieces of several files.
 
-Bytes are read, never mapped: a process that touches mapped bytes of a file which somebody cuts short is killed.
+Where a file is, on disk or behind a URL, is no matter here.
 """
 
 from __future__ import annotations
 
-import io
-import os
-import stat
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from statecli import files
 from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.files import File
 from statecli.formats._ggml import BLOCKS
 from statecli.places import of_range
 from statecli.state import Box, ByteRange, TensorData
@@ -49,32 +48,24 @@ def _cut_short(where: ByteRange, what: str, size: int) -> MalformedError:
     )
 
 
-def open_regular(path: str) -> int:
-    """A descriptor of a regular file. A pipe must not block the process and a device has no end: both refused."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+def opened_file(path: str) -> File:
+    """The file, open. Raises `UnreadableError` for what is not there any more, or no regular file."""
     try:
-        handle = os.open(path, flags)
-    except OSError as why:
-        raise UnreadableError(f"{path}: cannot be opened any more: {why.strerror or why}") from why
-    except ValueError as why:
-        raise UnreadableError(f"{path!r}: is no file name: {why}") from why
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise UnreadableError(f"{path}: is not a regular file any more")
-    return handle
+        return files.opened(path)
+    except UnreadableError as why:
+        raise type(why)(f"{path}: {why}") from why
 
 
-def fill(into: Array, file: io.FileIO, offset: int, where: ByteRange, what: str) -> None:
+def fill(into: Array, file: File, offset: int, where: ByteRange, what: str) -> None:
     """The bytes from `offset` on, as many as `into` has; `where` is the range that they are part of.
 
     Raises `MalformedError` where the file ends before.
     """
-    file.seek(offset)
-    got = file.readinto(into.data)
+    memory, got = into.data, 0
     while got < into.size:
-        more = file.readinto(into[got:].data)
+        more = file.fill(offset + got, memory[got:], where.offset + where.length - offset - got)
         if not more:
-            raise _cut_short(where, what, os.fstat(file.fileno()).st_size)
+            raise _cut_short(where, what, file.now())
         got += more
 
 
@@ -84,7 +75,7 @@ def fill(into: Array, file: io.FileIO, offset: int, where: ByteRange, what: str)
 class Range:
     """The bytes of one range of an open file."""
 
-    def __init__(self, where: ByteRange, what: str, file: io.FileIO) -> None:
+    def __init__(self, where: ByteRange, what: str, file: File) -> None:
         self.size = where.length
         self._where, self._what, self._file = where, what, file
 
@@ -113,7 +104,7 @@ class Range:
 class Inflated(Range):
     """The bytes that one range of a file inflates to (RFC 1951). Going back begins again from the start."""
 
-    def __init__(self, where: ByteRange, what: str, file: io.FileIO) -> None:
+    def __init__(self, where: ByteRange, what: str, file: File) -> None:
         super().__init__(where, what, file)
         assert where.packing is not None  # noqa: S101 - narrows the type
         self._end = where.offset + where.packing.length
@@ -178,7 +169,7 @@ VALUES = 256 << 10
 class Dequantized(Range):
     """The float32 values of a storage that is quantized in its file, as its bytes."""
 
-    def __init__(self, where: ByteRange, what: str, file: io.FileIO) -> None:
+    def __init__(self, where: ByteRange, what: str, file: File) -> None:
         super().__init__(where, what, file)
         name = quantized(where) or ""
         why = why_no_numbers(name)
@@ -320,7 +311,7 @@ def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
             yield Assembled(where, what, stack)
             return
         where = located(where, what)
-        file = stack.enter_context(open(open_regular(where.path), "rb", buffering=0))
+        file = stack.enter_context(closing(opened_file(where.path)))
         yield _reader(where)(where, what, file)
 
 

@@ -5,20 +5,20 @@ Tasks are plain data and results are small, so that any process, here or elsewhe
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import msgspec
 import numpy as np
 
 from statecli.comparison.result import How
 from statecli.errors import StateError, UnreadableError
+from statecli.files import File
 from statecli.state import ByteRange, TensorData
 from statecli.values import kernels
 from statecli.values.elements import Arena, Array, Decoder, Element, element
-from statecli.values.ranges import fill, open_regular
+from statecli.values.ranges import fill, opened_file
 from statecli.values.read import Strided, no_numbers, opened, overlap, span, stored, valued
 from statecli.values.tally import Tally
 
@@ -69,7 +69,7 @@ class Worker:
         arena = _arena()
         self.one, self.two, self.sums = Decoder(arena), Decoder(arena), Decoder(arena)
         self._raw = self.one.buffer("raw", "u1", self.block * 16), self.two.buffer("raw", "u1", self.block * 16)
-        self._files: dict[str, io.FileIO] = {}
+        self._files: dict[str, File] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Worker:
@@ -102,8 +102,8 @@ class Worker:
         same = before.dtype == after.dtype
         total, equal = Tally(), _Runs()
         for start, count in self._cut(task):
-            a = self._read(0, before, one, start, count, task.what)
-            b = self._read(1, after, two, start, count, task.what)
+            a = self._read(0, before, one, start, count, task)
+            b = self._read(1, after, two, start, count, task)
             if same and self._equal(a.size):
                 equal.add(start, count)
                 continue
@@ -116,7 +116,7 @@ class Worker:
             return Tally(left_out=task.count)
         total = Tally()
         for start, count in self._cut(task):
-            raw = self._read(0, before, kind, start, count, task.what).view(kind.stored)
+            raw = self._read(0, before, kind, start, count, task).view(kind.stored)
             found = kernels.stored(raw, raw, (before.dtype, before.dtype))
             total = total.plus(found or kernels.norm(self.one(raw, kind), self.sums))
         return total
@@ -150,20 +150,19 @@ class Worker:
             return False
         return not np.not_equal(a, b, out=self.sums.buffer("words", "?", words)).any()
 
-    def _read(self, side: int, piece: Piece, kind: Element, start: int, count: int, what: str) -> Array:
+    def _read(self, side: int, piece: Piece, kind: Element, start: int, count: int, task: Task) -> Array:
         size = np.dtype(kind.stored).itemsize * kind.items
         into = self._raw[side][: count * size]
-        where = ByteRange(piece.path, piece.offset + start * size, count * size)
-        fill(into, self._file(piece.path), where.offset, where, what)
+        where = ByteRange(piece.path, piece.offset + task.start * size, task.count * size)
+        fill(into, self._file(piece.path), piece.offset + start * size, where, task.what)
         return into
 
-    def _file(self, path: str) -> io.FileIO:
+    def _file(self, path: str) -> File:
         if path not in self._files:
             if len(self._files) >= 64:
                 self._stack.close()
                 self._files.clear()
-            handle = io.FileIO(open_regular(path), closefd=True)
-            self._files[path] = self._stack.enter_context(handle)
+            self._files[path] = self._stack.enter_context(closing(opened_file(path)))
         return self._files[path]
 
     # Strides, quantization, lazy conjugation, byte order.
