@@ -100,7 +100,7 @@ def test_only_main_catches_our_errors():
     """StateError becomes text in one place, and Python's words in one. That of one pair of a diff, or of one target of
     an audit, is what became of this one, and git gets it as a line of its own.
     """
-    of_one = ("compare", "run", "histogram", "facts")
+    of_one = ("compare", "run", "histogram", "facts", "digest", "stats", "pool")
     keeps = {
         *(PACKAGE / name for name in ("cli.py", "retold.py", "git.py", "auditing/run.py")),
         *(PACKAGE / "values" / f"{name}.py" for name in of_one),

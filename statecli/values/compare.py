@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -29,9 +30,6 @@ from statecli.values.ranges import check_crc, contiguous_strides, located, resol
 from statecli.values.read import no_numbers, opened, overlap, packed, stored
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
 from statecli.values.tally import Tally
-
-#: Bytes up to which starting workers takes longer than doing it here.
-ALONE = 64 << 20
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False):
@@ -68,24 +66,22 @@ def compare_all(
 
     `seen`: the stamps of files when their headers were read; a file that has another by the end fails its pairs.
     Checksums that a container recorded are verified for what differs, so that damage is not taken for training.
-    `progress` is called with bytes of `before`. Raises `UnreadableError` where a worker process dies.
+    `progress` is called with bytes of `before`. `jobs` 0: the cores.
     """
     plans = [_plan(number, pair, how) for number, pair in enumerate(pairs)]
     paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in one.ranges}
     before = {**stamps(path for path in paths if path not in (seen or {})), **(seen or {})}
     results = _Results(len(pairs), how)
-    jobs = jobs or pool.cores()
     results.add(_run([task for plan in plans if isinstance(plan, list) for task in plan], how, jobs, progress))
-    results.instead(
-        _run([task for n, pair in enumerate(pairs) for task in results.in_numbers(n, pair)], how, jobs, None)
-    )
-    results.add(_run(list(results.norms()), how, jobs, None))
+    numbers = [task for n, pair in enumerate(pairs) for task in results.in_numbers(n, pair)]
+    results.instead(_run(numbers, how, jobs, derived=True))
+    results.add(_run(list(results.norms()), how, jobs, derived=True))
     suspects = [
         pair
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
         if results.differ(n) or _is_suspect(plan) or _checksums_differ(pair)
     ]
-    damaged = _damaged([tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs)
+    damaged = _damaged([tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs, derived=True)
     outcomes = [
         results.outcome(n, pair) if isinstance(plan, list) else plan
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
@@ -171,31 +167,28 @@ def _delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
     return msgspec.structs.replace(delta, elements=pair.after.elements, first=None)
 
 
-def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None) -> Ran:
-    batches = list(pool.batches(tasks, _bytes))
-    small = sum(map(_bytes, tasks)) < ALONE
-
-    def done(work: tuple[How, tuple[Task, ...]]) -> None:
+def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None = None, *, derived: bool = False) -> Ran:
+    def done(batch: Sequence[Task]) -> None:
         if progress:
-            progress(work[1][-1].what, sum(map(_bytes, work[1])))
+            progress(batch[-1].what, sum(map(_bytes, batch)))
 
     if how.device != "cpu":
-        found = _run_on_device(how, batches, done)
+        found = _run_on_device(how, tasks, done)
     else:
-        found = pool.run(run_batch, [(how, batch) for batch in batches], 1 if small else jobs, done)
-    return [pair for batch, results in zip(batches, found, strict=True) for pair in zip(batch, results, strict=True)]
+        found = pool.run(
+            run_batch, how, tasks, size_of=_bytes, jobs=jobs, done=done, absent=Found(Tally()), derived=derived
+        )
+    return list(zip(tasks, found, strict=True))
 
 
-def _run_on_device(
-    how: How, batches: list[tuple[Task, ...]], done: Callable[[tuple[How, tuple[Task, ...]]], None]
-) -> list[list[Found | StateError]]:
+def _run_on_device(how: How, tasks: list[Task], done: Callable[[Sequence[Task]], None]) -> list[Found | StateError]:
     from statecli.values import on_device
 
     device = on_device.device(how.device)
     results = []
-    for batch in batches:
-        results.append(on_device.run_on(how, batch, device))
-        done((how, batch))
+    for batch in pool.batches(tasks, _bytes):
+        results += on_device.run_on(how, batch, device)
+        done(batch)
     return results
 
 
@@ -231,29 +224,40 @@ def _datas(tensor: TensorInfo) -> list[TensorData]:
 
 def damages(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[tuple[StateError, ...]]:
     """Of each tensor, what is wrong with its bytes where a container recorded their checksum, in each of its ranges."""
-    errors = _damaged(tensors, jobs or pool.cores())
+    errors = _damaged(tensors, jobs)
     return [
         tuple(dict.fromkeys(errors[one] for one in tensor.ranges if one in errors)) if errors else ()
         for tensor in tensors
     ]
 
 
-def _damaged(tensors: Sequence[TensorInfo], jobs: int) -> dict[str | ByteRange, StateError]:
+def _damaged(tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False) -> dict[str | ByteRange, StateError]:
     """The storages of these tensors whose bytes are not those that were written, with what to say of each."""
     ranges: dict[ByteRange, str] = {}
     for tensor in tensors:
         for storage in tensor.ranges:
             if storage.crc32 is not None or storage.packing is not None:
                 ranges.setdefault(storage, tensor.fqn)
-    work = list(ranges.items())
-    small = sum(where.length for where in ranges) < ALONE
-    errors = pool.run(_crc_error, work, 1 if small else jobs)
-    return {where: error for (where, _), error in zip(work, errors, strict=True) if error is not None}
+    errors = pool.run(
+        check_batch,
+        None,
+        list(ranges.items()),
+        size_of=lambda one: one[0].length,
+        jobs=jobs,
+        absent=None,
+        derived=derived,
+    )
+    return {where: error for where, error in zip(ranges, errors, strict=True) if error is not None}
 
 
-def _crc_error(work: tuple[ByteRange, str]) -> StateError | None:
+def check_batch(_: None, storages: Sequence[tuple[ByteRange, str]]) -> list[StateError | None]:
+    """What is wrong with each storage, under its name; None where its bytes are those that were written."""
+    return [_crc_error(*one) for one in storages]
+
+
+def _crc_error(where: ByteRange, what: str) -> StateError | None:
     try:
-        check_crc(*work)
+        check_crc(where, what)
     except StateError as error:
         return error
     return None
@@ -453,9 +457,14 @@ def fingerprints(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[int | 
     Of a tensor made of parts, of one part after the other. Equal ones are a hint, which `compare_all` has to confirm.
     What a zip recorded of a whole storage is not computed again.
     """
-    jobs = jobs or pool.cores()
-    small = sum(tensor.nbytes for tensor in tensors) < ALONE
-    return pool.run(_fingerprint, [tuple(_datas(tensor)) for tensor in tensors], 1 if small else jobs)
+    works = [(tensor.nbytes, tuple(_datas(tensor))) for tensor in tensors]
+    found = pool.run(fingerprint_batch, None, works, size_of=itemgetter(0), jobs=jobs, absent=None)
+    return [None if isinstance(one, StateError) else one for one in found]
+
+
+def fingerprint_batch(_: None, works: Sequence[tuple[int, tuple[TensorData, ...]]]) -> list[int | None]:
+    """The fingerprint of each tensor, which is so many bytes and made of these."""
+    return [_fingerprint(datas) for _, datas in works]
 
 
 def _fingerprint(datas: tuple[TensorData, ...]) -> int | None:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from statecli.errors import MissingDependency, UnreadableError
+from statecli.errors import MissingDependency, StateError, UnreadableError
 from statecli.locking.file import Algorithm
 from statecli.state import Quantizer, TensorData, TensorInfo
 from statecli.values import pool
@@ -30,20 +30,17 @@ from statecli.values.read import Strided, opened, overlap, packed, stored
 
 #: Bytes read and hashed at a time; more or less is no faster.
 BLOCK = 256 << 10
-#: Bytes of small tensors that are handed out together, of which each counts OVERHEAD more than it has.
-BATCH = 16 << 20
-OVERHEAD = 64 << 10
-#: Bytes up to which starting workers takes longer than doing it here.
-ALONE = 64 << 20
-
 #: Called with a tensor's name and the bytes of it, and of those handed out with it, that were read.
 Progress = Callable[[str, int], None]
-#: A batch: the algorithm, and of each tensor its name and what it is made of.
-Work = tuple[Algorithm, tuple[TensorInfo, ...]]
 
 
 def digests(
-    tensors: Sequence[TensorInfo], algorithm: Algorithm, *, jobs: int = 0, progress: Progress | None = None
+    tensors: Sequence[TensorInfo],
+    algorithm: Algorithm,
+    *,
+    jobs: int = 0,
+    progress: Progress | None = None,
+    derived: bool = False,
 ) -> list[str | None]:
     """The digest of each tensor, in hexadecimal; None where its source has no values for it.
 
@@ -55,15 +52,23 @@ def digests(
     for tensor in tensors:
         if tensor.data is not None or tensor.parts:
             first.setdefault(_content(tensor), tensor)
-    batches = [(algorithm, batch) for batch in _batches(first.values())]
 
-    def done(work: Work) -> None:
+    def done(batch: Sequence[TensorInfo]) -> None:
         if progress:
-            progress(work[1][-1].fqn, sum(tensor.nbytes for tensor in work[1]))
+            progress(batch[-1].fqn, sum(tensor.nbytes for tensor in batch))
 
-    small = sum(tensor.nbytes for tensor in first.values()) < ALONE
-    found = pool.run(digest_batch, batches, 1 if small else jobs or pool.cores(), done)
-    known = dict(zip(first, (one for batch in found for one in batch), strict=True))
+    found = pool.run(
+        digest_batch,
+        algorithm,
+        list(first.values()),
+        size_of=lambda tensor: tensor.nbytes,
+        jobs=jobs,
+        done=done,
+        absent="",
+        derived=derived,
+        whole=True,
+    )
+    known = dict(zip(first, map(str, found), strict=True))
     return [known.get(_content(tensor)) for tensor in tensors]
 
 
@@ -78,28 +83,21 @@ def hasher(algorithm: Algorithm) -> Callable[[], Any]:
     return blake3
 
 
-def digest_batch(work: Work) -> list[str]:
-    """The digest of each tensor of a batch."""
-    algorithm, tensors = work
+def digest_batch(algorithm: Algorithm, tensors: Sequence[TensorInfo]) -> list[str | StateError]:
+    """The digest of each tensor, or what went wrong with it."""
     new = hasher(algorithm)
-    return [_of_tensor(tensor, new) for tensor in tensors]
+    return [_of_tensor_or_error(tensor, new) for tensor in tensors]
+
+
+def _of_tensor_or_error(tensor: TensorInfo, new: Callable[[], Any]) -> str | StateError:
+    try:
+        return _of_tensor(tensor, new)
+    except StateError as error:
+        return error
 
 
 def _content(tensor: TensorInfo) -> Any:
     return tensor.data, tensor.parts
-
-
-def _batches(tensors: Iterable[TensorInfo]) -> Iterator[tuple[TensorInfo, ...]]:
-    batch: list[TensorInfo] = []
-    size = 0
-    for tensor in tensors:
-        batch.append(tensor)
-        size += tensor.nbytes + OVERHEAD
-        if size >= BATCH:
-            yield tuple(batch)
-            batch, size = [], 0
-    if batch:
-        yield tuple(batch)
 
 
 def _of_tensor(tensor: TensorInfo, new: Callable[[], Any]) -> str:

@@ -26,8 +26,6 @@ from statecli.values.stats import why_no_data
 
 #: Bytes of a task.
 TASK = 16 << 20
-#: Bytes up to which starting workers takes longer than doing it here.
-ALONE = 64 << 20
 #: Called with a name and the bytes of it that were read.
 Progress = Callable[[str, int], None]
 
@@ -45,7 +43,6 @@ def read_all(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: Progress
     """Facts of each tensor, in order; what lies in the same place is read once.
 
     What goes wrong with one is in its own facts alone. `jobs` processes, 0: one a core. Checksums are not verified.
-    Raises `UnreadableError` where a worker process dies.
     """
     before = stamps({storage.path for tensor in tensors for storage in tensor.ranges if storage.path})
     pieces: dict[TensorData, int] = {}
@@ -55,7 +52,7 @@ def read_all(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: Progress
             if pieces.setdefault(data, len(pieces)) == len(names):
                 names.append(tensor.fqn)
     tasks = [task for (data, n), name in zip(pieces.items(), names, strict=True) for task in _tasks(n, name, data)]
-    found = _run(tasks, jobs or pool.cores(), progress)
+    found = _run(tasks, jobs, progress)
     gone = set(changed(before))
     facts = [_of_tensor(tensor, [found[pieces[data]] for data in _datas(tensor)], gone) for tensor in tensors]
     return _confirmed(tensors, facts, jobs)
@@ -97,18 +94,15 @@ def _sliceable(data: TensorData) -> bool:
 
 
 def _run(tasks: Sequence[Task], jobs: int, progress: Progress | None) -> list[Facts]:
-    batches = list(pool.batches(tasks, _bytes))
-
-    def done(batch: tuple[Task, ...]) -> None:
+    def done(batch: Sequence[Task]) -> None:
         if progress:
             progress(batch[-1].what, sum(map(_bytes, batch)))
 
-    small = sum(map(_bytes, tasks)) < ALONE
-    results = pool.run(facts_of_batch, batches, 1 if small else jobs, done)
+    results = pool.run(facts_of_batch, None, tasks, size_of=_bytes, jobs=jobs, done=done, absent=Facts())
     found: dict[int, Facts] = {}
-    for batch, facts in zip(batches, results, strict=True):
-        for task, one in zip(batch, facts, strict=True):
-            found[task.piece] = found[task.piece].plus(one) if task.piece in found else one
+    for task, one in zip(tasks, results, strict=True):
+        facts = _damaged(task, one) if isinstance(one, StateError) else one
+        found[task.piece] = found[task.piece].plus(facts) if task.piece in found else facts
     return [found[piece] for piece in sorted(found)]
 
 
@@ -124,7 +118,7 @@ def _size(kind: Element) -> int:
 # --- one task, in any process ----------------------------------------------------------------------------------------
 
 
-def facts_of_batch(tasks: tuple[Task, ...]) -> list[Facts]:
+def facts_of_batch(_: None, tasks: Sequence[Task]) -> list[Facts]:
     """Facts of each task; of one that cannot be read, why not."""
     decoder = Decoder()
     return [_of_task(task, decoder) for task in tasks]
@@ -137,7 +131,11 @@ def _of_task(task: Task, decoder: Decoder) -> Facts:
         with opened(task.data, task.what) as view:
             return of_view(view, decoder, task.block)
     except StateError as error:
-        return replace(_unread(task.data, str(error)), damaged=True)
+        return _damaged(task, error)
+
+
+def _damaged(task: Task, error: StateError) -> Facts:
+    return replace(_unread(task.data, str(error)), damaged=True)
 
 
 def _unread(data: TensorData, reason: str) -> Facts:
@@ -246,7 +244,8 @@ def _confirmed(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs: int)
     from statecli.locking.file import Algorithm
     from statecli.values.digest import digests
 
-    found = dict(zip(again, digests([tensors[n] for n in again], Algorithm.SHA256, jobs=jobs), strict=True))
+    made = digests([tensors[n] for n in again], Algorithm.SHA256, jobs=jobs, derived=True)
+    found = dict(zip(again, made, strict=True))
     return [replace(one, digest=int(found[n] or "0", 16)) if n in found else one for n, one in enumerate(facts)]
 
 

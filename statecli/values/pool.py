@@ -1,8 +1,11 @@
-"""Work in other processes, for what one core is not fast enough for.
+"""Tasks -> their results: here, in other processes, or by the engine that was asked for.
 
-Threads will not do: a kernel makes twenty short numpy calls a block, and two threads spend more time on handing the
-interpreter lock to each other than they gain. A forked process starts in milliseconds with numpy already imported;
-where there is no fork, threads are the next best.
+A task is plain data, of some millions of elements at most, and its result is small. Small ones are handed out together,
+so that handing them out costs nothing beside doing them. What comes of each does not depend on who does it.
+
+Threads will not do without being asked for: a kernel makes twenty short numpy calls a block, and two threads spend more
+time on handing the interpreter lock to each other than they gain. A forked process starts in milliseconds with numpy
+already imported; where there is no fork, threads are the next best.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from statecli.errors import UnreadableError
+from statecli.errors import StateError, UnreadableError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -23,11 +27,45 @@ if TYPE_CHECKING:
 #: Bytes of small tasks that are handed out together; each counts OVERHEAD more than it has.
 BATCH = 16 << 20
 OVERHEAD = 16 << 10
+#: Bytes up to which starting workers takes longer than doing it here.
+ALONE = 64 << 20
 #: Seconds that a killed process is waited for.
 GONE = 2.0
 
-_Work = TypeVar("_Work")
+_Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
+_Shared = TypeVar("_Shared")
+
+#: What does a batch: the results of its tasks, in order, each its own result or its own error.
+Function = Callable[[_Shared, tuple[_Task, ...]], Sequence[_Result | StateError]]
+#: Takes the number of a batch and what came of it: of each task, or one error for all of them.
+Place = Callable[[int, "Sequence[Any] | StateError"], None]
+
+
+class Engine(Protocol):
+    """What does batches of tasks, one after another or many at once, anywhere."""
+
+    #: Bytes of small tasks that it is given together, at least.
+    grain: int
+
+    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:
+        """Calls `place` once for each batch, in any order, in this thread. Whatever is raised ends all of them.
+
+        What one task or one worker does wrong is placed. Raises `StateError` where no worker can do any of it.
+        """
+
+
+_engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
+
+
+@contextmanager
+def using(engine: Engine | None) -> Iterator[None]:
+    """Around what is to be done by `engine`, whatever its size; None: by processes of this machine, where it pays."""
+    before = _engine.set(engine)
+    try:
+        yield
+    finally:
+        _engine.reset(before)
 
 
 def cores() -> int:
@@ -37,14 +75,14 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def batches(works: Iterable[_Work], size_of: Callable[[_Work], int]) -> Iterator[tuple[_Work, ...]]:
-    """Small works together, so that handing them out costs nothing beside doing them. `size_of` one in bytes."""
-    batch: list[_Work] = []
+def batches(tasks: Iterable[_Task], size_of: Callable[[_Task], int], grain: int = 0) -> Iterator[tuple[_Task, ...]]:
+    """Small tasks together. `size_of` one in bytes; `grain` of a batch, 0: that of processes of this machine."""
+    batch: list[_Task] = []
     size = 0
-    for work in works:
-        batch.append(work)
-        size += size_of(work) + OVERHEAD
-        if size >= BATCH:
+    for task in tasks:
+        batch.append(task)
+        size += size_of(task) + OVERHEAD
+        if size >= (grain or BATCH):
             yield tuple(batch)
             batch, size = [], 0
     if batch:
@@ -52,29 +90,44 @@ def batches(works: Iterable[_Work], size_of: Callable[[_Work], int]) -> Iterator
 
 
 def run(
-    function: Callable[[_Work], _Result],
-    works: Sequence[_Work],
-    jobs: int,
-    done: Callable[[_Work], None] = lambda _: None,
-) -> list[_Result]:
-    """`function` of each of `works`, in order; `done` is called as each is finished, in any order.
+    function: Function[_Shared, _Task, _Result],
+    shared: _Shared,
+    tasks: Sequence[_Task],
+    *,
+    size_of: Callable[[_Task], int],
+    absent: _Result,
+    jobs: int = 0,
+    done: Callable[[Sequence[_Task]], None] | None = None,
+    derived: bool = False,
+    whole: bool = False,
+) -> list[_Result | StateError]:
+    """The result of each task, in order: what `function(shared, batch)` gives for the batch that it is in.
 
-    `jobs` workers, here if that is one or there is but one thing to do. `function` must be importable by name, and its
-    argument and result picklable. Whatever it raises is raised; Ctrl-C stops all workers at once.
+    `function` can be imported by its name; `shared`, tasks and results are plain data. `jobs` workers, 0: the cores,
+    1: always here. `done` is called with the tasks of each batch, in any order. `absent` is the result that stands for
+    a task that is not done; `derived` are tasks which only the results of earlier ones say that there are.
+
+    What goes wrong with a task is its result. A worker that is killed is that of the tasks that it had, and all others
+    are done; with `whole`, whatever goes wrong is raised at once. Ctrl-C stops all workers.
     """
-    if jobs <= 1 or len(works) <= 1:
-        return [_here(function, work, done) for work in works]
-    from concurrent.futures import as_completed
+    del derived  # whoever does some of the tasks alone needs it
+    engine = _engine.get() if jobs != 1 else None
+    if engine is None:
+        engine = _Here() if jobs == 1 or sum(map(size_of, tasks)) < ALONE else Processes(jobs or cores())
+    cut = list(batches(tasks, size_of, engine.grain))
+    found: list[Any] = [[absent] * len(batch) for batch in cut]
 
-    results: list[Any] = [None] * len(works)
-    with _executor(min(jobs, len(works))) as executor:
-        with _uninterrupted():
-            waiting: dict[Future[_Result], int] = {executor.submit(function, work): n for n, work in enumerate(works)}
-        for future in as_completed(waiting):
-            n = waiting[future]
-            results[n] = _result(future)
-            done(works[n])
-    return results
+    def place(n: int, results: Sequence[Any] | StateError) -> None:
+        found[n] = [results] * len(cut[n]) if isinstance(results, StateError) else results
+        for error in found[n] if whole else ():
+            if isinstance(error, StateError):
+                raise error
+        if done:
+            done(cut[n])
+
+    if cut:
+        engine.run(function, shared, cut, place)
+    return [one for results in found for one in results]
 
 
 def forks() -> bool:
@@ -83,18 +136,12 @@ def forks() -> bool:
 
 
 @contextmanager
-def beside(function: Callable[[_Work], _Result], work: _Work) -> Iterator[Callable[[], _Result]]:
+def beside(function: Callable[[_Task], _Result], work: _Task) -> Iterator[Callable[[], _Result]]:
     """`function(work)` in another process while the block runs; what is given waits for its result, or raises it."""
     with _executor(1) as executor:
         with _uninterrupted():
             future = executor.submit(function, work)
         yield lambda: _result(future)
-
-
-def _here(function: Callable[[_Work], _Result], work: _Work, done: Callable[[_Work], None]) -> _Result:
-    result = function(work)
-    done(work)
-    return result
 
 
 def _result(future: Future[_Result]) -> _Result:
@@ -103,7 +150,66 @@ def _result(future: Future[_Result]) -> _Result:
     try:
         return future.result()
     except BrokenExecutor as why:
-        raise UnreadableError("a worker process was killed, perhaps for lack of memory; try --jobs 1") from why
+        raise UnreadableError(KILLED) from why
+
+
+#: What is said of work whose worker is gone.
+KILLED = "a worker process was killed, perhaps for lack of memory"
+
+
+def attempt(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | StateError:
+    """What it gives, or the error of ours that it raises."""
+    try:
+        return do()
+    except StateError as error:
+        return error
+
+
+class _Here:
+    """This process."""
+
+    grain = 0
+
+    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:
+        for n, batch in enumerate(batches):
+            place(n, attempt(lambda batch=batch: function(shared, batch)))  # type: ignore[misc]
+
+
+class Processes:
+    """Forked processes of this machine; threads where there is no fork."""
+
+    grain = 0
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+
+    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:
+        """As `Engine.run`. What a killed worker had is tried once more, alone: it may have been short of memory."""
+        left = dict(enumerate(batches))
+
+        def placed(n: int, results: Sequence[Any] | StateError) -> None:
+            del left[n]
+            place(n, results)
+
+        while left and not self._together(function, shared, left, placed):
+            # Batches are taken in their order, so that these are what the workers had.
+            for n in sorted(left)[: self._jobs]:
+                if not Processes(1)._together(function, shared, {n: left[n]}, placed):
+                    placed(n, UnreadableError(KILLED))
+
+    def _together(self, function: Function[Any, Any, Any], shared: Any, batches: dict[int, Any], place: Place) -> bool:
+        """False where a worker was killed, and some batches were not placed."""
+        from concurrent.futures import BrokenExecutor, as_completed
+
+        try:
+            with _executor(min(self._jobs, len(batches))) as executor:
+                with _uninterrupted():
+                    waiting = {executor.submit(function, shared, batch): n for n, batch in batches.items()}
+                for future in as_completed(waiting):
+                    place(waiting[future], attempt(future.result))
+        except BrokenExecutor:
+            return False
+        return True
 
 
 @contextmanager

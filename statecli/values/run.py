@@ -294,8 +294,7 @@ def _width(side: Piece | TensorData) -> int:
     return np.dtype(kind.stored).itemsize * kind.items
 
 
-def run_batch(work: tuple[How, tuple[Task, ...]]) -> list[Found | StateError]:
+def run_batch(how: How, tasks: Sequence[Task]) -> list[Found | StateError]:
     """The results of a batch of tasks, each its own result or its own error."""
-    how, tasks = work
     with Worker(how) as worker:
         return worker.results(tasks)

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from statecli.errors import UnreadableError
+from statecli.errors import StateError, UnreadableError
 from statecli.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
-from statecli.values import live
+from statecli.values import live, pool
 from statecli.values.blocks import readable
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, worth_of_codes
 from statecli.values.partial import Partial, joined_reasons, partial_of, partial_of_codes
@@ -155,26 +155,70 @@ def _with_implicit_zeros(found: Partial | str, elements: int, stored: int, dtype
     return _finish(found, dtype, said)
 
 
+class Task(msgspec.Struct, frozen=True, gc=False):
+    """A tensor, and those of its storages whose checksums are verified first."""
+
+    tensor: TensorInfo
+    storages: tuple[ByteRange, ...]
+
+
 def stats_all(state: ModelState, progress: Progress | None = None) -> ModelState:
     """`state` with every tensor's `stats` filled; each storage's checksum is verified once, tied tensors read once.
 
     Raises `MalformedError` for a storage whose bytes do not match its checksum or that is cut short, and
     `UnreadableError` for a file that is gone.
     """
-    decoder, checked, known = Decoder(), set[ByteRange](), dict[Any, Stats]()
-    filled = []
-    for tensor in state.tensors:
-        for storage in tensor.ranges:
-            if storage not in checked:
-                check_crc(storage, tensor.fqn)
-                checked.add(storage)
-        key = (tensor.data, tensor.parts) if tensor.data or tensor.parts else tensor.fqn
-        if key not in known:
-            known[key] = stats(tensor, decoder)
-        filled.append(msgspec.structs.replace(tensor, stats=known[key]))
-        if progress:
-            progress(tensor.fqn, tensor.nbytes)
+    tasks = _tasks(state.tensors)
+    keys = [_content(tensor) for tensor in state.tensors]
+
+    def done(batch: Iterable[Task | TensorInfo]) -> None:
+        for one in batch:
+            tensor = one.tensor if isinstance(one, Task) else one
+            if progress:
+                progress(tensor.fqn, tensor.nbytes)
+
+    found = pool.run(stats_batch, None, list(tasks.values()), size_of=_bytes, absent=Stats(), done=done, whole=True)
+    known = dict(zip(tasks, found, strict=True))
+    done(tensor for tensor, key in zip(state.tensors, keys, strict=True) if tensor is not tasks[key].tensor)
+    filled = (
+        msgspec.structs.replace(tensor, stats=known[key]) for tensor, key in zip(state.tensors, keys, strict=True)
+    )
     return msgspec.structs.replace(state, tensors=tuple(filled))
+
+
+def _tasks(tensors: Iterable[TensorInfo]) -> dict[Any, Task]:
+    """A task for each tensor that is not tied to one before it, by its content."""
+    found: dict[Any, Task] = {}
+    checked: set[ByteRange] = set()
+    for tensor in tensors:
+        if (key := _content(tensor)) not in found:
+            storages = tuple(dict.fromkeys(one for one in tensor.ranges if one not in checked))
+            checked.update(storages)
+            found[key] = Task(tensor, storages)
+    return found
+
+
+def _content(tensor: TensorInfo) -> Any:
+    return (tensor.data, tensor.parts) if tensor.data or tensor.parts else tensor.fqn
+
+
+def _bytes(task: Task) -> int:
+    return task.tensor.nbytes + sum(storage.length for storage in task.storages if storage.crc32 is not None)
+
+
+def stats_batch(_: None, tasks: Iterable[Task]) -> list[Stats | StateError]:
+    """The statistics of each task's tensor, or what is wrong with it."""
+    decoder = Decoder()
+    return [_checked_stats(task, decoder) for task in tasks]
+
+
+def _checked_stats(task: Task, decoder: Decoder) -> Stats | StateError:
+    try:
+        for storage in task.storages:
+            check_crc(storage, task.tensor.fqn)
+        return stats(task.tensor, decoder)
+    except StateError as error:
+        return error
 
 
 # --- live tensors --------------------------------------------------------------------------------------------------

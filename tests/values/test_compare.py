@@ -307,7 +307,7 @@ def test_the_number_of_workers_makes_no_difference(paired, monkeypatch):
     after = {name: t + torch.randn(1) * (torch.rand(300_000) > 0.5) for name, t in before.items()}
     pairs = paired(before, after)
     alone = compare_all(pairs, How(), jobs=1)
-    monkeypatch.setattr(compare, "ALONE", 0)
+    monkeypatch.setattr(compare.pool, "ALONE", 0)
     monkeypatch.setattr(compare.pool, "BATCH", 1 << 20)
     assert compare_all(pairs, How(), jobs=2) == alone
     assert compare_all(pairs, How(), jobs=3) == alone
@@ -389,9 +389,9 @@ def test_a_file_that_changes_meanwhile_is_noticed(paired, monkeypatch):
     path = pair.after.data.storage.path
     original = compare._run
 
-    def touching(*arguments):
+    def touching(*arguments, **more):
         os.utime(path, ns=(1, 1))
-        return original(*arguments)
+        return original(*arguments, **more)
 
     monkeypatch.setattr(compare, "_run", touching)
     (found,) = compare_all([pair], How())

@@ -131,8 +131,8 @@ def test_every_core_gives_the_same(tmp_path, monkeypatch):
     shared = torch.randn(100)
     state = {f"w{n}": torch.randn(50, 7) for n in range(20)} | {"a": shared, "b": shared}
     torch.save(state, tmp_path / "a.pt")
-    monkeypatch.setattr(digest, "ALONE", 0)
-    monkeypatch.setattr(digest, "BATCH", 1 << 18)
+    monkeypatch.setattr(digest.pool, "ALONE", 0)
+    monkeypatch.setattr(digest.pool, "BATCH", 1 << 18)
     told = []
     many = digest.digests(
         formats.read(str(tmp_path / "a.pt")).tensors,

@@ -346,7 +346,7 @@ def test_what_is_packed_is_as_what_is_not(tmp_path, monkeypatch, way):
 
 def test_processes_find_what_one_does(store, monkeypatch):
     """The same facts from two processes as from this one."""
-    monkeypatch.setattr(facts, "ALONE", 0)
+    monkeypatch.setattr(facts.pool, "ALONE", 0)
     monkeypatch.setattr(facts.pool, "BATCH", 1)
     infos = [store(any_bits(torch.float32, 1000, seed=seed)) for seed in range(5)]
     assert facts.read_all(infos, jobs=2) == facts.read_all(infos, jobs=1)

@@ -16,51 +16,94 @@ from statecli.values import pool
 linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes only where there is fork")
 
 
-def double(n):
-    return 2 * n
+def doubled(times, batch):
+    return [2 * times * n for n in batch]
 
 
-def fail(n):
-    raise MalformedError(f"{n}: no")
+def failing(_, batch):
+    return [MalformedError(f"{n}: no") if n % 2 else n for n in batch]
 
 
-def die(n):
-    if n == 3:
+def failing_at_once(_, batch):
+    raise MalformedError(f"{batch[0]}: no")
+
+
+def dying(_, batch):
+    if 3 in batch:
         os.kill(os.getpid(), signal.SIGKILL)
-    return n
+    return batch
+
+
+def run(function, tasks, jobs, **more):
+    """Each task a batch."""
+    return pool.run(function, 1, tasks, size_of=lambda _: pool.ALONE, absent=None, jobs=jobs, **more)
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
 def test_results_are_in_order(jobs):
-    """Whatever the number of workers; `done` is called once for each."""
+    """Whatever the number of workers; `done` is called once for each batch."""
     seen = []
-    assert pool.run(double, list(range(20)), jobs, seen.append) == [2 * n for n in range(20)]
-    assert sorted(seen) == list(range(20))
+    assert run(doubled, list(range(20)), jobs, done=seen.append) == [2 * n for n in range(20)]
+    assert sorted(seen) == [(n,) for n in range(20)]
+
+
+def test_small_tasks_are_handed_out_together():
+    """Each has its own result all the same; of no tasks there are none."""
+    seen = []
+    found = pool.run(doubled, 3, list(range(2000)), size_of=lambda _: 100, absent=None, done=seen.append)
+    assert found == [6 * n for n in range(2000)]
+    assert 1 < len(seen) < 10
+    assert [n for batch in seen for n in batch] == list(range(2000))
+    assert run(doubled, [], 2) == []
+
+
+def test_small_work_is_done_here():
+    """Starting workers would take longer."""
+    found = pool.run(lambda _, batch: [os.getpid()] * len(batch), None, [1, 2], size_of=lambda _: 1, absent=None)
+    assert found == [os.getpid()] * 2
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_what_a_worker_raises_is_raised(jobs):
-    """With its own type and text."""
-    with pytest.raises(MalformedError, match=r"\d: no"):
-        pool.run(fail, [1, 2], jobs)
+def test_what_goes_wrong_with_a_task_is_its_result(jobs):
+    """With its own type and text; the others have theirs."""
+    found = run(failing, [0, 1, 2], jobs)
+    assert (found[0], found[2]) == (0, 2)
+    assert isinstance(found[1], MalformedError)
+    assert str(found[1]) == "1: no"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_error_of_a_batch_is_that_of_its_tasks(jobs):
+    """What could not be begun has one error for all."""
+    assert [str(one) for one in run(failing_at_once, [5, 6], jobs)] == ["5: no", "6: no"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_of_what_is_wanted_whole_the_first_error_is_raised(jobs):
+    """A lock without one digest is none: the rest would be read for nothing."""
+    with pytest.raises(MalformedError, match="1: no"):
+        run(failing, [0, 1, 2], jobs, whole=True)
 
 
 @linux
-def test_a_worker_that_dies_is_told():
-    """Killed for lack of memory, say: one line, not a wait without end."""
-    with pytest.raises(UnreadableError, match="a worker process was killed"):
-        pool.run(die, list(range(8)), 2)
+@pytest.mark.parametrize("jobs", [2, 3])
+def test_a_worker_that_dies_is_told(jobs):
+    """Killed for lack of memory, say: that is the result of what it did, and everything else is done."""
+    found = run(dying, list(range(12)), jobs)
+    assert isinstance(found[3], UnreadableError)
+    assert "a worker process was killed" in str(found[3])
+    assert [n for n in found if n is not found[3]] == [n for n in range(12) if n != 3]
 
 
 SLEEPY = """
 import os, sys, time
 from statecli.values import pool
-def sleepy(path):
-    with open(path, "a") as file: file.write(f"{os.getpid()}\\n")
+def sleepy(_, batch):
+    with open(batch[0], "a") as file: file.write(f"{os.getpid()}\\n")
     time.sleep(60)
 if __name__ == "__main__":
     try:
-        pool.run(sleepy, [sys.argv[1]] * 4, 2)
+        pool.run(sleepy, None, [sys.argv[1]] * 4, size_of=lambda _: pool.ALONE, absent=None, jobs=2)
     except KeyboardInterrupt:
         os._exit(130)  # as the command does: the executor's own threads are not waited for
 """

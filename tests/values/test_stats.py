@@ -500,6 +500,21 @@ def test_all_tensors_of_a_state_are_filled_and_storages_checked_once(store, monk
     assert [name for name, _ in reported] == ["w", "v", "tied"]
 
 
+def test_processes_find_the_same(store, monkeypatch):
+    """Statistics of many tensors, tied ones and a damaged one among them, whoever reads them."""
+    infos = [msgspec.structs.replace(store(torch.randn(3000) * n), fqn=f"w{n}") for n in range(5)]
+    infos.append(msgspec.structs.replace(infos[1], fqn="tied"))
+    state = ModelState("t", "torch_zip", tuple(infos))
+    alone = stats_all(state)
+    monkeypatch.setattr(module.pool, "ALONE", 0)
+    monkeypatch.setattr(module.pool, "BATCH", 1)
+    assert stats_all(state) == alone
+    with open(infos[2].data.storage.path, "r+b") as file:
+        file.write(b"\x13\x37")
+    with pytest.raises(MalformedError, match="w2: checksum wrong"):
+        stats_all(state)
+
+
 def test_a_damaged_storage_stops_the_run(store):
     """Numbers from damaged bytes would mean nothing."""
     info = store(torch.randn(5))
