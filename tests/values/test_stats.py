@@ -510,6 +510,7 @@ def test_processes_find_the_same(store, monkeypatch):
     monkeypatch.setattr(module.pool, "BATCH", 1)
     assert stats_all(state) == alone
     with open(infos[2].data.storage.path, "r+b") as file:
+        file.seek(4)
         file.write(b"\x13\x37")
     with pytest.raises(MalformedError, match="w2: checksum wrong"):
         stats_all(state)
