@@ -29,8 +29,10 @@ def main() -> None:
         from statecli import interrupts
 
         interrupts.listen()
-        from statecli import cli, shortcut
+        from statecli import cli, files, shortcut
 
+        # Before anything can show it: a URL may hold a password or a signature.
+        sys.argv[1:] = map(files.shown, sys.argv[1:])
         options = shortcut.parse(sys.argv[1:])
         if options is not None:
             cli.leave(lambda: cli.run(options), options.debug)

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from statecli import files
 from statecli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def name_of(target: object) -> str:
 def path_of(target: object) -> str:
     """A path or spec as text. Raises UsageError for anything else."""
     if isinstance(target, (str, os.PathLike)):
-        return os.fsdecode(target)
+        return files.shown(os.fsdecode(target))
     if isinstance(target, type):
         raise UsageError(f"{target.__name__} is a class: give an instance, or name it: 'file.py:{target.__name__}'")
     if is_live(target):

@@ -36,6 +36,9 @@ class File(Protocol):
     def fill(self, offset: int, into: memoryview, ahead: int) -> int:
         """Reads bytes from `offset` on into a buffer; how many, 0 at the end. The next `ahead` are wanted too, soon."""
 
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """These (offset, length) are about to be read: where each read is a journey, they are fetched together."""
+
     def now(self) -> int:
         """Its size at this moment, for what is to be said of one that was cut short."""
 
@@ -46,6 +49,22 @@ class File(Protocol):
 def is_remote(path: str) -> bool:
     """Whether the name is a URL."""
     return "://" in path and _URL.match(path) is not None
+
+
+def shown(text: str) -> str:
+    """What was typed, as it may be shown: of a URL, also behind `--option=`, its name without what is secret in it.
+
+    `remote` knows the rest from now on. `file:///…` is the path.
+    """
+    option, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
+    if value.startswith("file://"):
+        from urllib.request import url2pathname
+
+        return option + equals + url2pathname(value.removeprefix("file://"))
+    if not is_remote(value) or os.path.lexists(value):
+        return text
+    found: str = _remote().named(value)
+    return option + equals + found
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -192,6 +211,9 @@ class LocalFile:
         data = os.read(self._fd, len(into))
         into[: len(data)] = data
         return len(data)
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """As `File.prefetch`: nothing, it is as quick to read them."""
 
     def now(self) -> int:
         """As `File.now`."""

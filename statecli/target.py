@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from msgspec.structs import replace
 
-from statecli import formats, kinds, modules
+from statecli import files, formats, kinds, modules
 from statecli.errors import MalformedError, UnreadableError, UsageError
 from statecli.modules import auto
 from statecli.modules.build import Built, build
@@ -18,15 +17,13 @@ from statecli.state import ModelState
 
 Renamed = dict[str, tuple[str, ...]]
 
-_URL = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+://")
-
 
 def spec_of(text: str) -> Spec | None:
     """The model class that the text names, None where it names a file or a folder."""
     if os.path.lexists(text):
         return None
-    if _URL.match(text):
-        raise UsageError(f"{text}: remote targets are not read by this version; download it first")
+    if files.is_remote(text):
+        return None
     spec = parse(text)
     return spec and auto.spec_of(spec)
 

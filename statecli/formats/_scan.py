@@ -199,6 +199,11 @@ class _Region(Source):
         self.base = offset if data is None else None
         self.head = self.read(0, min(_HEAD, self.size))
 
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """As `Source.prefetch`."""
+        if self._data is None:
+            self._source.prefetch((self.span.offset + offset, length) for offset, length in ranges)
+
     def close(self) -> None:
         """Nothing: the file is whoever's that opened it."""
 

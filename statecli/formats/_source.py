@@ -5,6 +5,7 @@ Messages carry no path; whoever knows what the user typed puts it in front.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 
 from statecli import files
@@ -48,6 +49,10 @@ class Source:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         self._file.close()
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """These (offset, length) are about to be read, one after another."""
+        self._file.prefetch((self.start + offset, length) for offset, length in ranges)
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from byte `offset`; MalformedError where the file does not hold them."""

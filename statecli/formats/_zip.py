@@ -236,6 +236,7 @@ class Archive:
             self._odd("prefixed", f"{before} bytes lie before the first record of the zip archive", 0, before)
         dense = len(ordered) * _DENSE > end.offset
         window = Window(self._source, _WINDOW if dense else 0)
+        self._source.prefetch((record.offset, _LOCAL.size + len(record.name) * 4 + MAX_PADDING) for record in ordered)
         free, last = 0, ""
         for record in ordered:
             if record.offset < free:
