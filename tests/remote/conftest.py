@@ -1,0 +1,133 @@
+"""Servers of this folder's tests, each of them real and on loopback; nothing of the user's own accounts is seen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from .gcs import CloudStorage
+from .hub import Hub
+from .server import Server
+
+SECRET = "wJalrXUtnFEMI-that-no-output-may-have"  # noqa: S105 - it opens nothing
+
+
+@pytest.fixture(autouse=True)
+def nobody(tmp_path_factory, monkeypatch) -> None:
+    """An account without credentials, configuration or proxies: what a test does not give is not there."""
+    home = tmp_path_factory.mktemp("home")
+    for name in list(os.environ):
+        if name.startswith(
+            ("AWS_", "HF_", "GOOGLE_", "GCS", "FSSPEC_", "HUGGING", "STORAGE_")
+        ) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name, file in {
+        "AWS_CONFIG_FILE": "aws-config",
+        "AWS_SHARED_CREDENTIALS_FILE": "aws-credentials",
+        "NETRC": "netrc",
+    }.items():
+        (home / file).touch()
+        monkeypatch.setenv(name, str(home / file))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("HF_HOME", str(home / "hf"))
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+@pytest.fixture
+def served(tmp_path) -> Iterator[Server]:
+    """A server of an empty folder, `served.folder`."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with Server(folder) as server:
+        yield server
+
+
+@dataclass
+class Bucket:
+    """A bucket behind a real S3 API, and the endpoint that serves it."""
+
+    name: str
+    endpoint: str
+    _client: object
+
+    def url(self, key: str = "") -> str:
+        return f"s3://{self.name}/{key}"
+
+    def upload(self, folder: Path) -> None:
+        """Every file of the folder, by its path in it."""
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                self._client.upload_file(str(path), self.name, path.relative_to(folder).as_posix())
+
+
+@pytest.fixture(scope="session")
+def _moto():
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(_moto, monkeypatch) -> Iterator[Bucket]:
+    """An empty bucket of moto's S3, and an environment that leads s3fs and boto3 to it."""
+    import boto3
+    import s3fs
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", _moto)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="models")
+    yield Bucket("models", _moto, client)
+    for found in client.list_objects_v2(Bucket="models").get("Contents", []):
+        client.delete_object(Bucket="models", Key=found["Key"])
+    client.delete_bucket(Bucket="models")
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Iterator[Hub]:
+    """A hub of the repositories in `hub.folder`, for this process and for those that it starts."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    from huggingface_hub import HfFileSystem
+
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    with Hub(folder) as server:
+        endpoint = server.url().rstrip("/")
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        # The library reads its environment once, when it is imported.
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        HfFileSystem.clear_instance_cache()
+        yield server
+    HfFileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def cloud_storage(tmp_path, monkeypatch) -> Iterator[CloudStorage]:
+    """Google Cloud Storage with the buckets in `cloud_storage.folder`."""
+    folder = tmp_path / "gcs"
+    folder.mkdir()
+    monkeypatch.setenv(
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
+    )  # else gcsfs asks Google about an emulator's bucket
+    gcsfs = pytest.importorskip("gcsfs")
+    with CloudStorage(folder) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url().rstrip("/"))
+        gcsfs.GCSFileSystem.clear_instance_cache()
+        yield server
+    gcsfs.GCSFileSystem.clear_instance_cache()

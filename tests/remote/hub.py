@@ -1,0 +1,159 @@
+"""A small fake of the Hugging Face Hub: what HfFileSystem and hf_hub_url ask for, answered as the real hub answers.
+
+folder/org/name/…           the files of a repository at `main`
+folder/org/name@v1/…        another revision of it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote
+
+from .server import Reply, Request, Server, file_reply, page
+
+SIGNATURE = "c2lnbmVkIGJ5IHRoZSBodWI"  # of each URL of the "CDN"; must be in no output
+LARGE = (".safetensors", ".bin", ".pt", ".gguf")  # kept in LFS, and so behind a redirect
+
+
+class _Cdn(Server):
+    """The other host, which serves whoever comes with a signature and takes no token."""
+
+    def answer(self, request: Request) -> Reply:
+        if request.query.get("Signature") != SIGNATURE or "authorization" in request.headers:
+            return page(403, "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
+        reply = super().answer(request)
+        reply.headers["ETag"] = f'"{_sha256(self.folder / request.path)}"'
+        return reply
+
+
+class Hub(Server):
+    """`private` and `gated` name the token that opens a repository; a gated one is listed for everybody.
+
+    What is in LFS is behind a redirect to `cdn`, a server of its own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.private: dict[str, str] = {}
+        self.gated: dict[str, str] = {}
+        self.cdn = _Cdn(self.folder)
+
+    def __enter__(self) -> Hub:
+        self.cdn.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cdn.__exit__(*error)
+        super().__exit__(*error)
+
+    def commit(self, repo: str, revision: str = "main") -> str:
+        """The hash of a revision's commit, which is a name for the revision too."""
+        return hashlib.sha1(f"{repo}@{revision}".encode(), usedforsecurity=False).hexdigest()
+
+    def answer(self, request: Request) -> Reply:
+        parts = request.path.split("/")
+        match parts:
+            case ["api", "models", org, name, *rest]:
+                return self._refused(request, f"{org}/{name}", gate=False) or self._told(request, f"{org}/{name}", rest)
+            case [org, name, "resolve", revision, *path]:
+                refused = self._refused(request, f"{org}/{name}", gate=True)
+                return refused or self._resolved(request, f"{org}/{name}", revision, "/".join(path))
+        return page(404, "<h1>404</h1>")
+
+    def _revision(self, repo: str, name: str) -> str | None:
+        known = [
+            "main",
+            *(path.name.partition("@")[2] for path in (self.folder / repo).parent.glob(f"{Path(repo).name}@*")),
+        ]
+        return next((revision for revision in known if name in (revision, self.commit(repo, revision))), None)
+
+    def _tree(self, repo: str, revision: str) -> Path:
+        return self.folder / (repo if revision == "main" else f"{repo}@{revision}")
+
+    def _refused(self, request: Request, repo: str, gate: bool) -> Reply | None:
+        """What the hub says to those who may not know of a repository, and to those who may not read it."""
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        hidden = self.private.get(repo, token) != token or not (self.folder / repo).is_dir()
+        if hidden and not token:
+            return _error(401, "Invalid username or password.", "RepoNotFound")
+        if hidden:
+            return _error(404, "Repository not found", "RepoNotFound")
+        if gate and self.gated.get(repo, token) != token:
+            told = f"Access to model {repo} is restricted and you are not in the authorized list."
+            return _error(403 if token else 401, told, "GatedRepo")
+        return None
+
+    def _told(self, request: Request, repo: str, rest: list[str]) -> Reply:
+        what, name, *path = (*rest, "revision", "main")[:2] if len(rest) < 2 else rest
+        revision = self._revision(repo, unquote(name))
+        if revision is None:
+            return _error(404, f"Invalid rev id: {name}", "RevisionNotFound")
+        tree = self._tree(repo, revision)
+        if what == "revision":
+            told = {"id": repo, "sha": self.commit(repo, revision), "private": repo in self.private, "siblings": []}
+            return _json(told | {"_id": "0", "modelId": repo, "gated": "manual" if repo in self.gated else False})
+        if what == "paths-info":
+            asked = _paths(request)
+            return _json([_entry(tree, tree / one) for one in asked if (tree / one).exists()])
+        folder = tree / "/".join(path)
+        if what != "tree" or not folder.is_dir():
+            return _error(404, f"{'/'.join(path)} does not exist on {name!r}", "EntryNotFound")
+        deep = request.query.get("recursive", "").lower() == "true"
+        return _json([_entry(tree, found) for found in sorted(folder.rglob("*") if deep else folder.iterdir())])
+
+    def _resolved(self, request: Request, repo: str, name: str, path: str) -> Reply:
+        revision = self._revision(repo, unquote(name))
+        if revision is None:
+            return _error(404, f"Invalid rev id: {name}", "RevisionNotFound")
+        file = self._tree(repo, revision) / path
+        if not file.is_file():
+            return _error(404, "Entry not found", "EntryNotFound")
+        commit = {"X-Repo-Commit": self.commit(repo, revision)}
+        if not path.endswith(LARGE):
+            reply = file_reply(request, file)
+            reply.headers |= commit | {"ETag": f'"{_git_hash(file)}"'}
+            return reply
+        linked = {"X-Linked-Size": str(file.stat().st_size), "X-Linked-ETag": f'"{_sha256(file)}"'}
+        where = f"{self.cdn.url(file.relative_to(self.folder).as_posix())}?Expires=1&Signature={SIGNATURE}"
+        return Reply(302, commit | linked | {"Location": where, "Accept-Ranges": "bytes"})
+
+
+def _json(told: object) -> Reply:
+    return Reply(200, {"Content-Type": "application/json; charset=utf-8"}, json.dumps(told).encode())
+
+
+def _error(status: int, message: str, code: str) -> Reply:
+    headers = {"Content-Type": "application/json", "X-Error-Code": code, "X-Error-Message": message}
+    return Reply(status, headers, json.dumps({"error": message}).encode())
+
+
+def _paths(request: Request) -> list[str]:
+    if request.headers.get("content-type", "").startswith("application/json"):
+        return json.loads(request.body)["paths"]
+    return [value for name, value in parse_qsl(request.body.decode()) if name == "paths"]
+
+
+def _entry(tree: Path, path: Path) -> dict[str, object]:
+    name = path.relative_to(tree).as_posix()
+    if path.is_dir():
+        return {
+            "type": "directory",
+            "oid": hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest(),
+            "path": name,
+        }
+    told = {"type": "file", "oid": _git_hash(path), "size": path.stat().st_size, "path": name}
+    if name.endswith(LARGE):
+        told["lfs"] = {"oid": _sha256(path), "size": path.stat().st_size, "pointerSize": 134}
+    return told
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _git_hash(path: Path) -> str:
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

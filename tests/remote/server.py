@@ -1,0 +1,551 @@
+"""A real HTTP/1.1 server on loopback that serves a folder, well or badly, and keeps count.
+
+    with Server(folder) as server:
+        server.behave("m.safetensors", Times(2, Cut(after=100)))
+        fetch(server.url("m.safetensors"))
+        assert [r.status for r in server.requests] == [206, 206, 206]
+
+Connections stay open between requests. Behaviours are functions of a request and the reply that an honest server would
+give; they change the reply. Those of one path apply in the order in which they were given.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import itertools
+import mmap
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from fnmatch import fnmatchcase
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+BLOCK = 64 << 10  # what is handed to the socket at once, and all that it buffers: what was sent was nearly received
+BEFORE_HEADERS = -1
+SETTLED_S = 10
+
+
+@dataclass
+class Request:
+    """What a client asked, what it was answered, and how many bytes of a body its socket took."""
+
+    method: str
+    path: str  # without the leading slash and the query
+    query: dict[str, str]
+    headers: dict[str, str]  # names in lower case
+    body: bytes = b""
+    status: int = 0
+    sent: int = 0
+
+    @property
+    def range(self) -> str | None:
+        return self.headers.get("range")
+
+
+@dataclass
+class Reply:
+    """The answer as it is going to be sent; `whole` is what `body` is a range of."""
+
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | memoryview = b""
+    whole: bytes | memoryview | None = None
+    chunked: bool = False
+    at: list[tuple[int, Callable[[Server], None]]] = field(default_factory=list)  # byte of the body → what happens
+
+    def become(self, other: Reply) -> None:
+        self.status, self.headers, self.body, self.whole = other.status, other.headers, other.body, other.whole
+
+
+Behaviour = Callable[[Request, Reply], None]
+
+
+class _HungUp(Exception):
+    """The server ends the connection here."""
+
+
+def page(status: int, text: str, **headers: str) -> Reply:
+    """A page of HTML; underscores in names of headers stand for hyphens."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Reply(status, {"Content-Type": "text/html; charset=utf-8", **named}, text.encode())
+
+
+# --- behaviours
+
+
+def ignore_range(request: Request, reply: Reply) -> None:
+    """The whole file and 200, whatever range was asked for."""
+    if reply.whole is not None:
+        reply.status, reply.body = 200, reply.whole
+        reply.headers.pop("Content-Range", None)
+        reply.headers.pop("Accept-Ranges", None)
+
+
+def chunked(request: Request, reply: Reply) -> None:
+    """Transfer-Encoding: chunked, and so no Content-Length."""
+    reply.chunked = True
+
+
+def login_page(request: Request, reply: Reply) -> None:
+    """What a proxy says to those it does not know: 200 and a form. Behind a redirect, behave("login", login_page)."""
+    reply.become(page(200, "<!DOCTYPE html><title>Sign in</title><form method=post><input name=password></form>"))
+
+
+@dataclass
+class Redirect:
+    """To another path of this server, to its own (a circle), or to a URL."""
+
+    to: str
+    status: int = 302
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        reply.become(Reply(self.status, {"Location": self.to if "://" in self.to else f"/{self.to}"}))
+
+
+@dataclass
+class Stall:
+    """Nothing more after so many bytes of the body (None: not even headers) until released, or the server closes."""
+
+    after: int | None = 0
+    release: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        reply.at.append((BEFORE_HEADERS if self.after is None else self.after, self._wait))
+
+    def _wait(self, server: Server) -> None:
+        with server.waiting():
+            while not (self.release.wait(0.02) or server.closing):
+                pass
+
+
+@dataclass
+class Cut:
+    """The connection ends after so many bytes of the body (None: before the headers)."""
+
+    after: int | None = 0
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        reply.at.append((BEFORE_HEADERS if self.after is None else self.after, self._hang_up))
+
+    def _hang_up(self, server: Server) -> None:
+        raise _HungUp
+
+
+@dataclass
+class OtherRange:
+    """Bytes further on than those asked for; Content-Range says so, or (`said=False`) claims what was asked."""
+
+    shift: int
+    said: bool = True
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", reply.headers.get("Content-Range", ""))
+        if found and reply.whole is not None:
+            start, last, total = (int(number) for number in found.groups())
+            start, last = min(start + self.shift, total - 1), min(last + self.shift, total - 1)
+            reply.body = reply.whole[start : last + 1]
+            if self.said:
+                reply.headers["Content-Range"] = f"bytes {start}-{last}/{total}"
+
+
+@dataclass
+class WrongTotal:
+    """Content-Range with another size of the file, which may be "*" or no number at all."""
+
+    total: int | str
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        if "Content-Range" in reply.headers:
+            reply.headers["Content-Range"] = f"{reply.headers['Content-Range'].rpartition('/')[0]}/{self.total}"
+
+
+@dataclass
+class Refuse:
+    """An error page: Refuse(404); Refuse(503, Retry_After="1"); Refuse(401, WWW_Authenticate='Basic realm="x"')."""
+
+    def __init__(self, status: int, text: str = "<h1>refused</h1>", **headers: str) -> None:
+        self.status, self.text, self.headers = status, text, headers
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        reply.become(page(self.status, self.text, **self.headers))
+
+
+@dataclass
+class Basic:
+    """401 to whoever does not give this name and password."""
+
+    user: str
+    password: str
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        right = "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        if request.headers.get("authorization") != right:
+            Refuse(401, WWW_Authenticate='Basic realm="models"')(request, reply)
+
+
+@dataclass
+class Bearer:
+    """401 to whoever does not bring this token."""
+
+    token: str
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        if request.headers.get("authorization") != f"Bearer {self.token}":
+            Refuse(401, WWW_Authenticate='Bearer realm="models"')(request, reply)
+
+
+@dataclass
+class Signed:
+    """403 to a URL without this parameter in its query; the page repeats what was given, as S3's does."""
+
+    name: str
+    value: str
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        given = request.query.get(self.name)
+        if given != self.value:
+            Refuse(403, f"<Code>SignatureDoesNotMatch</Code><SignatureProvided>{given}</SignatureProvided>")(
+                request, reply
+            )
+
+
+@dataclass
+class Gzip:
+    """The body compressed: for clients that accept it, or for all of them."""
+
+    always: bool = False
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        if reply.body and (self.always or "gzip" in request.headers.get("accept-encoding", "")):
+            reply.headers["Content-Encoding"] = "gzip"
+            reply.body = gzip.compress(bytes(reply.body))
+
+
+@dataclass
+class Headers:
+    """These headers instead of the honest ones; None takes one away. Headers(ETag='"other"') is a file that changed."""
+
+    def __init__(self, **headers: str | None) -> None:
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        for name, value in self.headers.items():
+            reply.headers.pop(name, None)
+            if value is not None:
+                reply.headers[name] = value
+
+
+@dataclass
+class Delay:
+    """So many seconds to the first byte: a round trip."""
+
+    seconds: float
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        reply.at.append((BEFORE_HEADERS, lambda _: time.sleep(self.seconds)))
+
+
+class Times:
+    """A behaviour for the first n requests only."""
+
+    def __init__(self, n: int, behaviour: Behaviour) -> None:
+        self.n, self.behaviour, self._count = n, behaviour, itertools.count()
+
+    def _applies(self, number: int) -> bool:
+        return number < self.n
+
+    def __call__(self, request: Request, reply: Reply) -> None:
+        if self._applies(next(self._count)):
+            self.behaviour(request, reply)
+
+
+class After(Times):
+    """A behaviour from the n-th request on, counted from 0: After(1, Headers(ETag='"other"'))."""
+
+    def _applies(self, number: int) -> bool:
+        return number >= self.n
+
+
+# --- the server
+
+
+class Server:
+    """Serves a folder on a free port of 127.0.0.1 from `with` to its end.
+
+    `listing` is how a folder is shown: as "python" -m http.server or "nginx" autoindex write it, or not (403).
+    """
+
+    def __init__(self, folder: Path, listing: str | None = None) -> None:
+        self.folder, self.listing = Path(folder), listing
+        self.closing = False
+        self._behaviours: list[tuple[str, tuple[Behaviour, ...]]] = []
+        self._log: list[Request] = []
+        self._errors: list[BaseException] = []
+        self._changed = threading.Condition()
+        self._busy = 0
+        self._http = _Listener(self)
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        assert not self._errors, f"the server of the test is broken: {self._errors}"
+
+    def close(self) -> None:
+        """Goes away, and every connection with it."""
+        self.closing = True
+        if self._thread.is_alive():
+            self._http.shutdown()
+            self._thread.join()
+            self._http.server_close()
+        self._http.close_connections()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._http.server_port}"
+
+    def url(self, path: str = "") -> str:
+        return f"http://{self.address}/{quote(path)}"
+
+    def behave(self, path: str, *behaviours: Behaviour) -> None:
+        """What becomes of replies for a path, or for all that match a glob ("*": the whole server), from now on."""
+        self._behaviours = [known for known in self._behaviours if known[0] != path] + [(path, behaviours)]
+
+    @property
+    def requests(self) -> list[Request]:
+        """All requests so far, in the order of their arrival, once no answer is on its way (one that stalls is not)."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self._busy, SETTLED_S), "a client neither reads nor hangs up"
+            return list(self._log)
+
+    @property
+    def sent(self) -> int:
+        """Bytes of bodies that clients' connections took, all requests together."""
+        return sum(request.sent for request in self.requests)
+
+    def forget(self) -> None:
+        """Starts the count again."""
+        assert self.requests is not None
+        self._log.clear()
+
+    @contextmanager
+    def waiting(self):
+        """Nobody need wait for the answer that is on its way in this thread."""
+        self._count(-1)
+        try:
+            yield
+        finally:
+            self._count(+1)
+
+    def answer(self, request: Request) -> Reply:
+        """The honest reply; servers of more than a folder override it."""
+        path = (self.folder / request.path).resolve()
+        if not path.is_relative_to(self.folder.resolve()) or not path.exists():
+            return page(404, "<h1>Not Found</h1>")
+        if path.is_dir():
+            return self._folder(request, path)
+        return file_reply(request, path)
+
+    def serve(self, handler: _Handler) -> None:
+        """Answers one request and writes it down."""
+        request = _request(handler)
+        with self._changed:
+            self._log.append(request)
+            self._busy += 1
+        try:
+            reply = self.answer(request)
+            for pattern, behaviours in self._behaviours:
+                if fnmatchcase(request.path, pattern):
+                    for behaviour in behaviours:
+                        behaviour(request, reply)
+            self._send(handler, request, reply)
+        except (_HungUp, ConnectionError):
+            handler.close_connection = True
+        finally:
+            self._count(-1)
+
+    def failed(self, error: BaseException | None) -> None:
+        """A thread's error; a client that hangs up between two requests is none."""
+        if error is not None and not isinstance(
+            error, (ConnectionError, ValueError) if self.closing else ConnectionError
+        ):
+            self._errors.append(error)
+
+    def _count(self, by: int) -> None:
+        with self._changed:
+            self._busy += by
+            self._changed.notify_all()
+
+    def _folder(self, request: Request, path: Path) -> Reply:
+        if request.path and not request.path.endswith("/"):
+            return Reply(301, {"Location": f"/{quote(request.path)}/"})
+        if self.listing is None:
+            return page(403, "<h1>Forbidden</h1>")
+        return page(200, LISTINGS[self.listing](f"/{request.path}", sorted(path.iterdir())))
+
+    def _send(self, handler: _Handler, request: Request, reply: Reply) -> None:
+        happens = sorted(reply.at, key=lambda one: one[0])
+        for offset, act in happens:
+            if offset == BEFORE_HEADERS:
+                act(self)
+        request.status = reply.status
+        _send_headers(handler, reply)
+        position = 0
+        if request.method != "HEAD":
+            for offset, act in happens:
+                if offset != BEFORE_HEADERS:
+                    self._write(handler, request, reply, position, min(offset, len(reply.body)))
+                    position = min(offset, len(reply.body))
+                    act(self)
+            self._write(handler, request, reply, position, len(reply.body))
+            if reply.chunked:
+                handler.wfile.write(b"0\r\n\r\n")
+
+    def _write(self, handler: _Handler, request: Request, reply: Reply, start: int, stop: int) -> None:
+        for at in range(start, stop, BLOCK):
+            block = reply.body[at : min(at + BLOCK, stop)]
+            if reply.chunked:
+                handler.wfile.write(b"%x\r\n" % len(block) + bytes(block) + b"\r\n")
+            else:
+                handler.wfile.write(block)
+            request.sent += len(block)
+
+
+def file_reply(request: Request, path: Path) -> Reply:
+    """The file, or the one range of it that was asked for, as RFC 9110 has it (several ranges: the whole file)."""
+    found = path.stat()
+    whole = _mapped(path)
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Accept-Ranges": "bytes",
+        "ETag": f'"{found.st_mtime_ns:x}-{found.st_size:x}"',
+        "Last-Modified": formatdate(found.st_mtime, usegmt=True),
+    }
+    return ranged(request, whole, headers)
+
+
+def ranged(request: Request, whole: bytes | memoryview, headers: dict[str, str]) -> Reply:
+    """All of it and 200, a range and 206, 416 beyond the end; If-Match and If-Range are heeded."""
+    etag, size = headers.get("ETag"), len(whole)
+    if request.headers.get("if-match", etag) not in (etag, "*"):
+        return page(412, "<h1>Precondition Failed</h1>")
+    asked = re.fullmatch(r"bytes=(\d*)-(\d*)", request.range or "")
+    if not asked or asked[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
+        return Reply(200, headers, whole, whole)
+    start = int(asked[1]) if asked[1] else max(size - int(asked[2]), 0)
+    last = min(int(asked[2]), size - 1) if asked[1] and asked[2] else size - 1
+    if start >= size:
+        return Reply(416, {"Content-Range": f"bytes */{size}"})
+    if last < start:
+        return Reply(200, headers, whole, whole)
+    return Reply(206, {**headers, "Content-Range": f"bytes {start}-{last}/{size}"}, whole[start : last + 1], whole)
+
+
+def _mapped(path: Path) -> bytes | memoryview:
+    with path.open("rb") as file:
+        empty = path.stat().st_size == 0
+        return b"" if empty else memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _request(handler: _Handler) -> Request:
+    parts = urlsplit(handler.path)
+    headers = {name.lower(): value for name, value in handler.headers.items()}
+    body = handler.rfile.read(int(headers.get("content-length", 0)))
+    return Request(handler.command, unquote(parts.path).lstrip("/"), dict(parse_qsl(parts.query)), headers, body)
+
+
+def _send_headers(handler: _Handler, reply: Reply) -> None:
+    handler.send_response(reply.status)
+    for name, value in reply.headers.items():
+        handler.send_header(name, value)
+    if reply.chunked:
+        handler.send_header("Transfer-Encoding", "chunked")
+    elif "Content-Length" not in reply.headers:
+        handler.send_header("Content-Length", str(len(reply.body)))
+    handler.end_headers()
+
+
+def _python_listing(title: str, entries: list[Path]) -> str:
+    rows = "".join(
+        f'<li><a href="{quote(name)}">{html.escape(name, quote=False)}</a></li>\n'
+        for name in (entry.name + "/" * entry.is_dir() for entry in entries)
+    )
+    shown = f"Directory listing for {html.escape(title, quote=False)}"
+    head = f'<!DOCTYPE HTML>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{shown}</title>\n</head>\n'
+    return f"{head}<body>\n<h1>{shown}</h1>\n<hr>\n<ul>\n{rows}</ul>\n<hr>\n</body>\n</html>\n"
+
+
+def _nginx_listing(title: str, entries: list[Path]) -> str:
+    rows = "".join(_nginx_row(entry) for entry in sorted(entries, key=lambda entry: (entry.is_file(), entry.name)))
+    shown = f"Index of {html.escape(title)}"
+    head = f"<html>\r\n<head><title>{shown}</title></head>\r\n<body>\r\n<h1>{shown}</h1><hr>"
+    return f'{head}<pre><a href="../">../</a>\r\n{rows}</pre><hr></body>\r\n</html>\r\n'
+
+
+def _nginx_row(entry: Path) -> str:
+    """Names longer than 50 characters are cut in what is shown, and whole in the link."""
+    name = entry.name + "/" * entry.is_dir()
+    shown = name if len(name) <= 50 else name[:47] + "..>"
+    size = "-" if entry.is_dir() else str(entry.stat().st_size)
+    when = time.strftime("%d-%b-%Y %H:%M", time.gmtime(entry.stat().st_mtime))
+    return f'<a href="{quote(name)}">{html.escape(shown)}</a>{" " * (51 - len(shown))}{when}{size:>20}\r\n'
+
+
+LISTINGS = {"python": _python_listing, "nginx": _nginx_listing}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        self.server.owner.serve(self)
+
+    do_HEAD = do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """The log is for tests to read, not for stderr."""
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256  # a client may open as many connections at once
+
+    def __init__(self, owner: Server) -> None:
+        self.owner, self._open = owner, set()
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def process_request(self, connection: socket.socket, address: object) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BLOCK)
+        self._open.add(connection)
+        super().process_request(connection, address)
+
+    def shutdown_request(self, connection: socket.socket) -> None:
+        self._open.discard(connection)
+        super().shutdown_request(connection)
+
+    def close_connections(self) -> None:
+        """Connections that clients keep open are reset: nothing is behind them any more."""
+        for connection in list(self._open):
+            try:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it is gone already
+
+    def handle_error(self, connection: object, address: object) -> None:
+        self.owner.failed(sys.exc_info()[1])
