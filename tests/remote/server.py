@@ -127,6 +127,8 @@ class Stall:
         with server.waiting():
             while not (self.release.wait(0.02) or server.closing):
                 pass
+        if server.closing:
+            raise _HungUp
 
 
 @dataclass
