@@ -96,9 +96,14 @@ def unchanged_tensor(subject: Subject) -> Iterator[Found]:
         if inside and not any(_differs(one) for one in inside):
             named = inside[0].fqn if len(inside) == 1 else None
             unknown = next((f"; {one.fqn}: {one.not_compared}" for one in inside if one.not_compared), "")
-            known = "is known to have changed" if unknown else "has changed"
-            message = f"policy.must-change {glob!r}: none of its {len(inside)} tensors {known}{unknown}"
+            message = f"policy.must-change {glob!r}: {_unchanged(len(inside), known=not unknown)}{unknown}"
             yield Found(message, named, help="see whether it is trained: statecli verify --check step")
+
+
+def _unchanged(count: int, *, known: bool) -> str:
+    if count == 1:
+        return "its only tensor has not changed" if known else "its only tensor is not known to have changed"
+    return f"none of its {count} tensors {'has' if known else 'is known to have'} changed"
 
 
 @rule(Severity.ERROR, what_must_not_change)
