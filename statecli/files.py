@@ -8,13 +8,21 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, Protocol
 
 from statecli.errors import UnreadableError
 
 #: `https://…`, and what fsspec chains: `simplecache::s3://…`.
 _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]*::)*[a-zA-Z][a-zA-Z0-9+.-]+://")
+
+#: A host by its number: `[::1]`.
+_ADDRESS = re.compile(r"^\[[0-9a-fA-F:.]*\]")
+#: Schemes that lie in nothing else, so that `::` is a part of their ways.
+_PLAIN = frozenset(f"{scheme}://" for scheme in ("http", "https", "s3", "s3a", "gs", "gcs", "hf"))
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -23,6 +31,17 @@ _KINDS = (
     (stat.S_ISBLK, "a block device"),
     (stat.S_ISSOCK, "a socket"),
 )
+
+
+class Guard(NamedTuple):
+    """Bytes `start` to `stop`, of which it is not yet known that they are what a directory says: `header` is where what
+    says so begins, up to `start`, and `check` raises MalformedError for its bytes if it does not.
+    """
+
+    header: int
+    start: int
+    stop: int
+    check: Callable[[bytes], object]
 
 
 class File(Protocol):
@@ -39,6 +58,12 @@ class File(Protocol):
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """These (offset, length) are about to be read: where each read is a journey, they are fetched together."""
 
+    def here(self, offset: int, length: int) -> bytes | None:
+        """These bytes where it costs nothing to read them, None where it is a journey."""
+
+    def guard(self, guards: Iterable[Guard]) -> None:
+        """From now on, no byte of these is handed out before its header is confirmed."""
+
     def now(self) -> int:
         """Its size at this moment, for what is to be said of one that was cut short."""
 
@@ -49,6 +74,25 @@ class File(Protocol):
 def is_remote(path: str) -> bool:
     """Whether the name is a URL."""
     return "://" in path and _URL.match(path) is not None
+
+
+class Link(NamedTuple):
+    """A URL in three: `https://`, `host/m.pt`, `?version=3`; of a chain `zip://`, `m.pt`, `::https://host/a.zip`."""
+
+    scheme: str
+    way: str
+    rest: str
+
+
+def link(url: str) -> Link:
+    """Where in a URL the way is that leads from folder to file."""
+    found = _URL.match(url)
+    assert found is not None, "no URL"  # noqa: S101 - whoever asks has one
+    scheme, behind = url[: found.end()], url[found.end() :]
+    is_plain = scheme.rpartition("::")[2].lower() in _PLAIN
+    end = re.search(r"[?]" if is_plain else r"[?]|::", behind)
+    at = end.start() if end else len(behind)
+    return Link(scheme, behind[:at], behind[at:])
 
 
 def shown(text: str) -> str:
@@ -71,20 +115,21 @@ def shown(text: str) -> str:
 
 
 def join(folder: str, *names: str) -> str:
-    """As `os.path.join`; the query of a URL stays at its end."""
+    """As `os.path.join`; the query of a URL, and what it lies in, stay at its end."""
     if not is_remote(folder):
         return os.path.join(folder, *names)
-    way, mark, query = folder.partition("?")
-    return "/".join((way.rstrip("/"), *(name for name in names if name))) + mark + query
+    scheme, way, rest = link(folder)
+    steps = (way.rstrip("/"), *names) if way else names
+    return scheme + "/".join(step for step in steps if step) + rest
 
 
 def split(path: str) -> tuple[str, str]:
     """As `os.path.split`; the query of a URL stays with the folder."""
     if not is_remote(path):
         return os.path.split(path)
-    way, mark, query = path.partition("?")
+    scheme, way, rest = link(path)
     folder, _, name = way.rpartition("/")
-    return folder + mark + query, name
+    return scheme + folder + rest, name
 
 
 def folder(path: str) -> str:
@@ -95,6 +140,30 @@ def folder(path: str) -> str:
 def name(path: str) -> str:
     """As `os.path.basename`."""
     return split(path)[1]
+
+
+def parents(path: str) -> Iterator[str]:
+    """The folders around it, the nearest first; of a URL down to its host or bucket."""
+    if not is_remote(path):
+        from pathlib import PurePath  # every command imports this module
+
+        yield from map(str, PurePath(path).parents)
+        return
+    scheme, way, rest = link(path)
+    way = way.rstrip("/")
+    while "/" in way:
+        way = way.rpartition("/")[0]
+        yield scheme + way + rest
+
+
+def relative(path: str, folder: str) -> str:
+    """As `os.path.relpath`, with `/` everywhere; a URL that does not lie in the folder is what it is."""
+    if not is_remote(path):
+        return os.path.relpath(path, folder or os.curdir).replace(os.sep, "/")
+    inner, outer = link(path), link(folder) if is_remote(folder) else Link("", "", "")
+    around = outer.way.rstrip("/") + "/" if outer.way else ""
+    lies_in = (inner.scheme, inner.rest) == (outer.scheme, outer.rest) and inner.way.startswith(around)
+    return inner.way[len(around) :] if lies_in else path
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------
@@ -136,6 +205,11 @@ def may_list(path: str) -> bool:
     return is_remote(path) or os.access(path, os.R_OK)
 
 
+def islink(path: str) -> bool:
+    """As `os.path.islink`; no URL is one."""
+    return not is_remote(path) and os.path.islink(path)
+
+
 def real(path: str) -> str:
     """As `os.path.realpath`; a URL is what it is."""
     return path if is_remote(path) else os.path.realpath(path)
@@ -146,6 +220,56 @@ def absolute(path: str) -> str:
     return path if is_remote(path) else os.path.abspath(path)
 
 
+def has_magic(text: str) -> bool:
+    """Whether it may be a glob; the `?` before a URL's query is none."""
+    if is_remote(text):
+        text = _ADDRESS.sub("", link(text).way)
+    return re.search(r"[*?[]", text) is not None
+
+
+def matching(pattern: str) -> list[str]:
+    """As `glob.glob` with `**`: of a URL by what its folders are said to hold.
+
+    Raises UnreadableError for a folder of a URL that cannot be listed.
+    """
+    if not is_remote(pattern):
+        import glob
+
+        return glob.glob(pattern, recursive=True)
+    scheme, way, rest = link(pattern)
+    steps = way.split("/")
+    fixed = next(n for n, step in enumerate(steps) if has_magic(step))
+    if fixed == 0 and not rest.startswith("::"):
+        raise UnreadableError(f"{pattern}: the glob is of a host or a bucket: name it")
+    return list(dict.fromkeys(_matching(scheme + "/".join(steps[:fixed]) + rest, steps[fixed:])))
+
+
+def _matching(around: str, steps: list[str]) -> Iterator[str]:
+    """What is in a folder of a URL, by the steps of a glob that are left."""
+    if not steps:
+        yield around
+        return
+    first, rest = steps[0], steps[1:]
+    if first == "**":
+        yield from _matching(around, rest)
+    for name in _names_in(around):
+        if name.startswith(".") and not first.startswith("."):
+            continue
+        inner = join(around, name)
+        if first == "**":
+            yield from () if rest else (inner,)
+            yield from _matching(inner, steps) if isdir(inner) else ()
+        elif fnmatchcase(name.rstrip("/"), first) and (not rest or isdir(inner)):
+            yield from _matching(inner, rest)
+
+
+def _names_in(around: str) -> list[str]:
+    try:
+        return names(around)
+    except UnreadableError as why:
+        raise UnreadableError(f"{around}: the glob needs the names of what is there: {why}") from why
+
+
 def ahead(paths: Iterable[str]) -> None:
     """Fetches the beginning of each remote file, many at a time: they are about to be opened one after another.
 
@@ -154,6 +278,38 @@ def ahead(paths: Iterable[str]) -> None:
     wanted = [path for path in paths if is_remote(path)]
     if wanted:
         _remote().ahead(wanted)
+
+
+@contextmanager
+def reading(ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
+    """Around reading values in this thread: these (path, offset, length), one after another.
+
+    Of what is remote, neighbours are fetched together, and nothing that is not among them.
+    """
+    wanted = [one for one in ranges if is_remote(one[0])]
+    if not wanted:
+        yield
+        return
+    with _remote().reading(wanted):
+        yield
+
+
+_thorough: ContextVar[bool] = ContextVar("thorough", default=False)
+
+
+def is_thorough() -> bool:
+    """Whether readers look at all that they look at on disk, however far away it is."""
+    return _thorough.get()
+
+
+@contextmanager
+def thorough() -> Iterator[None]:
+    """Around what judges a file, also by what is not needed to read it."""
+    before = _thorough.set(True)
+    try:
+        yield
+    finally:
+        _thorough.reset(before)
 
 
 def _remote() -> Any:
@@ -214,6 +370,15 @@ class LocalFile:
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """As `File.prefetch`: nothing, it is as quick to read them."""
+
+    def here(self, offset: int, length: int) -> bytes | None:
+        """As `File.here`."""
+        return self.read(offset, length)
+
+    def guard(self, guards: Iterable[Guard]) -> None:
+        """As `File.guard`."""
+        for guard in guards:
+            guard.check(self.read(guard.header, guard.start - guard.header))
 
     def now(self) -> int:
         """As `File.now`."""

@@ -1,43 +1,195 @@
-"""Every place that fsspec knows: `s3://`, `gs://`, `memory://`, …"""
+"""Every place that fsspec knows and that has no module of its own here: `memory://`, `abfs://`, `zip://m.pt::s3://…`, …
+
+What is of all of them is here too: packages that may be missing, and what is made anew in each process.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from statecli.errors import MissingDependency, UnreadableError
-from statecli.remote.stores import Known, Listing, Missing
+from statecli.remote.attempts import Transient
+from statecli.remote.settings import settings
+from statecli.remote.stores import CHANGED, Known, Listing, Missing
+
+_Made = TypeVar("_Made")
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+#: Bytes of an answer that are taken although a range of it was asked for.
+WHOLE = 16 << 20
+#: What tells two versions of an object apart, as filesystems call it, the surest first.
+_VERSIONS = ("ETag", "etag", "generation", "content_md5", "md5", "LastModified", "last_modified", "mtime", "modified")
+
+
+def imported() -> Any:
+    """fsspec. Raises MissingDependency."""
+    try:
+        import fsspec
+        import fsspec.asyn
+        import fsspec.config
+    except ImportError as missing:
+        raise MissingDependency("URLs need the package fsspec: pip install 'statecli[remote]'") from missing
+    return fsspec
+
+
+class PerProcess(Generic[_Made]):
+    """What is made where it is first needed, and again in a process that was forked: fsspec's thread stays behind."""
+
+    def __init__(self, make: Callable[[], _Made]) -> None:
+        self._make = make
+        self._made: dict[int, _Made] = {}
+
+    def __call__(self) -> _Made:
+        made = self._made.get(os.getpid())
+        # Two threads may both make one; a lock could be held by a thread that a fork leaves behind.
+        return made if made is not None else self._made.setdefault(os.getpid(), self._make())
+
+
+def span(content_range: str | None, content_length: int | None, offset: int, length: int) -> tuple[int, int, int]:
+    """The first byte of an answer, the one behind its last, and the size of the object: before the body is read.
+
+    Raises UnreadableError for another range than was asked for; without a range all is taken, where it is little.
+    """
+    if content_range is None:
+        size = -1 if content_length is None else content_length
+        if not 0 <= size <= WHOLE:
+            raise UnreadableError("the store ignores ranges and would send all of it: download it first")
+        return 0, size, size
+    found = _RANGE.fullmatch(content_range)
+    start, last, size = map(int, found.groups()) if found else (-1, -1, -1)
+    if (start, last + 1) != (offset, min(offset + length, size)) or content_length not in (None, last + 1 - start):
+        raise UnreadableError("the store answered with another range than was asked for")
+    return start, last + 1, size
+
+
+def held(data: bytes, start: int, end: int) -> bytes:
+    """The body of an answer that said so. Raises Transient where it was cut."""
+    if len(data) != end - start:
+        raise Transient(f"the connection was cut after {len(data)} of {end - start} bytes")
+    return data
+
+
+class _Instance(NamedTuple):
+    """A filesystem, the class that knows how its paths are written, and the lock of those that are not thread-safe."""
+
+    filesystem: Any
+    lock: threading.Lock
 
 
 class Filesystem:
-    """The file system of fsspec that a URL names."""
+    """A filesystem of fsspec; `url` is any of those that it is for.
+
+    What is behind it tells no version with its answers, so it is asked for again after each read.
+    """
 
     def __init__(self, url: str) -> None:
-        try:
-            import fsspec
-        except ImportError as missing:
-            raise MissingDependency("URLs need the package fsspec: pip install 'statecli[remote]'") from missing
-        self._fs: Any = fsspec.core.url_to_fs(url)[0]
+        self._instance = PerProcess(lambda: _instance(url))
+        self._scheme = url.partition("://")[0]
 
     def get(self, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
         """As `Store.get`."""
-        path = self._fs._strip_protocol(url)
-        try:
-            if known is None:
-                found = self._fs.info(path)
-                if found["type"] == "directory":
-                    raise Missing("is a folder")
-                known = (int(found["size"]), found.get("ETag"))
-            data = self._fs.cat_file(path, start=offset, end=min(offset + length, known[0]))
-        except FileNotFoundError:
-            raise Missing("is not there") from None
-        if len(data) != max(0, min(length, known[0] - offset)):
-            raise UnreadableError("the store answered with another range than was asked")
-        return data, known
+        return self._asked(lambda filesystem: _got(filesystem, _path(url), offset, length, known))
 
     def listing(self, url: str) -> Listing:
         """As `Store.listing`."""
+        return self._asked(lambda filesystem: _listed(filesystem, _path(url)))
+
+    def _asked(self, ask: Callable[[Any], _Made]) -> _Made:
+        filesystem, lock = _anew(self._instance, self._scheme)
         try:
-            found = self._fs.ls(self._fs._strip_protocol(url), detail=True)
-        except FileNotFoundError:
-            raise Missing("is not there") from None
-        return Listing({one["name"].rstrip("/").rpartition("/")[2]: one["type"] == "directory" for one in found})
+            if filesystem.async_impl:
+                return ask(filesystem)
+            with lock:
+                return ask(filesystem)
+        except Exception as why:  # noqa: BLE001 - each of a hundred packages raises its own
+            raise _said(why, self._scheme) from None
+
+
+def _anew(instance: PerProcess[_Instance], scheme: str) -> _Instance:
+    try:
+        return instance()
+    except ImportError as missing:
+        # fsspec's own text names the package, and nothing of the URL.
+        told = str(missing) if missing.__cause__ is not None else f"a package is missing: {missing.name}"
+        raise MissingDependency(f"{scheme}://: {' '.join(told.split())}") from None
+    except Exception as why:  # noqa: BLE001 - as above
+        raise _said(why, scheme) from None
+
+
+def _instance(url: str) -> _Instance:
+    fsspec = imported()
+    for scheme in re.findall(r"([a-zA-Z][a-zA-Z0-9+.-]*)(?=://)", url):
+        if scheme.lower() not in fsspec.available_protocols():
+            raise UnreadableError(f"fsspec knows no {scheme}://")
+    # Its caches would outlive the command.
+    found, _ = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
+    return _Instance(found, threading.Lock())
+
+
+def _path(url: str) -> str:
+    fsspec = imported()
+    path: str = fsspec.core._un_chain(url, {})[0][0]
+    return path
+
+
+def _got(filesystem: Any, path: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
+    if known is None:
+        known = _version(filesystem, path)
+    end = min(offset + length, known[0])
+    data = bytes(filesystem.cat_file(path, start=offset, end=end)) if offset < end else b""
+    if _version(filesystem, path) != known:
+        raise UnreadableError(CHANGED)
+    return held(data, offset, max(offset, end)), known
+
+
+def _version(filesystem: Any, path: str) -> Known:
+    found = filesystem.info(path)
+    if found["type"] == "directory":
+        raise Missing("is a folder")
+    if found.get("size") is None:
+        raise UnreadableError("its size is not told, and so it cannot be read in parts: download it first")
+    version = next((str(found[key]) for key in _VERSIONS if found.get(key) is not None), None)
+    return int(found["size"]), version
+
+
+def _listed(filesystem: Any, path: str) -> Listing:
+    found = filesystem.ls(path, detail=True)
+    own = path.strip("/")
+    return listing_of({_name(one): one["type"] == "directory" for one in found if one["name"].strip("/") != own})
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    name: str = entry["name"].rstrip("/").rpartition("/")[2]
+    return name
+
+
+def listing_of(folders: dict[str, bool]) -> Listing:
+    """Without what no name can mean: a store may have `folder//m.pt`."""
+    return Listing({name: is_folder for name, is_folder in folders.items() if name.strip("/") not in ("", ".", "..")})
+
+
+def _said(why: Exception, scheme: str) -> Exception:
+    """The error of ours for one of a package, whose own text may hold what must not be shown."""
+    if isinstance(why, (UnreadableError, MissingDependency, Transient)):
+        return why
+    if isinstance(why, FileNotFoundError):
+        return Missing("is not there")
+    if isinstance(why, (IsADirectoryError, NotADirectoryError)):
+        return Missing("is a folder" if isinstance(why, IsADirectoryError) else "is no folder")
+    if isinstance(why, PermissionError):
+        return UnreadableError(f"access is refused: give {scheme} credentials that may read it")
+    return unreached(why)
+
+
+def unreached(why: Exception) -> Exception:
+    """The error of ours for what went wrong on the way; what did not is said to be unknown, by its name alone."""
+    kinds = {one.__name__ for one in type(why).__mro__}
+    if any("Timeout" in one for one in kinds):
+        return Transient(f"no answer in {settings().timeout:g} s")
+    # Of Python; of aiohttp; of botocore, which is not imported for this.
+    if kinds & {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError", "gaierror"}:
+        return Transient(f"the connection failed ({type(why).__name__})")
+    return UnreadableError(f"cannot be read ({type(why).__name__})")

@@ -5,7 +5,9 @@ fsspec's own reads to the end whatever comes; a server that ignores `Range` woul
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -16,18 +18,34 @@ from statecli.remote.stores import Known, Listing, Missing
 
 #: Bytes of an answer that are taken although a range of it was asked for: small files of servers without ranges.
 WHOLE = 16 << 20
+_NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next')
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _BUSY = frozenset([408, 425, 429, 500, 502, 503, 504])
 
 
+class Refused(UnreadableError):
+    """An answer of this status and with these headers has not what was asked for."""
+
+    def __init__(self, text: str, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(text)
+        self.status, self.headers = status, headers
+
+
+class Gone(Refused, Missing):
+    """There is no such object."""
+
+
 class Http:
-    """Every server there is."""
+    """Every server there is; `headers` are sent to the host that a URL names, and to no other."""
+
+    def __init__(self, headers: Mapping[str, str] | None = None) -> None:
+        self._headers = dict(headers or {})
 
     def get(self, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
         """As `Store.get`."""
         import urllib3
 
-        headers = {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
+        headers = {**self._headers, "Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
         try:
             answer = _pool().request(
                 "GET", url, headers=headers, preload_content=False, retries=urllib3.Retry(0, redirect=10), redirect=True
@@ -35,7 +53,7 @@ class Http:
         except urllib3.exceptions.HTTPError as why:
             raise Transient(f"cannot be reached: {type(why).__name__}") from None
         try:
-            _refuse(answer.status)
+            _refuse(answer)
             start, end, size = _span(answer, offset, length)
             version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
             if known is not None and known != (size, version):
@@ -70,13 +88,32 @@ def _span(answer: Any, offset: int, length: int) -> tuple[int, int, int]:
     return 0, size, size
 
 
-def _refuse(status: int) -> None:
+def _refuse(answer: Any) -> None:
+    status = answer.status
     if status in _BUSY:
         raise Transient(f"the server is busy (HTTP {status})")
-    if status in (404, 410):
-        raise Missing(f"is not there (HTTP {status})")
     if status not in (200, 206):
-        raise UnreadableError(f"cannot be read (HTTP {status})")
+        text = f"is not there (HTTP {status})" if status in (404, 410) else f"cannot be read (HTTP {status})"
+        raise (Gone if status in (404, 410) else Refused)(text, status, answer.headers)
+
+
+def document(url: str, headers: Mapping[str, str]) -> tuple[Any, str | None]:
+    """A JSON document, and the URL of its next page. Raises Refused, UnreadableError and Transient."""
+    import urllib3
+
+    try:
+        answer = _pool().request("GET", url, headers=dict(headers), preload_content=False, retries=False)
+        with answer:
+            _refuse(answer)
+            raw = answer.read(WHOLE + 1)
+            following = _NEXT.search(answer.headers.get("Link", ""))
+    except urllib3.exceptions.HTTPError as why:
+        raise Transient(f"cannot be reached: {type(why).__name__}") from None
+    try:
+        found = json.loads(raw[: WHOLE + 1])
+    except ValueError:
+        raise UnreadableError("the server answered with no JSON") from None
+    return found, following[1] if following else None
 
 
 @cache

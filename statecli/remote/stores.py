@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from importlib import import_module
 from typing import NamedTuple, Protocol
 
+from statecli import files
 from statecli.errors import UnreadableError
+
+#: What is said of an object that is another by now.
+CHANGED = "changed while it was read: try again"
 
 #: The size of an object in bytes, and what tells two versions of it apart (an ETag); None where the store says nothing.
 Known = tuple[int, str | None]
@@ -33,13 +39,39 @@ class Store(Protocol):
         """What is in the folder."""
 
 
+_stores: dict[str, Store] = {}
+_lock = threading.Lock()
+
+
 def store_of(url: str) -> Store:
-    """The store for a URL. Raises MissingDependency where the package for it is missing."""
+    """The store for a URL, the same one for all that it holds. Raises MissingDependency, UnreadableError."""
     scheme = url.partition("://")[0].lower()
-    if scheme in ("http", "https"):
-        from statecli.remote.http import Http
+    with _lock:
+        if scheme in ("http", "https"):
+            return _known("http", "http", "Http")
+        if scheme in ("s3", "s3a"):
+            return _known("s3", "s3", "S3")
+        if scheme in ("gs", "gcs"):
+            return _known("gs", "gcs", "CloudStorage")
+        if scheme == "hf":
+            return _known("hf", "hub", "Hub")
+        return _known(_held_by(url), "filesystems", "Filesystem", url)
 
-        return Http()
-    from statecli.remote.filesystems import Filesystem
 
-    return Filesystem(url)
+def _known(key: str, module: str, name: str, *arguments: str) -> Store:
+    if key not in _stores:
+        _stores[key] = getattr(import_module(f"statecli.remote.{module}"), name)(*arguments)
+    return _stores[key]
+
+
+def _held_by(url: str) -> str:
+    """What of a URL says which filesystem it is of: all but the way of an object in it."""
+    link = files.link(url)
+    host = "" if link.rest.startswith("::") else link.way.partition("/")[0]
+    return f"{link.scheme}{host}{link.rest}"
+
+
+def forget() -> None:
+    """The next command finds its stores anew: with the credentials that there are then."""
+    with _lock:
+        _stores.clear()
