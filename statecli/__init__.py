@@ -25,6 +25,7 @@ from statecli.errors import (
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
+    from concurrent.futures import Executor
 
     import torch
     from torch import nn
@@ -101,6 +102,7 @@ def inspect(
     exclude: Iterable[str] | None = (),
     kind: Iterable[Kind | str] | None = (),
     init_device: str = "cpu",
+    executor: str | Executor | None = None,
 ) -> Inspection:
     """Every tensor of a checkpoint, of a model class or of a live model, as `statecli inspect` lists it.
 
@@ -111,7 +113,8 @@ def inspect(
     a spec by whose registrations a checkpoint is grouped. `stats`: min, max, mean, std (n - 1), zeros, NaN and Inf of
     each tensor, in float64. `include`, `exclude`: globs on names (FQNs). `kind`: "parameter", "buffer", "unregistered",
     "optimizer", "other". `init_device`: where a class is built. `inputs`: what forward is called with, as in `verify`:
-    what it adds, shapes and changes is listed too; None: it is not called.
+    what it adds, shapes and changes is listed too; None: it is not called. `executor`: who reads the values of a
+    checkpoint for `stats`, as in `diff`.
 
     In the result `state.tensors` has a row a tensor: `shape` in elements, `nbytes` in bytes, `fqn` as Python reaches it
     ("blocks.0.weight", "cache['cos']").
@@ -145,6 +148,7 @@ def diff(
     kind: Iterable[Kind | str] | None = (),
     device: str = "cpu",
     jobs: int = 0,
+    executor: str | Executor | None = None,
     init_device: str = "cpu",
 ) -> Diff:
     """What differs between two checkpoints, or a checkpoint and a model class, as `statecli diff` tells it.
@@ -155,13 +159,14 @@ def diff(
     values, `no_renames` looks for no tensor under another name. `only`, `frozen`, `changed`: globs of what alone may
     change, may not, and must; with one of them `findings` is what breaks them, else every difference. `include`,
     `exclude`, `kind`, `init_device`: as in `inspect`. `device`: "cpu" or "cuda:0" computes. `jobs`: processes, 0 for
-    one a core.
+    one a core. `executor`: who compares values instead: "threads:2", "processes:4", "dask:tcp://HOST:PORT", "mpi",
+    "ray", or an Executor of concurrent.futures, which stays open.
 
     In the result `changes` has each pair, `values.max_abs` and the like of Δ = after - before in float64, and `broken`
     the pairs that could not be compared.
 
     Raises StateError, with one line: UsageError (a contradiction, or NothingMatched), UnreadableError (a file),
-    ModelError (a class).
+    ModelError (a class), EngineError (`executor` does not answer).
     """
     given = dict(locals())
     from statecli import api, retold

@@ -133,12 +133,18 @@ def diff_options(before: object, after: object, **given: Any) -> DiffOptions:
 # --- doing it ---------------------------------------------------------------------------------------------------------
 
 
-def inspect(target: Any, inputs: Any, **given: Any) -> Inspection:
+def inspect(target: Any, inputs: Any, executor: Any = None, **given: Any) -> Inspection:
     """See `statecli.inspect`."""
-    from statecli import inspection
+    from statecli import engines, inspection
     from statecli.target import spec_of
 
     request = _inspect_request(target, **given)
+    engines.check(executor)
+    if executor is not None and (is_live(target) or spec_of(request.target) or not request.stats):
+        raise UsageError(f"--executor {engines.named(executor)}: is for stats=True of a checkpoint")
+    if executor is not None:
+        with engines.working(executor):
+            return inspection.inspect(request)
     if not is_live(target):
         with _as_it_was(request.to or "") if spec_of(request.target) or request.model else nullcontext():
             return inspection.inspect(request, handed=inputs)
@@ -169,14 +175,14 @@ def _filters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def diff(before: Any, after: Any, **given: Any) -> Diff:
     """See `statecli.diff`."""
-    from statecli import asked
+    from statecli import asked, engines
     from statecli.comparison.run import compare
     from statecli.target import spec_of
 
     options = diff_options(before, after, **given)
     asked.check(options)
     any_class = spec_of(options.before) or spec_of(options.after)
-    with _as_it_was(options.device) if any_class else nullcontext():
+    with _as_it_was(options.device) if any_class else nullcontext(), engines.working(options.executor):
         return compare(asked.request(options))
 
 

@@ -12,7 +12,7 @@ from statecli.comparison.result import Field
 from statecli.errors import UsageError
 from statecli.finding import Severity
 from statecli.locking.file import Algorithm
-from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, LockOptions, VerifyOptions
+from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, LockOptions, MergeOptions, VerifyOptions
 from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.report.documents import DOCUMENTS
@@ -73,6 +73,20 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also evidence, o
 VerboseVerify = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was measured, and every note.")]
 VerboseAudit = Annotated[bool, typer.Option("--verbose", "-v", help="Also what readers noted, and skipped rules.")]
 VerboseDiff = Annotated[bool, typer.Option("--verbose", "-v", help="Also where first, mean, L2, cosine.")]
+Configuration = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="This one, not the nearest statecli.toml or pyproject.toml."),
+]
+Executors = Annotated[
+    str | None,
+    typer.Option(
+        "--executor", metavar="ENGINE", help="Who reads values: threads, processes:4, dask:tcp://HOST:PORT, mpi, ray."
+    ),
+]
+Shares = Annotated[
+    str | None,
+    typer.Option("--shard", metavar="I/N", help="Do this share of the work on the values; see statecli merge."),
+]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="A traceback with every error.")]
 
@@ -102,6 +116,8 @@ def inspect(
     inputs: Annotated[
         str | None, typer.Option("--inputs", metavar="FILE.PY:MAKE", help="Call forward first, with what this gives.")
     ] = None,
+    executor: Executors = None,
+    shard: Shares = None,
     all: All = False,
     tree: Tree = False,
     init_device: InitDevice = "cpu",
@@ -126,7 +142,7 @@ def inspect(
 #: Typer gives a list of these, or None.
 REPEATABLE = (
     *("include", "exclude", "kind", "map", "ignore", "only", "frozen", "changed", "check", "input"),
-    *("targets", "select", "report"),
+    *("targets", "select", "report", "parts", "code", "url"),
 )
 
 
@@ -165,6 +181,8 @@ def diff(
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Compute on cpu, cuda or cuda:N.")] = "cpu",
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
+    executor: Executors = None,
+    shard: Shares = None,
     init_device: InitDevice = "cpu",
     include: Globs = None,
     exclude: NotGlobs = None,
@@ -261,15 +279,14 @@ def audit(
         str | None, typer.Option("--write-baseline", metavar="FILE", help="Accept what is found today, for --reason.")
     ] = None,
     reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why --write-baseline does.")] = None,
-    config: Annotated[
-        str | None,
-        typer.Option("--config", metavar="FILE", help="This one, not the nearest statecli.toml or pyproject.toml."),
-    ] = None,
+    config: Configuration = None,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Nothing to audit is no error.")] = False,
     as_found: Annotated[
         bool, typer.Option("--as-found", help="Take each file as a walk over its folder does: a shard is its model.")
     ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
+    executor: Executors = None,
+    shard: Shares = None,
     all: All = False,
     init_device: InitDevice = "cpu",
     include: Globs = None,
@@ -297,6 +314,8 @@ def lock(
     ],
     digest: Annotated[Algorithm, typer.Option("--digest", help="What the values' digests are.")] = Algorithm.BLAKE3,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
+    executor: Executors = None,
+    shard: Shares = None,
     init_device: InitDevice = "cpu",
     include: Globs = None,
     exclude: NotGlobs = None,
@@ -311,6 +330,41 @@ def lock(
 
     options = LockOptions(**_given(locals()))
     cli.leave(lambda: cli.lock(options), debug)
+
+
+@app.command()
+def merge(
+    parts: Annotated[list[str], typer.Argument(metavar="PART", help="All that --shard 1/N to N/N wrote.")],
+    code: Annotated[
+        list[str] | None,
+        typer.Option("--code", metavar="SPEC", help="A class that the parts name, and that may be run (repeatable)."),
+    ] = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option("--url", metavar="URL", help="A URL of the parts with its secrets, as it was typed (repeatable)."),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
+    executor: Executors = None,
+    all: All = False,
+    tree: Tree = False,
+    name_only: Annotated[bool, typer.Option("--name-only", help="Just the names, one a line.")] = False,
+    name_status: Annotated[bool, typer.Option("--name-status", help="Just A, D, M or R and the names.")] = False,
+    lines: Annotated[
+        int | None, typer.Option("--lines", "-n", metavar="N", help="At most N lines of each group.")
+    ] = None,
+    output_format: Form = Output.TABLE,
+    output: To = None,
+    report: Reports = None,
+    color: Colors = Color.AUTO,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    no_progress: NoProgress = False,
+    debug: Debug = False,
+) -> None:
+    """Join the PARTs of a command that was run with --shard: what it gives, and ends with, without."""
+
+    options = MergeOptions(**_given(locals()))
+    cli.leave(lambda: cli.merge(options), debug)
 
 
 git_app = typer.Typer(
@@ -364,10 +418,7 @@ def rules(
 
 @app.command()
 def config(
-    path: Annotated[
-        str | None,
-        typer.Option("--config", metavar="FILE", help="This one, not the nearest statecli.toml or pyproject.toml."),
-    ] = None,
+    path: Configuration = None,
     output_format: Form = Output.TABLE,
     output: To = None,
     color: Colors = Color.AUTO,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from statecli import target
+from statecli import engines, target
 from statecli.comparison.result import Field, How
 from statecli.comparison.run import Request
 from statecli.errors import UsageError
@@ -32,6 +32,7 @@ def check(options: DiffOptions) -> None:
             raise UsageError(f"{name} {count}: must be 0 or more")
     if not _DEVICE.fullmatch(options.device):
         raise UsageError(f"--device {options.device}: cpu, cuda or cuda:N")
+    engines.check(options.executor, jobs=options.jobs, device=options.device)
     for one, other in _contradictions(options):
         raise UsageError(f"{one} and {other} contradict each other; leave one of them out")
     _check_classes(options)
@@ -59,8 +60,10 @@ def _tolerance(options: DiffOptions) -> str:
 
 
 def _of_values(options: DiffOptions) -> str:
-    """What says how values are compared."""
-    return "--bitwise" if options.bitwise else _tolerance(options)
+    """What says how values are compared, or by whom."""
+    executor = "" if options.executor is None else f"--executor {engines.named(options.executor)}"
+    shard = "" if options.shard is None else f"--shard {options.shard}"
+    return "--bitwise" if options.bitwise else _tolerance(options) or executor or shard
 
 
 def _check_classes(options: DiffOptions) -> None:

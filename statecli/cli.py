@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from statecli.options import (
     DiffOptions,
     InspectOptions,
     LockOptions,
+    MergeOptions,
     VerifyOptions,
     refuse_empty,
     refuse_nothing,
@@ -27,14 +29,17 @@ from statecli.render import Output
 from statecli.report import View, documents, fold, inspecting
 from statecli.report.text import plural
 from statecli.state import ModelState
+from statecli.target import spec_of
 
 #: Lines on stderr of tensors that could not be read or compared; the result has each.
 TOLD = 20
 
 
-def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions | LockOptions) -> int:
+def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions | LockOptions | MergeOptions) -> int:
     """Whichever command these are the options of; the exit code."""
     with console.warnings_once():
+        if isinstance(options, MergeOptions):
+            return merge(options)
         if isinstance(options, LockOptions):
             return lock(options)
         if isinstance(options, AuditOptions):
@@ -49,6 +54,10 @@ def inspect(options: InspectOptions) -> int:
     refuse_empty(options)
     _refuse_both(options)
     written = outputs.asked(options)
+    engine, share = _engine(options.executor), _share(options, "inspect")
+    divided = _divided(options)
+    if divided and (not options.stats or spec_of(options.target)):
+        raise UsageError(f"{divided}: inspect reads values only for --stats of a checkpoint")
     console.keep_stdout()
     request = Request(
         target=options.target,
@@ -63,9 +72,12 @@ def inspect(options: InspectOptions) -> int:
         inputs=options.inputs,
     )
     reads = request.stats or request.to is not None
-    with console.progress(enabled=reads and not options.no_progress, color=options.color.value) as progress:
+    shown = reads and not options.no_progress
+    with engine, share as mine, console.progress(enabled=shown, color=options.color.value) as progress:
         found = run_inspection(request, progress)
     _refuse_overwriting(written, found.state)
+    if mine is not None:
+        return _part(mine, written[-1].path)
     report = inspecting.of_inspection(found, View(unfold=options.all, tree=options.tree, verbose=options.verbose))
     code = console.publish(report, written, options.color.value, options.quiet)
     return _complained(found.broken, "read", code)
@@ -84,11 +96,15 @@ def diff(options: DiffOptions, name: str | None = None) -> int:
     refuse_empty(options)
     asked.check(options)
     written = outputs.asked(options)
+    engine, share = _engine(options.executor), _share(options, "diff")
     console.keep_stdout()
     values = not options.metadata_only
-    with console.progress(enabled=values and not options.no_progress, color=options.color.value) as progress:
+    shown = values and not options.no_progress
+    with engine, share as mine, console.progress(enabled=shown, color=options.color.value) as progress:
         found = compare(asked.request(options), progress)
     _refuse_overwriting(written, found.before, found.after)
+    if mine is not None:
+        return _part(mine, written[-1].path)
     if name is not None:
         sides = replace(found.before, target=f"a/{name}"), replace(found.after, target=f"b/{name}")
         found = replace(found, before=sides[0], after=sides[1])
@@ -147,6 +163,7 @@ def audit(options: AuditOptions) -> int:
 
     refuse_empty(options)
     written, into = outputs.asked(options), options.write_baseline
+    engine, share = _engine(options.executor, options.jobs), _share(options, "audit")
     if into is not None:
         outputs.refuse_place(into, "--write-baseline")
         outputs.refuse_twice((*written, Written(Output.JSON, into, f"--write-baseline {into}")))
@@ -156,8 +173,11 @@ def audit(options: AuditOptions) -> int:
         outputs.refuse_read(output, asked.inputs(options, configured))
     request = asked.request(options, configured)
     reads = request.values or request.lock is not None
-    with console.progress(enabled=reads and not options.no_progress, color=options.color.value) as progress:
+    shown = reads and not options.no_progress
+    with engine, share as mine, console.progress(enabled=shown, color=options.color.value) as progress:
         found = auditing.audit(request, progress=progress)
+    if mine is not None:
+        return _part(mine, written[-1].path)
     if into is not None:
         found, pieces = baseline.accept(found, into, options.reason or "", request)
         console.write(pieces, into)
@@ -181,6 +201,10 @@ def lock(options: LockOptions) -> int:
     refuse_empty(options)
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
+    engine, share = _engine(options.executor, options.jobs), _share(options, "lock")
+    divided = _divided(options)
+    if divided and all(map(spec_of, options.targets)):
+        raise UsageError(f"{divided}: only values of checkpoints are locked, and these are classes")
     written = Written(Output.JSON, None if options.output == outputs.STDOUT else options.output, f"-o {options.output}")
     outputs.refuse(written, options)
     console.keep_stdout()
@@ -196,18 +220,69 @@ def lock(options: LockOptions) -> int:
     )
     found = making.read(request)
     _refuse_overwriting((written,), *(one.state for one in found))
-    with console.progress(enabled=not options.no_progress, color=options.color.value) as progress:
+    with engine, share as mine, console.progress(
+        enabled=not options.no_progress, color=options.color.value
+    ) as progress:
         made = making.lock(found, request, progress)
+    if mine is not None:
+        return _part(mine, written.path)
     if not options.quiet:
         console.tell(list(making.without_values(found, made)))
     console.write(file.written(made), written.path)
     return 0
 
 
+def merge(options: MergeOptions) -> int:
+    """`statecli merge`; the exit code of the command that the parts are of."""
+    from statecli.sharing.merge import merging
+
+    refuse_empty(options)
+    outputs.asked(options)
+    with merging(options) as command:
+        return run(command)
+
+
+def _share(options: Any, command: str) -> AbstractContextManager[Any]:
+    """Around the work of which `--shard` says that only a share is to be done; None where it was not given."""
+    if options.shard is None:
+        return nullcontext()
+    from statecli.sharing import share
+
+    share.check(options)
+    return share.doing(options, command)
+
+
+def _part(share: Any, path: str | None) -> int:
+    """Writes what came of a share; the exit code: 2 where some of it could not be done, which the part says too."""
+    console.write(share.part(), path)
+    told = list(dict.fromkeys(share.failed))
+    for message in told[:TOLD]:
+        console.complain(message, debug=False)
+    if len(told) > TOLD:
+        console.complain(f"and {plural(len(told) - TOLD, 'more task')} that could not be done", debug=False)
+    return 2 if told else 0
+
+
+def _divided(options: Any) -> str:
+    """Who is said to do the work on values, or a share of it; "" where nobody is."""
+    executor = "" if options.executor is None else f"--executor {options.executor}"
+    return executor or ("" if options.shard is None else f"--shard {options.shard}")
+
+
 def _refuse_both(options: InspectOptions | VerifyOptions) -> None:
     """Either says what forward is called with."""
     if options.input and options.inputs:
         raise UsageError("--input and --inputs contradict each other; leave one of them out")
+
+
+def _engine(executor: Any, jobs: int = 0) -> AbstractContextManager[None]:
+    """Around the work that `--executor` says who is to do. Raises UsageError before anything is read."""
+    if executor is None:
+        return nullcontext()
+    from statecli import engines
+
+    engines.check(executor, jobs=jobs)
+    return engines.working(executor)
 
 
 def _complained(broken: Sequence[tuple[str, str]], done: str, code: int) -> int:

@@ -11,6 +11,7 @@
     │       ├── IndexMismatch  an index and its shards disagree on which tensor is where
     │       └── ChecksumMismatch  bytes are not those that the container recorded a checksum of
     ├── ModelError             the user's model class could not be found, imported or built
+    ├── EngineError            the engine of --executor does not answer, or its workers are of another statecli
     └── MissingDependency      an optional package (torch, numpy) is needed and not installed
 
 `cli.leave` is the only place that turns one into text, and `retold` puts it into the words of Python's arguments.
@@ -82,6 +83,10 @@ class ChecksumMismatch(MalformedError):
 
 class ModelError(StateError):
     """A model class could not be found, imported, built or walked."""
+
+
+class EngineError(StateError):
+    """What was to do the work does not answer, or refuses it."""
 
 
 class MissingDependency(StateError):

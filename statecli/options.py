@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -45,7 +46,9 @@ class SharedOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InspectOptions(SharedOptions, frozen=True, kw_only=True):
-    """`statecli inspect`. `input` () and `inputs` None: forward is not called."""
+    """`statecli inspect`. `input` () and `inputs` None: forward is not called. `executor` as in `engines`,
+    `shard` "3/8" as in `sharing`.
+    """
 
     target: str
     to: str | None = None
@@ -53,12 +56,14 @@ class InspectOptions(SharedOptions, frozen=True, kw_only=True):
     model: str | None = None
     stats: bool = False
     tree: bool = False
+    executor: str | None = None
+    shard: str | None = None
     input: tuple[str, ...] = ()
     inputs: str | None = None
 
 
 class DiffOptions(SharedOptions, frozen=True, kw_only=True):
-    """`statecli diff`. `jobs` 0: the cores; `lines` None: every line."""
+    """`statecli diff`. `jobs` 0: the cores; `lines` None: every line; `executor`, from Python, may be one."""
 
     before: str
     after: str
@@ -78,6 +83,8 @@ class DiffOptions(SharedOptions, frozen=True, kw_only=True):
     lines: int | None = None
     device: str = "cpu"
     jobs: int = 0
+    executor: Any = None
+    shard: str | None = None
 
 
 class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
@@ -111,6 +118,8 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     allow_empty: bool = False
     as_found: bool = False
     jobs: int = 0
+    executor: str | None = None
+    shard: str | None = None
 
 
 class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +128,8 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[str, ...]
     digest: Algorithm = Algorithm.BLAKE3
     jobs: int = 0
+    executor: str | None = None
+    shard: str | None = None
     init_device: str = "cpu"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -130,10 +141,36 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     debug: bool = False
 
 
+class MergeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`statecli merge`. Its command has not each of these outputs: what it has not is refused.
+
+    `code` are the classes of the parts that may be imported, `url` the URLs of the parts as they were typed.
+    """
+
+    parts: tuple[str, ...]
+    code: tuple[str, ...] = ()
+    url: tuple[str, ...] = ()
+    jobs: int = 0
+    executor: Any = None
+    all: bool = False
+    tree: bool = False
+    name_only: bool = False
+    name_status: bool = False
+    lines: int | None = None
+    output_format: Output = Output.TABLE
+    output: str | None = None
+    report: tuple[str, ...] = ()
+    color: Color = Color.AUTO
+    quiet: bool = False
+    verbose: bool = False
+    no_progress: bool = False
+    debug: bool = False
+
+
 #: Globs of names of tensors: a name may be empty.
 _GLOBS = frozenset(["include", "exclude", "map", "only", "frozen", "changed"])
 #: What has no dashes on the line.
-_TARGETS = frozenset(["target", "targets", "before", "after"])
+_TARGETS = frozenset(["target", "targets", "before", "after", "parts"])
 
 
 def refuse_empty(options: msgspec.Struct) -> None:

@@ -18,13 +18,13 @@ import msgspec
 from statecli.comparison.result import Field
 from statecli.finding import Severity
 from statecli.locking.file import Algorithm
-from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, LockOptions, VerifyOptions
+from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, LockOptions, MergeOptions, VerifyOptions
 from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
 
 #: What a line asks for, whichever command it is.
-Options = InspectOptions | DiffOptions | VerifyOptions | AuditOptions | LockOptions
+Options = InspectOptions | DiffOptions | VerifyOptions | AuditOptions | LockOptions | MergeOptions
 
 #: An option's spelling -> its field, and what makes a value of the word; ValueError where it is none.
 Takes = Mapping[str, tuple[str, Callable[[str], object]]]
@@ -66,6 +66,8 @@ REPEATABLE: Takes = {
     "-x": ("exclude", str),
     "--kind": ("kind", Kind),
 }
+#: Of those that read values.
+EXECUTOR: Takes = {"--executor": ("executor", str), "--shard": ("shard", str)}
 #: Of the commands that have outputs.
 REPORTED: Takes = {**REPEATABLE, "--report": ("report", str)}
 
@@ -74,7 +76,7 @@ COMMANDS = {
         InspectOptions,
         ("target",),
         {**FLAGS, **_flags("cuda", "stats", "tree")},
-        {**VALUES, "--to": ("to", str), "--model": ("model", str), "--inputs": ("inputs", str)},
+        {**VALUES, "--to": ("to", str), "--model": ("model", str), "--inputs": ("inputs", str), **EXECUTOR},
         {**REPORTED, "--input": ("input", str)},
     ),
     "diff": Command(
@@ -90,6 +92,7 @@ COMMANDS = {
             "--device": ("device", str),
             "--jobs": ("jobs", int),
             "-j": ("jobs", int),
+            **EXECUTOR,
         },
         {
             **REPORTED,
@@ -129,6 +132,7 @@ COMMANDS = {
             "--config": ("config", str),
             "--jobs": ("jobs", int),
             "-j": ("jobs", int),
+            **EXECUTOR,
         },
         {**REPORTED, "--select": ("select", str), "--ignore": ("ignore", str)},
         several=True,
@@ -141,12 +145,28 @@ COMMANDS = {
             "--digest": ("digest", Algorithm),
             "--jobs": ("jobs", int),
             "-j": ("jobs", int),
+            **EXECUTOR,
             "--init-device": ("init_device", str),
             "--output": ("output", str),
             "-o": ("output", str),
             "--color": ("color", Color),
         },
         REPEATABLE,
+        several=True,
+    ),
+    "merge": Command(
+        MergeOptions,
+        ("parts",),
+        {**FLAGS, **_flags("tree", "name_only", "name_status")},
+        {
+            **{name: one for name, one in VALUES.items() if name != "--init-device"},
+            "--lines": ("lines", int),
+            "-n": ("lines", int),
+            "--jobs": ("jobs", int),
+            "-j": ("jobs", int),
+            "--executor": ("executor", str),
+        },
+        {"--code": ("code", str), "--url": ("url", str), "--report": ("report", str)},
         several=True,
     ),
 }

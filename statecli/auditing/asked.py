@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
+from statecli import engines, files
 from statecli.auditing import baseline, config, judges
 from statecli.auditing.baseline import Baseline
 from statecli.auditing.config import Config, Loaded
@@ -24,6 +23,7 @@ def request(options: AuditOptions, found: Loaded | None = None) -> Request:
     asked = found.config
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
+    engines.check(options.executor, jobs=options.jobs)
     _check(options, found)
     lock = options.lock or asked.lock
     made = Request(
@@ -42,7 +42,7 @@ def request(options: AuditOptions, found: Loaded | None = None) -> Request:
         exclude=options.exclude,
         kind=options.kind,
         lock=_lock(lock, options),
-        lock_folder=os.path.dirname(lock or "") or ".",
+        lock_folder=files.folder(lock or "") or ".",
         frozen_only=options.frozen_only,
         baseline=_baseline(options, asked),
         values=options.values or asked.values,
@@ -51,6 +51,11 @@ def request(options: AuditOptions, found: Loaded | None = None) -> Request:
         as_found=options.as_found,
     )
     judges.check(made, options, found)
+    compared = made.policy.must_change or made.policy.must_not_change
+    executor = options.executor and f"--executor {options.executor}"
+    divided = executor or (options.shard and f"--shard {options.shard}")
+    if divided and not (made.values or made.lock or compared):
+        raise UsageError(f"{divided}: nothing here reads values; give --values or --lock FILE")
     return made
 
 

@@ -26,6 +26,11 @@ _rows: Any = getattr(np, "vecdot", None) or (lambda a, b, out: np.einsum("ij,ij-
 _ONES = np.ones(ROW, np.float32)
 
 
+def made_of() -> str:
+    """What does the sums here, "C" or "numpy": the two differ in the last bits."""
+    return "numpy" if _native is None else "C"
+
+
 def tally(
     before: Array, after: Array, how: How, decoder: Decoder, changed: Array | None = None, values: int = 1
 ) -> Tally:

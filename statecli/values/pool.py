@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from statecli.errors import StateError, UnreadableError
 
@@ -68,6 +68,48 @@ def using(engine: Engine | None) -> Iterator[None]:
         _engine.reset(before)
 
 
+class Work(NamedTuple):
+    """All that `run` is given but for who does it."""
+
+    function: Function[Any, Any, Any]
+    shared: Any
+    tasks: Sequence[Any]
+    size_of: Callable[[Any], int]
+    absent: Any
+    derived: bool
+    together: Sequence[object] | None
+    done: Callable[[Sequence[Any]], None] | None
+
+
+class Ledger(Protocol):
+    """Says which of the tasks are done here, and what is known of the others."""
+
+    #: Whether something is known of each: where not, `absent` stands for what others do.
+    whole: bool
+
+    def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+        """The result of each task, in order. `do` gives those of some tasks, errors among them."""
+
+
+_ledger: ContextVar[Ledger | None] = ContextVar("ledger", default=None)
+
+
+@contextmanager
+def kept(ledger: Ledger) -> Iterator[None]:
+    """Around what is done by this ledger."""
+    before = _ledger.set(ledger)
+    try:
+        yield
+    finally:
+        _ledger.reset(before)
+
+
+def is_share() -> bool:
+    """Whether others do a part of the tasks, so that nothing follows from the results that are here."""
+    ledger = _ledger.get()
+    return ledger is not None and not ledger.whole
+
+
 def cores() -> int:
     """Cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
@@ -99,18 +141,42 @@ def run(
     jobs: int = 0,
     done: Callable[[Sequence[_Task]], None] | None = None,
     derived: bool = False,
+    together: Sequence[object] | None = None,
     whole: bool = False,
 ) -> list[_Result | StateError]:
     """The result of each task, in order: what `function(shared, batch)` gives for the batch that it is in.
 
     `function` can be imported by its name; `shared`, tasks and results are plain data. `jobs` workers, 0: the cores,
     1: always here. `done` is called with the tasks of each batch, in any order. `absent` is the result that stands for
-    a task that is not done; `derived` are tasks which only the results of earlier ones say that there are.
+    a task that is not done; `derived` are tasks which only the results of earlier ones say that there are. Tasks with
+    the same key in `together`, a key a task, are done by the same share of a command.
 
     What goes wrong with a task is its result. A worker that is killed is that of the tasks that it had, and all others
     are done; with `whole`, whatever goes wrong is raised at once. Ctrl-C stops all workers.
     """
-    del derived  # whoever does some of the tasks alone needs it
+
+    def do(some: Sequence[_Task], *, whole: bool = False) -> list[Any]:
+        return _run(function, shared, some, size_of, absent, jobs, done, whole=whole)
+
+    ledger = _ledger.get()
+    if ledger is None:
+        return do(tasks, whole=whole)
+    found = ledger.results(Work(function, shared, tasks, size_of, absent, derived, together, done), do)
+    _refuse_errors(found if whole else ())
+    return found
+
+
+def _run(
+    function: Function[_Shared, _Task, _Result],
+    shared: _Shared,
+    tasks: Sequence[_Task],
+    size_of: Callable[[_Task], int],
+    absent: _Result,
+    jobs: int,
+    done: Callable[[Sequence[_Task]], None] | None,
+    *,
+    whole: bool,
+) -> list[Any]:
     engine = _engine.get() if jobs != 1 else None
     if engine is None:
         engine = _Here() if jobs == 1 or sum(map(size_of, tasks)) < ALONE else Processes(jobs or cores())
@@ -119,15 +185,19 @@ def run(
 
     def place(n: int, results: Sequence[Any] | StateError) -> None:
         found[n] = [results] * len(cut[n]) if isinstance(results, StateError) else results
-        for error in found[n] if whole else ():
-            if isinstance(error, StateError):
-                raise error
+        _refuse_errors(found[n] if whole else ())
         if done:
             done(cut[n])
 
     if cut:
         engine.run(function, shared, cut, place)
     return [one for results in found for one in results]
+
+
+def _refuse_errors(results: Sequence[Any]) -> None:
+    for error in results:
+        if isinstance(error, StateError):
+            raise error
 
 
 def forks() -> bool:
@@ -139,7 +209,7 @@ def forks() -> bool:
 def beside(function: Callable[[_Task], _Result], work: _Task) -> Iterator[Callable[[], _Result]]:
     """`function(work)` in another process while the block runs; what is given waits for its result, or raises it."""
     with _executor(1) as executor:
-        with _uninterrupted():
+        with uninterrupted():
             future = executor.submit(function, work)
         yield lambda: _result(future)
 
@@ -203,7 +273,7 @@ class Processes:
 
         try:
             with _executor(min(self._jobs, len(batches))) as executor:
-                with _uninterrupted():
+                with uninterrupted():
                     waiting = {executor.submit(function, shared, batch): n for n, batch in batches.items()}
                 for future in as_completed(waiting):
                     place(waiting[future], attempt(future.result))
@@ -212,17 +282,43 @@ class Processes:
         return True
 
 
+class Threads:
+    """Threads of this process."""
+
+    grain = 0
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+
+    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:
+        """As `Engine.run`."""
+        from concurrent.futures import as_completed
+
+        with _threads(self._jobs) as executor:
+            with uninterrupted():
+                waiting = {executor.submit(function, shared, batch): n for n, batch in enumerate(batches)}
+            for future in as_completed(waiting):
+                place(waiting[future], attempt(future.result))
+
+
 @contextmanager
-def _executor(jobs: int) -> Iterator[Executor]:
+def _threads(jobs: int) -> Iterator[Executor]:
     from concurrent.futures import ThreadPoolExecutor
 
+    threads = ThreadPoolExecutor(jobs)
+    try:
+        yield threads
+    except BaseException:
+        threads.shutdown(wait=False, cancel_futures=True)
+        raise
+    threads.shutdown()
+
+
+@contextmanager
+def _executor(jobs: int) -> Iterator[Executor]:
     if sys.platform != "linux":
-        with ThreadPoolExecutor(jobs) as threads:
-            try:
-                yield threads
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
+        with _threads(jobs) as threads:
+            yield threads
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
@@ -249,7 +345,7 @@ def _executor(jobs: int) -> Iterator[Executor]:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Ctrl-C comes after the block: in the middle of starting threads and processes it would leave half of them."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield

@@ -1,0 +1,173 @@
+"""A batch of tasks as it travels to a process that is not this one's child, and its results on the way back.
+
+A worker does only what the table says, and only for the statecli that it is itself: another version means something
+else by the same fields, and sums of numpy differ from those of `_native.c` in their last bits.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from statecli import __version__, files
+from statecli.errors import EngineError, StateError, UnreadableError
+from statecli.state import ByteRange
+from statecli.values import kernels
+from statecli.values.run import Piece
+
+#: What a worker can be asked to do: a function's name -> its module.
+FUNCTIONS = {
+    "run_batch": "statecli.values.run",
+    "check_batch": "statecli.values.compare",
+    "fingerprint_batch": "statecli.values.compare",
+    "facts_of_batch": "statecli.values.facts",
+    "digest_batch": "statecli.values.digest",
+    "stats_batch": "statecli.values.stats",
+}
+
+
+def made_here() -> tuple[str, str]:
+    """The version of statecli, and what its kernels are: "C" or "numpy"."""
+    return __version__, kernels.made_of()
+
+
+class Parcel:
+    """A batch: `made` as `made_here`, what to do by its name in FUNCTIONS, and the rest as bytes.
+
+    Engines write the repr of what failed into their logs; it shows nothing of what the bytes hold.
+    """
+
+    def __init__(self, made: tuple[str, str], function: str, packed: bytes) -> None:
+        self.made, self.function, self.packed = made, function, packed
+
+    def __repr__(self) -> str:
+        return f"Parcel({self.function}, {len(self.packed)} bytes)"
+
+
+def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Parcel:
+    """The parcel of a batch. Paths in it that are relative are so to this process's folder."""
+    name = function.__name__
+    assert FUNCTIONS[name] == function.__module__, name  # noqa: S101 - a function that no worker would do
+    paths: set[str] = set()
+
+    def local(one: object) -> str | None:
+        # A path is met in what it is the path of before it is met itself.
+        if type(one) is str:
+            return one if one in paths and not os.path.isabs(one) else None
+        if isinstance(one, (ByteRange, Piece)) and not files.is_remote(one.path):
+            paths.add(one.path)
+        return None
+
+    work = _packed((shared, batch), local)
+    sizes = {path: _size(path) for path in sorted(paths)}
+    return Parcel(made_here(), name, pickle.dumps((os.getcwd(), sizes, files.access(), work)))
+
+
+def work(parcel: Parcel) -> bytes | str:
+    """Does a parcel, in a worker. The results as bytes, or why this worker refuses it, in words."""
+    if parcel.made != made_here():
+        return f"{_named(*made_here())}, this command is {_named(*parcel.made)}: install the same statecli on both"
+    folder, sizes, access, packed = _unpacked(parcel.packed, str)
+    absolute = {path: os.path.join(folder, path) for path in sizes}
+    found = _attempt(lambda: _done(parcel.function, absolute, sizes, access, packed))
+
+    def relative(one: object) -> str | None:
+        if type(one) is not str or folder not in one:
+            return None
+        for path, there in absolute.items():
+            one = one.replace(there, path)
+        return one
+
+    return _packed(found, relative)
+
+
+def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
+    """What `work` gave: a result for each task, or one error for all of them.
+
+    Raises `EngineError` for a worker that refuses, and whatever a bug raised there.
+    """
+    if isinstance(answer, str):
+        raise EngineError(f"a worker refuses: it is {answer}")
+    found = _unpacked(answer, str)
+    if isinstance(found, RuntimeError):
+        raise found
+    results: Sequence[Any] | StateError = found
+    return results
+
+
+def _named(version: str, kernel: str) -> str:
+    return f"statecli {version} with its kernel in {kernel}"
+
+
+def _done(name: str, absolute: dict[str, str], sizes: dict[str, int], access: Any, packed: bytes) -> Sequence[Any]:
+    for path, size in sizes.items():
+        _refuse_another(path, absolute[path], size)
+    files.accept(access)
+    shared, batch = _unpacked(packed, lambda path: absolute[path])
+    results: Sequence[Any] = getattr(importlib.import_module(FUNCTIONS[name]), name)(shared, batch)
+    return results
+
+
+def _refuse_another(path: str, there: str, size: int) -> None:
+    """Raises `UnreadableError` where the worker has no such file, or another."""
+    found = _size(there)
+    if found != size:
+        what = "is not there" if found < 0 else f"has {found} bytes, and {size} here"
+        raise UnreadableError(
+            f"{path}: {what} on the worker {socket.gethostname()}: workers read files by the path that this command "
+            "reads them by, which must be on storage that all share"
+        )
+
+
+def _size(path: str) -> int:
+    """Of a file in bytes; 0 of a folder, which is what its files are, -1 where nothing is."""
+    try:
+        return 0 if os.path.isdir(path) else os.path.getsize(path)
+    except (OSError, ValueError):
+        return -1
+
+
+def _attempt(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | Exception:
+    try:
+        return do()
+    except StateError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - a bug is told where the command is, which may not know its class
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+# --- names that mean something else there ----------------------------------------------------------------------------
+
+
+class _Packer(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, named: Callable[[object], str | None]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._named = named
+
+    def persistent_id(self, obj: object) -> str | None:
+        return self._named(obj)
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, known: Callable[[str], str]) -> None:
+        super().__init__(file)  # its bytes were made by `_packed`, and came the way the engine's own pickles come
+        self._known = known
+
+    def persistent_load(self, name: str) -> str:
+        return self._known(name)
+
+
+def _packed(what: Any, named: Callable[[object], str | None]) -> bytes:
+    """As bytes; texts of which `named` knows another are this other one where they are unpacked."""
+    file = io.BytesIO()
+    _Packer(file, named).dump(what)
+    return file.getvalue()
+
+
+def _unpacked(packed: bytes, known: Callable[[str], str]) -> Any:
+    return _Unpacker(io.BytesIO(packed), known).load()

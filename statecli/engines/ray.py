@@ -1,0 +1,70 @@
+"""Ray: the workers of a cluster, or of one of this machine that is started for the command."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from typing import Any
+
+from statecli.engines.elsewhere import Elsewhere
+from statecli.errors import EngineError, MissingDependency
+from statecli.values.pool import Engine
+
+
+class _Tasks(Executor):
+    """Ray's tasks as futures."""
+
+    def __init__(self, ray: Any) -> None:
+        self._remote = ray.remote
+
+    def submit(self, function: Callable[..., Any], /, *words: Any, **more: Any) -> Future[Any]:
+        """As `Executor.submit`."""
+        found: Future[Any] = self._remote(function).remote(*words, **more).future()
+        return found
+
+
+@contextmanager
+def started(address: str) -> Iterator[Engine]:
+    """The engine of the cluster at `address`. Raises `MissingDependency` and `EngineError`."""
+    name = f"ray:{address}" if address else "ray"
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError as missing:
+        raise MissingDependency(f"--executor {name} needs Ray: pip install 'statecli[ray]'") from missing
+    own = not ray.is_initialized()
+    if own:
+        _start(ray, address, name)
+    try:
+        yield Elsewhere(_Tasks(ray), name)
+    finally:
+        if own:
+            ray.shutdown()
+
+
+#: Seconds that a cluster has to answer.
+TIMEOUT = 10.0
+
+
+def _refuse_silence(address: str, name: str) -> None:
+    """Raises `EngineError` where nothing answers at HOST:PORT, for which Ray itself would wait for many minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    try:
+        if colon:
+            socket.create_connection((host.strip("[]"), int(port)), TIMEOUT).close()
+    except (OSError, ValueError, OverflowError) as why:
+        raise EngineError(f"--executor {name}: nothing answers there ({type(why).__name__})") from why
+
+
+def _start(ray: Any, address: str, name: str) -> None:
+    """Connects; without an address a cluster of this machine's cores is begun."""
+    if address:
+        _refuse_silence(address, name)
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
+    try:
+        ray.init(address=address or "local", include_dashboard=None if address else False, **quiet)
+    except (OSError, RuntimeError, ValueError, TimeoutError) as why:
+        raise EngineError(f"--executor {name}: no cluster of Ray answers there ({type(why).__name__})") from why
