@@ -16,16 +16,16 @@ from typing import IO
 
 import msgspec
 
-from statecli import places
+from statecli import files, places
 from statecli.auditing.targets import NAMED
 from statecli.errors import UsageError
 from statecli.formats import FORMATS
 from statecli.formats._source import Source
-from statecli.options import LockOptions, SharedOptions
+from statecli.options import LockOptions, MergeOptions, SharedOptions
 from statecli.render import Output
 
 #: The options that name what is read.
-READ = ("target", "before", "after", "targets", "model", "inputs", "lock", "against", "baseline", "config")
+READ = ("target", "before", "after", "targets", "parts", "model", "inputs", "lock", "against", "baseline", "config")
 #: What the process has open already: no file of the user's.
 STDOUT = "-"
 
@@ -38,7 +38,7 @@ class Written(msgspec.Struct, frozen=True):
     option: str
 
 
-def asked(options: SharedOptions) -> tuple[Written, ...]:
+def asked(options: SharedOptions | MergeOptions) -> tuple[Written, ...]:
     """The outputs of a run, that of `-f` last: it may go to a pipe that is closed before its end.
 
     Raises UsageError for a format that there is not, no file, two outputs in one file, a file in no folder, and one
@@ -79,7 +79,7 @@ def refuse_twice(everything: Sequence[Written]) -> None:
             raise UsageError(f"{one.option}: {other.option} is written to the same file; name another")
 
 
-def _read(options: SharedOptions | LockOptions) -> Iterator[str]:
+def _read(options: SharedOptions | LockOptions | MergeOptions) -> Iterator[str]:
     """The files and folders that the command line names to be read."""
     for name in READ:
         value = getattr(options, name, None)
@@ -89,7 +89,7 @@ def _read(options: SharedOptions | LockOptions) -> Iterator[str]:
                 yield from () if os.path.lexists(text) else glob.iglob(text, recursive=True)
 
 
-def refuse(one: Written, options: SharedOptions | LockOptions) -> None:
+def refuse(one: Written, options: SharedOptions | LockOptions | MergeOptions) -> None:
     """Raises UsageError for a file in no folder, and for one that is read."""
     if one.path is None:
         return
@@ -108,6 +108,10 @@ def refuse_read(one: Written, texts: Iterable[str]) -> None:
 
 def refuse_place(path: str, option: str) -> None:
     """Raises UsageError for a folder, and for a file in a folder that is not there."""
+    if files.is_remote(path):
+        raise UsageError(
+            f"{option}: cannot be written: it is a URL; write a file and copy it there"
+        )
     folder = os.path.dirname(path)
     if os.path.isdir(path) or (folder and not os.path.isdir(folder)):
         why = "is a folder" if os.path.isdir(path) else f"there is no folder {folder}"

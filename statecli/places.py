@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from statecli import target
+from statecli import files, target
 from statecli.finding import Finding
 from statecli.modules import spec
 from statecli.state import ByteRange, Place, TensorInfo
@@ -52,9 +52,27 @@ def named(text: str, folder: str = ".") -> str:
     return text if path is None else _way(path or os.curdir, folder) + text[len(path) :]
 
 
+def is_in(path: str, folder: str) -> bool:
+    """Whether it lies in the folder, however deep."""
+    if files.is_remote(path) or files.is_remote(folder):
+        return files.relative(path, folder) != path
+    return named(path, folder).split("/")[0] != os.pardir
+
+
 def unnamed(name: str, folder: str) -> str:
     """The target that a file in `folder` calls `name`, as one types it here."""
-    return named(os.path.join(folder, name)) if path_of(name) else name
+    if not path_of(name) or files.is_remote(name):
+        return name
+    return _below(folder, name) if files.is_remote(folder) else named(os.path.join(folder, name))
+
+
+def _below(folder: str, name: str) -> str:
+    """What a file behind a URL calls `name`; above its host there is nothing."""
+    path = target.split(name)[0]
+    for step in path.split("/"):
+        above = files.folder(files.absolute(folder))
+        folder = folder if step == os.curdir else above if step == os.pardir else files.join(folder, step)
+    return folder + name[len(path) :]
 
 
 def in_repository(text: str) -> str:
@@ -80,7 +98,7 @@ def _root(folder: str) -> str:
 
 def path_of(text: str) -> str | None:
     """The start of the text that is a path; None where it names a module by dots."""
-    known = None if os.path.lexists(text) else spec.parse(text.partition("(")[0])
+    known = None if os.path.lexists(text) or files.is_remote(text) else spec.parse(text.partition("(")[0])
     if known is not None:
         return known.module if known.is_file else None
     return target.split(text)[0]
@@ -88,6 +106,8 @@ def path_of(text: str) -> str | None:
 
 def _way(path: str, folder: str) -> str:
     """Through links as they were typed, unless the real way climbs less."""
+    if files.is_remote(path) or files.is_remote(folder):
+        return files.relative(path, folder)
     parent, name = os.path.split(os.path.abspath(path))
     typed = os.path.relpath(path, folder or os.curdir)
     parent = os.path.realpath(parent) if os.path.isdir(parent) else parent
@@ -98,7 +118,7 @@ def _way(path: str, folder: str) -> str:
 def file_of(text: str) -> str:
     """The file that a target's text names: `net.py` of `net.py:Net(4)`, `pkg/mod.py` of `pkg.mod:Net`."""
     head = text.partition("(")[0]
-    known = spec.parse(head) if ":" in head else None
+    known = spec.parse(head) if ":" in head and not files.is_remote(text) else None
     if known is not None:
         return known.module if known.is_file else known.module.replace(".", "/") + ".py"
     return target.split(text)[0]

@@ -1,9 +1,14 @@
-"""Whether a file is still the one that was read: written to, cut short or replaced, it is told apart by its stamp."""
+"""Whether a file is still the one that was read: written to, cut short or replaced, it is told apart by its stamp.
+
+What lies behind a URL has none: each answer of a store says which version of it that is of, and is held to the first.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+
+from statecli import files
 
 #: Device, inode, size and time of the last write; None where there is no file to ask.
 Stamp = tuple[int, int, int, int] | None
@@ -23,7 +28,7 @@ def stamp(path: str) -> Stamp:
 
 def stamps(paths: Iterable[str]) -> dict[str, Stamp]:
     """Of files, of those that folders hold, and of those beside the index of a checkpoint in several files."""
-    return {one: stamp(one) for path in paths for one in (path, *_around(path))}
+    return {one: stamp(one) for path in paths if not files.is_remote(path) for one in (path, *_around(path))}
 
 
 def _around(path: str) -> list[str]:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.auditing import config
 from statecli.auditing.result import Accepted, Audit, Status, Target
 from statecli.errors import MalformedError
 from statecli.finding import Finding, Severity
 from statecli.locking.file import document
-from statecli.places import named, path_of, unnamed
+from statecli.places import is_in, named, path_of, unnamed
 from statecli.render.json import encoded
 from statecli.rules import RULES
 from statecli.state import Oddity
@@ -84,7 +85,7 @@ def read(path: str) -> Baseline:
             raise MalformedError(f"{path}: accepts {what}{near or '; drop the entry'}")
         if not one.reason.strip():
             raise MalformedError(f"{path}: accepts {one.rule} of {one.target} without a reason; say why, it is shown")
-    return _renamed(listed, lambda target: unnamed(target, os.path.dirname(path)))
+    return _renamed(listed, lambda target: unnamed(target, files.folder(path)))
 
 
 def _renamed(baseline: Baseline, name: Callable[[str], str]) -> Baseline:
@@ -131,16 +132,16 @@ def _accepting(target: Target, reasons: dict[_Key, str], whole: bool) -> Target:
 
 def gone(baseline: Baseline, targets: Sequence[str]) -> list[Entry]:
     """The entries of files that are no longer there, in the folders of `targets`, of which an audit tells."""
-    folders = [one for one in targets if os.path.isdir(one)]
+    folders = [one for one in targets if files.isdir(one)]
     missing = {target for target in {one.target for one in baseline.findings} if _is_gone(target, folders)}
     return [one for one in baseline.findings if one.target in missing]
 
 
 def _is_gone(target: str, folders: Sequence[str]) -> bool:
     path = path_of(target)
-    if not path or os.path.lexists(path):
+    if not path or files.exists(path):
         return False
-    return any(named(path, folder).split("/")[0] != os.pardir for folder in folders)
+    return any(is_in(path, folder) for folder in folders)
 
 
 def _is_in(key: _Key, known: Container[_Key]) -> bool:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 
+from statecli import files
 from statecli.auditing import baseline, held, judges
 from statecli.auditing.baseline import Baseline
 from statecli.auditing.result import Audit
@@ -57,6 +58,16 @@ def _of_nothing(found: Audit, request: Request) -> Iterator[Finding]:
     folder = request.ignored_from
     known = [named(one.target, folder) for one in found.targets] if request.ignored else []
     for pattern in request.ignored:
-        there = glob.iglob(os.path.join(glob.escape(folder), pattern), recursive=True)
-        if not any(is_meant(name, pattern, folder) for name in known) and next(there, None) is None:
+        # Nobody asked what else lies behind a URL.
+        there = (
+            [] if files.is_remote(pattern) else glob.iglob(os.path.join(glob.escape(folder), pattern), recursive=True)
+        )
+        if not any(is_meant(name, pattern, folder) for name in known) and next(iter(there), None) is None:
             yield _note("ignored-nothing", f"per-target-ignore.{pattern}: matches no target, and no file", "")
+
+
+def _is_there(pattern: str, folder: str) -> bool:
+    """Whether a file in the folder matches; what else lies behind a URL nobody asked for."""
+    if files.is_remote(pattern):
+        return False
+    return next(glob.iglob(os.path.join(glob.escape(folder), pattern), recursive=True), None) is not None

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.auditing.policy import Policy
 from statecli.errors import UnreadableError, UsageError
 from statecli.finding import Severity
@@ -135,7 +136,17 @@ def _table(path: str) -> Mapping[str, Any] | None:
 # --- checking -------------------------------------------------------------------------------------------------------
 
 
+def _shown(value: Any) -> Any:
+    """The same with the names of URLs that may be shown; keys are globs of targets."""
+    if isinstance(value, dict):
+        return {_shown(key): _shown(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_shown(one) for one in value]
+    return files.shown(value) if isinstance(value, str) and files.is_remote(value) else value
+
+
 def _checked(table: Mapping[str, Any], path: str) -> Loaded:
+    table = _shown(table)
     _known_keys(table, Config, path, "")
     eased = {key: _texts(value) if key in ("select", "ignore") else value for key, value in table.items()}
     if isinstance(policy := table.get("policy"), dict):
@@ -270,7 +281,8 @@ def _placed(config: Config, folder: str) -> Config:
     """Paths in a configuration are meant from its own folder."""
 
     def placed(path: str | None) -> str | None:
-        return path if path is None or not folder else os.path.normpath(os.path.join(folder, path))
+        is_there = path is None or not folder or files.is_remote(path)
+        return path if is_there else os.path.normpath(os.path.join(folder, str(path)))
 
     policy = replace(config.policy, reference=placed(config.policy.reference))
     return replace(config, lock=placed(config.lock), baseline=placed(config.baseline), policy=policy)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecli import formats, modules, target
+from statecli import files, formats, modules, target
 from statecli.comparison.pairing import paired_sections
 from statecli.comparison.result import Diff
 from statecli.comparison.run import SETTINGS, VALUES_UNTOLD, Request, of_states
@@ -41,7 +39,7 @@ def read(text: str, init_device: str) -> Side:
     """The class or the checkpoint that is named. Raises StateError."""
     spec = target.spec_of(text)
     if spec is None:
-        text = _only_model(text) if os.path.isdir(text) else text
+        text = _only_model(text) if files.isdir(text) else text
         seen = stamps([target.split(text)[0]])
         return Side(text, target.checkpoint(text), None, seen)
     built = target.model(spec, init_device=init_device, values=False)
@@ -54,8 +52,8 @@ def _only_model(folder: str) -> str:
         formats.members(folder)
     except UnreadableError as error:
         # One whose index or shards contradict each other is that, whatever its files are.
-        paths = [] if error.rule else [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-        found = [path for path in paths if os.path.isfile(path) and _holds_model(path)]
+        paths = [] if error.rule else [files.join(folder, name) for name in sorted(files.names(folder))]
+        found = [path for path in paths if files.isfile(path) and _holds_model(path)]
         return found[0] if len(found) == 1 else folder
     return folder
 
@@ -142,9 +140,9 @@ def why_not(state: ModelState, *, beside: bool) -> str | None:
 
 def is_step(folder: str) -> bool:
     """Whether it is a step of a training, with all of the model: those lie in the folder of the model that was kept."""
-    return any(_folder.COMPANIONS.match(name) for name in os.listdir(folder))
+    return any(_folder.COMPANIONS.match(name) for name in files.names(folder))
 
 
 def is_inside(path: str, folders: Collection[str]) -> bool:
     """Whether it lies in one of these folders, which are absolute, however deep."""
-    return bool(folders) and any(str(above) in folders for above in PurePath(os.path.abspath(path)).parents)
+    return bool(folders) and any(above in folders for above in files.parents(files.absolute(path)))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import os
 from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from statecli import target
+from statecli import files, target
 from statecli.auditing import held
 from statecli.auditing.rule import Found
 from statecli.auditing.subject import Subject
@@ -86,13 +85,16 @@ def _held(text: str, request: Request) -> int:
 def _would_be_found(text: str, asked: Sequence[str]) -> bool:
     """Whether a walk or a glob would have come to it; no class, and no section of a file that is there."""
     path, section = target.split(text)
-    if spec.parse(text) is not None or (section is not None and os.path.lexists(path)):
+    if spec.parse(text) is not None or (section is not None and files.exists(path)):
         return False
     parts = _parts(path)
-    return any(_covers(_parts(one), parts) for one in asked if os.path.isdir(one) or glob.has_magic(one))
+    return any(_covers(_parts(one), parts) for one in asked if files.isdir(one) or files.has_magic(one))
 
 
 def _parts(path: str) -> list[str]:
+    if files.is_remote(path):
+        scheme, way, rest = files.link(path)
+        return [scheme, rest, *way.strip("/").split("/")]
     return os.path.abspath(path).strip(os.sep).split(os.sep)
 
 

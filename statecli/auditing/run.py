@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from statecli import inspection, target
+from statecli import files, inspection, target
 from statecli.auditing import held, locked
 from statecli.auditing.baseline import Baseline, accepting
 from statecli.auditing.config import Ignored, of_rules
@@ -152,9 +152,9 @@ class _Run:
         rule = next((rule for rule in self.rules if rule.name == locked.RULE), None)
         if rule is None:
             return
-        models = {os.path.abspath(text) for text in met}
+        models = {files.absolute(text) for text in met}
         for text, one in locked.gone(self.request, met):
-            if os.path.lexists(text) and any(os.path.abspath(model.path) in models for model in self.homes.of(text)):
+            if files.exists(text) and any(files.absolute(model.path) in models for model in self.homes.of(text)):
                 continue
             found = _finding(rule, one, text, self.request.severity.get(rule.name))
             reason = "is locked and was not found"
@@ -180,7 +180,7 @@ class _Run:
     def _pickles(self, text: str) -> tuple[ScannedPickle, ...]:
         """Every pickle of a target that is a file or a folder, where a rule about them is asked for."""
         path, _ = target.split(text)
-        return scan(path) if os.path.exists(path) and any(map(_is_about_pickles, self.rules)) else ()
+        return scan(path) if files.exists(path) and any(map(_is_about_pickles, self.rules)) else ()
 
     def _failed(self, text: str, error: StateError, pickles: tuple[ScannedPickle, ...]) -> Target:
         """What could not be read or is left out, with a finding of the rule that the error breaks, if it is asked for.
@@ -215,10 +215,10 @@ class _Run:
         if target.spec_of(text) is not None:
             side = self._side(text) if text == self.request.model else held.read(text, self.request.init_device)
             return Subject(text, self._filtered(side.state, text), policy, side.state, whole=side.state)
-        if os.path.isdir(text):
-            self.folders.add(os.path.abspath(text))
+        if files.isdir(text):
+            self.folders.add(files.absolute(text))
         if self.request.as_found:
-            self.folders |= {os.path.abspath(model.path) for model in self.homes.around(text)}
+            self.folders |= {files.absolute(model.path) for model in self.homes.around(text)}
         seen = stamps([target.split(text)[0]]) if self.request.model or self.reference else {}
         self.read = whole = target.whole(text)
         side = Side(text, target.part(whole, text), None, seen)
@@ -238,8 +238,8 @@ class _Run:
         """Why it is held to nothing; whoever names it, and whoever keeps a model in a folder, means that one."""
         if text in self.named:
             return None
-        own = next(self.homes.of(text), None) if self.request.as_found and not os.path.isdir(text) else None
-        home = text if os.path.isdir(text) else own and own.path
+        own = next(self.homes.of(text), None) if self.request.as_found and not files.isdir(text) else None
+        home = text if files.isdir(text) else own and own.path
         if home is not None:
             return held.INNER if held.is_inside(home, self.folders) and not held.is_step(home) else None
         return held.why_not(state, beside=held.is_inside(text, self.folders))
@@ -309,7 +309,7 @@ def _accepted(found: Target, request: Request) -> Target:
 
 def is_meant(name: str, glob: str, folder: str) -> bool:
     """Whether the glob of a configuration in `folder` is of that target, by its way from there or its file's name."""
-    way = os.path.relpath(os.path.join(folder, glob), folder).replace(os.sep, "/")
+    way = glob if files.is_remote(glob) else files.relative(os.path.join(folder, glob), folder)
     return inspection.matches_any((name, name.rpartition("/")[2]), (way,))
 
 

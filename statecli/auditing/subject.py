@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from statecli import files
 from statecli.auditing.policy import Policy
 from statecli.auditing.storages import Storage, storages
 from statecli.comparison.result import Diff
@@ -59,7 +59,7 @@ class Subject:
         path, _ = split(self.target)
         if place is None or not place.path or place.path == path:
             return ""
-        return os.path.relpath(place.path, path if os.path.isdir(path) else os.path.dirname(path))
+        return files.relative(place.path, path if files.isdir(path) else files.folder(path))
 
     @property
     def chosen(self) -> tuple[Oddity, ...]:

@@ -7,7 +7,6 @@ unsaid.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -60,8 +59,6 @@ TOOLS = frozenset(["__pycache__", "node_modules"])
 #: How far above a file the folder may be whose model it is a part of.
 DEPTH = 3
 
-_MAGIC = re.compile(r"[*?[]")
-
 
 class _Model(NamedTuple):
     """A folder that is a target, and the files that its model is in."""
@@ -85,14 +82,12 @@ class Homes:
 
     def around(self, path: str) -> Iterator[_Model]:
         """Those that it lies in, the nearest first, whether or not it is a part of their models."""
-        from pathlib import PurePath  # every command imports this module
-
-        above = (str(folder) for folder in islice(PurePath(path).parents, DEPTH))
+        above = islice(files.parents(path), DEPTH)
         yield from (_Model(folder, own) for folder in above if (own := self._members(folder)))
 
     def of(self, path: str) -> Iterator[_Model]:
         """Those whose models it is a part of."""
-        return (one for one in self.around(path) if os.path.relpath(path, one.path).replace(os.sep, "/") in one.members)
+        return (one for one in self.around(path) if files.relative(path, one.path) in one.members)
 
     def instead(self, path: str) -> _Found | None:
         """What stands for a file: the model that the lock has in its place, or that is in several files."""
@@ -147,7 +142,7 @@ def _names(found: Collection[_Found]) -> dict[str, str]:
             paths = (files.join(model.path, member) for member in model.members)
             names.update((files.real(path), path) for path in paths)
     typed = [_path(one) for one in found if not isinstance(one, Target)]
-    for path in sorted(typed, key=os.path.islink):
+    for path in sorted(typed, key=files.islink):
         names.setdefault(files.real(path), path)
     return names
 
@@ -160,10 +155,14 @@ def _named(text: str, nothing: Status, homes: Homes) -> Iterator[_Found]:
         yield model
     elif homes.as_found and files.isfile(text):
         yield from _file(text)
-    elif files.exists(text) or not _MAGIC.search(text) or "(" in text:
+    elif files.exists(text) or not files.has_magic(text) or "(" in text:
         yield text
     else:
-        found = sorted(glob.glob(text, recursive=True), key=natural)
+        try:
+            found = sorted(files.matching(text), key=natural)
+        except UnreadableError as error:
+            yield Target(text, Status.FAILED, str(error))
+            return
         for path in found:
             model = homes.instead(path)
             yield from _folder_of(path) if files.isdir(path) else _file(path) if model is None else (model,)
@@ -188,6 +187,10 @@ def _in_folder(path: str, taken: frozenset[str] = frozenset()) -> Iterator[_Foun
     except OSError as error:
         yield Target(path, Status.FAILED, f"{path}: cannot be listed: {(error.strerror or 'unknown error').lower()}")
         return
+    except UnreadableError as error:
+        yield Target(path, Status.FAILED, f"{path}: {error}")
+        return
+    files.ahead(inner for name in names if not files.isdir(inner := files.join(path, name)))
     # As one types it from here.
     here = "" if path in (os.curdir, files.join(os.curdir, "")) else path
     own = _members(path)
@@ -215,7 +218,7 @@ def _members(path: str) -> frozenset[str]:
 def _inner(path: str, name: str, taken: frozenset[str]) -> Iterator[_Found]:
     if name.startswith(".") or name in TOOLS:
         yield Target(path, Status.SKIPPED, "a hidden folder, or a tool's")
-    elif os.path.islink(path):
+    elif files.islink(path):
         yield Target(path, Status.SKIPPED, "a link to a folder")
     else:
         yield from _in_folder(path, taken)
@@ -223,7 +226,8 @@ def _inner(path: str, name: str, taken: frozenset[str]) -> Iterator[_Found]:
 
 def _file(path: str) -> Iterator[str | Target]:
     """The file, unless neither its name nor its content is a checkpoint's."""
-    if path.lower().endswith(NAMED) and not _is_anybodys(path):
+    is_named = files.name(path).lower().endswith(NAMED)
+    if is_named and not _is_anybodys(path):
         yield path
         return
     try:
@@ -232,7 +236,7 @@ def _file(path: str) -> Iterator[str | Target]:
     except UnreadableError as error:
         yield Target(path, Status.SKIPPED, str(error))
         return
-    if what is None or (path.lower().endswith(NAMED) and "pointer" in what):
+    if what is None or (is_named and "pointer" in what):
         yield path
     else:
         # Without its first words, so that the text files of a folder are skipped for one reason.
@@ -241,13 +245,14 @@ def _file(path: str) -> Iterator[str | Target]:
 
 def is_called_weights(path: str) -> bool:
     """Whether its name says that a checkpoint is meant; a pickle may be of anything."""
-    name = path.lower()
+    name = files.name(path).lower()
     return name.endswith(NAMED) and not name.endswith((".pkl", ".pickle")) and not _is_anybodys(path)
 
 
 def _is_anybodys(path: str) -> bool:
     """Firmware and game data are called `.bin` too: but for the names that weights have, the content tells."""
-    return path.lower().endswith(".bin") and not WEIGHTS.search(files.name(path))
+    name = files.name(path)
+    return name.lower().endswith(".bin") and not WEIGHTS.search(name)
 
 
 def _is_checkpoint(path: str, source: Source) -> bool:

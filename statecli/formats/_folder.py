@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import NamedTuple
 
@@ -118,7 +117,7 @@ def _instead(path: str, names: list[str], folders: list[str]) -> str:
 
 def _is_around(inner: str, path: str) -> bool:
     """Whether a link in a folder leads back to it, or above it."""
-    return os.path.islink(inner) and on_disk.join(on_disk.real(path), "").startswith(
+    return on_disk.islink(inner) and on_disk.join(on_disk.real(path), "").startswith(
         on_disk.join(on_disk.real(inner), "")
     )
 
@@ -126,5 +125,5 @@ def _is_around(inner: str, path: str) -> bool:
 def _holds_weights(path: str) -> bool:
     try:
         return any(name.endswith((*WEIGHTS, ".distcp")) and not COMPANIONS.match(name) for name in on_disk.names(path))
-    except OSError:  # Not ours to list: it is only asked in order to give a hint.
+    except (OSError, UnreadableError):  # Not ours to list: it is only asked in order to give a hint.
         return False

@@ -92,7 +92,7 @@ def name(path: str, head: bytes, size: int) -> str:
         return f"a tar archive{_first_member(head)}: unpack it first (tar -xf)"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
         return _PICKLE
-    if path.endswith(".onnx") or _ONNX.match(head):
+    if files.name(path).endswith(".onnx") or _ONNX.match(head):
         return "an ONNX model, which statecli does not read"
     return _text(head, size)
 

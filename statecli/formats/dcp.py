@@ -58,7 +58,7 @@ def sniff(path: str, head: bytes) -> bool:
     if files.isdir(path):
         names = members(path)
         return any(name.endswith(SUFFIX) or _is_metadata(files.join(path, name)) for name in names)
-    return path.endswith(SUFFIX) or _MARK in head[:MARKED]
+    return files.name(path).endswith(SUFFIX) or _MARK in head[:MARKED]
 
 
 def _is_metadata(path: str) -> bool:

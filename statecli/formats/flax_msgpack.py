@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown
 from statecli.formats import safetensors as _safetensors
@@ -73,8 +74,8 @@ def sniff(path: str, head: bytes) -> bool:
     """Whether it begins with a map whose first key is a text that can be shown; a `.msgpack` may have any map."""
     at = {0xDE: 3, 0xDF: 5}.get(head[0], 1) if head else 0
     if not head or head[0] not in _MAP or len(head) <= at or _safetensors.sniff(path, head):
-        return path.endswith(".msgpack") and head[:1] == b"\x80"
-    if path.endswith(".msgpack"):
+        return files.name(path).endswith(".msgpack") and head[:1] == b"\x80"
+    if files.name(path).endswith(".msgpack"):
         return True
     if head[at] == 0xD9 and len(head) > at + 1:
         length, start = head[at + 1], at + 2

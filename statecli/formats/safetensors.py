@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.errors import MalformedError
 from statecli.formats import _json, _shown
 from statecli.formats._source import Source
@@ -58,7 +59,7 @@ def sniff(path: str, head: bytes) -> bool:
     Of a file that ends before that byte, nothing but its name tells.
     """
     if len(head) <= 8:
-        return path.endswith(".safetensors")
+        return files.name(path).endswith(".safetensors")
     if not head[8:].lstrip(b"\xef\xbb\xbf \n\r\t").startswith(b"{"):
         return False
     return int.from_bytes(head[:8], "little") < 2**40 or not head[:8].isascii()

@@ -72,7 +72,7 @@ def sniff(path: str, head: bytes) -> bool:
     if files.isdir(path):
         return True
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return start.startswith(b"{") and (_folder.INDEX.search(path) is not None or b'"weight_map"' in head)
+    return start.startswith(b"{") and (_folder.INDEX.search(files.name(path)) is not None or b'"weight_map"' in head)
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:

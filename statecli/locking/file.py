@@ -6,12 +6,12 @@ written where the checkpoint says it and is null, or left out, where it does not
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
 import msgspec
 
+from statecli import files
 from statecli.errors import MalformedError, UnreadableError, UsageError
 from statecli.formats import _json
 from statecli.formats._source import Source
@@ -80,9 +80,9 @@ class Lock(msgspec.Struct, frozen=True):
         if self.has_no_names:
             return None if by_name else self.targets[0]
         path, section = split(text)
-        real = os.path.realpath(path) + ("" if section is None else f"#{section}")
+        real = files.real(path) + ("" if section is None else f"#{section}")
         found = {one.target: one for one in self.targets}
-        return found.get(named(text, folder)) or (found.get(named(real, folder)) if os.path.islink(path) else None)
+        return found.get(named(text, folder)) or (found.get(named(real, folder)) if files.islink(path) else None)
 
 
 def written(lock: Lock) -> Iterator[bytes]:

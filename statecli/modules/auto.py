@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from statecli import files
 from statecli.errors import MissingDependency, ModelError, UnreadableError, UsageError
 from statecli.formats import _configs, _shown
 from statecli.modules.spec import Spec
@@ -46,10 +47,10 @@ def text_for(path: str) -> str:
 
     Raises UsageError where there is no configuration beside it, or none that names a class.
     """
-    folder = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
-    config = os.path.join(folder, CONFIG)
-    if not os.path.lexists(config):
-        adapter = os.path.isfile(os.path.join(folder, "adapter_config.json"))
+    folder = path if files.isdir(path) else files.folder(path) or os.curdir
+    config = files.join(folder, CONFIG)
+    if not files.exists(config):
+        adapter = files.isfile(files.join(folder, "adapter_config.json"))
         what = "an adapter has none: name the class of its base model" if adapter else "name the class instead"
         raise UsageError(f"{path}: there is no {CONFIG} beside it, and --model auto has no class; {what}")
     return f"transformers:{_class_name(_document(config), config)}(config={config!r})"
@@ -74,7 +75,7 @@ def is_auto(spec: Spec) -> bool:
 
 
 def _document(config: str) -> dict[str, Any]:
-    folder, name = os.path.split(config)
+    folder, name = files.split(config)
     try:
         return _configs.document(folder, name)
     except UnreadableError as error:
