@@ -147,7 +147,7 @@ def _files(path: str) -> list[str]:
     try:
         if files.isdir(path):
             return [files.join(path, name) for name in _members(path)]
-        return list(_shards(path)) if _folder.INDEX.search(path) else [path]
+        return list(_shards(path)) if _folder.INDEX.search(files.name(path)) else [path]
     except (OSError, UnreadableError):  # whoever lists the tensors meets the same, and says so
         return []
 
@@ -195,6 +195,7 @@ class _Region(Source):
     def __init__(self, source: Source, offset: int, length: int, data: bytes | None = None) -> None:
         self.path = source.path
         self.size = length if data is None else len(data)
+        self.is_far = source.is_far and data is None
         self._source, self._data, self.span = source, data, Place(source.path, offset, length)
         self.base = offset if data is None else None
         self.head = self.read(0, min(_HEAD, self.size))
@@ -203,6 +204,10 @@ class _Region(Source):
         """As `Source.prefetch`."""
         if self._data is None:
             self._source.prefetch((self.span.offset + offset, length) for offset, length in ranges)
+
+    def here(self, offset: int, length: int) -> bytes | None:
+        """As `Source.here`."""
+        return self.read(offset, length) if self._data is not None or not self.is_far else None
 
     def close(self) -> None:
         """Nothing: the file is whoever's that opened it."""
@@ -357,7 +362,7 @@ class _Scan:
 
     def _run(self, data: bytes, where: str) -> tuple[Scanner, MalformedError | None]:
         scanner, failed = Scanner(data, where), None
-        if self.whole.path.endswith(METADATA):
+        if files.name(self.whole.path).endswith(METADATA):
             scanner.budget = BUDGET
         try:
             scanner.run(0)
@@ -397,7 +402,7 @@ class _Scan:
 
     def _archive(self, piece: _Piece) -> None:
         try:
-            archive = Archive(piece.region)
+            archive = Archive(piece.region, looked_at=_HEAD)
         except UnreadableError as error:
             parts = _in_a_row(piece.region)
             if len(parts) > 1:

@@ -16,17 +16,19 @@ HEAD = 4096
 
 
 class Source:
-    """An open regular file: `path`, its `size` in bytes, its first 4096 bytes as `head`.
+    """An open regular file: `path`, its `size` in bytes, its first 4096 bytes as `head`; `is_far` if each read of it
+    is a journey.
 
     With `length`, only so many bytes from byte `start`, as if they were a file; places count from there. Raises
     UnreadableError for what is missing, not permitted, empty or no regular file.
     """
 
-    __slots__ = ("_file", "head", "path", "size", "start")
+    __slots__ = ("_file", "head", "is_far", "path", "size", "start")
 
     def __init__(self, path: str, start: int = 0, length: int | None = None) -> None:
         self.path = path
         self.start = start
+        self.is_far = files.is_remote(path)
         self._file = files.opened(path)
         try:
             size = self._file.size
@@ -50,9 +52,27 @@ class Source:
         """Close the file; a second call does nothing."""
         self._file.close()
 
+    @property
+    def is_trusted(self) -> bool:
+        """Whether what a journey would be needed for is confirmed only when it is read."""
+        return self.is_far and not files.is_thorough()
+
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """These (offset, length) are about to be read, one after another."""
         self._file.prefetch((self.start + offset, length) for offset, length in ranges)
+
+    def here(self, offset: int, length: int) -> bytes | None:
+        """As `files.File.here`; None also where the file does not hold them."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            return None
+        return self._file.here(self.start + offset, length)
+
+    def guard(self, guards: Iterable[files.Guard]) -> None:
+        """As `files.File.guard`."""
+        at = self.start
+        self._file.guard(
+            one._replace(header=at + one.header, start=at + one.start, stop=at + one.stop) for one in guards
+        )
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from byte `offset`; MalformedError where the file does not hold them."""

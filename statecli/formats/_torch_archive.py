@@ -37,6 +37,12 @@ def word_of(archive: Archive, name: str) -> str | None:
     return content.decode("ascii", "backslashreplace").strip()
 
 
+def prefetch(archive: Archive, *storages: str) -> None:
+    """All but the storages in these folders is about to be read."""
+    folders = tuple(f"{archive.folder}/{name}/" for name in storages)
+    archive.prefetch(lambda name: not name.startswith(folders))
+
+
 def check_folder(archive: Archive) -> None:
     """MalformedError where a record lies outside the first one's folder."""
     prefix = f"{archive.folder}/"

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 from msgspec import UNSET
 
 from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.files import Guard
 from statecli.formats._source import Source, Window
 from statecli.state import Oddity, Place
 
@@ -49,6 +51,16 @@ _UTF8 = 0x0800
 #: Of the external attributes, whatever system wrote them: torch's reader leaves the memory for such a record as it was.
 _FOLDER = 0x10
 
+#: What torch aligns the bytes of each record to, unless it is told otherwise, and what is behind them: nothing, or their
+#: sizes again, where the directory says so.
+_ALIGNMENT = 64
+_DESCRIPTORS = {0: (0,), _SIZES_FOLLOW: (16, 24)}
+
+#: Local headers that are fetched at once, and bytes of a record that are worth fetching before it is read.
+_TOGETHER = 1024
+_AHEAD = 32 << 20
+#: What torch writes behind the last storage takes less.
+_SMALL = 1024
 #: Archives whose records take less than this on average are read in windows, the others header by header.
 _DENSE = 8192
 _WINDOW = 65_536
@@ -73,6 +85,8 @@ def mentions(path: str, *names: bytes) -> bool:
             size, offset = fields[5], fields[6]
             if offset == _U32_MAX and (end64 := tail.rfind(b"PK\6\6")) >= 0 and end64 + _END64.size <= len(tail):
                 size, offset = _END64.unpack_from(tail, end64)[-2:]
+            # Whoever reads the archive reads all of it, and small records in front of it.
+            source.prefetch([(max(0, offset - _SMALL), min(size, _AHEAD) + _SMALL)])
             first = source.read(offset, min(size, _LOOKED_AT, max(0, source.size - offset)))
             last = tail[max(0, at - size) : at]
     except UnreadableError:  # whoever reads it meets the same, and says so
@@ -110,13 +124,15 @@ class Archive:
 
     `folder` is the top folder of the first record, "" for a record named "/…", None where it lies in no folder.
     `spaces` are the places between what records hold that are wider than `MAX_PADDING`, each with the record before.
-    Raises MalformedError for a directory that contradicts itself or the file.
+    What lies far away is not asked for the local headers of records which the directory places exactly as torch does:
+    each is checked when its record is read. With `looked_at` they are all asked, since so many bytes of each record are
+    about to be read. Raises MalformedError for a directory that contradicts itself or the file.
     """
 
-    __slots__ = ("_source", "folder", "oddities", "path", "records", "spaces")
+    __slots__ = ("_looked_at", "_source", "folder", "oddities", "path", "records", "spaces")
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, looked_at: int | None = None) -> None:
+        self._source, self._looked_at = source, looked_at
         self.path = source.path
         self.oddities: list[Oddity] = []
         self.spaces: list[tuple[str, Place]] = []
@@ -127,6 +143,11 @@ class Archive:
         self.folder = first.partition("/")[0] if "/" in first else None
         if len({name.casefold() for name in self.records}) < len(self.records):
             self._odd("case-only-names", "two records of the zip archive differ in upper and lower case only")
+
+    def prefetch(self, is_wanted: Callable[[str], bool]) -> None:
+        """The records of these names are about to be read."""
+        records = (one for name, one in self.records.items() if one.compressed_size <= _AHEAD and is_wanted(name))
+        self._source.prefetch((one.offset, one.data_offset - one.offset + one.compressed_size) for one in records)
 
     def read(self, record: Record, limit: int) -> bytes:
         """The content of a record, inflated, its checksum checked unless it is recorded as 0.
@@ -234,16 +255,16 @@ class Archive:
         if ordered and ordered[0].offset > 0:
             before = ordered[0].offset
             self._odd("prefixed", f"{before} bytes lie before the first record of the zip archive", 0, before)
-        dense = len(ordered) * _DENSE > end.offset
-        window = Window(self._source, _WINDOW if dense else 0)
-        self._source.prefetch((record.offset, _LOCAL.size + len(record.name) * 4 + MAX_PADDING) for record in ordered)
+        trusted = self._looked_at is None and self._source.is_trusted
+        starts = self._aligned(ordered, end.offset) if trusted else None
+        starts = starts or self._confirmed_starts(ordered, end.offset)
         free, last = 0, ""
         for record in ordered:
             if record.offset < free:
                 raise MalformedError(f"records {last!r} and {record.name!r} overlap")
             if record.offset + _LOCAL.size > end.offset:
                 raise MalformedError(f"{record.name!r} lies outside the file: its header is at byte {record.offset}")
-            record.data_offset = _data_offset(record, window)
+            record.data_offset = next(starts)
             self._space(last, free, record.data_offset - _LOCAL.size - len(record.name))
             free, last = record.data_offset + record.compressed_size, record.name
             if free > end.offset:
@@ -251,6 +272,35 @@ class Archive:
                     f"{last!r} lies outside the file: it ends at byte {free}, and the records end at {end.offset}"
                 )
         self._space(last, free, end.offset)
+
+    def _confirmed_starts(self, ordered: list[Record], end: int) -> Iterator[int]:
+        """Where each record's bytes start, by its local header."""
+        dense = len(ordered) * _DENSE > end
+        window = Window(self._source, _WINDOW if dense else 0)
+        more = _LOCAL.size + MAX_PADDING + (self._looked_at or 0)
+        for n, record in enumerate(ordered):
+            if n % _TOGETHER == 0:
+                soon = ordered[n : n + _TOGETHER]
+                self._source.prefetch((one.offset, more + len(one.name) * 4) for one in soon)
+            yield _data_offset(record, window.read)
+
+    def _aligned(self, ordered: list[Record], end: int) -> Iterator[int] | None:
+        """Where each record's bytes start if torch wrote them, where it is a journey to ask the local headers.
+
+        None unless then nothing but descriptors is between them. Every header that is here is asked, the others when
+        their record's bytes are read.
+        """
+        guards = []
+        for record, free in zip(ordered, [*(record.offset for record in ordered[1:]), end], strict=True):
+            start = _aligned_start(record)
+            if free - start - record.compressed_size not in _DESCRIPTORS[record.flags & _SIZES_FOLLOW]:
+                return None
+            if (header := self._source.here(record.offset, start - record.offset)) is None:
+                guards.append(Guard(record.offset, start, free, partial(_check_start, record, start)))
+            elif _data_offset(record, _within(header, record.offset)) != start:
+                return None
+        self._source.guard(guards)
+        return map(_aligned_start, ordered)
 
     def _space(self, last: str, start: int, end: int) -> None:
         if last and end - start > MAX_PADDING:
@@ -333,10 +383,32 @@ def _extra_field(name: str, extras: bytes, wanted: int) -> bytes:
     return b""
 
 
-def _data_offset(record: Record, window: Window) -> int:
+def _aligned_start(record: Record) -> int:
+    """Where the bytes of a record begin that torch wrote (`getPadding` in inline_container.cc)."""
+    wide = 4 * (record.size >= _U32_MAX or record.offset >= _U32_MAX)
+    wide += 16 * (record.size >= _U32_MAX) + 8 * (record.offset >= _U32_MAX)
+    least = record.offset + _LOCAL.size + len(record.name.encode("utf-8", "surrogateescape")) + 4 + wide
+    return -(-least // _ALIGNMENT) * _ALIGNMENT
+
+
+def _check_start(record: Record, start: int, header: bytes) -> None:
+    found = _data_offset(record, _within(header, record.offset))
+    if found != start:
+        raise MalformedError(
+            f"{record.name!r}: its bytes begin at byte {found} by its local header, and torch aligns them to {start}; "
+            "download the file to read it"
+        )
+
+
+def _within(data: bytes, start: int) -> Callable[[int, int], bytes]:
+    """Reads, as `Source.read` does, of bytes that begin at `start`."""
+    return lambda offset, length: data[offset - start : offset - start + length]
+
+
+def _data_offset(record: Record, read: Callable[[int, int], bytes]) -> int:
     """Where the record's bytes start. Only the local header knows: torch pads it to align them."""
     wanted = len(record.name) * 4 if not record.name.isascii() else len(record.name)
-    header = window.read(record.offset, _LOCAL.size)
+    header = read(record.offset, _LOCAL.size)
     n: int
     extra: int
     signature, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack(header)
@@ -344,7 +416,7 @@ def _data_offset(record: Record, window: Window) -> int:
         raise MalformedError(
             f"{record.name!r}: no local header at byte {record.offset}, where the directory says it is"
         )
-    name = _text(window.read(record.offset + _LOCAL.size, n), flags) if n <= max(wanted, 1) else ""
+    name = _text(read(record.offset + _LOCAL.size, n), flags) if n <= max(wanted, 1) else ""
     same = name == record.name and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED
     if same and not flags & _SIZES_FOLLOW:
         said = ((crc, record.crc32), (packed, record.compressed_size), (size, record.size))

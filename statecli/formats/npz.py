@@ -30,7 +30,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     is damaged, and the others are read.
     """
     with Source(path) as source:
-        archive = Archive(source)
+        archive = Archive(source, looked_at=2 * _npy.USUAL)
         arrays = {name: record for name, record in archive.records.items() if name.endswith(_SUFFIX)}
         rows: dict[str, TensorInfo] = {}
         for name, record in arrays.items():

@@ -87,6 +87,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     """
     with Source(path) as source:
         archive = Archive(source)
+        archive.prefetch(lambda name: name.endswith(".json") or "/data/" not in name)
         reader = _Reader(archive)
         if _OLD in archive.records:
             reader.old()

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from statecli.errors import MalformedError, UnreadableError
+from statecli.files import Guard
 from statecli.formats._dtypes import STORAGE_DTYPES, nbytes
 from statecli.formats._pickle import Global, Pickle, TruncatedPickle, load
 from statecli.formats._source import Source, Window
@@ -137,8 +139,25 @@ def _storages(
     """Walk over the storages that follow the pickles, in the order of the key list."""
     if type(keys.root) is not list:
         raise MalformedError("the list of storages is no list")
-    seen: set[str] = set()
+    trusted = source.is_trusted
+    if source.is_far:
+        places = list(_places(source, keys, declared))
+        if trusted:
+            source.guard(
+                Guard(at, at + 8, at + 8 + size, partial(_check, key, numel)) for key, at, numel, size in places
+            )
+        else:
+            source.prefetch((at, 8) for _, at, _, _ in places)
     window = Window(source, _FIRST_WINDOW if len(keys.root) * _FIRST_WINDOW > source.size else 0)
+    for key, at, numel, length in _places(source, keys, declared):
+        if not trusted:
+            _check(key, numel, window.read(at, 8))
+        yield key, ByteRange(source.path, at + 8, length, None, big_endian)
+
+
+def _places(source: Source, keys: Pickle, declared: dict[str, tuple[str, int]]) -> Iterator[tuple[str, int, int, int]]:
+    """Of each storage its key, where it begins with the number of its elements, that number and its bytes."""
+    seen: set[str] = set()
     at = keys.end
     for key in keys.root:
         if type(key) is not str or key not in declared:
@@ -147,14 +166,16 @@ def _storages(
             raise MalformedError(f"the list of storages names {key!r} twice")
         seen.add(key)
         dtype, numel = declared[key]
-        recorded = int.from_bytes(window.read(at, 8), "little", signed=True)
-        if recorded != numel:
-            raise MalformedError(f"storage {key!r} has {recorded} elements, and the pickle says {numel}")
         length = nbytes(dtype, numel)
-        at += 8
-        if at + length > source.size:
+        yield key, at, numel, length
+        at += 8 + length
+        if at > source.size:
             raise MalformedError(
-                f"file is truncated: storage {key!r} needs bytes {at} to {at + length}, the file holds {source.size}"
+                f"file is truncated: storage {key!r} needs bytes {at - length} to {at}, the file holds {source.size}"
             )
-        yield key, ByteRange(source.path, at, length, None, big_endian)
-        at += length
+
+
+def _check(key: str, numel: int, recorded: bytes) -> None:
+    found = int.from_bytes(recorded, "little", signed=True)
+    if found != numel:
+        raise MalformedError(f"storage {key!r} has {found} elements, and the pickle says {numel}")

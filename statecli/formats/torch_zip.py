@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from statecli import files
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _folder, _shown
 from statecli.formats._pickle import Pickle
@@ -20,6 +21,7 @@ from statecli.formats._torch_archive import (
     gaps_of,
     idle_of,
     pickle_of,
+    prefetch,
     record_of,
     storages_of,
 )
@@ -35,7 +37,7 @@ _RECORDS = ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "v
 
 def sniff(path: str, head: bytes) -> bool:
     """Whether it starts as a zip archive does, and is no row of them. `read` says what other kind of archive it is."""
-    return head.startswith(b"PK\3\4") and not path.endswith(".distcp")
+    return head.startswith(b"PK\3\4") and not files.name(path).endswith(".distcp")
 
 
 def read(path: str, section: str | None = None) -> ModelState:
@@ -64,6 +66,7 @@ def contents(path: str, base: int = 0, length: int | None = None) -> tuple[Pickl
     with Source(path, base, length) as source:
         archive = Archive(source)
         _check_kind(archive)
+        prefetch(archive, "data")
         check_folder(archive)
         check_version(archive)
         storages = storages_of(archive, base)

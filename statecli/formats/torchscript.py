@@ -28,6 +28,7 @@ from statecli.formats._torch_archive import (
     gaps_of,
     idle_of,
     pickle_of,
+    prefetch,
     record_of,
     storages_of,
 )
@@ -64,6 +65,7 @@ def read(path: str, section: str | None = None) -> ModelState:
     """
     with Source(path) as source:
         archive = Archive(source)
+        prefetch(archive, "data", CONSTANTS)
         check_folder(archive)
         check_version(archive)
         module, constants = _part(archive, "data"), _part(archive, CONSTANTS)

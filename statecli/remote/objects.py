@@ -1,25 +1,38 @@
-"""One object in a store: what was fetched of it, so that a reader's many small reads are few requests."""
+"""One object in a store: what was fetched of it, so that a reader's many small reads are few requests.
+
+What a reader asks for is fetched once and kept while the file is open, and of small things longer. Values are not kept:
+they come in windows, which end where whoever reads them said that he would.
+"""
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right, insort
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from statecli.errors import UnreadableError
+from statecli.files import Guard
 from statecli.remote.attempts import repeated
 from statecli.remote.stores import Known, Missing, Store
 
-__all__ = ["Handle", "Missing", "Object"]
+__all__ = ["Handle", "Missing", "Object", "reading"]
 
 #: Bytes fetched first: the header of most files, and all of many.
 GUESS = 64 << 10
-#: Bytes fetched ahead of small reads that follow one another, at most.
-AHEAD = 4 << 20
-#: Bytes of values that a worker holds of a file.
-WINDOW = 8 << 20
-#: Bytes of an object that are kept for the next read.
-KEPT = 64 << 20
+#: Those of an end: a zip's end record and its comment.
+TAIL = 66 << 10
+#: Those of what is read to its end, whatever it says: an index of 40,000 tensors.
+GUESSES = {".json": 4 << 20}
+#: Bytes fetched for a small read somewhere, and at most ahead of small reads that follow one another.
+STEP, AHEAD = 16 << 10, 4 << 20
+#: Bytes between two ranges that are fetched with them, where one request is quicker than two.
+GAP = 16 << 10
+#: Bytes of values that are held of a file, and of how many files.
+WINDOW, WINDOWS = 4 << 20, 4
+#: Bytes of an object that are kept for the next read, while it is open and after it.
+KEPT, LEFT = 64 << 20, 4 << 20
 
 
 class Object:
@@ -28,25 +41,35 @@ class Object:
     def __init__(self, url: str, store: Store, known: Known | None = None) -> None:
         self._url, self._store = url, store
         self.known = known
-        self._lock = threading.Lock()
+        self._first, self._lock = threading.Lock(), threading.Lock()
         self._error: UnreadableError | None = None
+        self._open = 0
         #: What was fetched, by where it begins: sorted starts, and the bytes of each.
         self._starts: list[int] = []
         self._spans: dict[int, bytes] = {}
-        self._end, self._step = -1, GUESS
+        self._held = 0
+        self._end, self._step = -1, STEP
+        #: What is to be confirmed before it is read: where its bytes begin, sorted, and the rest.
+        self._guarded: list[int] = []
+        self._guards: dict[int, Guard] = {}
+        self._confirmed: set[int] = set()
 
     def prime(self) -> None:
         """Fetches its beginning, unless it is known. Raises UnreadableError, the same one each time."""
-        with self._lock:
+        with self._first:
             if self._error is not None:
                 raise self._error
             if self.known is not None:
                 return
+            way = self._url.partition("?")[0]
+            guess = next((size for suffix, size in GUESSES.items() if way.endswith(suffix)), GUESS)
             try:
-                self._keep(0, self.get(0, GUESS))
+                data = self.get(0, guess)
             except UnreadableError as why:
                 self._error = why
                 raise
+            self._keep(0, data)
+            self._end = len(data)
 
     def try_prime(self) -> None:
         """As `prime`; what goes wrong is said by whoever opens it."""
@@ -68,55 +91,156 @@ class Object:
         self.known = known
         return data
 
+    def opened(self) -> None:
+        """One more reads it."""
+        with self._lock:
+            self._open += 1
+
+    def closed(self) -> None:
+        """One less; little is kept behind the last one."""
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._forget(LEFT)
+
+    # --- headers ------------------------------------------------------------------------------------------------------
+
     def read(self, offset: int, length: int) -> bytes:
-        """These bytes, fewer where it ends, fetched if they are not here."""
-        length = max(0, min(length, self.size - offset))
-        here = self._here(offset, length)
-        if here is not None:
-            return here
-        if length < AHEAD and 0 <= offset - self._end <= GUESS:
-            self._step = min(self._step * 2, AHEAD)
-        else:
-            self._step = GUESS
-        data = self.get(offset, min(max(length, self._step), self.size - offset))
-        self._end = offset + len(data)
-        self._keep(offset, data)
-        return data[:length]
+        """These bytes, fewer where it ends, of which those are fetched that are not here."""
+        end = min(offset + length, self.size)
+        guards = self._unconfirmed(offset, end)
+        begin = min(offset, *(guard.header for guard in guards)) if guards else offset
+        data = self._read(begin, end)[offset - begin :] if offset - begin <= STEP else self._read(offset, end)
+        for guard in guards:
+            self._confirm(guard, self._read(guard.header, guard.start))
+        return data
+
+    def here(self, offset: int, length: int) -> bytes | None:
+        """These bytes where nothing need be fetched for them."""
+        parts, holes = self._parts(offset, offset + length)
+        return None if holes else b"".join(parts.values())
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Fetches these (offset, length), neighbours together and many at a time, for the reads that follow."""
         from statecli.remote import side_by_side
 
         wanted: list[list[int]] = []
-        for offset, length in sorted(ranges):
-            end = min(offset + length, self.size)
-            if end <= offset or self._here(offset, end - offset) is not None:
-                continue
-            if wanted and offset - wanted[-1][1] <= GUESS // 4 and end - wanted[-1][0] <= AHEAD:
-                wanted[-1][1] = max(end, wanted[-1][1])
+        spans = ((offset, min(offset + length, self.size)) for offset, length in ranges)
+        for start, stop in sorted(hole for span in spans for hole in self._parts(*span)[1]):
+            if wanted and start - wanted[-1][1] <= GAP and stop - wanted[-1][0] <= AHEAD:
+                wanted[-1][1] = max(stop, wanted[-1][1])
             else:
-                wanted.append([offset, end])
+                wanted.append([start, stop])
         side_by_side(lambda span: self._keep(span[0], self.get(span[0], span[1] - span[0])), wanted)
 
-    def _here(self, offset: int, length: int) -> bytes | None:
-        if not length:
-            return b""
-        at = bisect_right(self._starts, offset) - 1
-        for start in self._starts[max(0, at - 3) : at + 1][::-1]:
-            span = self._spans[start]
-            if offset + length <= start + len(span):
-                return span[offset - start : offset - start + length]
-        return None
+    def _read(self, offset: int, end: int) -> bytes:
+        parts, holes = self._parts(offset, end)
+        if not holes:
+            return b"".join(parts.values()) if len(parts) != 1 else next(iter(parts.values()))
+        start, stop = self._wider(holes[0][0], holes[-1][1])
+        data = self.get(start, stop - start)
+        self._end = stop
+        self._keep(start, data)
+        inside = data[max(offset - start, 0) : min(stop, end) - start]
+        before = (part for at, part in parts.items() if at < start)
+        return b"".join((*before, inside, *(part for at, part in parts.items() if at >= stop)))
+
+    def _wider(self, start: int, stop: int) -> tuple[int, int]:
+        """What is fetched for bytes that are not here: more than little, up to what is."""
+        at = bisect_right(self._starts, start) - 1
+        if stop == self.size:
+            before = self._starts[at] + len(self._spans[self._starts[at]]) if at >= 0 else 0
+            return max(min(before, start), min(start, stop - TAIL)), stop
+        if stop - start >= GUESS:
+            return start, stop
+        follows = 0 <= start - self._end <= GUESS
+        self._step = min(self._step * 2, AHEAD) if follows else STEP
+        after = self._starts[at + 1] if at + 1 < len(self._starts) else self.size
+        return start, max(stop, min(start + self._step, after))
+
+    def _parts(self, offset: int, end: int) -> tuple[dict[int, bytes], list[tuple[int, int]]]:
+        """What is here of these bytes, by where it begins, and the holes that are left."""
+        parts: dict[int, bytes] = {}
+        holes: list[tuple[int, int]] = []
+        with self._lock:
+            n = max(bisect_right(self._starts, offset) - 1, 0)
+            while offset < end and n < len(self._starts) and (start := self._starts[n]) < end:
+                if start > offset:
+                    holes.append((offset, start))
+                    offset = start
+                if part := self._spans[start][offset - start : end - start]:
+                    parts[offset] = part
+                offset += len(part)
+                n += 1
+        return parts, [*holes, (offset, end)] if offset < end else holes
 
     def _keep(self, offset: int, data: bytes) -> None:
-        if sum(map(len, self._spans.values())) + len(data) > KEPT:
-            head = self._spans.get(0)
-            self._spans = {} if head is None or len(head) > GUESS else {0: head}
-            self._starts = list(self._spans)
-        if len(data) <= KEPT and len(data) > len(self._spans.get(offset, b"")):
+        with self._lock:
+            if self._held + len(data) > KEPT:
+                self._forget(LEFT)
+            if len(data) > KEPT or len(data) <= len(self._spans.get(offset, b"")):
+                return
             if offset not in self._spans:
                 insort(self._starts, offset)
+            self._held += len(data) - len(self._spans.get(offset, b""))
             self._spans[offset] = data
+
+    def _forget(self, limit: int) -> None:
+        """The largest of what is here, until no more than `limit` bytes are."""
+        for start in sorted(self._starts, key=lambda start: -len(self._spans[start])):
+            if self._held <= limit:
+                break
+            self._held -= len(self._spans.pop(start))
+        self._starts = sorted(self._spans)
+
+    # --- what is not yet known to be where it is looked for -----------------------------------------------------------
+
+    def guard(self, guards: Iterable[Guard]) -> None:
+        """From now on these are confirmed before any of their bytes are handed out."""
+        with self._lock:
+            self._guards.update((guard.start, guard) for guard in guards if guard.start not in self._confirmed)
+            self._guarded = sorted(self._guards)
+
+    def confirm(self) -> None:
+        """Confirms all that is not. Raises MalformedError as its check does."""
+        guards = list(self._guards.values())
+        self.prefetch((guard.header, guard.start - guard.header) for guard in guards)
+        for guard in guards:
+            self._confirm(guard, self._read(guard.header, guard.start))
+
+    def _unconfirmed(self, offset: int, end: int) -> list[Guard]:
+        """Those that have some of these bytes."""
+        if not self._guards:
+            return []
+        with self._lock:
+            first = max(bisect_right(self._guarded, offset) - 1, 0)
+            last = bisect_left(self._guarded, end)
+            found = [self._guards[start] for start in self._guarded[first:last]]
+        return [guard for guard in found if guard.stop > offset]
+
+    def _confirm(self, guard: Guard, header: bytes) -> None:
+        guard.check(header)
+        with self._lock:
+            self._confirmed.add(guard.start)
+            if self._guards.pop(guard.start, None) is not None:
+                self._guarded.pop(bisect_left(self._guarded, guard.start))
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def window(self, offset: int, stop: int) -> memoryview:
+        """Bytes from `offset` on, up to `stop` at most: those that are here, or else fetched, and not kept."""
+        stop = min(stop, self.size)
+        holes = self._parts(offset, stop)[1]
+        if not holes or holes[0][0] > offset:
+            return memoryview(self.read(offset, (holes[0][0] if holes else stop) - offset))
+        stop = holes[0][1]
+        guards = self._unconfirmed(offset, stop)
+        begin = min([offset, *(guard.header for guard in guards if guard.header >= offset - STEP)])
+        data = memoryview(self.get(begin, stop - begin))
+        for guard in guards:
+            header = bytes(data[guard.header - begin : guard.start - begin]) if guard.header >= begin else None
+            self._confirm(guard, self._read(guard.header, guard.start) if header is None else header)
+        return data[offset - begin :]
 
 
 class Handle:
@@ -125,23 +249,28 @@ class Handle:
     def __init__(self, one: Object) -> None:
         self._object = one
         self.size = one.size
-        self._at, self._window = 0, memoryview(b"")
+        self._is_open = True
+        one.opened()
 
     def read(self, offset: int, length: int) -> bytes:
         """As `files.File.read`."""
         return self._object.read(offset, length)
 
+    def here(self, offset: int, length: int) -> bytes | None:
+        """As `files.File.here`."""
+        return self._object.here(offset, length)
+
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """As `Object.prefetch`."""
+        """As `files.File.prefetch`."""
         self._object.prefetch(ranges)
+
+    def guard(self, guards: Iterable[Guard]) -> None:
+        """As `files.File.guard`."""
+        self._object.guard(guards)
 
     def fill(self, offset: int, into: memoryview, ahead: int) -> int:
         """As `files.File.fill`."""
-        if not self._at <= offset < self._at + len(self._window):
-            wanted = max(len(into), min(ahead, WINDOW))
-            self._at, self._window = offset, memoryview(self._object.get(offset, min(wanted, self.size - offset)))
-        start = offset - self._at
-        part = self._window[start : start + len(into)]
+        part = _windows.at(self._object, offset, max(ahead, len(into)))[: len(into)]
         into[: len(part)] = part
         return len(part)
 
@@ -151,4 +280,77 @@ class Handle:
 
     def close(self) -> None:
         """As `files.File.close`."""
-        self._window = memoryview(b"")
+        if self._is_open:
+            self._is_open = False
+            self._object.closed()
+
+
+# --- values of several ranges, one after another ----------------------------------------------------------------------
+
+
+class _Windows(threading.local):
+    """The windows that a thread reads values through: few bytes of each place where it goes on reading."""
+
+    def __init__(self) -> None:
+        #: The runs of bytes that are about to be read one after another, sorted, by object.
+        self.runs: dict[Object, list[tuple[int, int]]] = {}
+        #: Where each window begins, with its bytes and its object, the one used last behind the others.
+        self._held: OrderedDict[tuple[Object, int], memoryview] = OrderedDict()
+        self._limit = WINDOW
+
+    def at(self, one: Object, offset: int, ahead: int) -> memoryview:
+        """Some bytes of the object from `offset` on; none at its end."""
+        follows = 0
+        for key, window in reversed(self._held.items()):
+            if key[0] is one and key[1] <= offset < key[1] + len(window):
+                self._held.move_to_end(key)
+                return window[offset - key[1] :]
+            if key == (one, offset - len(window)):
+                follows = len(window)
+        if follows:
+            del self._held[one, offset - follows]
+        if offset >= one.size:
+            return memoryview(b"")
+        self._held[one, offset] = window = one.window(offset, self._stop(one, offset, ahead, follows))
+        self._shrink()
+        return window
+
+    def _stop(self, one: Object, offset: int, ahead: int, follows: int) -> int:
+        """Where a new window ends. Nobody knows how far a reader goes on who has not said so: it begins small."""
+        runs = self.runs.get(one, ())
+        n = bisect_right(runs, (offset, one.size)) - 1
+        if n >= 0 and offset < runs[n][1]:
+            return min(offset + WINDOW, runs[n][1])
+        return offset + min(ahead, max(GUESS, min(2 * follows, self._limit)))
+
+    def _shrink(self) -> None:
+        """Lets go of what was not used for the longest time; where that was not read to its end, of less."""
+        while sum(map(len, self._held.values())) > 2 * WINDOW + GUESS and len(self._held) > 1:
+            self._held.popitem(last=False)
+            self._limit = max(self._limit // 2, GUESS)
+
+    def clear(self) -> None:
+        """Nothing is held, and nothing known of what is about to be read."""
+        self.runs, self._limit = {}, WINDOW
+        self._held.clear()
+
+
+_windows = _Windows()
+
+
+@contextmanager
+def reading(ranges: Iterable[tuple[Object, int, int]]) -> Iterator[None]:
+    """Around reading the values of these (object, offset, length) in this thread, one after another."""
+    _windows.clear()
+    found: dict[Object, list[tuple[int, int]]] = {}
+    for one, offset, length in sorted(ranges, key=lambda span: span[1]):
+        runs = found.setdefault(one, [])
+        if runs and offset - runs[-1][1] <= GAP:
+            runs[-1] = runs[-1][0], max(runs[-1][1], offset + length)
+        else:
+            runs.append((offset, offset + length))
+    _windows.runs = found
+    try:
+        yield
+    finally:
+        _windows.clear()
