@@ -73,6 +73,7 @@ __all__ = [
     "__version__",
     "diff",
     "inspect",
+    "merge",
     "verify",
 ]
 
@@ -172,6 +173,29 @@ def diff(
     from statecli import api, retold
 
     return retold.told(given, lambda: api.diff(**given))
+
+
+def merge(
+    parts: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    code: Iterable[str] | None = (),
+    url: Iterable[str] | None = (),
+    jobs: int = 0,
+    executor: str | Executor | None = None,
+) -> Inspection | Diff:
+    """What `inspect` or `diff` gives, from the parts that `statecli … --shard 1/N` to `--shard N/N` wrote.
+
+    `parts`: their files, or a glob; all of them, in any order, read in the folder where they were made. `code`: the
+    classes that they name, whose code may run. `url`: URLs that they name, with what is secret in them. `jobs`,
+    `executor`: as in `diff`, for what only all parts together make known.
+
+    Raises StateError, with one line: UnreadableError (what is no part, one that is missing or there twice, a target
+    that has changed), EngineError (parts of another version), UsageError (parts of an audit or a lock).
+    """
+    given = dict(locals())
+    from statecli import api, retold
+
+    return retold.told(given, lambda: api.merge(**given))
 
 
 def verify(

@@ -186,6 +186,26 @@ def diff(before: Any, after: Any, **given: Any) -> Diff:
         return compare(asked.request(options))
 
 
+def merge(parts: Any, **given: Any) -> Inspection | Diff:
+    """See `statecli.merge`."""
+    from statecli import asked, engines, inspection
+    from statecli.comparison.run import compare
+    from statecli.options import DiffOptions, InspectOptions, MergeOptions
+    from statecli.sharing.merge import merging
+
+    several = (parts,) if isinstance(parts, (str, os.PathLike)) else parts
+    code, url = many("code", given.pop("code")), tuple(map(files.shown, many("url", given.pop("url"))))
+    options = MergeOptions(parts=tuple(map(path_of, several)), code=code, url=url, **given)
+    engines.check(options.executor, jobs=options.jobs)
+    with merging(options) as command, engines.working(options.executor):
+        if isinstance(command, DiffOptions):
+            asked.check(command)
+            return compare(asked.request(command))
+        if isinstance(command, InspectOptions):
+            return inspection.inspect(inspection.requested(command))
+    raise UsageError(f"{options.parts[0]}: is of a command that only the command line merges: statecli merge")
+
+
 def verify(model: Any, inputs: Any, **given: Any) -> Verification:
     """See `statecli.verify`."""
     from statecli import proofs

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from statecli import console, interrupts, outputs
 from statecli.errors import StateError, UsageError
-from statecli.inspection import Request, device
 from statecli.inspection import inspect as run_inspection
+from statecli.inspection import requested
 from statecli.options import (
     AuditOptions,
     DiffOptions,
@@ -59,18 +59,7 @@ def inspect(options: InspectOptions) -> int:
     if divided and (not options.stats or spec_of(options.target)):
         raise UsageError(f"{divided}: inspect reads values only for --stats of a checkpoint")
     console.keep_stdout()
-    request = Request(
-        target=options.target,
-        to=device(options.to, options.cuda),
-        model=options.model,
-        stats=options.stats,
-        include=options.include,
-        exclude=options.exclude,
-        kind=options.kind,
-        init_device=options.init_device,
-        input=options.input,
-        inputs=options.inputs,
-    )
+    request = requested(options)
     reads = request.stats or request.to is not None
     shown = reads and not options.no_progress
     with engine, share as mine, console.progress(enabled=shown, color=options.color.value) as progress:
@@ -220,9 +209,11 @@ def lock(options: LockOptions) -> int:
     )
     found = making.read(request)
     _refuse_overwriting((written,), *(one.state for one in found))
-    with engine, share as mine, console.progress(
-        enabled=not options.no_progress, color=options.color.value
-    ) as progress:
+    with (
+        engine,
+        share as mine,
+        console.progress(enabled=not options.no_progress, color=options.color.value) as progress,
+    ):
         made = making.lock(found, request, progress)
     if mine is not None:
         return _part(mine, written.path)

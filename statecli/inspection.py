@@ -18,6 +18,7 @@ from statecli.state import Kind, ModelState, Stats, TensorInfo
 
 if TYPE_CHECKING:
     from statecli.modules.build import Built
+    from statecli.options import InspectOptions
     from statecli.proofs.appearing import Ran
 
 #: Takes the bytes there will be in all; gives what is called with each tensor's FQN and its bytes.
@@ -41,6 +42,22 @@ class Request(msgspec.Struct, frozen=True):
     init_device: str = "cpu"
     input: tuple[str, ...] = ()
     inputs: str | None = None
+
+
+def requested(options: InspectOptions) -> Request:
+    """What the command line asks for. Raises UsageError where `--cuda` and `--to` contradict each other."""
+    return Request(
+        target=options.target,
+        to=device(options.to, options.cuda),
+        model=options.model,
+        stats=options.stats,
+        include=options.include,
+        exclude=options.exclude,
+        kind=options.kind,
+        init_device=options.init_device,
+        input=options.input,
+        inputs=options.inputs,
+    )
 
 
 class Inspection(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ TARGETS = {
     "verify": ("target",),
     "audit": ("targets",),
     "lock": ("targets",),
+    "merge": ("parts",),
 }
 
 
@@ -74,7 +75,8 @@ def test_targets_come_in_order(command):
     """The first word is before, the second after."""
     quick = shortcut.parse([command, *TARGETS[command]])
     found = [getattr(quick, name) for name in TARGETS[command]]
-    assert found == ([("targets",)] if command in ("audit", "lock") else list(TARGETS[command]))
+    several = shortcut.COMMANDS[command].several
+    assert found == ([TARGETS[command]] if several else list(TARGETS[command]))
 
 
 VALUES = {

@@ -50,7 +50,8 @@ def _equal(groups: Sequence[tuple[Rows, Rows]], jobs: int) -> Iterator[tuple[Row
 
     rows = [(n, side, row) for n, group in enumerate(groups) for side in (0, 1) for row in group[side]]
     equal: dict[tuple[int, int], tuple[Rows, Rows]] = {}
-    for (n, side, row), mark in zip(rows, fingerprints([row for _, _, row in rows], jobs=jobs), strict=True):
+    marks = fingerprints([row for _, _, row in rows], jobs=jobs, together=[n for n, _, _ in rows])
+    for (n, side, row), mark in zip(rows, marks, strict=True):
         if mark is not None:
             equal.setdefault((n, mark), ([], []))[side].append(row)
     yield from (group for group in equal.values() if group[0] and group[1])
@@ -83,7 +84,7 @@ def _confirmed(pairs: list[tuple[TensorInfo, TensorInfo]], jobs: int) -> list[tu
         return []
     from statecli.values.compare import Pair, compare_all
 
-    outcomes = compare_all([Pair(one, two) for one, two in pairs], How(bitwise=True), jobs=jobs)
+    outcomes = compare_all([Pair(one, two) for one, two in pairs], How(bitwise=True), jobs=jobs, derived=True)
     return [
         pair
         for pair, outcome in zip(pairs, outcomes, strict=True)
@@ -129,7 +130,7 @@ def _repeats(data: TensorData, row: TensorInfo) -> bool:
             shape = (*data.shape[:dim], size - 1, *data.shape[dim + 1 :])
             first = replace(data, shape=shape, strides=strides)
             pairs.append(Pair(_of(row, first), _of(row, replace(first, offset=data.offset + strides[dim]))))
-    outcomes = compare_all(pairs, How(bitwise=True), jobs=1)
+    outcomes = compare_all(pairs, How(bitwise=True), jobs=1, derived=True)
     return all(isinstance(outcome, Delta) and not outcome.changed for outcome in outcomes)
 
 

@@ -245,7 +245,8 @@ class _Comparison:
         if self.values and self.request.renames:
             with inspection.numpy_needed():
                 same = renames.found(matches, found.sections, self._is_wanted_row, jobs=self.request.jobs)
-            if same:
+            # A share knows the renames of its own tensors alone: it leaves the pairs as all others have them.
+            if same and not pool.is_share():
                 matches = pairing.in_order(_joined(matches, same), before, after)
         self.notes += hints.of_prefix(matches, found.sections, before, after, self.request.map, prefixes=self.prefixes)
         return matches
@@ -291,6 +292,8 @@ class _Comparison:
             elif fields.shape(match.before) != fields.shape(match.after):
                 found[n] = self._of_two_shapes(match.shown)
                 alone += [(n, match.before), (n, match.after)]
+            elif match.way is Way.BYTES:
+                continue  # equal bit for bit: that is how they were found
             elif _is_hollow(match.before) and _is_hollow(match.after):
                 found[n] = _Outcome(not_compared="neither side holds values")
             else:

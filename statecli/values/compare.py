@@ -61,25 +61,28 @@ def compare_all(
     jobs: int = 0,
     progress: Progress | None = None,
     seen: Mapping[str, Stamp] | None = None,
+    derived: bool = False,
 ) -> list[Outcome]:
     """The outcome of each pair, in order. What goes wrong with one file is the outcome of its pairs alone.
 
     `seen`: the stamps of files when their headers were read; a file that has another by the end fails its pairs.
     Checksums that a container recorded are verified for what differs, so that damage is not taken for training.
-    `progress` is called with bytes of `before`. `jobs` 0: the cores.
+    `progress` is called with bytes of `before`. `jobs` 0: the cores. `derived`: as in `pool.run`, of the pairs.
     """
     plans = [_plan(number, pair, how) for number, pair in enumerate(pairs)]
     paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in one.ranges}
     before = {**stamps(path for path in paths if path not in (seen or {})), **(seen or {})}
     results = _Results(len(pairs), how)
-    results.add(_run([task for plan in plans if isinstance(plan, list) for task in plan], how, jobs, progress))
+    results.add(
+        _run([task for plan in plans if isinstance(plan, list) for task in plan], how, jobs, progress, derived=derived)
+    )
     numbers = [task for n, pair in enumerate(pairs) for task in results.in_numbers(n, pair)]
     results.instead(_run(numbers, how, jobs, derived=True))
     results.add(_run(list(results.norms()), how, jobs, derived=True))
     suspects = [
         pair
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
-        if results.differ(n) or _is_suspect(plan) or _checksums_differ(pair)
+        if results.differ(n) or _is_suspect(plan) or (results.are_here(n) and _checksums_differ(pair))
     ]
     damaged = _damaged([tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs, derived=True)
     outcomes = [
@@ -93,6 +96,8 @@ def compare_all(
     ]
 
 
+#: What stands for a task that is not done here.
+ABSENT = Found(Tally())
 Ran = list[tuple[Task, Found | StateError]]
 
 
@@ -102,13 +107,20 @@ class _Results:
     def __init__(self, pairs: int, how: How) -> None:
         self._ran: list[Ran] = [[] for _ in range(pairs)]
         self._how = how
+        self._elsewhere: set[int] = set()
 
     def add(self, ran: Ran) -> None:
         for task, found in ran:
+            if found is ABSENT:
+                self._elsewhere.add(task.pair)
             self._ran[task.pair].append((task, found))
 
     def differ(self, pair: int) -> bool:
         return any(isinstance(found, Found) and found.tally.changed for _, found in self._ran[pair])
+
+    def are_here(self, pair: int) -> bool:
+        """Whether no other share of the command has the pair."""
+        return pair not in self._elsewhere
 
     def in_numbers(self, number: int, pair: Pair) -> Iterator[Task]:
         """What is left to do for blocks that differ, where it can be read what they are worth."""
@@ -172,11 +184,12 @@ def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None = Non
         if progress:
             progress(batch[-1].what, sum(map(_bytes, batch)))
 
+    pairs = [task.pair for task in tasks]
     if how.device != "cpu":
         found = _run_on_device(how, tasks, done)
     else:
         found = pool.run(
-            run_batch, how, tasks, size_of=_bytes, jobs=jobs, done=done, absent=Found(Tally()), derived=derived
+            run_batch, how, tasks, size_of=_bytes, jobs=jobs, done=done, absent=ABSENT, derived=derived, together=pairs
         )
     return list(zip(tasks, found, strict=True))
 
@@ -451,14 +464,16 @@ def _size(kind: Element) -> int:
 # --- equal bytes under another name ----------------------------------------------------------------------------------
 
 
-def fingerprints(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[int | None]:
+def fingerprints(
+    tensors: Sequence[TensorInfo], *, jobs: int = 0, together: Sequence[object] | None = None
+) -> list[int | None]:
     """CRC-32 of each tensor's elements in C order, little-endian; None where there are none to read.
 
     Of a tensor made of parts, of one part after the other. Equal ones are a hint, which `compare_all` has to confirm.
-    What a zip recorded of a whole storage is not computed again.
+    What a zip recorded of a whole storage is not computed again. `together`: as in `pool.run`.
     """
     works = [(tensor.nbytes, tuple(_datas(tensor))) for tensor in tensors]
-    found = pool.run(fingerprint_batch, None, works, size_of=itemgetter(0), jobs=jobs, absent=None)
+    found = pool.run(fingerprint_batch, None, works, size_of=itemgetter(0), jobs=jobs, absent=None, together=together)
     return [None if isinstance(one, StateError) else one for one in found]
 
 

@@ -1,0 +1,223 @@
+"""The parts of a command -> the command itself, run once more with their results in the place of its work."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from statecli import __version__, files, target
+from statecli.errors import EngineError, StateError, UnreadableError, UsageError
+from statecli.inspection import numpy_needed
+from statecli.options import AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions
+from statecli.sharing.share import OF_MERGE
+
+#: The commands that have parts.
+COMMANDS: dict[str, Any] = {
+    "inspect": InspectOptions,
+    "diff": DiffOptions,
+    "audit": AuditOptions,
+    "lock": LockOptions,
+}
+Options = InspectOptions | DiffOptions | AuditOptions | LockOptions
+
+_AGAIN = "have all shares done again"
+#: What stands in the name of a URL for what is secret in it.
+_HIDDEN = "…"
+
+
+@contextmanager
+def merging(asked: MergeOptions) -> Iterator[Options]:
+    """The command that the parts are of, as it is to be run inside: what the parts know is looked up.
+
+    Raises `UnreadableError` for what is no part, or not all there is, and `UsageError` for an option that the command
+    has not.
+    """
+    with numpy_needed():
+        from statecli.sharing import part
+        from statecli.values import pool
+    parts = [part.read(path) for path in _named(asked.parts)]
+    options = _options(parts[0].path, parts[0].head, asked)
+    for one in parts:
+        _refuse_others(one, parts[0])
+    _refuse_incomplete(parts)
+    _refuse_code(options, asked.code)
+    _refuse_secrets(options, asked.url)
+    _refuse_changed(parts[0])
+    with pool.kept(_Known(parts)):
+        yield options
+
+
+def _named(texts: Sequence[str]) -> list[str]:
+    """The files; a glob that a shell has left as it is means what it matches."""
+    found: list[str] = []
+    for text in texts:
+        matches = [] if files.is_remote(text) or os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
+        found += matches or [text]
+    return found
+
+
+# --- whether they are the parts of one command ------------------------------------------------------------------------
+
+
+def _refuse_others(one: Any, first: Any) -> None:
+    """Raises for a part that was made by another statecli than this one, or is of another command than the first."""
+    from statecli.values import kernels
+
+    head, other = one.head, first.head
+    made = f"statecli {head.statecli} with its kernel in {head.kernel}"
+    here = f"statecli {__version__} with its kernel in {kernels.made_of()}"
+    if made != here:
+        raise EngineError(f"{one.path}: was made by {made[:200]}, and this is {here}: install the same for all")
+    if head.shard[1] != other.shard[1]:
+        why = f"is one of {head.shard[1]} parts, and {first.path} one of {other.shard[1]}"
+        raise UnreadableError(f"{one.path}: {why}: merge parts of one run")
+    if head.command != other.command:
+        why = f"is of statecli {head.command[:40]}, and {first.path} of statecli {other.command}"
+        raise UnreadableError(f"{one.path}: {why}: merge parts of one run")
+    for name in sorted(head.options.keys() | other.options.keys()):
+        if head.options.get(name) != other.options.get(name):
+            raise UnreadableError(f"{one.path}: is of another {name[:40]} than {first.path}: merge parts of one run")
+    for path in sorted(head.files.keys() | other.files.keys()):
+        if head.files.get(path) != other.files.get(path):
+            raise UnreadableError(f"{one.path}: {path}: is another file than the one that {first.path} is of: {_AGAIN}")
+    if head.plan != other.plan:
+        raise UnreadableError(f"{one.path}: has read another state of the targets than {first.path}: {_AGAIN}")
+
+
+def _refuse_incomplete(parts: Sequence[Any]) -> None:
+    known: dict[int, str] = {}
+    count = parts[0].head.shard[1]
+    for one in parts:
+        index = one.head.shard[0]
+        if index in known:
+            raise UnreadableError(f"{one.path}: part {index} of {count} is there twice, {known[index]} is it too")
+        known[index] = one.path
+    missing = [index for index in range(1, count + 1) if index not in known]
+    if missing:
+        shown = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
+        raise UnreadableError(f"part{'s' * (len(missing) > 1)} {shown} of {count} {_is(missing)} missing")
+
+
+def _is(several: Sequence[object]) -> str:
+    return "is" if len(several) == 1 else "are"
+
+
+def _refuse_changed(one: Any) -> None:
+    """Raises for a file that is not here, or is not the one that the parts are of."""
+    from statecli.sharing import tasks
+
+    for path, now in tasks.identities(list(one.head.files)).items():
+        then = one.head.files[path]
+        if now == then:
+            continue
+        if now.bytes < 0:
+            where = "" if files.is_remote(path) or os.path.isabs(path) else ": merge where the parts were made"
+            raise UnreadableError(f"{path}: cannot be opened, and {one.path} is of it{where}")
+        raise UnreadableError(f"{path}: has changed since {one.path} was made: {_AGAIN}")
+
+
+# --- what they ask for ------------------------------------------------------------------------------------------------
+
+
+def _options(path: str, head: Any, asked: MergeOptions) -> Options:
+    """The command's options: what the parts say of the result, what the line says of its output."""
+    kind = COMMANDS.get(head.command)
+    if kind is None:
+        raise UnreadableError(f"{path}: line 1: is of statecli {head.command[:40]!r}, which has no parts")
+    theirs = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    for name in head.options:
+        if name not in theirs or name in OF_MERGE:
+            raise UnreadableError(f"{path}: line 1: says {name[:40]!r}, which is no option of a part")
+    try:
+        read: Options = msgspec.convert(head.options, kind)
+    except (msgspec.ValidationError, ValueError, OverflowError) as why:
+        raise UnreadableError(f"{path}: line 1: is not what --shard writes there: {str(why)[:200]}") from why
+    return msgspec.structs.replace(read, **_output(asked, head.command, theirs))
+
+
+def _output(asked: MergeOptions, command: str, theirs: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for field in msgspec.structs.fields(MergeOptions):
+        value = getattr(asked, field.name)
+        if field.name not in OF_MERGE or value == field.default:
+            continue
+        if field.name not in theirs:
+            option = f"--{field.name.replace('_', '-')}"
+            raise UsageError(f"{option}: the parts are of statecli {command}, which has no such option")
+        found[field.name] = value
+    return found
+
+
+def _texts(options: Options) -> list[str]:
+    """What may name a file, a URL or a class."""
+    names = ("target", "before", "after", "targets", "model", "inputs", "against", "lock", "baseline", "config")
+    values = [getattr(options, name, None) for name in names]
+    return [text for one in values for text in (one if isinstance(one, tuple) else (one,)) if isinstance(text, str)]
+
+
+def _refuse_code(options: Options, said: Sequence[str]) -> None:
+    """Raises UsageError for code that the parts would have run, and the line does not name: a part is a file."""
+    texts = _texts(options)
+    if isinstance(options, AuditOptions):
+        from statecli.auditing import asked
+
+        texts.append(asked.loaded(options).config.policy.reference or "")
+    named = {text for text in texts if text and target.spec_of(text) is not None}
+    named |= {text for text in (getattr(options, name, None) for name in ("model", "inputs")) if text}
+    for text in sorted(named.difference(said)):
+        raise UsageError(f"{text}: the parts name it, and its code would run: if it may, give --code '{text}'")
+    for text in said:
+        if text not in named:
+            raise UsageError(f"--code {text}: the parts name no such class")
+
+
+def _refuse_secrets(options: Options, said: Sequence[str]) -> None:
+    """Raises UsageError for a URL of which the parts have only what may be shown."""
+    urls = [text for text in _texts(options) if files.is_remote(text)]
+    for text in said:
+        if text not in urls:
+            raise UsageError(f"--url {text}: the parts name no such URL: {', '.join(urls) or 'they name none'}")
+    for text in urls:
+        if _HIDDEN in text and text not in said:
+            raise UsageError(f"{text}: parts hold no secrets: give it with them once more, as --url URL")
+
+
+# --- what they know ---------------------------------------------------------------------------------------------------
+
+
+class _Known:
+    """A ledger (`pool.Ledger`) of what the parts know. What only all of them together make known is computed."""
+
+    whole = True
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._results: dict[Any, Any] = {}
+        for one in parts:
+            for key, result in one.results.items():
+                if not _is_same(self._results.setdefault(key, result), result):
+                    raise UnreadableError(f"{one.path}: says otherwise of a task than another part: {_AGAIN}")
+
+    def results(self, work: Any, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+        """As `pool.Ledger`."""
+        from statecli.sharing import tasks
+
+        keys = tasks.keys(work)
+        missing = [n for n, key in enumerate(keys) if key not in self._results]
+        if missing and not work.derived and work.function.__name__ not in tasks.UNPLANNED:
+            name, path = tasks.name_of(work.tasks[missing[0]]), next(tasks.paths(work.tasks[missing[0]]), "")
+            raise UnreadableError(f"{path}: {name}: is not what it was when the parts were made: {_AGAIN}")
+        if work.done and len(missing) < len(keys):
+            work.done([task for key, task in zip(keys, work.tasks, strict=True) if key in self._results])
+        computed = dict(zip(missing, do([work.tasks[n] for n in missing]), strict=True))
+        return [computed[n] if n in computed else self._results[key] for n, key in enumerate(keys)]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, StateError):
+        return type(one) is type(other) and str(one) == str(other)
+    return bool(one == other) or repr(one) == repr(other)  # NaN is not NaN
