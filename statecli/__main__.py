@@ -31,6 +31,7 @@ def main() -> None:
         interrupts.listen()
         from statecli import cli, files, shortcut
 
+        files.forget()
         # Before anything can show it: a URL may hold a password or a signature.
         sys.argv[1:] = map(files.shown, sys.argv[1:])
         options = shortcut.parse(sys.argv[1:])

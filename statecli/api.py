@@ -138,6 +138,7 @@ def inspect(target: Any, inputs: Any, executor: Any = None, **given: Any) -> Ins
     from statecli import engines, inspection
     from statecli.target import spec_of
 
+    files.forget()
     request = _inspect_request(target, **given)
     engines.check(executor)
     if executor is not None and (is_live(target) or spec_of(request.target) or not request.stats):
@@ -179,6 +180,7 @@ def diff(before: Any, after: Any, **given: Any) -> Diff:
     from statecli.comparison.run import compare
     from statecli.target import spec_of
 
+    files.forget()
     options = diff_options(before, after, **given)
     asked.check(options)
     any_class = spec_of(options.before) or spec_of(options.after)
@@ -211,6 +213,7 @@ def verify(model: Any, inputs: Any, **given: Any) -> Verification:
     from statecli import proofs
     from statecli.proofs import asked
 
+    files.forget()
     request = _verify_request(model, **given)
     asked.check(request)
     if is_live(model):

@@ -385,7 +385,5 @@ def leave(run: Callable[[], int], debug: bool) -> NoReturn:
         console.silence()
         code = console.complain(f"standard output cannot be written: {error.strerror}", debug)
     except Exception as error:  # noqa: BLE001  # a bug of ours is told in one line and ends 2
-        code = console.complain(
-            f"internal error: {type(error).__name__}: {error} (please report it, with --debug)", debug
-        )
+        code = console.crash(error, debug)
     raise SystemExit(130 if interrupts.came else code)

@@ -172,10 +172,22 @@ def _color(choice: str, terminal: bool) -> bool:
 
 def complain(message: str, debug: bool) -> int:
     """One line on stderr; the exit code for "could not do it"."""
-    for line in traceback.format_exc().splitlines() if debug else ():
+    for line in _scrubbed(traceback.format_exc()).splitlines() if debug else ():
         _say(line)
     _say(f"statecli: {elided(message.rstrip(), MAX_LINE)}")
     return 2
+
+
+def crash(error: Exception, debug: bool) -> int:
+    """The same for a bug of ours; its message is of whoever raised it, and may hold anything."""
+    message = f"internal error: {type(error).__name__}: {_scrubbed(str(error))} (please report it, with --debug)"
+    return complain(message, debug)
+
+
+def _scrubbed(text: str) -> str:
+    from statecli.remote import secrets
+
+    return secrets.scrubbed(text)
 
 
 def tell(findings: Sequence[Finding]) -> None:
@@ -186,9 +198,10 @@ def tell(findings: Sequence[Finding]) -> None:
 
 def _say(text: str) -> None:
     """A line on stderr, if there is any; where it cannot be written, the exit code is all that is left to tell."""
+    secrets = sys.modules.get("statecli.remote.secrets")
     with suppress(OSError, ValueError):
         if sys.stderr is not None:
-            print(as_line(text), file=sys.stderr, flush=True)
+            print(as_line(secrets.without(text) if secrets else text), file=sys.stderr, flush=True)
 
 
 @contextmanager

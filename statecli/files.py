@@ -96,19 +96,37 @@ def link(url: str) -> Link:
 
 
 def shown(text: str) -> str:
-    """What was typed, as it may be shown: of a URL, also behind `--option=`, its name without what is secret in it.
+    """What was typed, as it may be shown: of URLs, also behind `--option=` and in a text, names without what is secret.
 
     `remote` knows the rest from now on. `file:///…` is the path.
     """
+    if "://" not in text or os.path.lexists(text):
+        return text
     option, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
-    if value.startswith("file://"):
+    if value[:7].lower() == "file://":
         from urllib.request import url2pathname
 
-        return option + equals + url2pathname(value.removeprefix("file://"))
-    if not is_remote(value) or os.path.lexists(value):
+        return option + equals + url2pathname(value[7:].removeprefix("localhost"))
+    if is_remote(value) and os.path.lexists(value):
         return text
-    found: str = _remote().named(value)
+    found: str = _remote().named(value) if is_remote(value) else _remote().named_in(value)
     return option + equals + found
+
+
+def forget() -> None:
+    """What is known of remote files is of an earlier command: this one asks again."""
+    import sys
+
+    if "statecli.remote" in sys.modules:
+        _remote().forget()
+
+
+def meant(text: str) -> str:
+    """The text again, with the URLs as they were typed: for a model's own arguments, and nothing that is shown."""
+    import sys
+
+    found: str = _remote().meant_by(text) if "://" in text and "statecli.remote" in sys.modules else text
+    return found
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -119,6 +137,7 @@ def join(folder: str, *names: str) -> str:
     if not is_remote(folder):
         return os.path.join(folder, *names)
     scheme, way, rest = link(folder)
+    names = tuple(_quoted(scheme, name) for name in names)
     steps = (way.rstrip("/"), *names) if way else names
     return scheme + "/".join(step for step in steps if step) + rest
 
@@ -129,7 +148,28 @@ def split(path: str) -> tuple[str, str]:
         return os.path.split(path)
     scheme, way, rest = link(path)
     folder, _, name = way.rpartition("/")
-    return scheme + folder + rest, name
+    return scheme + folder + rest, _unquoted(scheme, name)
+
+
+def _quoted(scheme: str, name: str) -> str:
+    """A name as it is written in such a URL; a way of several too."""
+    if not _is_web(scheme) or re.fullmatch(r"[\w./-]*", name, re.ASCII):
+        return name
+    from urllib.parse import quote
+
+    return quote(name, safe="/!$&'()*+,;=:@~")
+
+
+def _unquoted(scheme: str, name: str) -> str:
+    if not _is_web(scheme) or "%" not in name:
+        return name
+    from urllib.parse import unquote
+
+    return unquote(name)
+
+
+def _is_web(scheme: str) -> bool:
+    return scheme.lower().endswith(("http://", "https://"))
 
 
 def folder(path: str) -> str:
@@ -162,8 +202,8 @@ def relative(path: str, folder: str) -> str:
         return os.path.relpath(path, folder or os.curdir).replace(os.sep, "/")
     inner, outer = link(path), link(folder) if is_remote(folder) else Link("", "", "")
     around = outer.way.rstrip("/") + "/" if outer.way else ""
-    lies_in = (inner.scheme, inner.rest) == (outer.scheme, outer.rest) and inner.way.startswith(around)
-    return inner.way[len(around) :] if lies_in else path
+    lies_in = (inner.scheme, inner.rest) == (outer.scheme, outer.rest) and f"{inner.way}/".startswith(around)
+    return _unquoted(inner.scheme, inner.way[len(around) :].strip("/")) or os.curdir if lies_in else path
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------
@@ -202,7 +242,18 @@ def names(path: str) -> list[str]:
 
 def may_list(path: str) -> bool:
     """Whether the folder's names may be asked for: a local one may be entered and not listed."""
-    return is_remote(path) or os.access(path, os.R_OK)
+    if not is_remote(path):
+        return os.access(path, os.R_OK)
+    found: bool = _remote().may_list(path)
+    return found
+
+
+def unlisted(path: str) -> str | None:
+    """Why the names that a folder is said to have are not all of them; None where they are."""
+    if not is_remote(path):
+        return None
+    found: str | None = _remote().unlisted(path)
+    return found
 
 
 def islink(path: str) -> bool:
@@ -216,8 +267,11 @@ def real(path: str) -> str:
 
 
 def absolute(path: str) -> str:
-    """As `os.path.abspath`; a URL is that already."""
-    return path if is_remote(path) else os.path.abspath(path)
+    """As `os.path.abspath`; a URL is that already, without the slash that a folder's may have at its end."""
+    if not is_remote(path):
+        return os.path.abspath(path)
+    scheme, way, rest = link(path)
+    return scheme + way.rstrip("/") + rest
 
 
 def has_magic(text: str) -> bool:
@@ -292,6 +346,13 @@ def reading(ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
         return
     with _remote().reading(wanted):
         yield
+
+
+def is_anything_remote() -> bool:
+    """Whether what lies behind a URL has been opened."""
+    import sys
+
+    return "statecli.remote" in sys.modules and bool(_remote().is_in_use())
 
 
 _thorough: ContextVar[bool] = ContextVar("thorough", default=False)

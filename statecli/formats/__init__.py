@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
+from msgspec.structs import replace
+
 from statecli import files, ties
 from statecli.errors import UnreadableError
 from statecli.formats import (
@@ -33,7 +35,7 @@ from statecli.formats import (
 )
 from statecli.formats._pickle import without_gc
 from statecli.formats._source import Source
-from statecli.state import ModelState
+from statecli.state import ModelState, Oddity
 
 #: In the order they are asked. A completeness test holds the folder against these tuples.
 #: A GGUF file of 123 tensors begins as a safetensors file may.
@@ -72,7 +74,8 @@ def _named(path: str, section: str | None = None) -> ModelState:
         # a tensor `model.norm` begin alike.
         if isinstance(error.__cause__, UnreadableError):
             raise
-        raise type(error)(f"{path}: {error}") from error
+        beside = files.unlisted(path)
+        raise type(error)(f"{path}: {error}{f'; {beside}' if beside else ''}") from error
 
 
 def _read(path: str, section: str | None) -> ModelState:
@@ -83,7 +86,9 @@ def _read(path: str, section: str | None) -> ModelState:
     for format in FOLDERS if files.isdir(path) else FORMATS:
         if format.sniff(path, head):
             state: ModelState = format.read(path, _reader(section) if format in FOLDERS else section)
-            return state
+            beside = files.unlisted(path)
+            odd = (Oddity("unlisted-folder", f"the folder's other files are not known: {beside}"),) if beside else ()
+            return replace(state, oddities=(*state.oddities, *odd)) if odd else state
     raise _foreign.refusal(path, head, size)
 
 

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from statecli import files
 from statecli.errors import UsageError
 
 #: A left side of one letter is a Windows drive (`C:net`), never a module; write `./m.py:Net` for a file of that name.
@@ -80,8 +81,17 @@ def _call(text: str, rest: str) -> ast.Call:
 
 def _literal(text: str, name: str, node: ast.expr) -> Any:
     try:
-        return ast.literal_eval(node)
+        return _meant(ast.literal_eval(node))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise UsageError(
             f"{text}: {name} is not a literal; numbers, strings, lists and dicts are, code is not"
         ) from error
+
+
+def _meant(value: Any) -> Any:
+    """A literal with the URLs that the user typed, of which `text` shows the names alone."""
+    if isinstance(value, str):
+        return files.meant(value)
+    if type(value) in (list, tuple, set):
+        return type(value)(map(_meant, value))
+    return {_meant(key): _meant(one) for key, one in value.items()} if isinstance(value, dict) else value

@@ -9,24 +9,31 @@ What is known of an object or a folder is known for one command; `forget` begins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
 import msgspec
 
+from statecli import files
 from statecli.errors import UnreadableError
+from statecli.remote import folders, objects
 from statecli.remote import names as _names
+from statecli.remote.attempts import repeated
 from statecli.remote.objects import Handle, Missing, Object
 from statecli.remote.settings import settings
-from statecli.remote.stores import Listing, Store, store_of
+from statecli.remote.stores import Listing, Store, Unsure, store_of
+from statecli.remote.stores import forget as forget_stores
 
 _One = TypeVar("_One")
 _FILE, _FOLDER, _MISSING = "file", "folder", "missing"
 
 _objects: dict[str, Object] = {}
+#: What the stores say is in a folder, and what was found in those that they list for nobody.
 _listings: dict[str, Listing | UnreadableError] = {}
+_trials: dict[str, Listing | UnreadableError] = {}
 _kinds: dict[str, str] = {}
 
 
@@ -35,14 +42,29 @@ def named(text: str) -> str:
     return _names.shown(text)
 
 
+def named_in(text: str) -> str:
+    """Text that is no URL, with such names for the URLs in it."""
+    return _names.inside(text)
+
+
+def meant_by(text: str) -> str:
+    """The text again, with the URLs as they were typed."""
+    return _names.outside(text)
+
+
 def forget() -> None:
     """Nothing is known any more of what lies behind URLs, but for the URLs themselves."""
-    for known in (_objects, _listings, _kinds):
+    for known in (_objects, _listings, _trials, _kinds):
         known.clear()
+    _store.cache_clear()
+    settings.cache_clear()
+    forget_stores()
 
 
 def opened(path: str) -> Handle:
     """What lies there, open. Raises UnreadableError, without the path."""
+    if _names.is_folder(path):
+        raise Missing("is an empty folder" if not _listed(path).folders else "is a folder")
     one = _object(path)
     one.prime()
     return Handle(one)
@@ -68,6 +90,18 @@ def names(path: str) -> list[str]:
     return list(_listed(path).folders)
 
 
+def may_list(path: str) -> bool:
+    """Whether the names in the folder are known, or can be asked for."""
+    path = files.absolute(path)
+    return isinstance(_told(path), Listing) or isinstance(_trials.get(path), Listing)
+
+
+def unlisted(path: str) -> str | None:
+    """Why the names in the folder are not all of them, if that is so."""
+    found = _trials.get(files.absolute(path))
+    return found.unlisted if isinstance(found, Listing) else None
+
+
 def ahead(paths: Sequence[str]) -> None:
     """Fetches the beginning of each, many at a time."""
     side_by_side(lambda path: _object(path).try_prime(), [path for path in paths if path not in _objects])
@@ -84,10 +118,22 @@ def side_by_side(function: Callable[[_One], object], works: Sequence[_One]) -> N
             pass
 
 
+def is_in_use() -> bool:
+    """Whether anything has been opened since `forget`."""
+    return bool(_objects)
+
+
+@contextmanager
+def reading(ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
+    """Around reading the values of these (path, offset, length) in this thread, one after another."""
+    with objects.reading((_object(path), offset, length) for path, offset, length in ranges):
+        yield
+
+
 class Access(msgspec.Struct, frozen=True):
     """What another process needs: URLs as they were typed, by the names shown, and what is known of the objects."""
 
-    urls: dict[str, str]
+    urls: dict[str, _names.Typed]
     known: dict[str, tuple[int, str | None]]
 
     def __repr__(self) -> str:
@@ -95,7 +141,9 @@ class Access(msgspec.Struct, frozen=True):
 
 
 def access() -> Access:
-    """What this process knows."""
+    """What this process knows. Raises MalformedError where an archive's directory, on trust so far, is wrong."""
+    for one in list(_objects.values()):
+        one.confirm()
     return Access(dict(_names.typed), {path: one.known for path, one in _objects.items() if one.known is not None})
 
 
@@ -128,35 +176,54 @@ def _kind(path: str) -> str:
 
 
 def _found_kind(path: str) -> str:
+    why: UnreadableError | None = None
     if not _names.is_folder(path):
+        if path not in _objects and _is_not_listed(path):
+            return _MISSING
         try:
             _object(path).prime()
-        except Missing:
+        except UnreadableError as error:
+            why = error
+        if isinstance(why, Missing):
             _objects.pop(path, None)
-        except UnreadableError:
-            return _FILE
-        else:
+        elif not isinstance(why, Unsure):
             return _FILE
     try:
-        return _FOLDER if _listed(path).folders else _MISSING
+        if _listed(path).folders:
+            return _FOLDER
     except UnreadableError:
-        return _MISSING
+        pass
+    return _MISSING if why is None or isinstance(why, Missing) else _FILE
+
+
+def _is_not_listed(path: str) -> bool:
+    """Whether the folder around it was listed without it; a server may hide what begins with a dot."""
+    around, name = files.split(path)
+    found = _listings.get(around)
+    return isinstance(found, Listing) and name not in found.folders and not name.startswith(".")
 
 
 def _listed(path: str) -> Listing:
-    if path not in _listings:
-        _listings[path] = _listing(path)
-    found = _listings[path]
+    path = files.absolute(path)
+    found = _told(path)
+    if isinstance(found, Unsure):
+        if path not in _trials:
+            _trials[path] = folders.tried(path, found, ahead, _object)
+        found = _trials[path]
     if isinstance(found, UnreadableError):
         raise found
     return found
 
 
-def _listing(path: str) -> Listing | UnreadableError:
-    from statecli import files
+def _told(path: str) -> Listing | UnreadableError:
+    if path not in _listings:
+        _listings[path] = _listing(path)
+    return _listings[path]
 
+
+def _listing(path: str) -> Listing | UnreadableError:
     try:
-        found = _store(path).listing(_names.url_of(path))
+        found = repeated(lambda: _store(path).listing(_names.url_of(path)))
     except UnreadableError as why:
         return why
     for name, is_folder in found.folders.items():

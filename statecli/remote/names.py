@@ -1,76 +1,197 @@
 """URLs, and the names by which everything else knows them: without user, password, or what a query may sign.
 
-`https://me:pw@host/m.pt?version=3&X-Amz-Signature=5f…` is shown as `https://host/m.pt?version=3&X-Amz-Signature=…`. The
-file beside it, `https://host/config.json?version=3&X-Amz-Signature=…`, is asked for with the same user and query.
+`https://me:pw@host/m.pt?version=3&X-Amz-Signature=5f…` is shown as `https://…@host/m.pt?version=3&X-Amz-Signature=…`.
+The file beside it, `https://…@host/config.json?version=3&X-Amz-Signature=…`, is asked for with the same user and query.
+What differs only in what is hidden is shown with `…2`, `…3`. A name that holds `…` is never a URL without secrets.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from statecli import files
+from statecli.remote import secrets
 
 _HARMLESS = "file filename name path rev revision ref version versionid generation branch raw download dl"
 #: Parameters of a query that are shown as they are: which file, and which version of it.
 HARMLESS = frozenset(_HARMLESS.split())
+#: Such a value holds no parameter of its own.
+_PLAIN = re.compile(r"(?:[\w./~+ -]|%2[0F])*", re.IGNORECASE)
+_PARAMETER = re.compile(r"[\w.~%\[\]-]{1,40}")
+#: Schemes in which what stands before `@` is no user: `hf://gpt2@main`, `abfs://container@account`.
+_NO_USER = frozenset(("hf", "abfs", "abfss", "az", "adl", "wasb", "wasbs"))
 
-#: The name shown -> the URL as it was typed; without what follows the last `/` for the folder around it.
-typed: dict[str, str] = {}
+#: The links of a chain: `zip://m.pt::https://host/a.zip`.
+_CHAIN = re.compile(r"::(?=[a-zA-Z][\w+.-]*(?:::|://))")
+#: A URL somewhere in a text.
+_INSIDE = re.compile(r"[a-zA-Z][\w+.-]*://[^\s\"'<>(){},]+")
 
-_URL = re.compile(r"(?P<scheme>[^/?#]*://)(?:(?P<user>[^/?#]*)@)?(?P<way>[^?]*)(?:\?(?P<query>.*))?", re.DOTALL)
+
+class Typed(NamedTuple):
+    """A URL as it was typed, in two: up to where the way of a file ends, and its query or the rest of the chain."""
+
+    way: str
+    rest: str
+
+
+#: The name shown -> the URL; the folders around it too.
+typed: dict[str, Typed] = {}
+
+
+class Link(NamedTuple):
+    """One URL: `https://`, `me:pw` or None, `host/m.pt`, `version=3` or None."""
+
+    scheme: str
+    user: str | None
+    way: str
+    query: str | None
+
+
+def parts(url: str) -> Link:
+    """What a URL, no chain, consists of; no fragment, for `#` may be in the name of a file.
+
+    Whatever is taken for a password with `/`, `?` or `#` in it is one: too much is hidden rather than too little.
+    """
+    scheme, mark, rest = url.partition("://")
+    host = re.split("[/?]", rest, maxsplit=1)[0]
+    user: str | None = None
+    if "@" in host and (":" in host or scheme.rpartition("::")[2].lower() not in _NO_USER):
+        user, _, _ = host.rpartition("@")
+    elif "@" in rest and _odd_port(host):
+        user, _, _ = rest.rpartition("@")
+    way, sign, query = rest[0 if user is None else len(user) + 1 :].partition("?")
+    return Link(scheme + mark, user, way, query if sign else None)
+
+
+def _odd_port(host: str) -> bool:
+    _, colon, port = re.sub(r"^\[[^\]]*\]", "", host).partition(":")
+    return bool(colon) and not (port.isdigit() and len(port) < 6)
 
 
 def shown(url: str) -> str:
     """The name for a URL, which may be such a name already; a section behind `#` stays where it is."""
-    way, mark, section = url.partition("#")
-    found = _URL.fullmatch(way)
-    if found is None or (found["user"] is None and found["query"] is None):
+    way, mark, section = url.rpartition("#")
+    if not mark or re.search("[/?@:=&;]", section):
+        way, mark, section = url, "", ""
+    if way in typed:
         return url
-    name = found["scheme"] + found["way"] + _query(found["query"])
-    count = 1
-    while typed.setdefault(name, way) != way:
-        if way == name:  # it was typed as it is shown
+    return _named(way) + mark + section
+
+
+def _named(url: str) -> str:
+    hidden = secrets.MARK
+    for count in range(2, 1_000_000):
+        pairs = list(_pairs(url, hidden))
+        # Those of one user share a mark; a signature is of one file.
+        apart = pairs if _has_user(url) else pairs[:1]
+        if all(typed.get(name, real) == real for name, real in apart):
             break
-        count += 1
-        name = f"{found['scheme']}{found['way']}{_query(found['query'])}({count})"
-    folder = found["way"].rpartition("/")[0]
-    user = "" if found["user"] is None else f"{found['user']}@"
-    query = "" if found["query"] is None else f"?{found['query']}"
-    typed.setdefault(
-        found["scheme"] + folder + name.partition("?")[1] + name.partition("?")[2],
-        found["scheme"] + user + folder + query,
-    )
-    return name + mark + section
+        hidden = f"{secrets.MARK}{count}"
+    if hidden in pairs[0][0]:
+        for name, real in pairs:
+            typed.setdefault(name, real)
+    return pairs[0][0]
 
 
-def _query(query: str | None) -> str:
+def _has_user(url: str) -> bool:
+    return any(parts(one).user is not None for one in _CHAIN.split(url) if "://" in one)
+
+
+def _pairs(url: str, hidden: str) -> Iterator[tuple[str, Typed]]:
+    """The name and the URL of it, and of each folder around it down to the host."""
+    # What is before the first way, as in `simplecache::https://…`, has none of its own.
+    links = re.split(_CHAIN, url)
+    first = next(n for n, one in enumerate(links) if "://" in one)
+    before = "".join(f"{one}::" for one in links[:first])
+    link, behind = parts(links[first]), links[first + 1 :]
+    rest_shown = _query(link.query, hidden) + "".join(f"::{_link(one, hidden)}" for one in behind)
+    rest = ("" if link.query is None else f"?{link.query}") + "".join(f"::{one}" for one in behind)
+    scheme = before + link.scheme
+    user = "" if link.user is None else f"{link.user}@"
+    user_shown = "" if link.user is None else f"{_hide(link.user, hidden)}@"
+    steps = link.way.split("/")
+    steps_shown = [steps[0], *(_step(step, hidden) for step in steps[1:])]
+    for n in range(len(steps), 0, -1):
+        way = "/".join(steps[:n])
+        yield (
+            f"{scheme}{user_shown}{'/'.join(steps_shown[:n])}{rest_shown}",
+            Typed(f"{scheme}{user}{way}", rest),
+        )
+
+
+def hide(url: str) -> str:
+    """A URL that nobody typed, as it may be shown; what is secret in it is shown nowhere from now on."""
+    return _link(url, secrets.MARK)
+
+
+def _link(url: str, hidden: str) -> str:
+    if "://" not in url:
+        return url
+    link = parts(url)
+    first, *steps = link.way.split("/")
+    way = "/".join((first, *(_step(step, hidden) for step in steps)))
+    user = "" if link.user is None else f"{_hide(link.user, hidden)}@"
+    return link.scheme + user + way + _query(link.query, hidden)
+
+
+def _hide(text: str, hidden: str) -> str:
+    secrets.remember(text, *text.split(":", 1))
+    return hidden
+
+
+def _step(step: str, hidden: str) -> str:
+    """`;jsessionid=…` and the like."""
+    name, *more = step.split(";")
+    return ";".join((name, *(_parameter(one, hidden) if "=" in one else one for one in more)))
+
+
+def _query(query: str | None, hidden: str) -> str:
     if query is None:
         return ""
-    return "?" + "&".join(map(_parameter, query.split("&")))
+    return "?" + "&".join(_parameter(one, hidden) for one in query.split("&"))
 
 
-def _parameter(text: str) -> str:
-    name, equals, value = text.partition("=")
-    if not equals:  # a token alone
-        return "…" if len(text) > 16 else text
-    return text if name.lower() in HARMLESS else f"{name}={'…' if value else ''}"
+def _parameter(text: str, hidden: str) -> str:
+    name, _, value = text.partition("=")
+    harmless = name.lower() in HARMLESS
+    if not text or (harmless and _PLAIN.fullmatch(value)):
+        return text
+    # What ends in `=` may be a token alone.
+    if not value.strip("=") or not _PARAMETER.fullmatch(name):
+        return _hide(text, hidden)
+    return f"{name}={_hide(value, hidden)}"
 
 
 def url_of(path: str) -> str:
     """The URL for a name: as it was typed, or that of a file in a folder that was typed, or around a file that was."""
+    if secrets.MARK not in path:
+        return path
     if path in typed:
-        return typed[path]
-    way, mark, query = path.partition("?")
-    folder, rest = way, ""
-    while "/" in folder.partition("://")[2]:
+        return "".join(typed[path])
+    scheme, way, rest = files.link(path)
+    folder, inner = way, ""
+    while "/" in folder:
         folder, _, name = folder.rpartition("/")
-        rest = f"/{name}{rest}"
-        for known in (folder + mark + query, f"{folder}/{mark}{query}"):
-            if known in typed:
-                real, sign, secret = typed[known].partition("?")
-                return real.rstrip("/") + rest + sign + secret
+        inner = f"/{name}{inner}"
+        known = typed.get(f"{scheme}{folder}{rest}")
+        if known is not None:
+            return known.way + inner + known.rest
     return path
+
+
+def inside(text: str) -> str:
+    """Text that is no URL, with the names of those in it."""
+    return _INSIDE.sub(lambda found: shown(found[0]), text)
+
+
+def outside(text: str) -> str:
+    """The text again, with the URLs for the names in it."""
+    return _INSIDE.sub(lambda found: url_of(found[0]), text) if secrets.MARK in text else text
 
 
 def is_folder(path: str) -> bool:
     """Whether it can only be a folder, as its name ends."""
-    way = path.partition("?")[0]
-    return way.endswith("/") or "/" not in way.partition("://")[2]
+    _, way, _ = files.link(path)
+    return way.endswith("/") or "/" not in way

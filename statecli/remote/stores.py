@@ -20,10 +20,15 @@ class Missing(UnreadableError):
     """There is no such object."""
 
 
+class Unsure(UnreadableError):
+    """Something answers that is no object: a refusal, a page. There may be a folder all the same."""
+
+
 class Listing(NamedTuple):
-    """What is in a folder: whether each name is a folder's."""
+    """What is in a folder: whether each name is a folder's. `unlisted` says why these are not all of the names."""
 
     folders: dict[str, bool]
+    unlisted: str | None = None
 
 
 class Store(Protocol):

@@ -1,0 +1,91 @@
+"""User and password for a server: those of the URL, or else of the netrc file. They go to that server alone."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from statecli.remote import secrets
+from statecli.remote.names import parts
+
+
+class Sent(NamedTuple):
+    """The headers with them, and where they are from, in words; None where there are none, `why_not` if that is odd."""
+
+    headers: dict[str, str]
+    source: str | None
+    why_not: str | None = None
+
+
+def of(url: str) -> Sent:
+    """What is sent to the server that a URL, as it was typed, names."""
+    link = parts(url)
+    if link.user is not None:
+        user, _, password = link.user.partition(":")
+        return Sent(_basic(unquote(user), unquote(password)), "the user and the password of the URL")
+    return _of_netrc(host(url))
+
+
+def _of_netrc(name: str) -> Sent:
+    path = os.environ.get("NETRC") or os.path.expanduser("~/_netrc" if os.name == "nt" else "~/.netrc")
+    if not os.path.isfile(path):
+        return Sent({}, None)
+    import netrc
+
+    try:
+        found = netrc.netrc(path).authenticators(name)
+    except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
+        return Sent({}, None, "the netrc file cannot be read")
+    if found is None:
+        return Sent({}, None)
+    return Sent(_basic(found[0], found[2] or ""), "the user and the password of the netrc file")
+
+
+def _basic(user: str, password: str) -> dict[str, str]:
+    import base64
+
+    text = base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+    secrets.remember(user, password, text)
+    return {"Authorization": f"Basic {text}"}
+
+
+def bare(url: str) -> str:
+    """The URL without user and password, and as it can be asked for: `#` is in the name of a file."""
+    link = parts(url)
+    way = link.way
+    try:
+        way.partition("/")[0].encode("ascii")
+    except UnicodeEncodeError:
+        way = _ascii(way)
+    return link.scheme + (way + ("" if link.query is None else f"?{link.query}")).replace("#", "%23")
+
+
+def _ascii(way: str) -> str:
+    name, slash, rest = way.partition("/")
+    try:
+        return name.encode("idna").decode("ascii") + slash + rest
+    except UnicodeError:
+        return way
+
+
+def host(url: str) -> str:
+    """The name of the server."""
+    try:
+        return urlsplit(bare(url)).hostname or ""
+    except ValueError:
+        return ""
+
+
+def origin(url: str) -> tuple[str, str]:
+    """Whom credentials are for: scheme, host and port; a server may lead from http to https."""
+    found = urlsplit(bare(url))
+    scheme = found.scheme.lower()
+    place = found.netloc.lower().removesuffix(":443" if scheme == "https" else ":80")
+    return scheme, place
+
+
+def may_have(url: str, other: str) -> bool:
+    """Whether what is for the first URL's server may go to the other's."""
+    here, there = origin(url), origin(other)
+    return here == there or (here[1] == there[1] and (here[0], there[0]) == ("http", "https"))
