@@ -51,8 +51,8 @@ _UTF8 = 0x0800
 #: Of the external attributes, whatever system wrote them: torch's reader leaves the memory for such a record as it was.
 _FOLDER = 0x10
 
-#: What torch aligns the bytes of each record to, unless it is told otherwise, and what is behind them: nothing, or their
-#: sizes again, where the directory says so.
+#: What torch aligns the bytes of each record to, unless it is told otherwise, and what is behind them: nothing, or where
+#: the flags say so their sizes.
 _ALIGNMENT = 64
 _DESCRIPTORS = {0: (0,), _SIZES_FOLLOW: (16, 24)}
 

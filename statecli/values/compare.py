@@ -18,6 +18,7 @@ from operator import itemgetter
 import msgspec
 import numpy as np
 
+from statecli import files
 from statecli.comparison.result import Delta, How
 from statecli.errors import StateError, UnreadableError
 from statecli.formats._ggml import BLOCKS
@@ -26,7 +27,7 @@ from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import pool, sparse
 from statecli.values.blocks import as_stored, quantized, readable, why_no_numbers
 from statecli.values.elements import Element, element
-from statecli.values.ranges import check_crc, contiguous_strides, located, resolved
+from statecli.values.ranges import check_crc, contiguous_strides, is_run, located, places, resolved
 from statecli.values.read import no_numbers, opened, overlap, packed, stored
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
 from statecli.values.tally import Tally
@@ -265,7 +266,8 @@ def _damaged(tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False)
 
 def check_batch(_: None, storages: Sequence[tuple[ByteRange, str]]) -> list[StateError | None]:
     """What is wrong with each storage, under its name; None where its bytes are those that were written."""
-    return [_crc_error(*one) for one in storages]
+    with files.reading(places(*(where for where, _ in storages))):
+        return [_crc_error(*one) for one in storages]
 
 
 def _crc_error(where: ByteRange, what: str) -> StateError | None:
@@ -426,18 +428,12 @@ def _pieces(data: TensorData, what: str) -> dict[int, Piece]:
     strides = contiguous_strides(boxes.shape)
     for box in sorted(boxes.boxes, key=lambda box: box.start):
         start, count = sum(at * step for at, step in zip(box.start, strides, strict=True)), math.prod(box.data.shape)
-        inner = _piece(resolved(box.data, what)) if _is_run(box.data.shape, boxes.shape) else None
+        inner = _piece(resolved(box.data, what)) if is_run(box.data.shape, boxes.shape) else None
         if count and inner is None:
             return {}
         if count and inner:
             found[start] = Piece(inner.path, inner.offset - start * _width(data), data.dtype)
     return found
-
-
-def _is_run(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether a box of an array is one run of its elements: full along all axes behind the first that is not 1."""
-    axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
-    return shape[axis + 1 :] == whole[axis + 1 :]
 
 
 def _is_plain(data: TensorData) -> bool:
@@ -479,7 +475,8 @@ def fingerprints(
 
 def fingerprint_batch(_: None, works: Sequence[tuple[int, tuple[TensorData, ...]]]) -> list[int | None]:
     """The fingerprint of each tensor, which is so many bytes and made of these."""
-    return [_fingerprint(datas) for _, datas in works]
+    with files.reading(places(*(data for _, datas in works for data in datas))):
+        return [_fingerprint(datas) for _, datas in works]
 
 
 def _fingerprint(datas: tuple[TensorData, ...]) -> int | None:

@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from statecli import files
 from statecli.errors import StateError, UnreadableError
 from statecli.stamps import changed, stamps
 from statecli.state import TensorData, TensorInfo
 from statecli.values import pool, scan
 from statecli.values.blocks import quantized, readable
 from statecli.values.elements import Array, Decoder, Element, element
-from statecli.values.ranges import Range, contiguous_strides, resolved
+from statecli.values.ranges import Range, contiguous_strides, places, resolved
 from statecli.values.read import Strided, distinct, no_numbers, opened, overlap, packed, stored, valued
 from statecli.values.run import rechunked
 from statecli.values.scan import Facts
@@ -121,7 +122,8 @@ def _size(kind: Element) -> int:
 def facts_of_batch(_: None, tasks: Sequence[Task]) -> list[Facts]:
     """Facts of each task; of one that cannot be read, why not."""
     decoder = Decoder()
-    return [_of_task(task, decoder) for task in tasks]
+    with files.reading(places(*(task.data for task in tasks))):
+        return [_of_task(task, decoder) for task in tasks]
 
 
 def _of_task(task: Task, decoder: Decoder) -> Facts:

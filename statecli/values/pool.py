@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from statecli import files
 from statecli.errors import StateError, UnreadableError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ BATCH = 16 << 20
 OVERHEAD = 16 << 10
 #: Bytes up to which starting workers takes longer than doing it here.
 ALONE = 64 << 20
+#: Threads that read what is remote.
+FAR = 16
 #: Seconds that a killed process is waited for.
 GONE = 2.0
 
@@ -92,6 +95,14 @@ class Ledger(Protocol):
 
 
 _ledger: ContextVar[Ledger | None] = ContextVar("ledger", default=None)
+
+
+def _default(size: int, jobs: int) -> Engine:
+    """What does tasks of so many bytes together."""
+    if files.is_anything_remote() and jobs != 1:
+        # Waiting for bytes is most of it: more threads than cores, and none of them needs an interpreter of its own.
+        return Threads(jobs or FAR)
+    return _Here() if jobs == 1 or size < ALONE else Processes(jobs or cores())
 
 
 @contextmanager
@@ -179,7 +190,7 @@ def _run(
 ) -> list[Any]:
     engine = _engine.get() if jobs != 1 else None
     if engine is None:
-        engine = _Here() if jobs == 1 or sum(map(size_of, tasks)) < ALONE else Processes(jobs or cores())
+        engine = _default(sum(map(size_of, tasks)), jobs)
     cut = list(batches(tasks, size_of, engine.grain))
     found: list[Any] = [[absent] * len(batch) for batch in cut]
 

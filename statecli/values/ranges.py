@@ -22,7 +22,7 @@ from statecli.formats._ggml import BLOCKS
 from statecli.places import of_range
 from statecli.state import Box, ByteRange, TensorData
 from statecli.values.blocks import numbers, quantized, why_no_numbers
-from statecli.values.elements import Array
+from statecli.values.elements import Array, element
 
 #: Bytes read at once to pick elements from, and how far apart these may lie before each is read by itself.
 WINDOW = 1 << 20
@@ -67,6 +67,42 @@ def fill(into: Array, file: File, offset: int, where: ByteRange, what: str) -> N
         if not more:
             raise _cut_short(where, what, file.now())
         got += more
+
+
+def places(*things: ByteRange | TensorData) -> Iterator[tuple[str, int, int]]:
+    """Where (path, offset, length) bytes lie that will be read one after another, all of them and each once.
+
+    What is read in another order, or who knows where, has no place.
+    """
+    for one in things:
+        where = one.storage if isinstance(one, TensorData) else one
+        if where.boxes is not None:
+            whole = where.boxes.shape
+            yield from places(*(box.data for box in where.boxes.boxes if is_run(box.data.shape, whole)))
+        elif isinstance(one, TensorData) and not (one.inline is None and _is_in_order(one)):
+            continue
+        elif where.packing is not None:
+            yield where.path, where.offset, where.packing.length
+        elif isinstance(one, TensorData) and (size := width(one.dtype)):
+            yield where.path, where.offset + one.offset * size, prod(one.shape) * size
+        else:
+            yield where.path, where.offset, where.length
+
+
+def _is_in_order(data: TensorData) -> bool:
+    return data.strides is None or tuple(data.strides) == contiguous_strides(data.shape)
+
+
+def is_run(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether a box of an array is one run of its elements: full along all axes behind the first that is not 1."""
+    axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
+    return shape[axis + 1 :] == whole[axis + 1 :]
+
+
+def width(dtype: str) -> int:
+    """Bytes of an element; 0 where several share them, or it is not known."""
+    kind = element(dtype)
+    return np.dtype(kind.stored).itemsize * kind.items if kind and kind.values == 1 else 0
 
 
 # --- what is read ----------------------------------------------------------------------------------------------------

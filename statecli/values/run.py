@@ -12,13 +12,14 @@ from contextlib import ExitStack, closing
 import msgspec
 import numpy as np
 
+from statecli import files
 from statecli.comparison.result import How
 from statecli.errors import StateError, UnreadableError
 from statecli.files import File
 from statecli.state import ByteRange, TensorData
 from statecli.values import kernels
 from statecli.values.elements import Arena, Array, Decoder, Element, element
-from statecli.values.ranges import fill, opened_file
+from statecli.values.ranges import fill, opened_file, places
 from statecli.values.read import Strided, no_numbers, opened, overlap, span, stored, valued
 from statecli.values.tally import Tally
 
@@ -296,5 +297,13 @@ def _width(side: Piece | TensorData) -> int:
 
 def run_batch(how: How, tasks: Sequence[Task]) -> list[Found | StateError]:
     """The results of a batch of tasks, each its own result or its own error."""
-    with Worker(how) as worker:
+    with files.reading(place for task in tasks for place in _places(task)), Worker(how) as worker:
         return worker.results(tasks)
+
+
+def _places(task: Task) -> Iterator[tuple[str, int, int]]:
+    for side in (task.before, task.after):
+        if isinstance(side, TensorData):
+            yield from places(side)
+        else:
+            yield side.path, side.offset + task.start * _width(side), task.count * _width(side)
