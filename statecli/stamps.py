@@ -19,6 +19,8 @@ CHANGED = "changed while it was read: nothing it says counts; compare again"
 
 def stamp(path: str) -> Stamp:
     """Of the file as it is now."""
+    if files.is_remote(path):
+        return None
     try:
         now = os.stat(path)
     except OSError:
@@ -28,10 +30,12 @@ def stamp(path: str) -> Stamp:
 
 def stamps(paths: Iterable[str]) -> dict[str, Stamp]:
     """Of files, of those that folders hold, and of those beside the index of a checkpoint in several files."""
-    return {one: stamp(one) for path in paths if not files.is_remote(path) for one in (path, *_around(path))}
+    return {one: stamp(one) for path in paths for one in (path, *_around(path))}
 
 
 def _around(path: str) -> list[str]:
+    if files.is_remote(path):
+        return []
     is_folder = os.path.isdir(path)
     if not is_folder and not path.endswith(".json"):
         return []

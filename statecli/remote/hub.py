@@ -52,7 +52,7 @@ class Hub:
         token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = Http(self._headers)
-        self._commits: dict[tuple[str, str, str], str] = {}
+        self._commits: dict[tuple[str, str, str], str | UnreadableError] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -97,13 +97,22 @@ class Hub:
     def _commit(self, place: Place) -> str:
         key = place[:3]
         if key not in self._commits:
-            revision = quote(place.revision, "")
-            page, _ = self._told(f"{self._endpoint}/api/{place.kind}/{place.repo}/revision/{revision}", place)
-            found = page.get("sha") if isinstance(page, dict) else None
-            if not isinstance(found, str) or not re.fullmatch(r"[0-9a-f]{40,64}", found):
-                raise UnreadableError(f"{self._endpoint} is no hub: it names no commit")
-            self._commits[key] = found
-        return self._commits[key]
+            try:
+                self._commits[key] = self._asked(place)
+            except UnreadableError as why:
+                self._commits[key] = why
+        found = self._commits[key]
+        if isinstance(found, UnreadableError):
+            raise found
+        return found
+
+    def _asked(self, place: Place) -> str:
+        revision = quote(place.revision, "")
+        page, _ = self._told(f"{self._endpoint}/api/{place.kind}/{place.repo}/revision/{revision}", place)
+        found = page.get("sha") if isinstance(page, dict) else None
+        if not isinstance(found, str) or not re.fullmatch(r"[0-9a-f]{40,64}", found):
+            raise UnreadableError(f"{self._endpoint} is no hub: it names no commit")
+        return found
 
     def _told(self, where: str, place: Place) -> tuple[Any, str | None]:
         try:

@@ -1,0 +1,92 @@
+"""The same checkpoint from disk, from a web server, from S3, from Google's storage and from the hub is the same."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from statecli import remote
+
+from ..formats.test_same_everywhere import WRITERS, safetensors
+
+PLACES = ("http", "s3", "gs", "hub")
+QUESTIONS = (
+    ("inspect", "-f", "json"),
+    ("inspect", "--stats", "-f", "json"),
+    ("audit", "-f", "json"),
+    ("audit", "--values", "-f", "json"),
+    ("lock", "-o", "-"),
+)
+
+
+@pytest.fixture(params=PLACES)
+def sent(request) -> Callable[[Path], str]:
+    """Puts what is in a folder behind a URL, which is given."""
+
+    def http(folder: Path) -> str:
+        served = request.getfixturevalue("served")
+        served.listing = "python"
+        shutil.copytree(folder, served.folder / "made")
+        return served.url("made")
+
+    def s3(folder: Path) -> str:
+        bucket = request.getfixturevalue("bucket")
+        bucket.upload(folder)
+        return "s3://models"
+
+    def gs(folder: Path) -> str:
+        shutil.copytree(folder, request.getfixturevalue("cloud_storage").folder / "bucket")
+        return "gs://bucket"
+
+    def hub(folder: Path) -> str:
+        shutil.copytree(folder, request.getfixturevalue("hub").folder / "org" / "net")
+        return "hf://org/net"
+
+    remote.forget()
+    return {"http": http, "s3": s3, "gs": gs, "hub": hub}[request.param]
+
+
+@pytest.mark.parametrize("write", (safetensors, *WRITERS), ids=lambda one: one.__name__)
+def test_the_same_wherever_it_lies(write, sent, tmp_path, statecli):
+    """One JSON from each command and one lock, but for the name; no difference to the one on disk; the lock holds."""
+    here = tmp_path / "made"
+    (here / "net").mkdir(parents=True)
+    path = write(here / "net")
+    there = sent(here)
+    url = there + str(path).removeprefix(str(here))
+    for question in QUESTIONS:
+        local, far = statecli(*question, path), statecli(*question, url)
+        assert (far.code, far.err.replace(there, str(here))) == (local.code, local.err)
+        assert far.out.replace(there, str(here)) == local.out
+    diff = statecli("diff", path, url, "-f", "json")
+    assert (diff.code, diff.err, diff.json["changes"]) == (0, "", [])
+    lock = tmp_path / "made.lock"
+    assert statecli("lock", path, "-o", lock).code == 0
+    held, held_there = (statecli("audit", one, "--lock", lock, "--select", "lock-mismatch") for one in (path, url))
+    assert (held_there.code, held_there.out.replace(there, str(here))) == (held.code, held.out)
+    assert held.code == 0
+
+
+def test_a_lock_of_one_place_finds_what_changed_in_another(sent, tmp_path, statecli):
+    """A single other element of what lies behind the URL is found by the lock of the file on disk, and by a diff."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    here = tmp_path / "made"
+    here.mkdir()
+    path = safetensors(here)
+    lock = tmp_path / "made.lock"
+    assert statecli("lock", path, "-o", lock).code == 0
+    held = load_file(path)
+    held["steps"][1, 1] += 1
+    (tmp_path / "other").mkdir()
+    save_file(held, tmp_path / "other" / path.name)
+    assert torch.equal(held["scale"], torch.tensor(3.5))
+    url = f"{sent(tmp_path / 'other')}/{path.name}"
+    found = statecli("audit", url, "--lock", lock, "--select", "lock-mismatch", "-f", "json").json["findings"]
+    assert [(one["rule"], one["fqn"], one["target"]) for one in found] == [("lock-mismatch", "steps", url)]
+    differ = statecli("diff", path, url, "-f", "json").json["changes"]
+    assert [(one["fqn"], one["values"]["changed"]) for one in differ] == [("steps", 1)]
