@@ -236,7 +236,7 @@ def names(path: str) -> list[str]:
     """As `os.listdir`. Raises OSError, or UnreadableError for what is remote."""
     if not is_remote(path):
         return os.listdir(path)
-    found: list[str] = _remote().names(path)
+    found: list[str] = _remote().names_in(path)
     return found
 
 
@@ -327,7 +327,7 @@ def _names_in(around: str) -> list[str]:
 def ahead(paths: Iterable[str]) -> None:
     """Fetches the beginning of each remote file, many at a time: they are about to be opened one after another.
 
-    What goes wrong is said by whoever opens it.
+    Of what is known to be a folder its names are fetched. What goes wrong is said by whoever opens it.
     """
     wanted = [path for path in paths if is_remote(path)]
     if wanted:

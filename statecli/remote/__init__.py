@@ -85,7 +85,7 @@ def isfile(path: str) -> bool:
     return _kind(path) == _FILE
 
 
-def names(path: str) -> list[str]:
+def names_in(path: str) -> list[str]:
     """The names of what is in the folder. Raises UnreadableError where that cannot be asked."""
     return list(_listed(path).folders)
 
@@ -103,8 +103,15 @@ def unlisted(path: str) -> str | None:
 
 
 def ahead(paths: Sequence[str]) -> None:
-    """Fetches the beginning of each, many at a time."""
-    side_by_side(lambda path: _object(path).try_prime(), [path for path in paths if path not in _objects])
+    """Fetches the beginning of each, of a folder its names, many at a time."""
+    side_by_side(_ahead, [path for path in paths if path not in _objects and path not in _listings])
+
+
+def _ahead(path: str) -> None:
+    if _kinds.get(path) == _FOLDER:
+        _told(path)
+    else:
+        _object(path).try_prime()
 
 
 def side_by_side(function: Callable[[_One], object], works: Sequence[_One]) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 from statecli.errors import MissingDependency, StateError, UnreadableError
 from statecli.remote import secrets
 from statecli.remote.attempts import Transient
+from statecli.remote.credentials import NO_URL
 from statecli.remote.names import parts
 from statecli.remote.settings import Settings, settings
 
 #: Seconds that a server may take to take up a connection, at most.
 CONNECT = 10.0
-#: Files or folders of certificates, as other programs are told of them; SSL_CERT_FILE is OpenSSL's own.
+#: Files or folders of certificates, as other programs are told of them.
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PROXY = "write them into its URL in the environment: http://USER:PASSWORD@…"
 
@@ -80,14 +81,15 @@ def _way(url: str) -> tuple[str, str | None]:
 def _trusted() -> Any:
     import ssl
 
-    bundle = next((os.environ[name] for name in _BUNDLES if os.environ.get(name)), None)
+    own = os.environ.get("SSL_CERT_FILE")
+    bundle = own or next((os.environ[name] for name in _BUNDLES if os.environ.get(name)), None)
     try:
         if bundle is not None and os.path.isdir(bundle):
             return ssl.create_default_context(capath=bundle)
         return ssl.create_default_context(cafile=bundle)
     except OSError as why:
         raise UnreadableError(
-            f"the certificates in {bundle} cannot be read: {why.strerror or 'no certificate'}"
+            f"the certificates in {bundle} cannot be read: {(why.strerror or 'none').lower()}"
         ) from why
 
 
@@ -100,17 +102,17 @@ def failed(why: Exception) -> StateError | Transient:
     if isinstance(why, exceptions.ProxySchemeUnknown):
         return UnreadableError("the proxy of the environment is none that can be used: only http:// and https:// are")
     if isinstance(why, (exceptions.LocationValueError, ValueError)):
-        return UnreadableError("is no URL: it names no host, or an impossible one")
+        return UnreadableError(NO_URL)
     if isinstance(why, exceptions.NameResolutionError):
         return _of_name(why.__cause__)
-    if isinstance(why, exceptions.ConnectTimeoutError):
-        return Transient(f"the server does not answer: no connection in {min(CONNECT, settings().timeout):g} s")
-    if isinstance(why, exceptions.ReadTimeoutError):
-        return Transient(f"the server stalls: nothing came in {settings().timeout:g} s (STATECLI_TIMEOUT)")
     if isinstance(why, exceptions.NewConnectionError):
         inner = why.__cause__
         said = os.strerror(inner.errno).lower() if isinstance(inner, OSError) and inner.errno else "no connection"
         return Transient(f"the server cannot be reached: {said}")
+    if isinstance(why, exceptions.ConnectTimeoutError):
+        return Transient(f"the server does not answer: no connection in {min(CONNECT, settings().timeout):g} s")
+    if isinstance(why, exceptions.ReadTimeoutError):
+        return Transient(f"the server stalls: nothing came in {settings().timeout:g} s (STATECLI_TIMEOUT)")
     if isinstance(why, exceptions.SSLError):
         return _of_tls(why.args[0] if why.args else None)
     return Transient("the connection was cut")

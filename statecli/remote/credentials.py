@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
+from statecli.errors import UnreadableError
 from statecli.remote import secrets
 from statecli.remote.names import parts
+
+NO_URL = "is no URL: it names no host, or an impossible one"
 
 
 class Sent(NamedTuple):
@@ -70,22 +73,26 @@ def _ascii(way: str) -> str:
 
 
 def host(url: str) -> str:
-    """The name of the server."""
-    try:
-        return urlsplit(bare(url)).hostname or ""
-    except ValueError:
-        return ""
+    """The name of the server. Raises UnreadableError for what is no URL."""
+    return _split(url).hostname or ""
 
 
 def origin(url: str) -> tuple[str, str]:
-    """Whom credentials are for: scheme, host and port; a server may lead from http to https."""
-    found = urlsplit(bare(url))
+    """Whom credentials are for: scheme, host and port. Raises UnreadableError for what is no URL."""
+    found = _split(url)
     scheme = found.scheme.lower()
     place = found.netloc.lower().removesuffix(":443" if scheme == "https" else ":80")
     return scheme, place
 
 
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(bare(url))
+    except ValueError:
+        raise UnreadableError(NO_URL) from None
+
+
 def may_have(url: str, other: str) -> bool:
-    """Whether what is for the first URL's server may go to the other's."""
+    """Whether what is for the first URL's server may go to the other's: to itself, also where that is safer."""
     here, there = origin(url), origin(other)
     return here == there or (here[1] == there[1] and (here[0], there[0]) == ("http", "https"))

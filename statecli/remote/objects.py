@@ -6,16 +6,18 @@ they come in windows, which end where whoever reads them said that he would.
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 
 from statecli.errors import UnreadableError
 from statecli.files import Guard
 from statecli.remote.attempts import repeated
-from statecli.remote.stores import Known, Missing, Store
+from statecli.remote.stores import Known, Missing, Store, Unfetched
 
 __all__ = ["Handle", "Missing", "Object", "reading"]
 
@@ -87,7 +89,12 @@ class Object:
 
     def get(self, offset: int, length: int) -> bytes:
         """These bytes, fetched."""
-        data, known = repeated(lambda: self._store.get(self._url, offset, length, self.known))
+        try:
+            data, known = repeated(lambda: self._store.get(self._url, offset, length, self.known))
+        except UnreadableError as why:
+            if type(why) is UnreadableError:  # which values have too that are no numbers
+                raise Unfetched(str(why)) from None
+            raise
         self.known = known
         return data
 
@@ -298,6 +305,16 @@ class _Windows(threading.local):
         self._held: OrderedDict[tuple[Object, int], memoryview] = OrderedDict()
         self._limit = WINDOW
 
+    def expect(self, ranges: Iterable[tuple[Object, int, int]]) -> None:
+        """These (object, offset, length) are about to be read; what lies close together is fetched together."""
+        self.clear()
+        for one, offset, length in sorted(ranges, key=itemgetter(1)):
+            runs = self.runs.setdefault(one, [])
+            if runs and offset - runs[-1][1] <= GAP:
+                runs[-1] = runs[-1][0], max(runs[-1][1], offset + length)
+            else:
+                runs.append((offset, offset + length))
+
     def at(self, one: Object, offset: int, ahead: int) -> memoryview:
         """Some bytes of the object from `offset` on; none at its end."""
         follows = 0
@@ -311,9 +328,19 @@ class _Windows(threading.local):
             del self._held[one, offset - follows]
         if offset >= one.size:
             return memoryview(b"")
-        self._held[one, offset] = window = one.window(offset, self._stop(one, offset, ahead, follows))
+        self._held[one, offset] = window = self._fetched(one, offset, self._stop(one, offset, ahead, follows))
         self._shrink()
         return window
+
+    def _fetched(self, one: Object, offset: int, stop: int) -> memoryview:
+        """The window; another thread may work meanwhile."""
+        if not self.runs:
+            return one.window(offset, stop)
+        _at_work.release()
+        try:
+            return one.window(offset, stop)
+        finally:
+            _at_work.acquire()
 
     def _stop(self, one: Object, offset: int, ahead: int, follows: int) -> int:
         """Where a new window ends. Nobody knows how far a reader goes on who has not said so: it begins small."""
@@ -336,21 +363,20 @@ class _Windows(threading.local):
 
 
 _windows = _Windows()
+#: As many work at a time as there are cores, while the others wait for bytes: more would only take turns.
+_at_work = threading.Semaphore(max(os.cpu_count() or 1, 2))
 
 
 @contextmanager
 def reading(ranges: Iterable[tuple[Object, int, int]]) -> Iterator[None]:
     """Around reading the values of these (object, offset, length) in this thread, one after another."""
-    _windows.clear()
-    found: dict[Object, list[tuple[int, int]]] = {}
-    for one, offset, length in sorted(ranges, key=lambda span: span[1]):
-        runs = found.setdefault(one, [])
-        if runs and offset - runs[-1][1] <= GAP:
-            runs[-1] = runs[-1][0], max(runs[-1][1], offset + length)
-        else:
-            runs.append((offset, offset + length))
-    _windows.runs = found
+    if _windows.runs:  # inside another, which has said what there is to read
+        yield
+        return
+    _windows.expect(ranges)
+    _at_work.acquire()
     try:
         yield
     finally:
+        _at_work.release()
         _windows.clear()

@@ -20,6 +20,10 @@ class Missing(UnreadableError):
     """There is no such object."""
 
 
+class Unfetched(UnreadableError):
+    """Its bytes did not come, whatever they are."""
+
+
 class Unsure(UnreadableError):
     """Something answers that is no object: a refusal, a page. There may be a folder all the same."""
 

@@ -131,3 +131,22 @@ def cloud_storage(tmp_path, monkeypatch) -> Iterator[CloudStorage]:
         gcsfs.GCSFileSystem.clear_instance_cache()
         yield server
     gcsfs.GCSFileSystem.clear_instance_cache()
+
+
+@pytest.fixture(autouse=True)
+def anew(monkeypatch) -> Iterator[None]:
+    """Nothing is known of another test's servers, and nobody waits between two attempts."""
+    from statecli import remote
+    from statecli.remote import attempts, names, secrets
+
+    for name in [
+        name for name in os.environ if name.startswith(("STATECLI_", "SSL_CERT_")) or name.endswith("_CA_BUNDLE")
+    ]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(attempts, "FIRST", 0.0)
+    monkeypatch.setattr(attempts, "LONGEST", 0.0)
+    monkeypatch.setattr(names, "typed", {})
+    monkeypatch.setattr(secrets, "_known", set())
+    remote.forget()
+    yield
+    remote.forget()

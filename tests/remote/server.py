@@ -18,6 +18,7 @@ import itertools
 import mmap
 import re
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -285,10 +286,19 @@ class After(Times):
 class Server:
     """Serves a folder on a free port of 127.0.0.1 from `with` to its end.
 
-    `listing` is how a folder is shown: as "python" -m http.server or "nginx" autoindex write it, or not (403).
+    `listing` is how a folder is shown: as "python" -m http.server, "nginx", "apache" or "caddy" write it, or not (403).
+    `tls` is what it proves itself with; an old `protocol` is "HTTP/1.0".
     """
 
-    def __init__(self, folder: Path, listing: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        listing: str | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        protocol: str = "HTTP/1.1",
+    ) -> None:
+        self.tls, self.protocol = tls, protocol
         self.folder, self.listing = Path(folder), listing
         self.closing = False
         self._behaviours: list[tuple[str, tuple[Behaviour, ...]]] = []
@@ -321,7 +331,7 @@ class Server:
         return f"127.0.0.1:{self._http.server_port}"
 
     def url(self, path: str = "") -> str:
-        return f"http://{self.address}/{quote(path)}"
+        return f"http{'s' if self.tls else ''}://{self.address}/{quote(path)}"
 
     def behave(self, path: str, *behaviours: Behaviour) -> None:
         """What becomes of replies for a path, or for all that match a glob ("*": the whole server), from now on."""
@@ -383,7 +393,7 @@ class Server:
     def failed(self, error: BaseException | None) -> None:
         """A thread's error; a client that hangs up between two requests is none."""
         if error is not None and not isinstance(
-            error, (ConnectionError, ValueError) if self.closing else ConnectionError
+            error, (ConnectionError, ValueError) if self.closing else (ConnectionError, ssl.SSLError)
         ):
             self._errors.append(error)
 
@@ -507,7 +517,34 @@ def _nginx_row(entry: Path) -> str:
     return f'<a href="{quote(name)}">{html.escape(shown)}</a>{" " * (51 - len(shown))}{when}{size:>20}\r\n'
 
 
-LISTINGS = {"python": _python_listing, "nginx": _nginx_listing}
+def _apache_listing(title: str, entries: list[Path]) -> str:
+    """mod_autoindex with fancy tables: links that sort, the parent's absolute, what begins with a dot hidden."""
+    rows = "".join(
+        f'<tr><td valign="top"><img src="/icons/unknown.gif" alt="[   ]"></td><td><a href="{quote(name)}">'
+        f'{html.escape(name)}</a></td><td align="right">2026-01-01 00:00  </td></tr>\n'
+        for name in (entry.name + "/" * entry.is_dir() for entry in entries if not entry.name.startswith("."))
+    )
+    sort = '<tr><th><a href="?C=N;O=D">Name</a></th><th><a href="?C=S;O=A">Size</a></th></tr>'
+    parent = f'<tr><td><a href="{quote(title.rstrip("/").rpartition("/")[0])}/">Parent Directory</a></td></tr>'
+    head = f"<html>\n <head>\n  <title>Index of {html.escape(title)}</title>\n </head>\n <body>"
+    return f"{head}\n<h1>Index of {html.escape(title)}</h1>\n<table>{sort}\n{parent}\n{rows}</table>\n</body></html>\n"
+
+
+def _caddy_listing(title: str, entries: list[Path]) -> str:
+    """Caddy's file_server browse: links begin with `./`, crumbs lead up, and other hosts are linked too."""
+    rows = "".join(
+        f'<tr class="file"><td><a href="./{quote(name)}"><span class="name">{html.escape(name)}</span></a></td></tr>\n'
+        for name in (entry.name + "/" * entry.is_dir() for entry in entries)
+    )
+    crumbs = '<h1><a href="/">/</a><a href="../">up</a></h1><input type="search" id="filter">'
+    foot = (
+        '<footer>Served with <a rel="noopener" href="https://caddyserver.example/model.safetensors">Caddy</a></footer>'
+    )
+    head = f"<!DOCTYPE html><html><head><title>{title}</title></head>"
+    return f"{head}<body>{crumbs}<table>{rows}</table>{foot}</body></html>"
+
+
+LISTINGS = {"python": _python_listing, "nginx": _nginx_listing, "apache": _apache_listing, "caddy": _caddy_listing}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -529,10 +566,12 @@ class _Listener(ThreadingHTTPServer):
 
     def __init__(self, owner: Server) -> None:
         self.owner, self._open = owner, set()
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), type("_Handler", (_Handler,), {"protocol_version": owner.protocol}))
 
     def process_request(self, connection: socket.socket, address: object) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BLOCK)
+        if self.owner.tls is not None:
+            connection = self.owner.tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         self._open.add(connection)
         super().process_request(connection, address)
 

@@ -1,0 +1,716 @@
+"""http and https: what servers do to a reader, each of it done by a real one on loopback."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import ssl
+import types
+from email.utils import format_datetime
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.remote import attempts, http
+
+from .proxy import Proxy
+from .server import (
+    After,
+    Basic,
+    Cut,
+    Gzip,
+    Headers,
+    OtherRange,
+    Redirect,
+    Refuse,
+    Reply,
+    Server,
+    Signed,
+    Stall,
+    Times,
+    WrongTotal,
+    chunked,
+    ignore_range,
+    login_page,
+)
+
+pytest.importorskip("urllib3")
+NAME = "m.safetensors"
+PASSWORD = "kraken-9137"  # noqa: S105 - it opens nothing
+
+
+def checkpoint(path, elements=4):
+    """A file of one tensor, of four bytes an element."""
+    save_file({"w": torch.arange(elements, dtype=torch.float32)}, path)
+
+
+@pytest.fixture
+def server(served):
+    checkpoint(served.folder / NAME)
+    return served
+
+
+@pytest.fixture
+def big(served):
+    """A server of a file of 2 MB."""
+    checkpoint(served.folder / NAME, 500_000)
+    return served
+
+
+@pytest.fixture
+def once(monkeypatch):
+    """Nothing is tried again."""
+    monkeypatch.setenv("STATECLI_RETRIES", "0")
+    monkeypatch.setenv("STATECLI_TIMEOUT", "0.3")
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another server, of another folder."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    with Server(folder) as server:
+        yield server
+
+
+def read(url, statecli, *options):
+    result = statecli("inspect", url, "-f", "json", *options)
+    assert (result.code, result.err) == (0, ""), result
+    return result
+
+
+# --- ranges ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_header_is_one_request(big, statecli):
+    """Of a file of 2 MB 64 KiB travel."""
+    found = read(big.url(NAME), statecli)
+    assert list(found.rows()) == ["w"]
+    assert [(one.method, one.status, one.sent) for one in big.requests] == [("GET", 206, 64 << 10)]
+
+
+def test_a_server_without_ranges_is_noticed_before_it_sends_gigabytes(served, refused):
+    """Of 64 MB that it begins to send it has sent only what the buffers between the two took."""
+    with (served.folder / NAME).open("wb") as file:
+        file.truncate(64 << 20)
+    served.behave("*", ignore_range)
+    why = refused(served.url(NAME))
+    assert why == (
+        f"{served.url(NAME)}: the server ignores ranges and would send all 67,108,864 bytes: download it first"
+    )
+    [request] = served.requests
+    assert request.sent < 12 << 20
+
+
+def test_a_small_file_of_a_server_without_ranges_is_taken_once(big, statecli, tmp_path):
+    """However often it is read: 2 MB, one request, the same result."""
+    local = statecli("inspect", big.folder / NAME, "--stats", "-f", "json").out
+    big.behave("*", ignore_range)
+    found = read(big.url(NAME), statecli, "--stats")
+    assert found.out.replace(big.url(NAME), str(big.folder / NAME)) == local
+    assert [one.status for one in big.requests] == [200]
+
+
+def test_small_files_of_a_server_without_ranges_are_not_taken_without_end(server, monkeypatch, refused, statecli):
+    """Together they may have so many bytes, and no more."""
+    server.behave("*", ignore_range)
+    monkeypatch.setattr(http, "WHOLES", 50)
+    assert "and 0 MiB were taken: download it first" in refused(server.url(NAME))
+
+
+def test_an_answer_in_chunks_has_no_length_and_is_read_to_its_end(big, statecli, refused, monkeypatch):
+    """Ranges say their length elsewhere; a whole file is taken if it is small, and given up where it is not."""
+    big.behave("*", chunked)
+    read(big.url(NAME), statecli)
+    big.behave("*", ignore_range, chunked)
+    read(big.url(NAME), statecli)
+    monkeypatch.setattr(http, "WHOLE", 100_000)
+    assert refused(big.url(NAME)).endswith(
+        ": the server ignores ranges, and sends no one knows how much: download it first"
+    )
+
+
+def test_an_old_server_is_read(served, statecli, tmp_path):
+    """HTTP/1.0 closes the connection behind each answer."""
+    with Server(served.folder, protocol="HTTP/1.0") as old:
+        checkpoint(served.folder / NAME, 500_000)
+        read(old.url(NAME), statecli, "--stats")
+        assert {one.status for one in old.requests} == {206}
+
+
+def test_an_end_that_may_be_a_cut_is_none(served, refused):
+    """A whole answer without a length, which ends with its connection, is not taken for a file."""
+    checkpoint(served.folder / NAME)
+
+    def endless(request, reply):
+        ignore_range(request, reply)
+        reply.headers["Content-Length"] = ""
+
+    with Server(served.folder, protocol="HTTP/1.0") as old:
+        old.behave("*", endless)
+        assert refused(old.url(NAME)).endswith(": the server does not say how long its answer is: download it first")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "why"),
+    [
+        (OtherRange(8), "the server answered with bytes 8 to 80 of 80, asked for 0 to 65536"),
+        (WrongTotal("*"), "the server does not say how long the file is: download it first"),
+        (WrongTotal("many"), "the server does not say which range it answers with: download it first"),
+        (Headers(Content_Range=None), "the server does not say which range it answers with: download it first"),
+        (WrongTotal(50), "the server answered with bytes 0 to 80 of 50, asked for 0 to 65536"),
+        (WrongTotal(500_000), "the server answered with bytes 0 to 80 of 500000, asked for 0 to 65536"),
+        (Headers(Content_Length="95"), "the server contradicts itself about how many bytes it answers with"),
+        (Gzip(always=True), "is sent compressed (gzip), which nobody asked for: download it first"),
+        (Refuse(500), "the server is busy (HTTP 500); try again later"),
+        (Refuse(503), "the server is busy (HTTP 503); try again later"),
+        (Refuse(429), "the server is busy (HTTP 429); try again later"),
+        (Refuse(404), "is not there (HTTP 404)"),
+        (Refuse(410), "is not there (HTTP 410)"),
+        (Refuse(403), "access is refused (HTTP 403): no user and no password were sent"),
+        (
+            Refuse(401, WWW_Authenticate='Basic realm="x"'),
+            "a user and a password are needed (HTTP 401): write them into the URL, https://USER:PASSWORD@…, "
+            "or into ~/.netrc",
+        ),
+        (Refuse(418), "cannot be read (HTTP 418)"),
+        (Redirect(NAME), "the server redirects in a circle"),
+        (Redirect("file:///etc/passwd"), "the server redirects to what is no http:// or https://"),
+        (login_page, "is an HTML page, perhaps a login or an error page (HTTP 200)"),
+    ],
+)
+def test_what_a_server_gets_wrong_is_one_line(server, behaviour, why, refused, statecli, once):
+    """Which names the URL and says what happened; the exit code is 2, and nothing is on stdout."""
+    server.behave(NAME, behaviour)
+    assert refused(server.url(NAME)) == f"{server.url(NAME)}: {why}"
+
+
+def test_other_bytes_than_the_answer_says_are_not_noticed_by_http_but_by_the_format(server, refused):
+    """A server that lies about its range throughout cannot be told from an honest one; what it sends is no header."""
+    server.behave(NAME, OtherRange(8, said=False))
+    assert refused(server.url(NAME)).startswith(f"{server.url(NAME)}: ")
+
+
+def test_a_file_without_bytes_is_an_empty_file(served, refused):
+    """416, with and without the size; and a whole answer of nothing."""
+    (served.folder / NAME).touch()
+    assert refused(served.url(NAME)) == f"{served.url(NAME)}: is an empty file"
+    served.behave(NAME, Headers(Content_Range=None))
+    assert refused(served.url(NAME)) == f"{served.url(NAME)}: is an empty file"
+    served.behave(NAME, lambda request, reply: reply.become(Reply(200)))
+    assert refused(served.url(NAME)) == f"{served.url(NAME)}: is an empty file"
+
+
+def test_a_range_that_is_refused_is_no_empty_file(server, refused):
+    """416 that says that there are bytes."""
+    server.behave(NAME, Refuse(416, Content_Range="bytes */96"))
+    assert refused(server.url(NAME)) == f"{server.url(NAME)}: the server refuses the range (HTTP 416)"
+
+
+# --- cuts and stalls ------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_is_cut_is_resumed_where_it_was(big, statecli):
+    """No byte is fetched twice: the ranges asked for are those that were missing."""
+    local = statecli("inspect", big.folder / NAME, "--stats", "-f", "json").out
+    big.behave(NAME, Times(2, Cut(after=20_000)))
+    found = read(big.url(NAME), statecli, "--stats")
+    assert found.out.replace(big.url(NAME), str(big.folder / NAME)) == local
+    first, second, third, *_ = big.requests
+    assert [one.range for one in (first, second, third)] == ["bytes=0-65535", "bytes=20000-65535", "bytes=40000-65535"]
+    assert big.sent == (big.folder / NAME).stat().st_size
+
+
+@pytest.mark.parametrize(("after", "came"), [(1000, 5000), (0, 0)])
+def test_a_connection_that_is_always_cut_is_given_up(big, after, came, refused):
+    """After four more attempts, which say how far they came."""
+    big.behave(NAME, Cut(after=after))
+    assert refused(big.url(NAME)) == (
+        f"{big.url(NAME)}: the connection was cut after {came:,} of 65,536 bytes, 5 times; try again later"
+        if came
+        else f"{big.url(NAME)}: the connection was cut after 0 of 65,536 bytes, 5 times; try again later"
+    )
+    assert len(big.requests) == 5
+
+
+def test_a_connection_that_is_cut_before_the_answer_is_made_again(server, statecli):
+    """Once is no harm."""
+    server.behave(NAME, Times(1, Cut(None)))
+    read(server.url(NAME), statecli)
+
+
+def test_a_whole_answer_that_is_cut_is_fetched_again(big, statecli, refused):
+    """For there are no ranges to go on from."""
+    big.behave(NAME, ignore_range, Times(1, Cut(1000)))
+    read(big.url(NAME), statecli)
+    big.behave(NAME, ignore_range, chunked, Cut(1000))
+    assert "the connection was cut after 1,000 bytes, 5 times" in refused(big.url(NAME))
+
+
+def test_a_length_that_lies_is_a_cut(server, refused, once):
+    """More bytes are said than come before the connection ends."""
+
+    def lies(request, reply):
+        ignore_range(request, reply)
+        reply.headers.update({"Content-Length": "500", "Connection": "close"})
+        Cut(after=80)(request, reply)
+
+    server.behave(NAME, lies)
+    assert refused(server.url(NAME)).endswith("the connection was cut after 80 of 500 bytes; try again later")
+
+
+def test_a_server_that_stalls_is_tried_again(big, statecli, monkeypatch):
+    """Before the answer, and in the middle of it."""
+    monkeypatch.setenv("STATECLI_TIMEOUT", "0.2")
+    big.behave(NAME, Times(1, Stall(None)), After(1, Times(1, Stall(10_000))))
+    read(big.url(NAME), statecli)
+    assert [one.range for one in big.requests] == ["bytes=0-65535", "bytes=0-65535", "bytes=10000-65535"]
+
+
+@pytest.mark.parametrize(("after", "came"), [(None, ""), (0, "; 0 of 80 bytes came"), (50, "; 50 of 80 bytes came")])
+def test_a_server_that_only_stalls_is_given_up(server, after, came, refused, once):
+    """One line says how long nothing came, and which variable says how long to wait."""
+    server.behave(NAME, Stall(after))
+    why = f"the server stalls: nothing came in 0.3 s (STATECLI_TIMEOUT){came}; try again later"
+    assert refused(server.url(NAME)) == f"{server.url(NAME)}: {why}"
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_a_busy_server_is_asked_again(server, status, statecli):
+    """And gives the file in the end."""
+    server.behave(NAME, Times(3, Refuse(status, Retry_After="7")))
+    read(server.url(NAME), statecli)
+    assert [one.status for one in server.requests] == [status] * 3 + [206]
+
+
+def test_a_busy_server_says_when(server, statecli, monkeypatch):
+    """Seconds or a date; what is absurd is capped, what is no time is not heeded."""
+    slept = []
+    monkeypatch.setattr(attempts, "LONGEST", 20.0)
+    monkeypatch.setattr(attempts, "time", types.SimpleNamespace(sleep=slept.append))
+    soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=9)
+    for said in ("7", format_datetime(soon, usegmt=True), "86400", "soon", "-3", "9" * 400):
+        server.behave(NAME, Times(1, Refuse(503, Retry_After=said)))
+        read(server.url(NAME), statecli)
+    assert slept[0] == 7
+    assert 5 < slept[1] <= 9
+    assert slept[2:] == [20, 0, 0, 20]
+
+
+@pytest.mark.parametrize("text", ["no", "-1", "0", "nan", "1e9"])
+def test_patience_is_a_number(server, text, monkeypatch, statecli):
+    """Or one line names the variable."""
+    monkeypatch.setenv("STATECLI_TIMEOUT", text)
+    result = statecli("inspect", server.url(NAME))
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"statecli: STATECLI_TIMEOUT={text}: must be a number above 0\n"
+
+
+# --- redirects ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_followed_once(big, other, status, statecli):
+    """Later requests go where the first one was led."""
+    (big.folder / NAME).rename(other.folder / "there.bin")
+    big.behave(NAME, Redirect(other.url("there.bin") + "?X-Signature=abc", status))
+    other.behave("there.bin", Signed("X-Signature", "abc"))
+    read(big.url(NAME), statecli, "--stats")
+    assert len(big.requests) == 1
+    assert len(other.requests) > 1
+
+
+def test_a_signature_that_ends_in_the_middle_is_asked_for_again(big, other, statecli):
+    """403 from where a redirect led: the way there is gone from its beginning once more."""
+    checkpoint(other.folder / "there.bin", 500_000)
+    big.behave(NAME, Redirect(other.url("there.bin")))
+    other.behave("there.bin", After(1, Times(1, Refuse(403))))
+    read(big.url(NAME), statecli, "--stats")
+    assert [one.status for one in big.requests] == [302, 302]
+    assert 403 in [one.status for one in other.requests]
+
+
+def test_no_secret_goes_to_another_host(server, other, statecli):
+    """Neither user and password nor the query that was typed; and none comes back from there."""
+    checkpoint(other.folder / "there.bin")
+    server.behave(NAME, Basic("me", PASSWORD), Redirect(other.url("there.bin")))
+    read(server.url(NAME).replace("://", f"://me:{PASSWORD}@") + "?token=sesame123", statecli)
+    [asked] = other.requests
+    assert "authorization" not in asked.headers
+    assert "referer" not in asked.headers
+    assert "cookie" not in asked.headers
+    assert asked.query == {}
+    assert PASSWORD not in str(asked)
+    [first] = server.requests
+    assert first.query == {"token": "sesame123"}
+
+
+def test_a_redirect_on_the_same_host_keeps_the_password(server, statecli):
+    """It is for all of the host."""
+    (server.folder / "inner").mkdir()
+    (server.folder / NAME).rename(server.folder / "inner" / NAME)
+    server.behave(NAME, Redirect(f"inner/{NAME}"))
+    server.behave(f"inner/{NAME}", Basic("me", PASSWORD))
+    read(server.url(NAME).replace("://", f"://me:{PASSWORD}@"), statecli)
+
+
+def test_redirects_without_end_and_without_a_place_are_one_line(server, refused):
+    """More than ten, or one that leads nowhere."""
+    for number in range(20):
+        server.behave(f"r{number}", Redirect(f"r{number + 1}"))
+    assert refused(server.url("r0")).endswith(": the server redirects more than 10 times")
+    server.behave("nowhere", lambda request, reply: reply.become(Reply(302)))
+    assert refused(server.url("nowhere")).endswith(": the server redirects, and does not say where to")
+
+
+def test_a_redirect_to_a_login_page_names_its_host(server, other, refused):
+    """Which is what somebody who is not logged in gets for every file; its query is told to nobody."""
+    other.behave("login", login_page)
+    server.behave(NAME, Redirect(other.url("login") + "?next=secret-place"))
+    assert refused(server.url(NAME)) == (
+        f"{server.url(NAME)}: is an HTML page, perhaps a login or an error page "
+        "(HTTP 200, after a redirect to 127.0.0.1)"
+    )
+
+
+def test_a_login_page_that_does_not_say_html_is_named_by_its_content(server, refused):
+    """As on disk."""
+    server.behave(NAME, login_page, Headers(Content_Type="application/octet-stream"))
+    assert refused(server.url(NAME)).endswith(": is an HTML page: the download met a login or an error page")
+
+
+def test_a_login_page_that_is_compressed_is_a_page(server, refused):
+    """Its first bytes do not tell; its type does."""
+    server.behave(NAME, login_page, Gzip(always=True))
+    assert "is an HTML page" in refused(server.url(NAME))
+
+
+def test_a_checkpoint_that_is_called_html_is_read(server, statecli):
+    """Servers call what they do not know as they please."""
+    server.behave(NAME, Headers(Content_Type="text/html"))
+    read(server.url(NAME), statecli)
+
+
+# --- what changes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other_one",
+    [{"ETag": '"other"'}, {"ETag": None, "Last_Modified": "Tue, 01 Jan 2030 00:00:00 GMT"}],
+    ids=["etag", "date"],
+)
+def test_a_file_that_changes_while_it_is_read_is_one_line(big, other_one, statecli):
+    """By its ETag, or by its date where there is no other; the tensor that was to be read is not made up."""
+    first = {name: None for name, value in other_one.items() if value is None}
+    big.behave(NAME, Headers(**first), After(1, Headers(**other_one)))
+    result = statecli("inspect", big.url(NAME), "--stats")
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert "changed while it was read: try again" in result.err
+
+
+def test_a_size_that_changes_is_noticed_too(big, statecli):
+    """Where a server says nothing else of versions."""
+    big.behave(NAME, Headers(ETag=None, Last_Modified=None), After(1, WrongTotal(2_000_081)))
+    result = statecli("inspect", big.url(NAME), "--stats")
+    assert (result.code, result.err.count("changed while it was read")) == (2, 1)
+
+
+def test_servers_behind_a_balancer_may_call_a_file_differently(big, statecli):
+    """A weak ETag is of the server that gave it; the date is of the file."""
+    big.behave(NAME, Headers(ETag='W/"one"'), After(1, Headers(ETag='W/"two"')))
+    read(big.url(NAME), statecli, "--stats")
+
+
+def test_two_calls_in_one_process_do_not_share_what_they_read(server):
+    """The second sees the file as it is by then."""
+    import statecli
+
+    assert statecli.inspect(server.url(NAME)).state.tensors[0].shape == (4,)
+    checkpoint(server.folder / NAME, 6)
+    assert statecli.inspect(server.url(NAME)).state.tensors[0].shape == (6,)
+    before = statecli.diff(server.url(NAME), server.folder / NAME)
+    assert not [one for one in before.changes if one.fields]
+
+
+# --- credentials ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("user", "password"), [("me", PASSWORD), ("me@home.org", "a:b/c?d#e%41"), ("ü", "pass wörd"), ("me", "")]
+)
+def test_user_and_password_of_a_url_are_sent(server, user, password, statecli):
+    """Whatever is in them, once it is written as URLs write it."""
+    from urllib.parse import quote
+
+    server.behave(NAME, Basic(user, password))
+    url = server.url(NAME).replace("://", f"://{quote(user, safe='')}:{quote(password, safe='')}@")
+    assert read(url, statecli).json["target"] == server.url(NAME).replace("://", "://…@")
+
+
+def test_user_and_password_of_the_netrc_file_are_sent(server, other, statecli, refused):
+    """To their host alone; a netrc that cannot be read is told of where a password was needed."""
+    server.behave("*", Basic("me", PASSWORD))
+    with open(os.environ["NETRC"], "w") as netrc:
+        netrc.write(f"machine 127.0.0.1 login me password {PASSWORD}\n")
+    read(server.url(NAME), statecli)
+    with open(os.environ["NETRC"], "w") as netrc:
+        netrc.write("machine 127.0.0.1 nonsense\n")
+    assert refused(server.url(NAME)).endswith("or into ~/.netrc (the netrc file cannot be read)")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "the user and the password of the URL are not accepted (HTTP 401)"),
+        (403, "access is refused (HTTP 403): the user and the password of the URL were sent"),
+    ],
+)
+def test_what_was_sent_is_said_and_not_what_it_was(server, status, said, refused):
+    """Where from, never which."""
+    server.behave(NAME, Refuse(status))
+    why = refused(server.url(NAME).replace("://", f"://me:{PASSWORD}@"))
+    assert why == f"{server.url(NAME).replace('://', '://…@')}: {said}"
+
+
+def test_a_signature_that_has_expired_is_a_guess(server, refused):
+    """The server's page, which repeats it, is not shown."""
+    server.behave(NAME, Signed("X-Amz-Signature", "right"))
+    assert refused(server.url(NAME) + "?X-Amz-Signature=wrong17") == (
+        f"{server.url(NAME)}?X-Amz-Signature=…: access is refused (HTTP 403): the query was sent as it was given; "
+        "a signature in it may have expired"
+    )
+
+
+def test_a_name_that_was_copied_from_output_is_no_url(server, refused):
+    """It says so where the server refuses it."""
+    server.behave(NAME, Signed("sig", "right"))
+    assert refused(server.url(NAME) + "?sig=…").endswith(
+        "(HTTP 403): with … in it, it is a name as it is shown: give the URL itself"
+    )
+
+
+# --- connections ----------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_none_is_one_line(refused, once):
+    """No such name; nobody behind the port; no host at all."""
+    assert refused("http://no-such-host.invalid/m.pt").removeprefix("http://no-such-host.invalid/m.pt: ") in (
+        "there is no host of this name",
+        "the host's name cannot be looked up: no network?; try again later",
+    )
+    import socket
+
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]  # nobody's from now on
+    url = f"http://127.0.0.1:{port}/m.pt"
+    assert refused(url) == f"{url}: the server cannot be reached: connection refused; try again later"
+    for url in ("http:///m.pt", "http://host:port/m.pt", "http://[::1/m.pt", "https://exa mple/m.pt"):
+        assert refused(url) == f"{url}: is no URL: it names no host, or an impossible one"
+
+
+@pytest.fixture
+def secure(served, tmp_path):
+    """A server with a certificate that it has signed itself, in `secure.certificate`."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.timezone.utc)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    day = datetime.timedelta(days=1)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day).add_extension(names, False)
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), True).sign(key, hashes.SHA256())
+    pem = tmp_path / "certificate.pem"
+    pem.write_bytes(
+        made.public_bytes(serialization.Encoding.PEM)
+        + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pem)
+    checkpoint(served.folder / NAME)
+    with Server(served.folder, tls=tls) as server:
+        server.certificate = pem
+        yield server
+
+
+@pytest.fixture
+def no_pools():
+    """Certificates are read anew."""
+    from statecli.remote import connections
+
+    connections._pool.cache_clear()
+    yield
+    connections._pool.cache_clear()
+
+
+def test_a_certificate_that_nobody_vouches_for_is_one_line(secure, refused, no_pools):
+    """It is not tried again, and what to do is said."""
+    why = refused(secure.url(NAME))
+    assert why.startswith(f"{secure.url(NAME)}: the server's certificate cannot be verified: self")
+    assert why.endswith("; SSL_CERT_FILE names a file with certificates to trust")
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
+def test_a_certificate_that_the_environment_vouches_for_is_trusted(secure, variable, statecli, monkeypatch, no_pools):
+    """As other programs are told of it."""
+    monkeypatch.setenv(variable, str(secure.certificate))
+    read(secure.url(NAME), statecli)
+
+
+def test_certificates_that_are_none_are_one_line(secure, refused, monkeypatch, no_pools):
+    """The file that the variable names is not there."""
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/no/such.pem")
+    assert refused(secure.url(NAME)).endswith(
+        ": the certificates in /no/such.pem cannot be read: no such file or directory"
+    )
+
+
+def test_https_to_a_server_without_it_is_one_line(server, refused, no_pools):
+    """And the other way round."""
+    assert refused(server.url(NAME).replace("http:", "https:")).endswith("; is it a server of http://?")
+
+
+def test_what_is_secure_does_not_become_insecure(secure, server, refused, monkeypatch, no_pools):
+    """A redirect from https to http is refused."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate))
+    secure.behave(NAME, Redirect(server.url(NAME)))
+    assert "redirects from https:// to http://" in refused(secure.url(NAME))
+    assert not server.requests
+
+
+def test_a_proxy_of_the_environment_is_asked(server, secure, statecli, monkeypatch, no_pools):
+    """For http and for https, but not for what NO_PROXY names."""
+    with Proxy() as proxy:
+        monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate))
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        read(server.url(NAME), statecli)
+        assert proxy.asked == [f"GET {server.url(NAME)}"]
+        read(secure.url(NAME), statecli)
+        assert proxy.asked[1:] == [f"CONNECT {secure.address}"]
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        read(server.url(NAME), statecli)
+        assert len(proxy.asked) == 2
+
+
+def test_a_proxy_that_wants_a_password_gets_the_one_of_its_url(
+    server, secure, statecli, refused, monkeypatch, no_pools
+):
+    """Which no server sees; without it, one line says so."""
+    with Proxy(f"out:{PASSWORD}") as proxy:
+        monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate))
+        for variable in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(variable, proxy.url.replace("://", f"://out:{PASSWORD}@"))
+        read(server.url(NAME), statecli)
+        read(secure.url(NAME), statecli)
+        assert "proxy-authorization" not in server.requests[0].headers
+        for variable in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(variable, proxy.url)
+        for url in (server.url(NAME), secure.url(NAME)):
+            assert ": the proxy asks for a user and a password (HTTP 407): " in refused(url)
+
+
+def test_a_proxy_that_is_not_there_is_one_line(server, refused, monkeypatch, once):
+    """Nothing of its URL is shown."""
+    monkeypatch.setenv("http_proxy", f"http://out:{PASSWORD}@127.0.0.1:9")
+    assert refused(server.url(NAME)).endswith(": the proxy of the environment cannot be reached; try again later")
+    monkeypatch.setenv("http_proxy", f"socks5://out:{PASSWORD}@127.0.0.1:9")
+    assert "the proxy of the environment is none that can be used" in refused(server.url(NAME))
+
+
+def test_ways_of_all_kinds_are_asked_for_as_they_are_meant(served, statecli):
+    """Blanks, other alphabets, escapes, a `#`; as they were typed, or as a folder lists them."""
+    from urllib.parse import quote
+
+    for name in ("a b.safetensors", "ü&=;.safetensors", "100%25.safetensors", "a#b.safetensors"):
+        checkpoint(served.folder / name)
+        read(served.url() + quote(name), statecli)
+    for name in ("a b.safetensors", "ü&=.safetensors".replace("&=", "&=;")):
+        read(served.url() + name, statecli)
+    assert {one.path for one in served.requests} == {one.name for one in served.folder.iterdir()}
+
+
+def test_the_address_of_a_host_may_be_of_ipv6(tmp_path, statecli):
+    """In its brackets."""
+    import socket
+    from http.server import HTTPServer, SimpleHTTPRequestHandler
+    from threading import Thread
+
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+
+    class Six(HTTPServer):
+        address_family = socket.AF_INET6
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            """Nothing on stderr."""
+
+        def translate_path(self, path):
+            return str(tmp_path / NAME)
+
+    checkpoint(tmp_path / NAME)
+    try:
+        server = Six(("::1", 0), Quiet)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        url = f"http://[::1]:{server.server_port}/{NAME}"
+        read(url, statecli)
+        assert statecli("audit", url).code == 0
+        server.shutdown()
+
+
+def test_a_file_url_is_the_path(tmp_path, statecli):
+    """`file:///…`, with the escapes that URLs have."""
+    checkpoint(tmp_path / "a b.safetensors")
+    url = (tmp_path / "a b.safetensors").as_uri()
+    assert "%20" in url
+    found = [
+        read(one, statecli).json["target"]
+        for one in (url, url.replace("file:", "FILE:"), url[:7] + "localhost" + url[7:])
+    ]
+    assert found == [str(tmp_path / "a b.safetensors")] * 3
+    import statecli as api
+
+    assert len(api.inspect(url).state.tensors) == 1
+
+
+# --- shards ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sharded(served):
+    """An index and two shards."""
+    weight_map = {}
+    for number in (1, 2):
+        name = f"model-0000{number}-of-00002.safetensors"
+        save_file({f"w{number}": torch.ones(3)}, served.folder / name)
+        weight_map[f"w{number}"] = name
+    (served.folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return served
+
+
+@pytest.mark.parametrize("behaviour", [Refuse(404), Refuse(403), Cut(0), Refuse(500), login_page], ids=repr)
+def test_a_shard_that_cannot_be_fetched_is_a_row(sharded, behaviour, statecli):
+    """What was read is shown; the line on stderr says which shard it was, and what is wrong with it."""
+    sharded.behave("*-00002-of*", behaviour)
+    result = statecli("inspect", sharded.url("model.safetensors.index.json"), "-f", "json")
+    assert result.code == 2
+    assert list(result.rows()) == ["w1", "w2"]
+    assert result.err.count("\n") == 1
+    assert "model-00002-of-00002.safetensors" in result.err
+
+
+def test_an_index_whose_folder_nobody_lists_is_read(sharded, statecli):
+    """The folder's names were asked for only to say what else is there."""
+    found = read(sharded.url("model.safetensors.index.json"), statecli)
+    assert list(found.rows()) == ["w1", "w2"]
+    assert len(sharded.requests) <= 4
