@@ -348,6 +348,12 @@ def reading(ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
         yield
 
 
+def crc32_of(path: str, offset: int, length: int) -> int | None:
+    """CRC-32 of these bytes where it is known without reading them again, as of what is remote and was read."""
+    found: int | None = _remote().crc32_of(path, offset, length) if is_remote(path) else None
+    return found
+
+
 def is_anything_remote() -> bool:
     """Whether what lies behind a URL has been opened."""
     import sys

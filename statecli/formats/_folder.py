@@ -86,6 +86,13 @@ def folders(path: str) -> list[str]:
     return _listed(path)[1] if on_disk.may_list(path) else []
 
 
+def inner(path: str) -> list[str]:
+    """The first MAX_INNER of `folders`, whose names are about to be asked for."""
+    found = folders(path)[:MAX_INNER]
+    on_disk.ahead(on_disk.join(path, name) for name in found)
+    return found
+
+
 def _listed(path: str) -> tuple[list[str], list[str]]:
     """The names of all files in the folder and of all folders, both sorted."""
     files: list[str] = []
@@ -104,6 +111,7 @@ def _instead(path: str, names: list[str], folders: list[str]) -> str:
         what = "weights of another framework alone, which statecli does not read"
         return f"is a folder with {what}: {_shown.names(foreign)}"
     around = [name for name in folders if name.endswith(WEIGHTS) and _is_around(on_disk.join(path, name), path)]
+    on_disk.ahead(on_disk.join(path, name) for name in folders[:MAX_INNER])
     inner = [name for name in folders[:MAX_INNER] if name not in around and _holds_weights(on_disk.join(path, name))]
     if inner and "model_index.json" in names:
         return f"is a pipeline of diffusers: name one of its components: {_shown.names(inner)}"

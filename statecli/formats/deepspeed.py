@@ -65,8 +65,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 def tags(path: str) -> list[str]:
     """The folders in the folder that hold a rank's model: one for each step that was saved."""
-    inner = _folder.folders(path)[: _folder.MAX_INNER]
-    return [name for name in inner if any(map(_MODEL.fullmatch, _folder.files(files.join(path, name))))]
+    return [name for name in _folder.inner(path) if any(map(_MODEL.fullmatch, _folder.files(files.join(path, name))))]
 
 
 def _tag(path: str) -> str:

@@ -41,11 +41,12 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 def _ranks(path: str) -> dict[str, str]:
     """The name of each rank's folder, and its model's file from `path` on; "" where there is none."""
     found = {}
-    for name in _folder.folders(path):
-        if _RANK.fullmatch(name):
-            held = _folder.files(files.join(path, name))
-            model = next((one for one in MODELS if one in held), None)
-            found[name] = files.join(name, model) if model else ""
+    ranks = [name for name in _folder.folders(path) if _RANK.fullmatch(name)]
+    files.ahead(files.join(path, name) for name in ranks)
+    for name in ranks:
+        held = _folder.files(files.join(path, name))
+        model = next((one for one in MODELS if one in held), None)
+        found[name] = files.join(name, model) if model else ""
     return found if any(found.values()) else {}
 
 

@@ -130,6 +130,12 @@ def is_in_use() -> bool:
     return bool(_objects)
 
 
+def crc32_of(path: str, offset: int, length: int) -> int | None:
+    """That of these bytes, where all of them were read as values."""
+    sums = _object(path).sums
+    return sums.of(offset, offset + length) if sums else None
+
+
 @contextmanager
 def reading(ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
     """Around reading the values of these (path, offset, length) in this thread, one after another."""
@@ -231,6 +237,7 @@ def _told(path: str) -> Listing | UnreadableError:
 def _listing(path: str) -> Listing | UnreadableError:
     try:
         found = repeated(lambda: _store(path).listing(_names.url_of(path)))
+        found = folders.with_hidden(found, path, _object)
     except UnreadableError as why:
         return why
     for name, is_folder in found.folders.items():

@@ -49,7 +49,7 @@ def sent(request) -> Callable[[Path], str]:
     return {"http": http, "s3": s3, "gs": gs, "hub": hub}[request.param]
 
 
-@pytest.mark.parametrize("write", (safetensors, *WRITERS), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("write", [safetensors, *WRITERS], ids=lambda one: one.__name__)
 def test_the_same_wherever_it_lies(write, sent, tmp_path, statecli):
     """One JSON from each command and one lock, but for the name; no difference to the one on disk; the lock holds."""
     here = tmp_path / "made"

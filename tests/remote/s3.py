@@ -1,0 +1,71 @@
+"""An S3 that can be told to misbehave, for what moto does not: it counts, refuses, redirects and changes its objects.
+
+folder/bucket/key…          served as https://docs.aws.amazon.com/AmazonS3/latest/API/ has it, as far as reading goes
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+
+from .server import Behaviour, Reply, Request, Server
+
+PAGE = 3  # keys of a listing that one answer has
+
+
+def refusal(status: int, code: str, **headers: str) -> Behaviour:
+    """An error as S3 says it; the text repeats what must not be shown, as that of the real one does."""
+
+    def refuse(request: Request, reply: Reply) -> None:
+        given = escape(request.headers.get("authorization", "nothing"))
+        told = f"<Code>{code}</Code><Message>no: {given}</Message><AWSAccessKeyId>{given}</AWSAccessKeyId>"
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        reply.become(Reply(status, {"Content-Type": "application/xml", **named}, f"<Error>{told}</Error>".encode()))
+
+    return refuse
+
+
+class S3(Server):
+    """Buckets are folders; `region` of all of them, None: any will do."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.region: str | None = None
+
+    def answer(self, request: Request) -> Reply:
+        bucket, _, key = request.path.partition("/")
+        reply = Reply(200)
+        scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/", request.headers.get("authorization", ""))
+        if self.region is not None and scope and scope[1] != self.region:
+            refusal(301, "PermanentRedirect", x_amz_bucket_region=self.region)(request, reply)
+        elif not (self.folder / bucket).is_dir():
+            refusal(404, "NoSuchBucket")(request, reply)
+        elif "list-type" in request.query:
+            reply = self._listing(request, self.folder / bucket)
+        elif not (self.folder / bucket / key).is_file():
+            refusal(404, "NoSuchKey")(request, reply)
+        else:
+            reply = super().answer(request)
+            if reply.status == 416:
+                refusal(416, "InvalidRange")(request, reply)
+            elif reply.status == 412:
+                refusal(412, "PreconditionFailed")(request, reply)
+        return reply
+
+    def _listing(self, request: Request, root: Path) -> Reply:
+        prefix, after = request.query.get("prefix", ""), request.query.get("continuation-token", "")
+        keys = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+        inner = {key[: (key.find("/", len(prefix)) + 1) or None] for key in keys if key.startswith(prefix)}
+        left = [key for key in sorted(inner) if key > after]
+        entries = "".join(_entry(root, key) for key in left[:PAGE])
+        more = f"<NextContinuationToken>{escape(left[PAGE - 1])}</NextContinuationToken>" if left[PAGE:] else ""
+        told = f"<IsTruncated>{str(bool(left[PAGE:])).lower()}</IsTruncated>{more}{entries}"
+        return Reply(200, {"Content-Type": "application/xml"}, f"<ListBucketResult>{told}</ListBucketResult>".encode())
+
+
+def _entry(root: Path, key: str) -> str:
+    if key.endswith("/"):
+        return f"<CommonPrefixes><Prefix>{escape(key)}</Prefix></CommonPrefixes>"
+    size = (root / key).stat().st_size
+    return f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size><ETag>&quot;x&quot;</ETag></Contents>"

@@ -1,0 +1,375 @@
+"""S3: what is asked of it, with which credentials, and what is said where it refuses, changes or breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import files, remote
+from statecli.remote import attempts, stores
+from statecli.remote.s3 import _listed
+from statecli.remote.settings import settings
+
+from .conftest import SECRET
+from .s3 import S3, refusal
+from .server import After, Cut, Headers, OtherRange, Stall, Times, ignore_range
+
+pytest.importorskip("s3fs")
+KEY = "AKIAIOSFODNN7EXAMPLE"
+
+
+@pytest.fixture(autouse=True)
+def _begun(monkeypatch):
+    """Each test is a command of its own, that waits for nobody."""
+    monkeypatch.setattr(attempts, "FIRST", 0.0)
+    remote.forget()
+    settings.cache_clear()
+    yield
+    remote.forget()
+    settings.cache_clear()
+
+
+@pytest.fixture
+def s3(tmp_path, monkeypatch):
+    """The S3 that counts, without credentials."""
+    (tmp_path / "s3" / "models").mkdir(parents=True)
+    with S3(tmp_path / "s3") as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url().rstrip("/"))
+        yield server
+
+
+@pytest.fixture
+def signed(monkeypatch):
+    """Credentials where the AWS tools have them."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+
+
+def written(folder: Path, name: str = "m.safetensors", size: int = 4) -> Path:
+    """A checkpoint of one tensor."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"w": torch.arange(size, dtype=torch.float32)}, folder / name)
+    return folder / name
+
+
+def asked(s3: S3) -> list[tuple[str, str, str | None]]:
+    return [(one.method, one.path, one.range) for one in s3.requests]
+
+
+# --- what travels
+
+
+def test_a_small_file_is_one_request(s3, signed, statecli):
+    """No HEAD: the size comes with the first bytes; the request is signed."""
+    written(s3.folder / "models" / "run")
+    assert statecli("inspect", "s3://models/run/m.safetensors").code == 0
+    assert asked(s3) == [("GET", "models/run/m.safetensors", "bytes=0-65535")]
+    assert s3.requests[0].headers["authorization"].startswith("AWS4-HMAC-SHA256")
+
+
+def test_a_folder_is_its_listing_and_its_files(s3, signed, statecli):
+    """Its pages are read to the end, and say what is a file and what a folder: no request asks it again."""
+    folder = s3.folder / "models" / "run"
+    written(folder)
+    for n in range(4):
+        (folder / f"step-{n}").mkdir()
+        (folder / f"step-{n}" / "log.txt").write_text("x")
+    assert statecli("inspect", "s3://models/run/").code == 0
+    own = [one.path for one in s3.requests if "run/step-" not in one.query.get("prefix", "")]
+    assert own == ["models", "models", "models/run/m.safetensors"]
+    assert len(s3.requests) == len(own) + 4  # whether one of the folders is of DeepSpeed's
+
+
+def test_64_threads_read_at_once(s3, signed):
+    """Each gets its own bytes, through one client."""
+    data = bytes(range(256)) * 4096
+    (s3.folder / "models" / "big.bin").write_bytes(data)
+    store, url = stores.store_of("s3://models/big.bin"), "s3://models/big.bin"
+    with ThreadPoolExecutor(64) as threads:
+        found = list(threads.map(lambda n: store.get(url, n * 1000, 1000, None)[0], range(512)))
+    assert b"".join(found) == data[: 512 * 1000]
+
+
+def _worker(url: str) -> bytes:
+    return stores.store_of(url).get(url, 8, 4, None)[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks here")
+def test_a_forked_process_reads_too(s3, signed):
+    """fsspec's thread stays with the parent: the child has one of its own, and so have two at once."""
+    path = written(s3.folder / "models")
+    assert _worker("s3://models/m.safetensors") == path.read_bytes()[8:12]
+    with multiprocessing.get_context("fork").Pool(2) as processes:
+        found = processes.map_async(_worker, ["s3://models/m.safetensors"] * 4).get(60)
+    assert found == [path.read_bytes()[8:12]] * 4
+
+
+# --- names
+
+
+def test_names_that_only_a_store_has():
+    """A key beside a folder of its name is the folder with a slash; `folder//key` has no name and is left out."""
+
+    class Answers:
+        anon = False
+
+    pages = [
+        {"Contents": [{"Key": "run/a"}, {"Key": "run/"}], "IsTruncated": True, "NextContinuationToken": "x"},
+        {"CommonPrefixes": [{"Prefix": "run/a/"}, {"Prefix": "run//"}, {"Prefix": "run/b/"}], "IsTruncated": False},
+    ]
+
+    async def answer(*_, **asked):
+        assert asked["Prefix"] == "run/"
+        return pages.pop(0)
+
+    Answers._call_s3 = staticmethod(answer)
+    assert asyncio.run(_listed(Answers, "s3://models/run")).folders == {"a": False, "a/": True, "b": True}
+
+
+def test_an_empty_object_is_an_empty_file(s3, signed, statecli):
+    """Of which S3 answers 416 to every range."""
+    (s3.folder / "models" / "m.pt").write_bytes(b"")
+    assert statecli("inspect", "s3://models/m.pt").err == "statecli: s3://models/m.pt: is an empty file\n"
+
+
+def test_a_version_is_read_by_its_id(bucket, tmp_path, statecli):
+    """`?versionId=` is shown, and reads what was there before."""
+    bucket._client.put_bucket_versioning(Bucket="models", VersioningConfiguration={"Status": "Enabled"})
+    path = written(tmp_path, size=4)
+    first = bucket._client.put_object(Bucket="models", Key="m.safetensors", Body=path.read_bytes())["VersionId"]
+    written(tmp_path, size=6)
+    bucket._client.put_object(Bucket="models", Key="m.safetensors", Body=path.read_bytes())
+    url = f"s3://models/m.safetensors?versionId={first}"
+    assert statecli("inspect", url, "-f", "json").rows()["w"]["shape"] == [4]
+    assert statecli("inspect", url, "-f", "json").json["target"] == url
+    assert statecli("inspect", "s3://models/m.safetensors", "-f", "json").rows()["w"]["shape"] == [6]
+    gone = statecli("inspect", "s3://models/m.safetensors?versionId=00000000-0000-0000-0000-000000000000")
+    assert (gone.code, gone.err.count("\n")) == (2, 1)
+    for version in bucket._client.list_object_versions(Bucket="models")["Versions"]:
+        bucket._client.delete_object(Bucket="models", Key=version["Key"], VersionId=version["VersionId"])
+
+
+def test_a_bucket_of_another_region_is_found(s3, signed, statecli, monkeypatch):
+    """S3 says which one, and it is asked there; it is not asked for again for each file."""
+    s3.region = "eu-central-1"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    written(s3.folder / "models")
+    written(s3.folder / "models", "n.safetensors")
+    assert statecli("diff", "s3://models/m.safetensors", "s3://models/n.safetensors").code == 0
+    assert [one.status for one in s3.requests].count(301) == 1
+
+
+# --- credentials
+
+
+def test_without_credentials_what_is_public_is_read(s3, statecli):
+    """No configuration is needed for that, and nothing is signed."""
+    written(s3.folder / "models")
+    assert statecli("inspect", "s3://models/m.safetensors").code == 0
+    assert "authorization" not in s3.requests[-1].headers
+
+
+def test_unsigned_on_request(s3, signed, statecli, monkeypatch):
+    """AWS_NO_SIGN_REQUEST: the credentials that there are stay here."""
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "yes")
+    written(s3.folder / "models")
+    assert statecli("inspect", "s3://models/m.safetensors").code == 0
+    assert "authorization" not in s3.requests[-1].headers
+
+
+def test_refused_without_credentials(s3, statecli):
+    """The line says that there were none, and what gives some."""
+    written(s3.folder / "models")
+    s3.behave("*", refusal(403, "AccessDenied"))
+    found = statecli("inspect", "s3://models/m.safetensors")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert "no AWS credentials were found" in found.err
+    assert "AWS_PROFILE" in found.err
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (403, "AccessDenied", "your AWS credentials may not read it, or it is not there"),
+        (403, "InvalidAccessKeyId", "S3 does not know the access key"),
+        (403, "SignatureDoesNotMatch", "the secret key of your AWS credentials is wrong"),
+        (400, "ExpiredToken", "have expired; log in again"),
+        (400, "InvalidToken", "is not valid; log in again"),
+        (403, "RequestTimeTooSkewed", "the clock of this machine is wrong"),
+        (403, "InvalidObjectState", "is archived (Glacier): restore it first"),
+        (404, "NoSuchBucket", "its bucket is not there"),
+        (404, "NoSuchKey", "is not there"),
+        (409, "SomethingNew", "S3 says SomethingNew"),
+    ],
+)
+def test_what_s3_refuses_is_one_line(s3, signed, statecli, status, code, words):
+    """It names the URL and what to do, once, and nothing of the credentials, with --debug too."""
+    written(s3.folder / "models")
+    s3.behave("*", refusal(status, code))
+    found = statecli("inspect", "s3://models/m.safetensors")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert found.err.startswith("statecli: s3://models/m.safetensors: ")
+    assert words in found.err
+    told = statecli("inspect", "s3://models/m.safetensors", "--debug").err
+    for secret in (SECRET, KEY, "Signature="):
+        assert secret not in found.err + told
+
+
+def test_credentials_in_the_url_have_no_place(s3, statecli):
+    """They are refused, and not shown."""
+    found = statecli("inspect", f"s3://{KEY}:{SECRET}@models/m.safetensors")
+    assert found.code == 2
+    assert "set AWS_PROFILE or log in" in found.err
+    assert SECRET not in found.err
+    assert s3.requests == []
+
+
+def test_a_profile_that_there_is_not(s3, statecli, monkeypatch):
+    """AWS_PROFILE is named."""
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    found = statecli("inspect", "s3://models/m.safetensors")
+    assert (found.code, found.err.count("\n")) == (2, 1)
+    assert "AWS_PROFILE" in found.err
+
+
+def test_new_credentials_count_for_the_next_call(s3, monkeypatch):
+    """Whoever was refused in a notebook, logs in and asks again is not refused for what was there before."""
+    import statecli
+
+    written(s3.folder / "models")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOLD")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "old")
+
+    def known(request, reply):
+        if "AKIANEW" not in request.headers.get("authorization", ""):
+            refusal(403, "InvalidAccessKeyId")(request, reply)
+
+    s3.behave("*", known)
+    with pytest.raises(statecli.UnreadableError, match="does not know the access key"):
+        statecli.inspect("s3://models/m.safetensors")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANEW")
+    assert len(statecli.inspect("s3://models/m.safetensors").state.tensors) == 1
+
+
+# --- what goes wrong on the way
+
+
+def test_an_object_that_changes_is_noticed(s3, signed, statecli):
+    """The request for its values is for the version that its header was of."""
+    path = written(s3.folder / "models", size=1 << 18)
+    s3.behave("models/m.safetensors", After(1, Headers(ETag='"another"')))
+    found = statecli("inspect", "s3://models/m.safetensors", "--stats")
+    assert found.code == 2
+    assert "changed while it was read: try again" in found.err
+    assert ["if-match" in one.headers for one in s3.requests][:2] == [False, True]
+    assert path.stat().st_size > 1 << 20
+
+
+def test_an_object_that_is_replaced_is_refused_by_s3(s3, signed, statecli):
+    """412 to If-Match: not one byte of the other version travels."""
+    written(s3.folder / "models", size=1 << 18)
+    s3.behave("models/m.safetensors", After(1, refusal(412, "PreconditionFailed")))
+    found = statecli("inspect", "s3://models/m.safetensors", "--stats")
+    assert found.code == 2
+    assert "changed while it was read: try again" in found.err
+    assert all("if-match" in one.headers for one in s3.requests[1:])
+
+
+def test_busy_is_asked_again(s3, signed, statecli):
+    """503 SlowDown and 500 InternalError, and then the file."""
+    written(s3.folder / "models")
+    s3.behave("*", Times(1, refusal(503, "SlowDown")), Times(2, refusal(500, "InternalError")))
+    assert statecli("inspect", "s3://models/m.safetensors").code == 0
+    assert [one.status for one in s3.requests] == [503, 500, 206] or len(s3.requests) == 3
+
+
+def test_busy_for_ever_is_one_line(s3, signed, statecli, monkeypatch):
+    """As often as it was allowed, by nobody else's count."""
+    monkeypatch.setenv("STATECLI_RETRIES", "2")
+    s3.behave("*", refusal(503, "SlowDown"))
+    found = statecli("inspect", "s3://models/m.safetensors")
+    assert (found.code, found.err) == (
+        2,
+        "statecli: s3://models/m.safetensors: S3 is busy (SlowDown), 3 times; try again later\n",
+    )
+
+
+def test_a_cut_is_mended(s3, signed, statecli):
+    """The range is asked for again."""
+    written(s3.folder / "models")
+    s3.behave("models/m.safetensors", Times(1, Cut(after=20)))
+    assert statecli("inspect", "s3://models/m.safetensors").code == 0
+    assert len(s3.requests) == 2
+
+
+def test_a_stall_is_one_line(s3, signed, statecli, monkeypatch):
+    """After STATECLI_TIMEOUT seconds, and no further attempts."""
+    monkeypatch.setenv("STATECLI_TIMEOUT", "0.2")
+    monkeypatch.setenv("STATECLI_RETRIES", "0")
+    written(s3.folder / "models")
+    s3.behave("models/m.safetensors", Stall(after=10))
+    found = statecli("inspect", "s3://models/m.safetensors")
+    assert (found.code, found.err) == (
+        2,
+        "statecli: s3://models/m.safetensors: no answer in 0.2 s; try again later\n",
+    )
+
+
+def test_another_range_is_refused(s3, signed, statecli):
+    """Before its bytes are taken for others."""
+    written(s3.folder / "models", size=1 << 16)
+    s3.behave("models/m.safetensors", OtherRange(4))
+    found = statecli("inspect", "s3://models/m.safetensors")
+    assert found.code == 2
+    assert "another range than was asked for" in found.err
+
+
+def test_a_store_without_ranges_sends_no_gigabytes(s3, signed, statecli):
+    """What is small is taken whole; of what is not only the head is read."""
+    path = written(s3.folder / "models")
+    s3.behave("*", ignore_range)
+    assert statecli("inspect", "s3://models/m.safetensors").code == 0
+    with path.open("r+b") as file:
+        file.truncate(256 << 20)
+    s3.forget()
+    remote.forget()
+    found = statecli("inspect", "s3://models/m.safetensors")
+    assert found.code == 2
+    assert "ignores ranges" in found.err
+    assert s3.sent < 32 << 20
+
+
+def test_nobody_there_is_one_line(statecli, monkeypatch, signed):
+    """A port that refuses."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("STATECLI_RETRIES", "1")
+    found = statecli("inspect", "s3://models/m.safetensors")
+    assert found.code == 2
+    assert found.err.count("\n") == 1
+    assert "2 times; try again later" in found.err
+
+
+def test_the_package_is_named(monkeypatch, statecli):
+    """Where s3fs is not installed."""
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    found = statecli("inspect", "s3://models/m.safetensors")
+    assert (found.code, found.err) == (
+        2,
+        "statecli: s3:// needs the package s3fs: pip install 'statecli[remote]'\n",
+    )
+
+
+def test_sizes_and_kinds_are_known(s3, signed):
+    """files.size, isfile, isdir and exists of S3."""
+    path = written(s3.folder / "models" / "run")
+    assert files.size("s3://models/run/m.safetensors") == path.stat().st_size
+    assert files.isdir("s3://models/run")
+    assert files.isfile("s3://models/run/m.safetensors")
+    assert not files.exists("s3://models/run/n.safetensors")
