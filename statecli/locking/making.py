@@ -117,9 +117,9 @@ def lock(found: Sequence[Read], request: Request, progress: Progress | None = No
     found = [one for one in found if one.unlocked is None]
     tensors = [tensor for one in found for tensor in one.state.tensors]
     tell = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
+    made = iter(digests(tensors, request.digest, jobs=request.jobs, progress=tell))
     for error in (one for several in damages(tensors, jobs=request.jobs) for one in several):
         raise error
-    made = iter(digests(tensors, request.digest, jobs=request.jobs, progress=tell))
     refuse_changed(path_stamps for one in found for path_stamps in [one.stamps])
     return Lock(
         SCHEMA,

@@ -18,6 +18,7 @@ from statecli.errors import UnreadableError
 from statecli.files import Guard
 from statecli.remote.attempts import repeated
 from statecli.remote.stores import Known, Missing, Store, Unfetched
+from statecli.remote.sums import Sums
 
 __all__ = ["Handle", "Missing", "Object", "reading"]
 
@@ -35,6 +36,8 @@ GAP = 16 << 10
 WINDOW, WINDOWS = 4 << 20, 4
 #: Bytes of an object that are kept for the next read, while it is open and after it.
 KEPT, LEFT = 64 << 20, 4 << 20
+#: What begins with this has checksums: zip archives, and files of several of them.
+_CHECKED = b"PK\3\4"
 
 
 class Object:
@@ -51,6 +54,8 @@ class Object:
         self._spans: dict[int, bytes] = {}
         self._held = 0
         self._end, self._step = -1, STEP
+        #: Of its values, as they come, where it has checksums to compare them with.
+        self.sums: Sums | None = None
         #: What is to be confirmed before it is read: where its bytes begin, sorted, and the rest.
         self._guarded: list[int] = []
         self._guards: dict[int, Guard] = {}
@@ -72,6 +77,7 @@ class Object:
                 raise
             self._keep(0, data)
             self._end = len(data)
+            self.sums = Sums() if data.startswith(_CHECKED) else None
 
     def try_prime(self) -> None:
         """As `prime`; what goes wrong is said by whoever opens it."""
@@ -301,6 +307,8 @@ class _Windows(threading.local):
     def __init__(self) -> None:
         #: The runs of bytes that are about to be read one after another, sorted, by object.
         self.runs: dict[Object, list[tuple[int, int]]] = {}
+        #: Where what was asked for begins and ends, sorted.
+        self._cuts: dict[Object, list[int]] = {}
         #: Where each window begins, with its bytes and its object, the one used last behind the others.
         self._held: OrderedDict[tuple[Object, int], memoryview] = OrderedDict()
         self._limit = WINDOW
@@ -314,6 +322,8 @@ class _Windows(threading.local):
                 runs[-1] = runs[-1][0], max(runs[-1][1], offset + length)
             else:
                 runs.append((offset, offset + length))
+            self._cuts.setdefault(one, []).extend((offset, offset + length))
+        self._cuts = {one: sorted(set(cuts)) for one, cuts in self._cuts.items() if one.sums}
 
     def at(self, one: Object, offset: int, ahead: int) -> memoryview:
         """Some bytes of the object from `offset` on; none at its end."""
@@ -338,7 +348,10 @@ class _Windows(threading.local):
             return one.window(offset, stop)
         _at_work.release()
         try:
-            return one.window(offset, stop)
+            found = one.window(offset, stop)
+            if one.sums:
+                one.sums.add(offset, found, self._cuts.get(one, ()))
+            return found
         finally:
             _at_work.acquire()
 
@@ -358,7 +371,7 @@ class _Windows(threading.local):
 
     def clear(self) -> None:
         """Nothing is held, and nothing known of what is about to be read."""
-        self.runs, self._limit = {}, WINDOW
+        self.runs, self._cuts, self._limit = {}, {}, WINDOW
         self._held.clear()
 
 

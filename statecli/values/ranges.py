@@ -400,6 +400,16 @@ def _single(where: ByteRange, what: str) -> TensorData:
         raise type(why)(f"{where.path}: {what}: the archive at byte {where.offset}: {why}") from why
 
 
+def _crc(where: ByteRange, what: str) -> int:
+    found, block = 0, np.empty(min(WINDOW, where.length), np.uint8)
+    with open_range(where, what) as source:
+        for at in range(0, where.length, WINDOW):
+            part = block[: where.length - at]
+            source.read(at, part)
+            found = zlib.crc32(part.data, found)
+    return found
+
+
 def check_crc(where: ByteRange, what: str = "storage") -> None:
     """Compares the range's bytes with the CRC-32 its container recorded; does nothing where it recorded none.
 
@@ -408,12 +418,8 @@ def check_crc(where: ByteRange, what: str = "storage") -> None:
     where = located(where, what)
     if where.crc32 is None:
         return
-    found, block = 0, np.empty(min(WINDOW, where.length), np.uint8)
-    with open_range(where, what) as source:
-        for at in range(0, where.length, WINDOW):
-            part = block[: where.length - at]
-            source.read(at, part)
-            found = zlib.crc32(part.data, found)
+    known = files.crc32_of(where.path, where.offset, where.length) if where.packing is None else None
+    found = _crc(where, what) if known is None else known
     if found != where.crc32:
         error = ChecksumMismatch(
             f"{where.path}: {what}: checksum wrong: recorded 0x{where.crc32:08x}, bytes give 0x{found:08x}; "

@@ -215,12 +215,17 @@ def stats_batch(_: None, tasks: Iterable[Task]) -> list[Stats | StateError]:
 
 
 def _checked_stats(task: Task, decoder: Decoder) -> Stats | StateError:
+    found: Stats | StateError
     try:
+        found = stats(task.tensor, decoder)
+    except StateError as error:
+        found = error
+    try:  # behind it: of what is remote, reading it once gives both
         for storage in task.storages:
             check_crc(storage, task.tensor.fqn)
-        return stats(task.tensor, decoder)
     except StateError as error:
         return error
+    return found
 
 
 # --- live tensors --------------------------------------------------------------------------------------------------
