@@ -1,0 +1,104 @@
+"""Google Cloud Storage: what is asked of it, and what is said where it refuses or changes."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import remote
+from statecli.remote import attempts
+from statecli.remote.settings import settings
+
+from .server import After, Gzip, Headers, OtherRange, Refuse, Times
+
+pytest.importorskip("gcsfs")
+URL = "gs://models/run/m.safetensors"
+MEDIA = "download/storage/v1/b/models/o/run/m.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def _begun(monkeypatch):
+    """Each test is a command of its own, that waits for nobody."""
+    monkeypatch.setattr(attempts, "FIRST", 0.0)
+    remote.forget()
+    settings.cache_clear()
+    yield
+    remote.forget()
+
+
+@pytest.fixture
+def gs(cloud_storage):
+    """A bucket with a checkpoint."""
+    folder = cloud_storage.folder / "models" / "run"
+    folder.mkdir(parents=True)
+    save_file({"w": torch.arange(1 << 18, dtype=torch.float32)}, folder / "m.safetensors")
+    return cloud_storage
+
+
+def test_a_file_is_one_request(gs, statecli):
+    """Its size comes with its first bytes; gcsfs asks for a description of the object first."""
+    assert statecli("inspect", URL).code == 0
+    assert [(one.method, one.path, one.range) for one in gs.requests] == [("GET", MEDIA, "bytes=0-65535")]
+
+
+def test_a_folder_is_its_listing_and_its_file(gs, statecli):
+    """And a bucket without a checkpoint says in which of its folders one is."""
+    assert statecli("inspect", "gs://models/run/").code == 0
+    assert [one.path for one in gs.requests] == ["storage/v1/b/models/o", MEDIA]
+    assert "folders in it hold some: run" in statecli("inspect", "gs://models").err
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "line"),
+    [
+        (Refuse(404), "is not there, or its bucket is not (HTTP 404)"),
+        (Refuse(401), "no Google credentials were found"),
+        (Refuse(403), "no Google credentials were found"),
+        (Refuse(418), "cannot be read (HTTP 418)"),
+        (OtherRange(4), "another range than was asked for"),
+        (Gzip(always=True), "is stored compressed (Content-Encoding: gzip): download it first"),
+    ],
+)
+def test_what_it_refuses_is_one_line(gs, statecli, behaviour, line):
+    """It names the URL and what to do."""
+    gs.behave(MEDIA, behaviour)
+    found = statecli("inspect", URL)
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert found.err.startswith(f"statecli: {URL}: ")
+    assert line in found.err
+
+
+def test_busy_is_asked_again(gs, statecli):
+    """429 and 503, and then the file."""
+    gs.behave(MEDIA, Times(1, Refuse(429)), Times(2, Refuse(503)))
+    assert statecli("inspect", URL).code == 0
+
+
+def test_an_object_that_changes_is_noticed(gs, statecli):
+    """Its generation is in each answer."""
+    gs.behave(MEDIA, Headers(X_Goog_Generation="1"), After(1, Headers(X_Goog_Generation="2")))
+    found = statecli("inspect", URL, "--stats")
+    assert found.code == 2
+    assert "changed while it was read: try again" in found.err
+
+
+def test_a_generation_is_read_by_its_number(gs, statecli):
+    """`?generation=` is shown, and sent."""
+    assert statecli("inspect", f"{URL}?generation=17", "-f", "json").json["target"] == f"{URL}?generation=17"
+    assert gs.requests[0].query["generation"] == "17"
+
+
+def test_an_empty_object_is_an_empty_file(gs, statecli):
+    """Of which 416 is the answer to every range."""
+    (gs.folder / "models" / "m.pt").write_bytes(b"")
+    assert statecli("inspect", "gs://models/m.pt").err == "statecli: gs://models/m.pt: is an empty file\n"
+
+
+def test_the_package_is_named(monkeypatch, statecli):
+    """Where gcsfs is not installed."""
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    found = statecli("inspect", URL)
+    assert (found.code, found.err) == (2, "statecli: gs:// needs the package gcsfs: pip install 'statecli[gs]'\n")

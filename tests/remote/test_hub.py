@@ -1,0 +1,236 @@
+"""The Hugging Face Hub: one commit a command, bytes by ranges, and what is said to those who may not read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import remote
+from statecli.remote import attempts
+from statecli.remote.hub import Place, _places
+from statecli.remote.settings import settings
+
+from .hub import SIGNATURE
+from .server import After, Refuse, Times, login_page
+
+pytest.importorskip("huggingface_hub")
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyz012345"  # noqa: S105 - of nobody
+
+
+@pytest.fixture(autouse=True)
+def _begun(monkeypatch):
+    """Each test is a command of its own, that waits for nobody."""
+    monkeypatch.setattr(attempts, "FIRST", 0.0)
+    remote.forget()
+    settings.cache_clear()
+    yield
+    remote.forget()
+
+
+@pytest.fixture
+def net(hub):
+    """A hub with a repository, and another revision of it."""
+    written(hub.folder / "org" / "net", torch.ones(4))
+    (hub.folder / "org" / "net" / "config.json").write_text('{"architectures": ["Net"]}')
+    written(hub.folder / "org" / "net@v1", torch.zeros(4))
+    return hub
+
+
+def written(folder: Path, tensor: torch.Tensor, name: str = "model.safetensors") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"w": tensor}, folder / name)
+
+
+def shown(statecli, url: str) -> str:
+    """What is said of a URL that is refused: one line, that names it first."""
+    found = statecli("inspect", url)
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert found.err.startswith(f"statecli: {url}: ")
+    return found.err.removeprefix(f"statecli: {url}: ").rstrip("\n")
+
+
+def test_a_file_is_its_commit_and_one_range(net, statecli):
+    """The hub is asked which commit `main` is, and the CDN for the first bytes; no token where there is none."""
+    assert statecli("inspect", "hf://org/net/model.safetensors").code == 0
+    commit = net.commit("org/net")
+    assert [one.path for one in net.requests] == [
+        "api/models/org/net/revision/main",
+        f"org/net/resolve/{commit}/model.safetensors",
+    ]
+    assert [one.range for one in net.cdn.requests] == ["bytes=0-65535"]
+    assert all("authorization" not in one.headers for one in net.requests)
+
+
+def test_all_files_are_of_one_commit(net, statecli):
+    """What somebody pushes meanwhile is of the next command."""
+    found = statecli("inspect", "hf://org/net")
+    assert found.code == 0
+    revisions = [one.path for one in net.requests if "/revision/" in one.path]
+    assert revisions == ["api/models/org/net/revision/main"]
+    rest = [one.path for one in net.requests if "/revision/" not in one.path]
+    assert rest
+    assert all(net.commit("org/net") in path for path in rest)
+
+
+@pytest.mark.parametrize("revision", ["v1", "commit"])
+def test_another_revision(net, statecli, revision):
+    """By its name or its commit; a diff of two revisions is of two commits."""
+    revision = net.commit("org/net", "v1") if revision == "commit" else revision
+    url = f"hf://org/net@{revision}"
+    assert statecli("inspect", f"{url}/model.safetensors", "--stats", "-f", "json").rows()["w"]["stats"]["max"] == 0
+    differ = statecli("diff", url, "hf://org/net", "-f", "json").json
+    assert [one["values"]["changed"] for one in differ["changes"]] == [4]
+
+
+@pytest.mark.parametrize(
+    ("url", "places"),
+    [
+        ("hf://org/net", [("models", "org/net", "main", ""), ("models", "org", "main", "net")]),
+        (
+            "hf://org/net/a/b.pt",
+            [("models", "org/net", "main", "a/b.pt"), ("models", "org", "main", "net/a/b.pt")],
+        ),
+        ("hf://gpt2", [("models", "gpt2", "main", "")]),
+        ("hf://gpt2@v1/b.pt", [("models", "gpt2", "v1", "b.pt")]),
+        ("hf://org/net@v1/b.pt", [("models", "org/net", "v1", "b.pt")]),
+        ("hf://org/net@refs/pr/7/b.pt", [("models", "org/net", "refs/pr/7", "b.pt")]),
+        ("hf://org/net@a%2Fb/c.pt", [("models", "org/net", "a/b", "c.pt")]),
+        ("hf://datasets/org/d@v/x.npz", [("datasets", "org/d", "v", "x.npz")]),
+        ("hf://spaces/org/s/x.pt", [("spaces", "org/s", "main", "x.pt"), ("spaces", "org", "main", "s/x.pt")]),
+    ],
+)
+def test_how_urls_are_written(url, places):
+    """As HfFileSystem has them: kinds, revisions with a slash, repositories of one word."""
+    assert [tuple(place) for place in _places(url)] == places
+    assert isinstance(_places(url)[0], Place)
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        (
+            "hf://org/none",
+            "there is no repository org/none, or it is private: log in with `hf auth login`, or set",
+        ),
+        ("hf://datasets/org/none", "there is no repository datasets/org/none, or it is private: log in"),
+        ("hf://org/net@v9", "org/net has no revision v9"),
+        ("hf://org/net/none.pt", "is not there"),
+        ("hf://", "names no repository: write hf://org/name[@revision]/path"),
+        ("hf://org/../x", "names no repository: write hf://org/name[@revision]/path"),
+    ],
+)
+def test_what_is_not_there(net, statecli, url, line):
+    """A repository, a revision, a file: each its own line."""
+    assert shown(statecli, url).startswith(line)
+
+
+def test_a_private_repository(net, statecli, monkeypatch):
+    """Without a token, with a wrong one, and with the right one, which the CDN never sees."""
+    net.private["org/net"] = TOKEN
+    assert "or it is private: log in with `hf auth login`" in shown(statecli, "hf://org/net")
+    remote.forget()
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert shown(statecli, "hf://org/net").endswith("or it is private and your token may not read it")
+    remote.forget()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    found = statecli("inspect", "hf://org/net", "--stats", "--debug")
+    assert found.code == 0
+    assert all("authorization" not in one.headers for one in net.cdn.requests)
+    assert TOKEN not in found.out + found.err
+
+
+def test_a_gated_repository(net, statecli, monkeypatch):
+    """It is listed for all; where its conditions are accepted is said."""
+    net.gated["org/net"] = TOKEN
+    endpoint = net.url().rstrip("/")
+    said = f"is gated: accept its conditions on {endpoint}/org/net"
+    assert shown(statecli, "hf://org/net/model.safetensors").startswith(f"{said}, then log in with `hf auth login`")
+    remote.forget()
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert shown(statecli, "hf://org/net/model.safetensors") == f"{said}, with the account of your token"
+    remote.forget()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert statecli("inspect", "hf://org/net/model.safetensors").code == 0
+
+
+def test_the_token_is_found_where_the_library_keeps_it(net, statecli, monkeypatch, tmp_path):
+    """`hf auth login` writes it to a file; HF_HUB_DISABLE_IMPLICIT_TOKEN leaves it there."""
+    from huggingface_hub import constants
+
+    (tmp_path / "token").write_text(TOKEN)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    assert statecli("inspect", "hf://org/net").code == 0
+    assert {one.headers.get("authorization") for one in net.requests} == {f"Bearer {TOKEN}"}
+    net.forget()
+    remote.forget()
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    assert statecli("inspect", "hf://org/net").code == 0
+    assert {one.headers.get("authorization") for one in net.requests} == {None}
+
+
+def test_offline_means_offline(net, statecli, monkeypatch):
+    """HF_HUB_OFFLINE: one line, and nobody is asked."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert shown(statecli, "hf://org/net") == "the hub is not asked: HF_HUB_OFFLINE is set"
+    assert net.requests == []
+
+
+def test_a_signature_of_the_cdn_is_in_no_line(net, statecli):
+    """It stands in the redirect; what the CDN refuses is told without it, with --debug too."""
+    net.cdn.behave("*", Refuse(403))
+    found = statecli("inspect", "hf://org/net/model.safetensors", "--debug")
+    assert found.code == 2
+    assert SIGNATURE not in found.out + found.err
+
+
+def test_a_busy_hub_is_asked_again(net, statecli):
+    """For the commit as for the bytes."""
+    net.behave("api/models/org/net/revision/main", Times(2, Refuse(503)))
+    net.cdn.behave("*", Times(1, Refuse(500)))
+    assert statecli("inspect", "hf://org/net/model.safetensors").code == 0
+
+
+def test_what_is_no_hub(net, statecli):
+    """A login page in the place of the hub's answer is no repository."""
+    net.behave("api/*", login_page)
+    line = shown(statecli, "hf://org/net/model.safetensors")
+    assert "page" in line or "no JSON" in line
+
+
+def test_what_changes_in_the_cdn_is_noticed(net, statecli):
+    """A commit's file does not change; what answers otherwise is no such file."""
+    from .server import Headers
+
+    written(net.folder / "org" / "net", torch.ones(1 << 18))
+    net.cdn.behave("*", After(1, Headers(ETag='"another"')))
+    found = statecli("inspect", "hf://org/net/model.safetensors", "--stats")
+    assert found.code == 2
+    assert "changed while it was read" in found.err
+
+
+def test_a_folder_of_a_repository(net, statecli):
+    """`hf://org/net/sub` is one, and an audit of the repository walks it."""
+    written(net.folder / "org" / "net" / "sub", torch.ones(2), "other.safetensors")
+    assert statecli("inspect", "hf://org/net/sub", "-f", "json").rows()["w"]["shape"] == [2]
+    found = statecli("audit", "hf://org/net", "-f", "json").json
+    assert [one["target"] for one in found["targets"]] == [
+        "hf://org/net",
+        "hf://org/net/config.json",
+        "hf://org/net/sub/other.safetensors",
+    ]
+
+
+def test_the_package_is_named(monkeypatch, statecli):
+    """Where huggingface_hub is not installed."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    found = statecli("inspect", "hf://org/net")
+    assert (found.code, found.err) == (
+        2,
+        "statecli: hf:// needs the package huggingface_hub: pip install 'statecli[hf]'\n",
+    )
