@@ -10,6 +10,7 @@ from statecli.errors import UnreadableError
 from statecli.remote.objects import Object
 from statecli.remote.stores import Listing, Missing, Unsure
 
+METADATA = ".metadata"
 _TRAINING = "optimizer.pt optimizer.bin scheduler.pt scaler.pt rng_state.pth training_args.bin random_states_0.pkl"
 _TOOLS = ".metadata latest latest_checkpointed_iteration.txt zero_to_fp32.py model_index.json trainer_state.json"
 
@@ -40,12 +41,20 @@ def tried(
     if found:
         return Listing(found, f"it cannot be listed ({why}), and was asked for the names {', '.join(usual())} alone")
     none = f"none of the {len(inner)} usual names of a checkpoint's files is in it: name a file"
-    return type_of(why)(f"cannot be listed as a folder: it {why}; {none}")
+    text = f"cannot be listed ({why}), and {none}"
+    return Missing(text) if isinstance(why, Missing) else UnreadableError(text)
 
 
-def type_of(why: Unsure) -> type[UnreadableError]:
-    """Missing stays Missing."""
-    return Missing if isinstance(why, Missing) else UnreadableError
+def with_hidden(found: Listing, path: str, object_of: Callable[[str], Object]) -> Listing:
+    """The same, with the `.metadata` that belongs to such files: web servers list nothing that begins with a dot."""
+    if METADATA in found.folders or not any(name.endswith(".distcp") for name in found.folders):
+        return found
+    return _checked(found, _error(object_of(files.join(path, METADATA))))
+
+
+def _checked(found: Listing, error: UnreadableError | None) -> Listing:
+    # What cannot be asked for counts as there, and opening it says why.
+    return found if isinstance(error, Missing) else found._replace(folders={**found.folders, METADATA: False})
 
 
 def _error(one: Object) -> UnreadableError | None:

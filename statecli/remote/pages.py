@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 from urllib.parse import unquote, urljoin, urlsplit
 
 _BEGINS = (b"<!doctype html", b"<html", b"<head", b"<body", b"<title", b"<script", b"<!--")
+#: What stands over an empty listing.
+_LISTING = re.compile(r"index of|directory listing|listing of", re.IGNORECASE)
 #: What no name of a file has.
 _NO_NAME = re.compile(r"[/\\\x00-\x1f\x7f]")
 
@@ -36,7 +38,8 @@ class _Links(HTMLParser):
 def names(page: str, url: str) -> dict[str, bool] | None:
     """What is in the folder whose listing this is, at `url`: whether each name is a folder's.
 
-    Of all links only those are names that lead straight into the folder. None for a page that asks for a password.
+    Of all links only those are names that lead straight into the folder. None for a page that asks for a password, or
+    has no such link and does not say that it is a listing.
     """
     links = _Links()
     links.feed(page)
@@ -44,7 +47,8 @@ def names(page: str, url: str) -> dict[str, bool] | None:
     if links.asks:
         return None
     base = urljoin(url, links.base) if links.base else url
-    return dict(sorted(_inner(links.found, base, url)))
+    found = dict(sorted(_inner(links.found, base, url)))
+    return found if found or _LISTING.search(page[:4096]) else None
 
 
 def _inner(hrefs: list[str], base: str, url: str) -> Iterator[tuple[str, bool]]:

@@ -1,0 +1,236 @@
+"""Folders over http: as four servers list them, and where nobody does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.errors import UnreadableError
+from statecli.remote import folders, names, pages
+from statecli.remote.http import Http
+
+from .server import Basic, Cut, Headers, Redirect, Refuse, Server, Signed, Times, login_page, page
+
+pytest.importorskip("urllib3")
+LISTED = ["python", "nginx", "apache", "caddy"]
+NAMES = ["a b.bin", "ü&;.bin", "100%25.bin", "a#b?c.bin", "<i>.bin", "model.safetensors", "x" * 80]
+
+
+def model(folder):
+    """A model folder as save_pretrained writes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"w": torch.ones(2, 2)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Net"], "hidden_size": 2}))
+
+
+@pytest.fixture
+def folder(served):
+    """A server of a model's folder, `net/inner`."""
+    model(served.folder / "net" / "inner")
+    return served
+
+
+# --- listed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", LISTED)
+def test_a_listing_has_the_names_of_what_lies_straight_in_the_folder(served, style):
+    """Whatever is in them; not what sorts, leads up, or to another host."""
+    inner = served.folder / "in" / "ner"
+    (inner / "sub dir").mkdir(parents=True)
+    (inner / "sub dir" / "deeper.bin").touch()
+    for name in NAMES:
+        (inner / name).touch()
+    served.listing = style
+    found = Http().listing(served.url("in/ner")).folders
+    assert found == dict(sorted({**dict.fromkeys(NAMES, False), "sub dir": True}.items()))
+    assert Http().listing(served.url("in/ner/")).folders == found
+
+
+@pytest.mark.parametrize("style", LISTED)
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_folder_is_read_as_on_disk(folder, style, slash, statecli):
+    """With and without the slash at its end."""
+    folder.listing = style
+    url, path = folder.url("net/inner") + slash, folder.folder / "net" / "inner"
+    local, far = (statecli("inspect", one, "-f", "json") for one in (f"{path}{slash}", url))
+    assert (far.code, far.err) == (0, "")
+    assert far.out.replace(url, f"{path}{slash}") == local.out
+
+
+def test_links_that_lead_away_are_no_names():
+    """Absolute, relative, of other hosts, upwards, with a query, with a slash or a control character inside."""
+    hrefs = [
+        "a.bin", "./b.bin", "/d/c.bin", "http://host/d/d.bin", "sub/", "?C=N;O=D", "#top", "../", "/", "..", ".",
+        "sub/e.bin", "//other/d/f.bin", "https://host/d/g.bin", "http://host:81/d/h.bin", "/dd/i.bin", "a.bin?x=1",
+        "%2e%2e%2fetc", "a%2Fb", "a%5Cb", "a%00b", "javascript:alert(1)", "mailto:me@host", "http://[", "data:,x", "",
+        "../d/j.bin", "../other/k.bin",
+    ]  # fmt: skip
+    text = "".join(f'<a href="{href}">x</a>' for href in hrefs)
+    found = pages.names(f"<html><body>{text}</body></html>", "http://host/d/")
+    assert found == {"a.bin": False, "b.bin": False, "c.bin": False, "d.bin": False, "sub": True, "j.bin": False}
+
+
+def test_a_base_of_a_page_is_heeded():
+    """Links are relative to it."""
+    found = pages.names('<head><base href="/d/"></head><a href="a.bin">a</a>', "http://host/d/")
+    assert found == {"a.bin": False}
+    assert pages.names('<base href="http://evil/d/"><a href="a.bin">a</a>', "http://host/d/") is None
+
+
+def test_files_that_begin_with_a_dot_are_asked_for_where_they_are_hidden(served, statecli):
+    """nginx and Apache list no `.metadata`, which a folder of torch.distributed.checkpoint has."""
+    from torch.distributed import checkpoint as dcp
+
+    path = served.folder / "saved"
+    dcp.save({"w": torch.arange(6.0)}, checkpoint_id=path)
+    served.listing = "apache"
+    url = served.url("saved")
+    local, far = statecli("inspect", path, "-f", "json", "--stats"), statecli("inspect", url, "-f", "json", "--stats")
+    assert (far.code, far.out.replace(url, str(path))) == (0, local.out)
+
+
+def test_a_folder_keeps_the_password_and_the_query_it_was_given_with(folder, statecli):
+    """For its listing and for each file in it."""
+    folder.listing = "python"
+    folder.behave("*", Basic("me", "sesame-77"), Signed("token", "abc17"))
+    url = folder.url("net/inner").replace("://", "://me:sesame-77@") + "?token=abc17"
+    found = statecli("inspect", url, "-f", "json")
+    assert (found.code, found.err) == (0, "")
+    assert found.json["target"] == folder.url("net/inner").replace("://", "://…@") + "?token=…"
+    assert {one.status for one in folder.requests} <= {200, 206, 301, 403, 404}
+
+
+def test_a_login_page_is_no_listing(folder, statecli, refused):
+    """Neither one in the folder's place, nor one elsewhere that a redirect leads to."""
+    folder.behave("*", login_page)
+    assert "is an HTML page" in refused(folder.url("net/inner"))
+    folder.behave("*", Redirect("login"))
+    folder.behave("login", lambda request, reply: reply.become(page(200, '<html><a href="/x.bin">Sign in</a></html>')))
+    why = refused(folder.url("net/inner"))
+    assert "is an HTML page, perhaps a login or an error page (HTTP 200, after a redirect to 127.0.0.1)" in why
+
+
+def test_a_page_of_the_hub_is_answered_with_the_way_that_is_read():
+    """Who copies the address of a page from a browser is told what to write; nobody is asked for that."""
+    from statecli.remote.http import _instead
+
+    assert _instead("https://huggingface.co/org/net/blob/main/model.safetensors").endswith(
+        "; the file itself is behind /resolve/ in place of /blob/"
+    )
+    assert _instead("https://github.com/org/net/blob/main/m.pt").endswith("behind /raw/ in place of /blob/")
+    assert _instead("https://huggingface.co/org/net") == "; name it hf://…"
+    assert _instead("https://example.com/blob/") == ""
+
+
+# --- not listed -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_folder_that_nobody_lists_is_asked_for_the_usual_names(folder, slash, status, statecli):
+    """All at once; a note says that there may be more, and which names were tried."""
+    for path in ("net/inner", "net/inner/"):
+        folder.behave(path, Refuse(status))
+    url = folder.url("net/inner") + slash
+    found = statecli("inspect", url, "-f", "json", "-v")
+    assert found.code == 0, found
+    assert list(found.rows()) == ["w"]
+    table = statecli("inspect", url).out + statecli("inspect", url).err
+    assert "the folder's other files are not known: it cannot be listed (" in table
+    for name in ("model.safetensors", "model.safetensors.index.json", ".metadata", "latest", "adapter_config.json"):
+        assert name in table
+    assert f"(HTTP {status})" in table
+
+
+def test_the_usual_names_are_asked_for_once_each(folder, statecli):
+    """And nothing is read of what is not there."""
+    statecli("inspect", folder.url("net/inner/"))
+    asked = [one.path for one in folder.requests]
+    assert sorted(asked) == sorted(["net/inner/", *(f"net/inner/{name}" for name in folders.usual())])
+
+
+def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
+    """It is said that it was not listed, and what to do."""
+    (served.folder / "net").mkdir()
+    url = served.url("net/")
+    why = refused(url)
+    assert why == (
+        f"{url}: cannot be listed (access is refused (HTTP 403): no user and no password were sent), and none of the "
+        f"{len(folders.usual())} usual names of a checkpoint's files is in it: name a file"
+    )
+
+
+def test_a_server_that_answers_every_name_with_its_page_has_none_of_them(served, refused):
+    """As web applications do: 200 and HTML, whatever is asked for."""
+    served.behave("*", lambda request, reply: reply.become(page(200, "<!doctype html><title>App</title>")))
+    assert "is an HTML page" in refused(served.url("net"))
+    assert "none of the" in refused(served.url("net/"))
+
+
+def test_a_folder_of_which_it_is_not_known_what_is_there_is_not_read(folder, refused):
+    """A name that was asked for in vain for other reasons than that it is missing may be there."""
+    folder.behave("net/inner/config.json", Cut(None))
+    assert "the connection was cut" in refused(folder.url("net/inner/"))
+
+
+def test_a_note_stands_with_what_is_wrong_too(served, refused):
+    """A folder of which only companions are known says why that may not be all."""
+    (served.folder / "net").mkdir()
+    (served.folder / "net" / "config.json").write_text("{}")
+    why = refused(served.url("net/"))
+    assert "is a folder without a checkpoint" in why
+    assert "; it cannot be listed (" in why
+
+
+def test_a_missing_file_is_no_folder(served, refused):
+    """What is a file by its name is asked for once."""
+    url = served.url("net/model.safetensors")
+    assert refused(url) == f"{url}: is not there (HTTP 404)"
+    assert len(served.requests) <= 2
+
+
+def test_an_index_keeps_its_shards_credentials(served, statecli, tmp_path):
+    """Those of the index, without a listing; a shard on another host is asked without them."""
+    model(tmp_path)
+    for number in (1, 2):
+        name = f"model-0000{number}-of-00002.safetensors"
+        save_file({f"w{number}": torch.ones(3)}, served.folder / name)
+    weights = {f"w{n}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}
+    (served.folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+    elsewhere = tmp_path / "cdn"
+    elsewhere.mkdir()
+    with Server(elsewhere) as cdn:
+        shutil.move(served.folder / weights["w2"], elsewhere / "blob")
+        served.behave(weights["w2"], Basic("me", "sesame-77"), Redirect(cdn.url("blob")))
+        served.behave(weights["w1"], Basic("me", "sesame-77"))
+        url = served.url("model.safetensors.index.json").replace("://", "://me:sesame-77@")
+        found = statecli("inspect", url, "-f", "json", "--stats")
+        assert (found.code, found.err, list(found.rows())) == (0, "", ["w1", "w2"])
+        assert not any("authorization" in one.headers for one in cdn.requests)
+
+
+def test_a_listing_that_fails_at_first_is_asked_for_again(folder, statecli):
+    """It is a request as any other."""
+    folder.listing = "python"
+    folder.behave("net/inner/", Times(3, Refuse(503)))
+    assert statecli("inspect", folder.url("net/inner/")).code == 0
+
+
+def test_a_listing_that_does_not_say_html_is_none(folder):
+    """Whatever it is."""
+    folder.listing = "python"
+    folder.behave("net/inner/", Headers(Content_Type="text/plain"))
+    with pytest.raises(UnreadableError, match="with no list of files"):
+        Http().listing(folder.url("net/inner"))
+
+
+def test_a_name_ends_as_a_folder_does():
+    """With a slash, or with the host."""
+    assert names.is_folder("https://host")
+    assert names.is_folder("https://host/a/?x=…")
+    assert not names.is_folder("https://host/a?x=/")
