@@ -89,8 +89,7 @@ def link(url: str) -> Link:
     found = _URL.match(url)
     assert found is not None, "no URL"  # noqa: S101 - whoever asks has one
     scheme, behind = url[: found.end()], url[found.end() :]
-    is_plain = scheme.rpartition("::")[2].lower() in _PLAIN
-    end = re.search(r"[?]" if is_plain else r"[?]|::", behind)
+    end = re.search(r"[?]" if is_plain(scheme) else r"[?]|::", behind)
     at = end.start() if end else len(behind)
     return Link(scheme, behind[:at], behind[at:])
 
@@ -127,6 +126,11 @@ def meant(text: str) -> str:
 
     found: str = _remote().meant_by(text) if "://" in text and "statecli.remote" in sys.modules else text
     return found
+
+
+def is_plain(scheme: str) -> bool:
+    """Whether ways of a `scheme://` begin with a host or a bucket, and lie in nothing else."""
+    return scheme.rpartition("::")[2].lower() in _PLAIN
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

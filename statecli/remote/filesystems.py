@@ -21,7 +21,7 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 #: Bytes of an answer that are taken although a range of it was asked for.
 WHOLE = 16 << 20
 #: What tells two versions of an object apart, as filesystems call it, the surest first.
-_VERSIONS = ("ETag", "etag", "generation", "content_md5", "md5", "LastModified", "last_modified", "mtime", "modified")
+_VERSIONS = ("ETag", "etag", "generation", "content_md5", "md5", "LastModified", "last_modified", "mtime", "created")
 
 
 def imported() -> Any:

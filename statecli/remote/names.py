@@ -193,5 +193,6 @@ def outside(text: str) -> str:
 
 def is_folder(path: str) -> bool:
     """Whether it can only be a folder, as its name ends."""
-    _, way, _ = files.link(path)
-    return way.endswith("/") or "/" not in way
+    scheme, way, _ = files.link(path)
+    # `memory://m.pt` and `zip://m.pt::…` are files: nothing but plain ones begins with a host or a bucket.
+    return way.endswith("/") or not way or ("/" not in way and files.is_plain(scheme))

@@ -1,0 +1,256 @@
+"""Whatever else fsspec knows: memory, archives behind URLs, caches; and names, globs and folders of URLs."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from statecli import files, remote
+from statecli.errors import UnreadableError
+from statecli.remote import attempts, stores
+from statecli.remote.filesystems import held, span
+from statecli.remote.settings import settings
+
+fsspec = pytest.importorskip("fsspec")
+
+
+@pytest.fixture(autouse=True)
+def _begun(monkeypatch):
+    """Each test is a command of its own, that waits for nobody."""
+    monkeypatch.setattr(attempts, "FIRST", 0.0)
+    remote.forget()
+    settings.cache_clear()
+    yield
+    remote.forget()
+
+
+@pytest.fixture
+def memory():
+    """fsspec's memory, empty."""
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    filesystem.pseudo_dirs[:] = [""]
+    yield filesystem
+    filesystem.store.clear()
+
+
+def written(folder: Path, name: str = "m.safetensors", size: int = 4) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"w": torch.arange(size, dtype=torch.float32)}, folder / name)
+    return folder / name
+
+
+# --- filesystems
+
+
+def test_memory_is_read_like_any_other(memory, tmp_path, statecli):
+    """A file, and a folder of an audit."""
+    memory.pipe("/run/a.safetensors", written(tmp_path).read_bytes())
+    memory.pipe("/run/deep/b.safetensors", written(tmp_path).read_bytes())
+    assert statecli("inspect", "memory://run/a.safetensors").code == 0
+    targets = statecli("audit", "memory://run", "-f", "json").json["targets"]
+    assert [one["target"] for one in targets] == ["memory://run/a.safetensors", "memory://run/deep/b.safetensors"]
+
+
+def test_an_object_that_changes_is_noticed(memory, tmp_path):
+    """Such a filesystem says no version with its bytes, and is asked again behind them."""
+    path = written(tmp_path)
+    memory.pipe("/m.safetensors", path.read_bytes())
+    store = stores.store_of("memory://m.safetensors")
+    _, known = store.get("memory://m.safetensors", 0, 8, None)
+    assert known[0] == path.stat().st_size
+    memory.pipe("/m.safetensors", path.read_bytes())
+    with pytest.raises(UnreadableError, match="changed while it was read"):
+        store.get("memory://m.safetensors", 8, 8, known)
+
+
+@pytest.fixture
+def archive(served, tmp_path):
+    """A zip of a checkpoint's folder, behind a web server."""
+    with zipfile.ZipFile(served.folder / "a.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.write(written(tmp_path / "one"), "model.safetensors")
+        file.write(written(tmp_path / "two", size=6), "deep/other.safetensors")
+        file.writestr("config.json", '{"architectures": ["Net"]}')
+    return served.url("a.zip")
+
+
+def test_a_file_in_an_archive_behind_a_url(archive, statecli):
+    """A chain, as fsspec writes them: the way that leads on is the first one's."""
+    url = f"zip://deep/other.safetensors::{archive}"
+    assert statecli("inspect", url, "--stats", "-f", "json").rows()["w"]["shape"] == [6]
+    assert statecli("diff", f"zip://model.safetensors::{archive}", url).code == 1
+
+
+def test_a_folder_in_an_archive_behind_a_url(archive, statecli):
+    """Its root is a folder, that is inspected, audited and walked."""
+    found = statecli("inspect", f"zip://::{archive}", "-f", "json").json
+    assert (found["target"], len(found["tensors"])) == (f"zip://::{archive}", 1)
+    assert "architecture Net" in str(found["notes"])
+    targets = statecli("audit", f"zip://::{archive}", "-f", "json").json["targets"]
+    assert f"zip://deep/other.safetensors::{archive}" in [one["target"] for one in targets]
+
+
+def test_what_is_not_in_an_archive(archive, statecli):
+    """One line, that names the whole chain."""
+    url = f"zip://none.pt::{archive}"
+    assert statecli("inspect", url).err == f"statecli: {url}: is not there\n"
+
+
+def test_an_archive_is_read_by_many_at_once(archive):
+    """A filesystem that is not made for it is asked by one thread at a time."""
+    url = f"zip://model.safetensors::{archive}"
+    store = stores.store_of(url)
+    data = store.get(url, 0, 1 << 20, None)[0]
+    with ThreadPoolExecutor(16) as threads:
+        found = list(threads.map(lambda n: store.get(url, n, 4, None)[0], range(64)))
+    assert found == [data[n : n + 4] for n in range(64)]
+
+
+def test_a_cache_keeps_what_is_behind_it(served, tmp_path, statecli):
+    """`simplecache::` is what whoever types it wants."""
+    written(served.folder, "m.safetensors")
+    url = f"simplecache::{served.url('m.safetensors')}"
+    assert statecli("inspect", url, "--stats").code == 0
+    assert statecli("audit", url, "-f", "json").json["targets"][0]["target"] == url
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        ("nothing://a/b.pt", "fsspec knows no nothing://"),
+        ("zip://a.pt::nothing://b", "fsspec knows no nothing://"),
+        ("memory://a/none.pt", "is not there"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(statecli, url, line, memory):
+    """An unknown scheme and a missing file."""
+    assert statecli("inspect", url).err == f"statecli: {url}: {line}\n"
+
+
+def test_the_package_of_a_scheme_is_named(statecli, monkeypatch):
+    """In fsspec's own words; and fsspec itself."""
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    found = statecli("inspect", "abfs://container/m.pt")
+    assert (found.code, found.err.count("\n")) == (2, 1)
+    assert "adlfs" in found.err
+    remote.forget()
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    found = statecli("inspect", "memory://m.pt")
+    assert (found.code, found.err) == (2, "statecli: URLs need the package fsspec: pip install 'statecli[remote]'\n")
+
+
+def test_no_text_of_a_package_is_shown(memory, statecli, monkeypatch):
+    """An exception may hold a token: of one that is not ours only its name is told, with --debug too."""
+
+    def fails(*_, **__):
+        raise RuntimeError("token=hunter2-hunter2")
+
+    monkeypatch.setattr(type(memory), "info", fails)
+    found = statecli("inspect", "memory://m.pt", "--debug")
+    assert found.code == 2
+    assert "cannot be read (RuntimeError)" in found.err
+    assert "hunter2" not in found.err
+
+
+# --- answers
+
+
+@pytest.mark.parametrize(
+    ("said", "length", "expected"),
+    [("bytes 0-9/100", 10, (0, 10, 100)), ("bytes 0-4/5", 5, (0, 5, 5)), (None, 7, (0, 7, 7))],
+)
+def test_an_answer_that_holds(said, length, expected):
+    """A range, one that the object's end cuts, and all of a small one."""
+    assert span(said, length, 0, 10) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "length"),
+    [
+        ("bytes 1-10/100", 10),
+        ("bytes 0-8/100", 9),
+        ("bytes 0-9/100", 11),
+        ("bytes 0-9/*", 10),
+        ("pages 0-9/100", 10),
+        (None, None),
+        (None, 1 << 30),
+    ],
+)
+def test_an_answer_that_does_not(said, length):
+    """Another range, a shorter one, a length that contradicts it, no size, no range."""
+    with pytest.raises(UnreadableError):
+        span(said, length, 0, 10)
+
+
+def test_a_body_that_was_cut():
+    """It is asked for again."""
+    with pytest.raises(attempts.Transient, match="after 3 of 10 bytes"):
+        held(b"abc", 0, 10)
+
+
+# --- names
+
+NAMES = st.text("abc.-_é ", min_size=1, max_size=5).filter(lambda name: name.strip(". "))
+ROOTS = st.sampled_from(
+    ["s3://bucket", "https://host:80", "https://[::1]:80", "hf://org/net@v1", "simplecache::s3://b", "memory://x"]
+)
+RESTS = st.sampled_from(["", "?version=3", "::https://host/a.zip", "::https://host/a.zip?version=3"])
+
+
+@given(ROOTS, st.lists(NAMES, min_size=1, max_size=4), RESTS)
+def test_joining_and_splitting_are_inverse(root, names, rest):
+    """The query stays at the end, and so does what an archive lies in."""
+    folder = f"zip://top{rest}" if rest.startswith("::") else root + rest
+    path = files.join(folder, *names)
+    assert path.endswith(rest)
+    assert files.name(path) == names[-1]
+    assert files.relative(path, folder) == "/".join(names)
+    assert files.absolute(files.folder(path)) == files.join(folder, *names[:-1])
+    assert files.absolute(folder) in (*files.parents(path),)
+    assert files.relative(folder, folder) == "."
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"), [("s3://b/run2/m", "s3://b/run"), ("s3://c/m", "s3://b"), ("https://h/m?a=1", "https://h/")]
+)
+def test_what_does_not_lie_in_a_folder(path, folder):
+    """A name that begins alike, another bucket, another query."""
+    assert files.relative(path, folder) == path
+
+
+def test_globs_of_urls(memory):
+    """By the listings of the folders; hidden names only where they are asked for; `**` any folders."""
+    for name in ("run-1/m.pt", "run-2/m.pt", "run-2/n.pt", "other/m.pt", "run-1/.hidden.pt", "run-1/deep/m.pt"):
+        memory.pipe(f"/top/{name}", b"x")
+
+    def found(pattern: str) -> list[str]:
+        return sorted(one.removeprefix("memory://top/") for one in files.matching(pattern))
+
+    assert found("memory://top/run-*/m.pt") == ["run-1/m.pt", "run-2/m.pt"]
+    assert found("memory://top/run-[2]/*.pt") == ["run-2/m.pt", "run-2/n.pt"]
+    assert found("memory://top/run-1/.*") == ["run-1/.hidden.pt"]
+    assert found("memory://top/run-1/**/m.pt") == ["run-1/deep/m.pt", "run-1/m.pt"]
+    assert found("memory://top/none-*/m.pt") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_glob"),
+    [
+        ("https://h/m.pt?a=1", False),
+        ("https://[::1]/m.pt", False),
+        ("https://h/run-*/m.pt?a=1", True),
+        ("s3://b/run-[12]/m.pt", True),
+        ("zip://*.pt::https://h/a.zip", True),
+    ],
+)
+def test_what_is_a_glob(text, is_glob):
+    """Neither a query nor an address is one."""
+    assert files.has_magic(text) is is_glob
