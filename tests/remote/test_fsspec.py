@@ -93,7 +93,7 @@ def test_a_folder_in_an_archive_behind_a_url(archive, statecli):
     """Its root is a folder, that is inspected, audited and walked."""
     found = statecli("inspect", f"zip://::{archive}", "-f", "json").json
     assert (found["target"], len(found["tensors"])) == (f"zip://::{archive}", 1)
-    assert "architecture Net" in str(found["notes"])
+    assert found["metadata"]["config.architectures"] == "Net"
     targets = statecli("audit", f"zip://::{archive}", "-f", "json").json["targets"]
     assert f"zip://deep/other.safetensors::{archive}" in [one["target"] for one in targets]
 
