@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +17,6 @@ from statecli.values.pool import Engine
 
 #: Seconds that a scheduler has to answer, and to have a worker.
 TIMEOUT = 10.0
-#: Workers that may die of one parcel before it is given up.
-RETRIES = 3
 
 
 @contextmanager
@@ -30,17 +31,27 @@ def connected(address: str) -> Iterator[Engine]:
         client = _client(Client, address, name)
         try:
             _refuse_without_workers(client, name)
-            executor = client.get_executor(pure=False, retries=RETRIES)
-            yield Elsewhere(executor, name, _Watch(client).lost)
+            # What a dead worker had is done by another without being asked for, `allowed-failures` times.
+            yield Elsewhere(client.get_executor(pure=False), name, _Watch(client).lost)
         finally:
             client.close(timeout=1)
 
 
 def _client(make: Any, address: str, name: str) -> Any:
     try:
+        with ThreadPoolExecutor(1) as beside:  # this thread may have a loop of its own, as in a notebook
+            beside.submit(lambda: asyncio.run(asyncio.wait_for(_greet(address), TIMEOUT))).result()
         return make(address, timeout=TIMEOUT, set_as_default=False)
     except (OSError, ValueError, RuntimeError, TimeoutError) as why:
         raise EngineError(f"--executor {name}: no scheduler of Dask answers there ({type(why).__name__})") from why
+
+
+async def _greet(address: str) -> None:
+    """Connects once: a client waits without end for whoever accepts a connection and says nothing."""
+    comm: Any = importlib.import_module("distributed.comm")
+    security: Any = importlib.import_module("distributed.security").Security()
+    where = address if "://" in address else f"tcp://{address}"
+    (await comm.connect(where, timeout=TIMEOUT, **security.get_connection_args("client"))).abort()
 
 
 def _refuse_without_workers(client: Any, name: str) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future, wait
 from typing import Any
 
 from statecli import __version__
-from statecli.engines.parcel import pack, unpack, work
+from statecli.engines.parcel import Parcel, do, pack, unpack
 from statecli.errors import EngineError, StateError, UnreadableError
 from statecli.values.pool import Function, Place, uninterrupted
 
@@ -38,9 +38,9 @@ class Elsewhere:
                 future.cancel()
             raise
 
-    def _submitted(self, parcel: Any) -> Future[bytes | str]:
+    def _submitted(self, parcel: Parcel) -> Future[bytes | str]:
         try:
-            return self._executor.submit(work, parcel)
+            return self._executor.submit(do, parcel)
         except RuntimeError as why:  # it is broken, or was shut down
             raise EngineError(f"--executor {self._name}: takes no work: {why}") from why
 

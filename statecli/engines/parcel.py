@@ -36,17 +36,12 @@ def made_here() -> tuple[str, str]:
     return __version__, kernels.made_of()
 
 
-class Parcel:
-    """A batch: `made` as `made_here`, what to do by its name in FUNCTIONS, and the rest as bytes.
+Parcel = io.BytesIO
 
-    Engines write the repr of what failed into their logs; it shows nothing of what the bytes hold.
-    """
 
-    def __init__(self, made: tuple[str, str], function: str, packed: bytes) -> None:
-        self.made, self.function, self.packed = made, function, packed
-
-    def __repr__(self) -> str:
-        return f"Parcel({self.function}, {len(self.packed)} bytes)"
+#: Does a parcel, wherever it is called, and gives what `unpack` takes. It is of the standard library, as parcels are:
+#: a worker of Dask that lacks what a task names dies of it and logs the task's bytes, and a BytesIO shows none.
+do: Callable[[Parcel], bytes | str] = pickle.load
 
 
 def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Parcel:
@@ -63,18 +58,31 @@ def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Par
             paths.add(one.path)
         return None
 
-    work = _packed((shared, batch), local)
+    tasks = _packed((shared, batch), local)
     sizes = {path: _size(path) for path in sorted(paths)}
-    return Parcel(made_here(), name, pickle.dumps((os.getcwd(), sizes, files.access(), work)))
+    return io.BytesIO(pickle.dumps(_Call(made_here(), name, _packed((os.getcwd(), sizes, files.access(), tasks)))))
 
 
-def work(parcel: Parcel) -> bytes | str:
-    """Does a parcel, in a worker. The results as bytes, or why this worker refuses it, in words."""
-    if parcel.made != made_here():
-        return f"{_named(*made_here())}, this command is {_named(*parcel.made)}: install the same statecli on both"
-    folder, sizes, access, packed = _unpacked(parcel.packed, str)
+class _Call:
+    """Is a call of `work` where it is unpickled."""
+
+    def __init__(self, *words: Any) -> None:
+        self._words = words
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return work, self._words
+
+
+def work(made: tuple[str, str], function: str, packed: bytes) -> bytes | str:
+    """Does a batch, in a worker. The results as bytes, or why this worker refuses it, in words.
+
+    `made` is `made_here` of the command, `function` a name in FUNCTIONS, and `packed` the rest.
+    """
+    if made != made_here():
+        return f"{_named(*made_here())}, this command is {_named(*made)}: install the same statecli on both"
+    folder, sizes, access, tasks = _unpacked(packed, str)
     absolute = {path: os.path.join(folder, path) for path in sizes}
-    found = _attempt(lambda: _done(parcel.function, absolute, sizes, access, packed))
+    found = _attempt(lambda: _done(function, absolute, sizes, access, tasks))
 
     def relative(one: object) -> str | None:
         if type(one) is not str or folder not in one:
@@ -162,7 +170,7 @@ class _Unpacker(pickle.Unpickler):
         return self._known(name)
 
 
-def _packed(what: Any, named: Callable[[object], str | None]) -> bytes:
+def _packed(what: Any, named: Callable[[object], str | None] = lambda _: None) -> bytes:
     """As bytes; texts of which `named` knows another are this other one where they are unpacked."""
     file = io.BytesIO()
     _Packer(file, named).dump(what)

@@ -23,7 +23,11 @@ class _Tasks(Executor):
 
     def submit(self, function: Callable[..., Any], /, *words: Any, **more: Any) -> Future[Any]:
         """As `Executor.submit`."""
-        found: Future[Any] = self._remote(function).remote(*words, **more).future()
+
+        def call() -> Any:  # Ray takes no function in C, and carries a local one as a whole, with what it holds
+            return function(*words, **more)
+
+        found: Future[Any] = self._remote(call).remote().future()
         return found
 
 

@@ -1,0 +1,64 @@
+"""Checkpoints of everything that reading values meets, and a real cluster of Dask on this machine."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+OTHERS = ("int64", "int32", "int8", "uint8", "bool", "complex64", "complex128")
+
+
+def state(seed: int) -> dict[str, torch.Tensor]:
+    """Every dtype that matters, NaN and infinities, strides, ties, sparse and quantized tensors; `seed` 0 and others
+    share the first half of each.
+    """
+    numbers, shared = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
+    found = {}
+    for dtype in (*FLOATS, *OTHERS):
+        both = [torch.randn(40, 50, generator=one, dtype=torch.float64) * 3 for one in (shared, numbers)]
+        values = torch.cat(both)
+        values = values.abs() if dtype == "uint8" else values
+        found[dtype] = (values > 0) if dtype == "bool" else values.to(getattr(torch, dtype))
+    odd = torch.randn(300, generator=numbers)
+    odd[:4] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
+    weight = torch.randn(90, 70, generator=numbers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.quantize_per_tensor(weight, 0.02, 3, torch.qint8)
+        channels = torch.quantize_per_channel(weight, torch.rand(90) + 0.1, torch.zeros(90), 0, torch.qint8)
+        csr = (weight * (weight > 1)).to_sparse_csr()
+    more = {"odd": odd, "t": weight.t(), "tied": weight, "again": weight, "expanded": torch.ones(1).expand(500)}
+    apart = {"coo": (weight * (weight > 1)).to_sparse(), "csr": csr, "quantized": quantized, "channels": channels}
+    return {**found, **more, **apart, "empty": torch.zeros(0, 3), f"renamed{seed}": torch.arange(5000.0)}
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory) -> Path:
+    """A folder with `before.pt` and `after.pt`."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for seed, name in enumerate(("before.pt", "after.pt")):
+        torch.save(state(seed), folder / name)
+    return folder
+
+
+@pytest.fixture
+def dask_cluster():
+    """Makes a real cluster: its workers are processes, each with a nanny that begins it anew when it dies."""
+    from distributed import LocalCluster
+
+    made = []
+
+    def make(workers: int = 2, **more) -> LocalCluster:
+        cluster = LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50, **more
+        )
+        made.append(cluster)
+        return cluster
+
+    yield make
+    for cluster in made:
+        cluster.close()

@@ -1,0 +1,109 @@
+"""What `--executor` is refused for, before anything is read; each time in one line."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import statecli as package
+from statecli.errors import EngineError, UsageError
+
+NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(3)}, "a.pt")
+    (tmp_path / "net.py").write_text(NET)
+
+
+def told(result):
+    """The one line of a command that ends 2."""
+    assert (result.code, result.out) == (2, ""), result
+    assert result.err.startswith("statecli: ")
+    assert result.err.count("\n") == 1
+    return result.err.removeprefix("statecli: ").rstrip()
+
+
+@pytest.mark.parametrize(
+    "engine", ["thread", "threads:", "threads:0", "threads:-1", "threads:two", "dask", "dask:", "mpi:4", "ray:", " mpi"]
+)
+def test_an_engine_that_is_none(engine, statecli):
+    """The line says which there are."""
+    line = told(statecli("diff", "a.pt", "a.pt", f"--executor={engine}"))
+    assert line.startswith(f"--executor {engine}: is none of threads[:N], processes[:N], dask:tcp://HOST:PORT, mpi")
+
+
+def test_an_empty_one(statecli):
+    """A variable of a script that is not set."""
+    assert (
+        told(statecli("diff", "a.pt", "a.pt", "--executor", ""))
+        == "--executor: is empty; name something, or leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("diff", "a.pt", "a.pt", "--jobs", "2"), "--executor mpi and --jobs 2 contradict each other"),
+        (("audit", "a.pt", "--values", "--jobs", "2"), "--executor mpi and --jobs 2 contradict each other"),
+        (("lock", "a.pt", "--jobs", "2"), "--executor mpi and --jobs 2 contradict each other"),
+        (("diff", "a.pt", "a.pt", "--device", "cuda"), "--executor mpi and --device cuda contradict each other"),
+        (("diff", "a.pt", "a.pt", "--metadata-only"), "--metadata-only and --executor mpi contradict each other"),
+        (("diff", "a.pt", "a.pt", "--ignore", "values"), "--ignore values and --executor mpi contradict each other"),
+        (("diff", "a.pt", "net.py:Net"), "--executor mpi: values are not compared, net.py:Net is a class"),
+        (("inspect", "a.pt"), "--executor mpi: inspect reads values only for --stats of a checkpoint"),
+        (("inspect", "net.py:Net", "--stats"), "--executor mpi: inspect reads values only for --stats of a checkpoint"),
+        (("audit", "a.pt"), "--executor mpi: nothing here reads values; give --values or --lock FILE"),
+        (("lock", "net.py:Net"), "--executor mpi: only values of checkpoints are locked"),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
+)
+def test_what_makes_no_sense(words, said, statecli):
+    """Nobody reads the values, or two options say who does."""
+    assert told(statecli(*words, "--executor", "mpi")).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("engine", "package", "extra"),
+    [("dask:tcp://h:1", "distributed", "dask"), ("mpi", "mpi4py", "mpi"), ("ray", "ray", "ray")],
+)
+def test_a_package_that_is_missing(engine, package, extra, statecli, monkeypatch):
+    """It is an extra, and the line says how to install it."""
+    monkeypatch.setitem(sys.modules, package, None)
+    line = told(statecli("diff", "a.pt", "a.pt", "--executor", engine))
+    assert line.endswith(f"pip install 'statecli[{extra}]'")
+
+
+def test_mpi_without_ranks(statecli):
+    """The line says how a job of several is started."""
+    line = told(statecli("lock", "a.pt", "--executor", "mpi", "-o", "-"))
+    assert line.startswith(
+        "--executor mpi: this process has no other ranks: start it with mpiexec -n 3 python -m mpi4py"
+    )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:port"])
+def test_a_cluster_of_ray_that_does_not_answer(address, statecli):
+    """Ray itself would wait for it for a quarter of an hour."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'statecli[ray]'")
+    line = told(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
+    assert line.startswith(f"--executor ray:{address}: nothing answers there")
+
+
+def test_from_python_in_the_words_of_its_arguments():
+    """No text and no Executor, one that was shut down, and one beside what it contradicts."""
+    with pytest.raises(UsageError, match="executor: 3 is no Executor"):
+        package.diff("a.pt", "a.pt", executor=3)
+    with pytest.raises(UsageError, match="executor='threads' and jobs=2 contradict each other"):
+        package.diff("a.pt", "a.pt", executor="threads", jobs=2)
+    with pytest.raises(UsageError, match="executor='threads': is for stats=True of a checkpoint"):
+        package.inspect("a.pt", executor="threads")
+    closed = ThreadPoolExecutor(1)
+    closed.shutdown()
+    with pytest.raises(EngineError, match="ThreadPoolExecutor: takes no work: cannot schedule new futures"):
+        package.diff("a.pt", "a.pt", executor=closed)

@@ -1,0 +1,345 @@
+"""Workers that die, refuse or were never there, and an interrupt in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import Executor, Future
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import files, formats
+from statecli.comparison.result import Delta, How
+from statecli.engines import dask, parcel, working
+from statecli.engines.elsewhere import Elsewhere
+from statecli.errors import EngineError, UnreadableError
+from statecli.values import pool
+from statecli.values.compare import Pair, compare_all
+
+distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install 'statecli[dask]'")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _paths(tmp_path, monkeypatch):
+    """Forty tensors on either side, each a parcel."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Elsewhere, "grain", 1)
+    torch.manual_seed(0)
+    for name in ("a", "b"):
+        save_file({f"w{n}": torch.randn(50_000) for n in range(40)}, name)
+
+
+@pytest.fixture
+def pairs():
+    sides = [formats.read(name).tensors for name in ("a", "b")]
+    return [Pair(*both) for both in zip(*sides, strict=True)]
+
+
+@pytest.fixture
+def workers(dask_cluster, tmp_path):
+    """A cluster and its workers, which nobody begins anew; what `preload` does, each does before it works."""
+    begun = []
+
+    def begin(count=2, preload=""):
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "preload.py").write_text(preload)
+        cluster = dask_cluster(0)
+        line = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address, "--no-nanny"]
+        line += ["--nthreads", "1", "--no-dashboard", "--preload", str(tmp_path / "preload.py")]
+        for n in range(count):
+            log = open(tmp_path / f"log{n}", "w")  # noqa: SIM115 - the worker's
+            begun.append(subprocess.Popen(line, cwd=tmp_path / "elsewhere", stdout=log, stderr=log))
+        cluster.wait_for_workers(count, timeout=60)
+        return cluster, begun
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+def of_dask(cluster):
+    return working(f"dask:{cluster.scheduler_address}")
+
+
+def once(do):
+    """A callback that does it the first time."""
+    left = [do]
+    return lambda *_: left.pop()() if left else None
+
+
+# --- workers that die ------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_killed_in_the_middle(pairs, dask_cluster):
+    """SIGKILL to a process of a real cluster when the first result is there: the result is the same."""
+    expected = compare_all(pairs, How())
+    cluster = dask_cluster()
+    with distributed.Client(cluster, set_as_default=False) as client:
+        victim = min(client.run(os.getpid).values())
+    killed = []
+    with of_dask(cluster):
+        found = compare_all(pairs, How(), progress=once(lambda: killed.append(os.kill(victim, signal.SIGKILL))))
+    assert found == expected
+    assert killed
+
+
+def test_the_other_worker_does_it_all(pairs, workers):
+    """One of two dies and does not come back."""
+    expected = compare_all(pairs, How())
+    cluster, (victim, _) = workers()
+    with of_dask(cluster):
+        assert compare_all(pairs, How(), progress=once(victim.kill)) == expected
+    assert victim.wait() == -signal.SIGKILL
+
+
+def test_all_workers_die(workers, statecli, monkeypatch):
+    """What was compared before is shown, and one line says what became of the rest: exit 2, and nobody waits."""
+    cluster, begun = workers()
+    first = once(lambda: [process.kill() for process in begun])
+    results = Elsewhere._results
+    monkeypatch.setattr(Elsewhere, "_results", lambda *both: (results(*both), first())[0])
+    monkeypatch.setattr(dask, "TIMEOUT", 1.0)
+    engine = f"dask:{cluster.scheduler_address}"
+    found = statecli("diff", "a", "b", "-f", "json", "--executor", engine)
+    assert found.code == 2
+    assert found.err == f"statecli: --executor {engine}: all workers are gone\n"
+    values = [change["values"] for change in found.json["changes"]]
+    assert 0 < len([one for one in values if one]) < 40
+
+
+def test_the_scheduler_dies(pairs, tmp_path, monkeypatch):
+    """What it had not told by then is lost."""
+    monkeypatch.setattr(dask, "TIMEOUT", 5.0)
+    line = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    file = tmp_path / "scheduler.json"
+    line += ["--dashboard-address", ":0", "--scheduler-file", str(file)]
+    scheduler = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    line = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(file), "--no-nanny"]
+    worker = subprocess.Popen([*line, "--no-dashboard"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not file.exists():
+            time.sleep(0.05)
+        address = distributed.Client(scheduler_file=str(file), set_as_default=False)
+        with address, working(f"dask:{address.scheduler.address}"):
+            found = compare_all(pairs, How(), progress=once(scheduler.kill))
+    finally:
+        for process in (scheduler, worker):
+            process.kill()
+            process.wait()
+    lost = [one for one in found if not isinstance(one, Delta)]
+    assert lost
+    assert all(isinstance(one, UnreadableError) for one in lost)
+
+
+class Dying(Executor):
+    """Loses every second task, each in a way of its own."""
+
+    def __init__(self):
+        self.count = 0
+
+    def submit(self, function, *words):
+        self.count += 1
+        future = Future()
+        if self.count % 2:
+            future.set_result(function(*words))
+        else:
+            future.set_exception(OSError("http://user:s3cr3t@host"))
+        return future
+
+
+def test_what_an_executor_loses_is_lost_alone(pairs):
+    """All else is compared; of what it says itself, which may hold anything, only the kind is told."""
+    with working(Dying()):
+        found = compare_all(pairs, How())
+    assert {type(one) for one in found} == {Delta, UnreadableError}
+    assert {str(one) for one in found[1::2]} == {"--executor Dying: a worker was lost (OSError)"}
+
+
+# --- workers that refuse ---------------------------------------------------------------------------------------------
+
+OLDER = "import statecli; statecli.__version__ = '0.0.9'"
+NUMPY = "from statecli.values import kernels; kernels._native = None"
+NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {str(ROOT)!r})]"
+
+
+@pytest.mark.parametrize(
+    ("preload", "said"),
+    [
+        (OLDER, "a worker refuses: it is statecli 0.0.9 with its kernel in "),
+        pytest.param(
+            NUMPY,
+            "with its kernel in numpy, this command is ",
+            marks=pytest.mark.skipif(parcel.made_here()[1] == "numpy", reason="no compiled kernel here"),
+        ),
+        (NONE, "a worker has no statecli, or an older one: install statecli"),
+    ],
+    ids=["older", "numpy", "none"],
+)
+def test_a_worker_of_another_statecli(preload, said, workers, statecli, monkeypatch, tmp_path):
+    """One line, exit 2, no numbers; and nothing of what was sent is in the worker's log."""
+    monkeypatch.setattr(files, "access", lambda: {"token": "s3cr3t"})
+    cluster, _ = workers(1, preload)
+    engine = f"dask:{cluster.scheduler_address}"
+    found = statecli("diff", "a", "b", "--executor", engine)
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith(f"statecli: --executor {engine}: ")
+    assert said in found.err
+    assert found.err.count("\n") == 1
+    assert "s3cr3t" not in (tmp_path / "log0").read_text()
+
+
+# --- nobody there ----------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_without_workers(dask_cluster, statecli, monkeypatch):
+    """Nothing is waited for without end."""
+    monkeypatch.setattr(dask, "TIMEOUT", 0.5)
+    engine = f"dask:{dask_cluster(0).scheduler_address}"
+    found = statecli("diff", "a", "b", "--executor", engine)
+    assert (found.code, found.out) == (2, "")
+    assert found.err == f"statecli: --executor {engine}: has no worker; start one with: dask worker …\n"
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_scheduler_that_does_not_answer(statecli, monkeypatch, silent):
+    """Nobody listens there, or somebody who says nothing."""
+    monkeypatch.setattr(dask, "TIMEOUT", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if not silent:
+            server.close()
+        found = statecli("diff", "a", "b", "--executor", f"dask:tcp://127.0.0.1:{port}")
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith(f"statecli: --executor dask:tcp://127.0.0.1:{port}: no scheduler of Dask answers there")
+    assert found.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("address", ["nonsense://h:1", "tcp://", "tcp://127.0.0.1:port", "h:p:q"])
+def test_an_address_that_is_none(statecli, monkeypatch, address):
+    """One line as well."""
+    monkeypatch.setattr(dask, "TIMEOUT", 1.0)
+    found = statecli("diff", "a", "b", "--executor", f"dask:{address}")
+    assert (found.code, found.out) == (2, "")
+    assert found.err.count("\n") == 1
+
+
+# --- an interrupt ----------------------------------------------------------------------------------------------------
+
+#: A worker that says that it has begun, and does not end.
+ENDLESS = """
+import pathlib, time
+from statecli.values import run
+def run_batch(how, tasks):
+    pathlib.Path({path!r}).touch()
+    while True:
+        time.sleep(0.01)
+run_batch.__module__ = "statecli.values.run"
+run.run_batch = run_batch
+"""
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def interrupted(engine, began):
+    """What a diff says of Ctrl-C once its work has begun."""
+    line = [sys.executable, "-m", "statecli", "diff", "a", "b", "--executor", engine]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(began)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    return process.returncode, out, err
+
+
+def test_ctrl_c_while_dask_works(workers, tmp_path):
+    """130, at once and without a word; what was not begun is not done."""
+    began = tmp_path / "began"
+    cluster, _ = workers(1, ENDLESS.format(path=str(began)))
+    engine = f"dask:{cluster.scheduler_address}"
+    assert interrupted(engine, began.exists) == (130, "", "")
+    wait_for(lambda: not cluster.scheduler.tasks)
+
+
+THREADS = """
+import sys, time
+from statecli import cli, interrupts
+from statecli.values import pool
+def endless(shared, batch):
+    print("began", flush=True)
+    time.sleep(60)
+def run():
+    with pool.using(pool.Threads(2)):
+        pool.run(endless, None, [1, 2, 3], size_of=lambda _: pool.ALONE, absent=None)
+interrupts.listen()
+try:
+    cli.leave(run, debug=False)
+except SystemExit as done:
+    from statecli.__main__ import _end
+    _end(done.code)
+"""
+
+
+def test_ctrl_c_while_threads_work():
+    """They are not waited for."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", THREADS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "began\n"
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=40)
+    assert (process.returncode, err) == (130, "")
+    assert time.monotonic() - begun < 30
+
+
+def test_an_engine_is_asked_for_the_smallest_work(monkeypatch):
+    """One tensor of one element goes to it; what asks for one worker stays here."""
+
+    class Engine:
+        grain = 0
+        asked = 0
+
+        def run(self, function, shared, batches, place):
+            self.asked += 1
+            for n, batch in enumerate(batches):
+                place(n, function(shared, batch))
+
+    engine = Engine()
+    with pool.using(engine):
+        for jobs in (0, 1):
+            assert pool.run(lambda _, batch: batch, None, [7], size_of=lambda _: 1, absent=None, jobs=jobs) == [7]
+    assert engine.asked == 1
+
+
+def test_a_refusal_ends_the_others():
+    """Nothing is done for a result that will not be."""
+
+    submitted = []
+
+    class Refusing(Executor):
+        def submit(self, function, *words):
+            submitted.append(Future())
+            if len(submitted) == 1:
+                submitted[0].set_result("statecli 0.0.9")
+            return submitted[-1]
+
+    pairs = [Pair(*both) for both in zip(*(formats.read(name).tensors for name in ("a", "b")), strict=True)]
+    refusal = pytest.raises(EngineError, match=r"--executor Refusing: a worker refuses: it is statecli 0\.0\.9")
+    with refusal, working(Refusing()):
+        compare_all(pairs, How())
+    assert all(future.cancelled() for future in submitted[1:])

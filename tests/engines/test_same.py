@@ -1,0 +1,93 @@
+"""One result, bit for bit, whatever does the work."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import statecli as package
+from statecli.engines.elsewhere import Elsewhere
+from statecli.values import pool
+
+COMMANDS = {
+    "diff": ("diff", "before.pt", "after.pt", "-f", "json"),
+    "bitwise": ("diff", "before.pt", "after.pt", "-f", "json", "--bitwise"),
+    "stats": ("inspect", "after.pt", "--stats", "-f", "json"),
+    "audit": ("audit", "after.pt", "--values", "-f", "json"),
+    "lock": ("lock", "after.pt", "-o", "-"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_task_a_batch(checkpoints, monkeypatch):
+    monkeypatch.chdir(checkpoints)
+    monkeypatch.setattr(pool, "BATCH", 1)
+    monkeypatch.setattr(Elsewhere, "grain", 1)
+
+
+@pytest.fixture
+def alone(statecli):
+    """What one process says."""
+    return {name: statecli(*words) for name, words in COMMANDS.items()}
+
+
+def test_what_is_compared_is_worth_it(alone):
+    """There are values that differ, that do not, and that cannot be told: no empty documents are found equal."""
+    codes = {"diff": 1, "bitwise": 1, "stats": 0, "audit": 1, "lock": 0}
+    assert {name: one.code for name, one in alone.items()} == codes
+    summary = alone["diff"].json["summary"]
+    assert (summary["changed"], summary["renamed"], summary["identical"], summary["broken"]) == (21, 1, 2, 0)
+
+
+@pytest.mark.parametrize("engine", ["threads:2", "processes:2"])
+def test_on_this_machine(engine, statecli, alone):
+    """Threads and processes."""
+    for name, words in COMMANDS.items():
+        assert statecli(*words, "--executor", engine) == alone[name], name
+
+
+def test_on_a_cluster_of_dask(statecli, alone, dask_cluster):
+    """Two worker processes that know nothing of this one but its parcels, by their relative paths."""
+    engine = f"dask:{dask_cluster().scheduler_address}"
+    for name, words in COMMANDS.items():
+        assert statecli(*words, "--executor", engine) == alone[name], name
+
+
+@pytest.mark.skipif(shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None, reason="no mpiexec here")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_on_ranks_of_mpi(name, alone):
+    """Three of them, of which two work; the exit code is that of the command, and no rank has a word to say."""
+    mpiexec = str(Path(sys.executable).parent / "mpiexec")
+    line = [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures", "-m", "statecli", *COMMANDS[name]]
+    done = subprocess.run([*line, "--executor", "mpi"], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (alone[name].code, alone[name].out, alone[name].err)
+
+
+def test_on_workers_of_ray(alone):
+    """A cluster of this machine that is begun for the command, and ended with it."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'statecli[ray]'")
+    line = [sys.executable, "-m", "statecli", *COMMANDS["diff"], "--executor", "ray"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (alone["diff"].code, alone["diff"].out), done.stderr
+
+
+def test_by_an_executor_from_python():
+    """Threads of one's own, and processes that were not forked; both stay open."""
+
+    def found(**more):
+        both = package.diff("before.pt", "after.pt", **more), package.inspect("after.pt", stats=True, **more)
+        return [msgspec.json.encode(one) for one in both]
+
+    expected = found()
+    with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
+        assert found(executor=threads) == expected
+        assert found(executor=processes) == expected
+        assert threads.submit(int, "1").result() == 1
+    assert found(executor="threads:2") == expected
