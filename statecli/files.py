@@ -89,7 +89,8 @@ def link(url: str) -> Link:
     found = _URL.match(url)
     assert found is not None, "no URL"  # noqa: S101 - whoever asks has one
     scheme, behind = url[: found.end()], url[found.end() :]
-    end = re.search(r"[?]" if is_plain(scheme) else r"[?]|::", behind)
+    # An address of IPv6 in its brackets has `::` too.
+    end = re.search(r"[?]" if is_plain(scheme) else r"[?]|::(?![0-9a-fA-F:.]*\])", behind)
     at = end.start() if end else len(behind)
     return Link(scheme, behind[:at], behind[at:])
 
@@ -355,6 +356,12 @@ def reading(ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
 def crc32_of(path: str, offset: int, length: int) -> int | None:
     """CRC-32 of these bytes where it is known without reading them again, as of what is remote and was read."""
     found: int | None = _remote().crc32_of(path, offset, length) if is_remote(path) else None
+    return found
+
+
+def remembered() -> dict[Any, Any]:
+    """What else was found out about what is remote, for as long as one command."""
+    found: dict[Any, Any] = _remote().remembered
     return found
 
 

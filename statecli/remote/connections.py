@@ -59,7 +59,8 @@ def _pool(scheme: str, proxy: str | None, process: int, how: Settings) -> Any:
     from urllib.parse import unquote
 
     known = {} if link.user is None else urllib3.make_headers(proxy_basic_auth=unquote(link.user))
-    secrets.remember(*([] if link.user is None else [link.user, *known.values()]))
+    for value in known.values():
+        secrets.remember(value.rpartition(" ")[2], unquote(link.user or "").rpartition(":")[2])
     return urllib3.ProxyManager(link.scheme + link.way, proxy_headers=known, **options)
 
 

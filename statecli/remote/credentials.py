@@ -49,7 +49,7 @@ def _basic(user: str, password: str) -> dict[str, str]:
     import base64
 
     text = base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
-    secrets.remember(user, password, text)
+    secrets.remember(password, text)
     return {"Authorization": f"Basic {text}"}
 
 

@@ -20,6 +20,8 @@ HARMLESS = frozenset(_HARMLESS.split())
 #: Such a value holds no parameter of its own.
 _PLAIN = re.compile(r"(?:[\w./~+ -]|%2[0F])*", re.IGNORECASE)
 _PARAMETER = re.compile(r"[\w.~%\[\]-]{1,40}")
+#: Parameters whose values are secret for sure; others say a format or a date.
+_SECRET = re.compile("sig|token|secret|passw|pwd|key|auth|cred|session|jwt", re.IGNORECASE)
 #: Schemes in which what stands before `@` is no user: `hf://gpt2@main`, `abfs://container@account`.
 _NO_USER = frozenset(("hf", "abfs", "abfss", "az", "adl", "wasb", "wasbs"))
 
@@ -90,6 +92,7 @@ def _named(url: str) -> str:
             break
         hidden = f"{secrets.MARK}{count}"
     if hidden in pairs[0][0]:
+        secrets.name(url, pairs[0][0])
         for name, real in pairs:
             typed.setdefault(name, real)
     return pairs[0][0]
@@ -110,7 +113,7 @@ def _pairs(url: str, hidden: str) -> Iterator[tuple[str, Typed]]:
     rest = ("" if link.query is None else f"?{link.query}") + "".join(f"::{one}" for one in behind)
     scheme = before + link.scheme
     user = "" if link.user is None else f"{link.user}@"
-    user_shown = "" if link.user is None else f"{_hide(link.user, hidden)}@"
+    user_shown = "" if link.user is None else f"{_user(link.user, hidden)}@"
     steps = link.way.split("/")
     steps_shown = [steps[0], *(_step(step, hidden) for step in steps[1:])]
     for n in range(len(steps), 0, -1):
@@ -132,12 +135,14 @@ def _link(url: str, hidden: str) -> str:
     link = parts(url)
     first, *steps = link.way.split("/")
     way = "/".join((first, *(_step(step, hidden) for step in steps)))
-    user = "" if link.user is None else f"{_hide(link.user, hidden)}@"
+    user = "" if link.user is None else f"{_user(link.user, hidden)}@"
     return link.scheme + user + way + _query(link.query, hidden)
 
 
-def _hide(text: str, hidden: str) -> str:
-    secrets.remember(text, *text.split(":", 1))
+def _user(text: str, hidden: str) -> str:
+    user, colon, password = text.partition(":")
+    secrets.remember(text, password)
+    secrets.remember(user, sure=not colon)
     return hidden
 
 
@@ -160,8 +165,10 @@ def _parameter(text: str, hidden: str) -> str:
         return text
     # What ends in `=` may be a token alone.
     if not value.strip("=") or not _PARAMETER.fullmatch(name):
-        return _hide(text, hidden)
-    return f"{name}={_hide(value, hidden)}"
+        secrets.remember(text)
+        return hidden
+    secrets.remember(value, sure=_SECRET.search(name) is not None)
+    return f"{name}={hidden}"
 
 
 def url_of(path: str) -> str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 
 #: What stands where something is hidden.
 MARK = "…"
 #: Characters of the shortest word that is looked for in any text; shorter ones are found where a URL has them.
 SHORTEST = 6
+#: Characters from which on a word is one inside others too.
+LONG = 10
 
-_known: set[str] = set()
+#: Words that are secret for sure, those that stood where a secret may stand, and URLs by their names.
+_sure: set[str] = set()
+_maybe: set[str] = set()
+_urls: dict[str, str] = {}
 
 #: Variables of the environment whose values are secret, by their names, and the characters of the shortest one.
 _VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_KEY|_SAS", re.IGNORECASE)
@@ -30,28 +36,47 @@ _LOOKS = (
 )
 
 
-def remember(*words: str) -> None:
-    """These are shown nowhere from now on, as they are, and as a URL writes them."""
+def remember(*words: str, sure: bool = True) -> None:
+    """These are shown nowhere from now on, as they are and as URLs write them; the others in foreign text."""
     from urllib.parse import quote, unquote
 
     for word in words:
-        _known.update(one for one in (word, unquote(word), quote(word, safe="")) if one)
+        forms = (word, unquote(word), quote(word, safe=""))
+        (_sure if sure else _maybe).update(one for one in forms if len(one) >= SHORTEST)
+
+
+def name(url: str, shown: str) -> None:
+    """The URL is shown by its name, in whatever text it stands."""
+    _urls[url] = shown
+
+
+def forget() -> None:
+    """Nothing is secret any more."""
+    for known in (_sure, _maybe, _urls):
+        known.clear()
 
 
 def without(text: str) -> str:
-    """The text without what is known to be secret."""
-    for word in sorted(_known, key=len, reverse=True):
-        if len(word) >= SHORTEST and word in text:
-            text = text.replace(word, MARK)
+    """The text, of ours, without what is known to be secret."""
+    for url in sorted(_urls, key=len, reverse=True):
+        text = text.replace(url, _urls[url])
+    return _replaced(text, _sure)
+
+
+def _replaced(text: str, words: Iterable[str]) -> str:
+    for word in sorted(words, key=len, reverse=True):
+        if word not in text:
+            continue
+        # `format=models` hides no part of a longer word.
+        whole = re.escape(word) if len(word) >= LONG else rf"(?<!\w){re.escape(word)}(?!\w)"
+        text = re.sub(whole, MARK, text)
     return text
 
 
 def scrubbed(text: str) -> str:
     """The same, also without the environment's secrets and whatever looks like one: for text that others wrote."""
     values = [value for name, value in os.environ.items() if _VARIABLE.search(name) and len(value) >= _SHORTEST_VALUE]
-    text = without(text)
-    for value in sorted(values, key=len, reverse=True):
-        text = text.replace(value, MARK)
+    text = _replaced(without(text), {*_maybe, *values})
     for looks in _LOOKS:
         text = looks.sub(rf"\1{MARK}", text)
     return text

@@ -146,7 +146,7 @@ def anew(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(attempts, "FIRST", 0.0)
     monkeypatch.setattr(attempts, "LONGEST", 0.0)
     monkeypatch.setattr(names, "typed", {})
-    monkeypatch.setattr(secrets, "_known", set())
+    secrets.forget()
     remote.forget()
     yield
     remote.forget()

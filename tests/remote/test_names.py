@@ -1,0 +1,222 @@
+"""The names of URLs: no secret is in one, each leads back to what was typed, and two that differ stay apart."""
+
+from __future__ import annotations
+
+import os
+import string
+from urllib.parse import quote
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from statecli import files
+from statecli.remote import accept, access, forget, names
+from statecli.remote.names import shown, url_of
+
+SECRET = "Zq7Kx9"  # noqa: S105 - it opens nothing; no other part of these URLs has it
+PLAIN = string.ascii_lowercase + string.digits + "._-"
+
+hosts = st.sampled_from(["host", "host:8080", "[::1]", "[::1]:80", "a.b.example", "127.0.0.1"])
+schemes = st.sampled_from(["http", "https", "HTTPS", "s3", "gs", "ftp", "simplecache::https"])
+steps = st.text(PLAIN, min_size=1, max_size=8).filter(lambda one: one.strip("."))
+secrets = st.text(string.ascii_letters + string.digits + "@:/?#=&;%+ é…[](){}'\"|\\,!", max_size=12).map(
+    lambda one: SECRET + one
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_typed(monkeypatch):
+    """No URL is known."""
+    names.typed.clear()
+
+
+@st.composite
+def users(draw):
+    """A user, a user and a password, or none; each as URLs write it, or as people do."""
+    kind = draw(st.sampled_from(["none", "user", "both", "raw"]))
+    if kind == "none":
+        return ""
+    if kind == "raw":  # what is no URL, strictly: a password that was typed as it is
+        return f"me:{draw(secrets)}@"
+    secret = quote(draw(secrets), safe="")
+    return f"{secret}@" if kind == "user" else f"me:{secret}@"
+
+
+@st.composite
+def queries(draw):
+    """Parameters, some harmless, some secret, some a token alone."""
+    if draw(st.booleans()):
+        return ""
+    one = st.one_of(
+        st.tuples(st.sampled_from(["token", "X-Amz-Signature", "sig", "a", "version2"]), secrets).map(
+            lambda pair: f"{pair[0]}={quote(pair[1], safe='')}"
+        ),
+        st.sampled_from(["version=3", "rev=main", "download", "path=a/b.pt"]),
+        secrets.map(lambda text: quote(text, safe="")),
+        secrets.map(lambda text: quote(text, safe="") + "=="),
+        secrets.map(lambda text: f"path=x%3Ftoken%3D{quote(text, safe='')}"),
+        secrets.map(lambda text: f"version=3;token={quote(text, safe='')}"),
+        secrets.map(lambda text: f"path=a?b={quote(text, safe='')}"),
+    )
+    return "?" + "&".join(draw(st.lists(one, min_size=1, max_size=3)))
+
+
+@st.composite
+def urls(draw):
+    """A URL of a file, with all that may be secret in it."""
+    way = draw(st.lists(steps, min_size=1, max_size=3))
+    if draw(st.booleans()):
+        way[0] += f";jsessionid={quote(draw(secrets), safe='')}"
+    return f"{draw(schemes)}://{draw(users())}{draw(hosts)}/{'/'.join(way)}{draw(queries())}"
+
+
+@given(url=urls())
+def test_no_secret_of_a_url_is_in_its_name(url):
+    """And the name leads to the URL, and is the name of itself."""
+    names.typed.clear()
+    name = shown(url)
+    assert SECRET not in name, name
+    assert url_of(name) == url
+    assert shown(name) == name
+    assert (name == url) == (SECRET not in url and "me:" not in url and not hides(url))
+
+
+def hides(url):
+    """Whether something harmless of it is hidden too, as `version2=…` is."""
+    return "…" in shown(url)
+
+
+@given(typed=st.lists(urls(), min_size=2, max_size=5, unique=True))
+def test_urls_that_differ_stay_apart(typed):
+    """However little differs, and in whatever order they are typed."""
+    names.typed.clear()
+    found = [shown(url) for url in typed]
+    assert len(set(found)) == len(typed)
+    assert [url_of(name) for name in found] == typed
+
+
+@given(url=urls(), beside=steps)
+def test_what_is_around_and_beside_is_asked_for_with_the_same_credentials(url, beside):
+    """A file in a folder that was typed, one beside a file, and one in a folder beside it."""
+    names.typed.clear()
+    link = names.parts(url.removeprefix("simplecache::"))
+    assume("@" not in link.way and not (link.user and set(link.user) & set("/?#@")))
+    name = shown(url)
+    query = "" if link.query is None else f"?{link.query}"
+    whole = url.removesuffix(query)
+    assert url_of(files.join(name, beside)) == f"{whole}/{beside}{query}"
+    assert url_of(files.join(files.folder(name), beside)) == f"{whole.rpartition('/')[0]}/{beside}{query}"
+    assert url_of(files.join(files.folder(name), beside, "x.pt")) == f"{whole.rpartition('/')[0]}/{beside}/x.pt{query}"
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://host/m.pt", "https://host/m.pt"),
+        ("https://host/m.pt?version=3", "https://host/m.pt?version=3"),
+        ("https://me:pw@host/m.pt", "https://…@host/m.pt"),
+        ("https://me@host/m.pt", "https://…@host/m.pt"),
+        ("https://@host/m.pt", "https://…@host/m.pt"),
+        ("https://me:p@w@host/m.pt", "https://…@host/m.pt"),
+        ("https://me:p/w@host/m.pt", "https://…@host/m.pt"),
+        ("https://me:p?w@host/m.pt", "https://…@host/m.pt"),
+        ("https://m#e:pw@host/m.pt", "https://…@host/m.pt"),
+        ("https://host/m.pt?a=1&token=x", "https://host/m.pt?a=…&token=…"),
+        ("https://host/m.pt?version=3&sig=x#model", "https://host/m.pt?version=3&sig=…#model"),
+        ("https://host/m.pt?sig=x#a.b", "https://host/m.pt?sig=…#a.b"),
+        ("https://host/m.pt#section?sig=x", "https://host/m.pt#section?sig=…"),
+        ("https://host/m.pt?0123", "https://host/m.pt?…"),
+        ("https://host/m.pt?download", "https://host/m.pt?download"),
+        ("https://host/m.pt?raw=true&dl=1", "https://host/m.pt?raw=true&dl=1"),
+        ("https://host/m.pt?", "https://host/m.pt?"),
+        ("https://host/a;jsessionid=5F;v=2/m.pt", "https://host/a;jsessionid=…;v=…/m.pt"),
+        ("https://host/a@1.0/m.pt", "https://host/a@1.0/m.pt"),
+        ("HTTPS://ME:PW@HOST/M.PT", "HTTPS://…@HOST/M.PT"),
+        ("s3://bucket/run-*/m.pt?versionId=3HL4kqt+x", "s3://bucket/run-*/m.pt?versionId=3HL4kqt+x"),
+        ("s3://key:secret@bucket/m.pt", "s3://…@bucket/m.pt"),
+        ("hf://gpt2@main/model.safetensors", "hf://gpt2@main/model.safetensors"),
+        ("hf://org/net@refs/pr/1/model.safetensors", "hf://org/net@refs/pr/1/model.safetensors"),
+        ("abfs://container@account.example/m.pt", "abfs://container@account.example/m.pt"),
+        ("zip://m.pt::https://me:pw@host/a.zip?sig=x", "zip://m.pt::https://…@host/a.zip?sig=…"),
+        ("simplecache::https://me:pw@host/m.pt", "simplecache::https://…@host/m.pt"),
+        ("https://[::1]:8080/m.pt", "https://[::1]:8080/m.pt"),
+        ("https://me:pw@[::1]:8080/m.pt", "https://…@[::1]:8080/m.pt"),
+    ],
+)
+def test_what_is_shown(url, name):
+    """By example."""
+    assert shown(url) == name
+    assert shown(name) == name
+
+
+def test_several_that_differ_in_what_is_hidden_are_counted():
+    """Of one user all have one mark."""
+    assert shown("https://a:1@host/m.pt") == "https://…@host/m.pt"
+    assert shown("https://b:2@host/m.pt") == "https://…2@host/m.pt"
+    assert shown("https://b:2@host/n.pt") == "https://…2@host/n.pt"
+    assert shown("https://a:1@host/o.pt") == "https://…@host/o.pt"
+    assert shown("https://host/m.pt") == "https://host/m.pt"
+    assert url_of("https://…2@host/config.json") == "https://b:2@host/config.json"
+    assert shown("https://host/m.pt?sig=1") == "https://host/m.pt?sig=…"
+    assert shown("https://host/m.pt?sig=2") == "https://host/m.pt?sig=…2"
+    assert shown("https://host/n.pt?sig=3") == "https://host/n.pt?sig=…"
+
+
+def test_a_name_that_is_typed_is_no_other_url():
+    """Copied from output before anything was typed, it means itself, and whatever is typed later is another."""
+    assert shown("https://host/m.pt?sig=…") == "https://host/m.pt?sig=…"
+    assert shown("https://host/m.pt?sig=1") == "https://host/m.pt?sig=…2"
+    assert url_of("https://host/m.pt?sig=…") == "https://host/m.pt?sig=…"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--against=https://me:pw@host/m.pt", "--against=https://…@host/m.pt"),
+        ("-ohttps://me:pw@host/m.json", "-ohttps://…@host/m.json"),
+        ('net.py:Net(weights="https://me:pw@host/m.pt?sig=5")', 'net.py:Net(weights="https://…@host/m.pt?sig=…")'),
+        ("see https://me:pw@host/m.pt", "see https://…@host/m.pt"),
+        ("a//b", "a//b"),
+        ("model.pt", "model.pt"),
+        (
+            "--reason=at https://me:pw@host/, twice: https://me:pw@host/",
+            "--reason=at https://…@host/, twice: https://…@host/",
+        ),
+    ],
+)
+def test_whatever_is_typed_is_shown_without_secrets(text, expected):
+    """Behind an option, in a class's arguments, in a sentence."""
+    assert files.shown(text) == expected
+    assert files.shown(expected) == expected
+
+
+def test_a_class_gets_the_url_that_was_typed():
+    """Its arguments are the user's own; what is shown of them is not."""
+    from statecli.modules.spec import parse
+
+    typed = "https://me:pw@host/m.pt?sig=5"
+    spec = parse(files.shown(f'net.py:Net("{typed}", [("x", "{typed}")], more={{"a": "{typed}"}}, n=3)'))
+    assert spec is not None
+    assert spec.args == (typed, [("x", typed)])
+    assert spec.kwargs == {"more": {"a": typed}, "n": 3}
+    assert "pw" not in spec.text
+
+
+def test_a_file_that_is_called_like_a_url_is_a_file(tmp_path, monkeypatch):
+    """Names of files win."""
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("a:/me:pw@host")
+    assert files.shown("a://me:pw@host") == "a://me:pw@host"
+
+
+def test_another_process_knows_the_urls_too():
+    """And no text of what it is told holds them."""
+    name = shown("https://me:hidden-1@host/m.pt?sig=5")
+    told = access()
+    assert "hidden-1" not in f"{told!r} {told}"
+    names.typed.clear()
+    accept(told)
+    assert url_of(name) == "https://me:hidden-1@host/m.pt?sig=5"
+    forget()
+    assert url_of(name) == "https://me:hidden-1@host/m.pt?sig=5"
