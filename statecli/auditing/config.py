@@ -84,6 +84,8 @@ def load(path: str | None = None, start: str = ".") -> Loaded:
     Raises UnreadableError for a file that is no TOML, UsageError for a key, a rule or a value that makes no sense.
     """
     if path is not None:
+        if files.is_remote(path):
+            raise UsageError(f"--config {path}: is a URL, and a configuration is a file here: copy it")
         table = _table(path)
         if table is None:
             raise UsageError(f"--config {path}: has no [tool.statecli]")

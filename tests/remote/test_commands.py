@@ -1,0 +1,289 @@
+"""Every command over URLs: walks, globs, sections, locks, baselines, outputs, configurations, and what takes none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import files, remote
+from statecli.errors import UnreadableError
+from statecli.remote import attempts
+from statecli.remote.settings import settings
+
+SECRET = "hunter2-hunter2"  # noqa: S105 - it opens nothing
+
+
+@pytest.fixture(autouse=True)
+def _begun(monkeypatch, tmp_path):
+    """Each test is a command of its own in an empty folder, that waits for nobody."""
+    monkeypatch.setattr(attempts, "FIRST", 0.0)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    remote.forget()
+    settings.cache_clear()
+    yield
+    remote.forget()
+
+
+def trained(folder: Path, seed: int = 0, *, spoiled: bool = False) -> None:
+    """A model's folder, and beside it a checkpoint of its training."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if spoiled:
+        state["weight"][0, 0] = float("nan")
+    save_file(state, folder / "model.safetensors")
+    torch.save({"model": state, "optimizer": optimizer.state_dict()}, folder / "train.ckpt")
+    (folder / "config.json").write_text('{"architectures": ["Net"]}')
+
+
+@pytest.fixture
+def web(served):
+    """Two runs behind a web server that lists its folders."""
+    served.listing = "python"
+    trained(served.folder / "run-1")
+    trained(served.folder / "run-2", seed=1)
+    return served
+
+
+def targets(result) -> list[str]:
+    return [one["target"] for one in result.json["targets"] if one["status"] != "skipped"]
+
+
+# --- what there is
+
+
+def test_an_audit_walks_a_folder(web, statecli):
+    """Its models and what is beside them, as on disk; no file is opened that is none of theirs."""
+    root = web.url()
+    found = statecli("audit", root, "-f", "json")
+    assert found.code == 0
+    assert targets(found) == [
+        f"{root}run-{n}{rest}" for n in (1, 2) for rest in ("", "/train.ckpt")
+    ]  # the model's file is its folder
+
+
+def test_globs(web, bucket, statecli):
+    """By the server's listing or the bucket's, in natural order."""
+    web.listing = "nginx"
+    assert targets(statecli("audit", f"{web.url()}run-*/train.ckpt", "-f", "json")) == [
+        f"{web.url()}run-{n}/train.ckpt" for n in (1, 2)
+    ]
+    for n in (1, 2, 10):
+        trained(web.folder / "runs" / f"step-{n}", seed=n)
+    bucket.upload(web.folder / "runs")
+    assert targets(statecli("audit", "s3://models/step-*/train.ckpt", "-f", "json")) == [
+        f"s3://models/step-{n}/train.ckpt" for n in (1, 2, 10)
+    ]
+
+
+def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
+    """Neither is a pass; a server that lists no folders is named."""
+    nothing = f"{web.url()}none-*/m.pt"
+    assert statecli("audit", nothing).err == f"statecli: {nothing}: matches no file\n"
+    remote.forget()
+    web.listing = None
+    found = statecli("audit", f"{web.url()}run-*/model.safetensors")
+    assert (found.code, found.err.count("\n")) == (2, 1)
+    assert "the glob needs the names of what is there" in found.err
+
+
+def test_a_glob_of_hosts_is_none():
+    """Nobody lists those."""
+    with pytest.raises(UnreadableError, match="the glob is of a host or a bucket: name it"):
+        files.matching("s3://*/m.pt")
+
+
+def test_sections(web, statecli):
+    """`#optimizer` of a URL, as of a file."""
+    url = f"{web.url('run-1/train.ckpt')}#optimizer"
+    found = statecli("inspect", url, "-f", "json").json
+    assert (found["target"], {one["section"] for one in found["tensors"]}) == (url, {"optimizer"})
+    assert "did you mean #optimizer?" in statecli("inspect", url[:-1]).err
+
+
+# --- what is held to what
+
+
+def test_a_lock_of_urls_names_them(web, statecli):
+    """And finds them by these names from any folder; what is gone from a folder behind a URL is told."""
+    lock = Path("run.lock")
+    assert statecli("lock", web.url(), "-o", lock).code == 0
+    names = [one["target"] for one in json.loads(lock.read_text())["targets"]]
+    assert names == [f"{web.url()}run-{n}{rest}" for n in (1, 2) for rest in ("", "/train.ckpt")]
+    Path("deeper").mkdir()
+    moved = Path("deeper") / lock
+    lock.rename(moved)
+    assert statecli("audit", web.url(), "--lock", moved).code == 0
+    remote.forget()
+    (web.folder / "run-2" / "train.ckpt").unlink()
+    found = statecli("audit", web.url(), "--lock", moved, "-f", "json")
+    assert found.code == 1
+    assert [(one["rule"], one["target"]) for one in found.json["findings"]] == [
+        ("lock-mismatch", f"{web.url()}run-2/train.ckpt")
+    ]
+
+
+def test_a_lock_that_lies_beside_what_it_locks(web, statecli, monkeypatch):
+    """Its names are meant from its own folder, wherever that was copied to."""
+    monkeypatch.chdir(web.folder)
+    assert statecli("lock", "run-1", "run-2", "-o", "all.lock").code == 0
+    monkeypatch.chdir(web.folder.parent)
+    root = web.url()
+    assert statecli("audit", f"{root}run-1", f"{root}run-2", "--lock", f"{root}all.lock").code == 0
+    remote.forget()
+    trained(web.folder / "run-2", seed=2)
+    found = statecli("audit", f"{root}run-1", f"{root}run-2", "--lock", f"{root}all.lock", "-f", "json")
+    assert {one["target"] for one in found.json["findings"]} == {f"{root}run-2", f"{root}run-2/train.ckpt"}
+
+
+def test_against_a_url(web, statecli):
+    """A checkpoint on disk is held to one behind a URL, and the other way round."""
+    local = str(web.folder / "run-2" / "model.safetensors")
+    url = web.url("run-1/model.safetensors")
+    for args in ((local, "--against", url), (url, "--against", local)):
+        assert statecli("audit", *args).code == 0
+
+
+def test_classes(web, statecli):
+    """A diff with a class, `--model` and the class of a config.json behind the URL."""
+    Path("net.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(3, 2)\n"
+    )
+    url = web.url("run-1/model.safetensors")
+    assert statecli("diff", url, "net.py:Net").code == 0
+    assert statecli("audit", url, "--model", "net.py:Net").code == 0
+    assert {
+        row["evidence"] for row in statecli("inspect", url, "--model", "net.py:Net", "-f", "json").json["tensors"]
+    } == {"registered"}
+
+
+def test_the_class_of_a_configuration_behind_a_url(web, statecli):
+    """`--model auto` reads the config.json that lies there."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 11,
+    }
+    model = transformers.BertModel(transformers.BertConfig(**sizes))
+    model.save_pretrained(web.folder / "bert")
+    found = statecli("inspect", web.url("bert"), "--model", "auto", "-f", "json")
+    assert found.code == 0
+    assert {row["evidence"] for row in found.json["tensors"]} == {"registered"}
+    missing = statecli("inspect", web.url("run-2/train.ckpt"), "--model", "auto")
+    assert missing.code == 2
+    assert missing.err.count("\n") == 1
+
+
+# --- what is written
+
+
+@pytest.fixture
+def spoiled(served):
+    """A checkpoint with a NaN, behind a URL that is signed."""
+    trained(served.folder / "run", spoiled=True)
+    return served.url("run/model.safetensors") + f"?sig={SECRET}"
+
+
+@pytest.mark.parametrize("form", ["sarif", "junit", "github", "gitlab", "json", "markdown", "html", "table"])
+def test_every_output_names_the_url_as_it_is_shown(spoiled, statecli, form):
+    """With the place of the tensor in it, and without what signs it."""
+    found = statecli("audit", spoiled, "--values", "-f", form)
+    assert found.code == 1
+    assert "nan" in found.out.lower()
+    assert "run/model.safetensors" in found.out
+    assert SECRET not in found.out + found.err
+
+
+def test_sarif_has_the_url_as_its_location(spoiled, statecli):
+    """A URI, and the bytes of the tensor."""
+    run = statecli("audit", spoiled, "--values", "-f", "sarif").json["runs"][0]
+    physical = run["results"][0]["locations"][0]["physicalLocation"]
+    assert physical["artifactLocation"]["uri"].startswith(spoiled.partition("?")[0])
+    assert physical["artifactLocation"]["uri"].isascii()
+    assert physical["region"]["byteLength"] == 24
+
+
+def test_a_baseline_accepts_what_lies_behind_a_url(spoiled, served, statecli):
+    """By the name that is shown; what is fixed, and what is gone, is told."""
+    args = ("audit", spoiled, "--values")
+    assert statecli(*args, "--write-baseline", "known.json", "--reason", "known").code == 0
+    written = Path("known.json").read_text()
+    assert SECRET not in written
+    assert json.loads(written)["findings"][0]["target"].startswith(spoiled.partition("?")[0])
+    assert statecli(*args, "--baseline", "known.json").code == 0
+    remote.forget()
+    trained(served.folder / "run")
+    assert "it is fixed, drop it from there" in statecli(*args, "--baseline", "known.json").err
+    remote.forget()
+    (served.folder / "run" / "model.safetensors").unlink()
+    (served.folder / "run" / "train.ckpt").unlink()
+    served.listing = "python"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("-o", "{}"), ("--report", "json={}")],
+)
+@pytest.mark.parametrize("command", ["inspect", "audit"])
+def test_nothing_is_written_to_a_url(web, statecli, command, option):
+    """One line before anything is read; the same for a lock and a baseline."""
+    url = f"{web.url('out.json')}?sig={SECRET}"
+    web.forget()
+    lines = [
+        statecli(command, web.url("run-1"), option[0], option[1].format(url)),
+        statecli("lock", web.url("run-1"), "-o", url),
+        statecli("audit", web.url("run-1"), "--write-baseline", url, "--reason", "x"),
+    ]
+    for found in lines:
+        assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+        assert "cannot be written: it is a URL; write a file and copy it there" in found.err
+        assert SECRET not in found.err
+    assert not (web.folder / "out.json").exists()
+
+
+# --- configurations
+
+
+def test_a_configuration_may_name_urls(web, statecli):
+    """A lock, a reference and globs of targets; none of them is taken for a way from its folder, nor shown whole."""
+    root = web.url()
+    assert statecli("lock", f"{root}run-1", "-o", web.folder / "run.lock").code == 0
+    Path("statecli.toml").write_text(
+        f'lock = "{root}run.lock?sig={SECRET}"\n'
+        f'[policy]\nreference = "{root}run-1/model.safetensors?sig={SECRET}"\n'
+        f'[per-target-ignore."{root}run-1/*"]\nrules = ["pickles"]\nreason = "known"\n'
+        '[per-target-ignore."s3://none/*"]\nrules = ["pickles"]\nreason = "known"\n'
+    )
+    found = statecli("audit", f"{root}run-1", "-f", "json")
+    assert found.code == 0
+    assert "per-target-ignore.s3://none/*: matches no target" in found.out + found.err
+    assert f"per-target-ignore.{root}" not in found.out + found.err
+    shown = statecli("config", "-f", "json")
+    assert SECRET not in found.out + found.err + shown.out + shown.err
+
+
+def test_a_configuration_lies_here(web, statecli):
+    """--config takes no URL."""
+    found = statecli("audit", web.url("run-1"), "--config", web.url("statecli.toml"))
+    assert (found.code, found.err.count("\n")) == (2, 1)
+    assert "copy it" in found.err
+
+
+def test_verify_is_of_classes(web, statecli):
+    """Of a checkpoint behind a URL, as of one on disk, it says so."""
+    here, there = web.folder / "run-1" / "train.ckpt", web.url("run-1/train.ckpt")
+    local, far = (statecli("verify", one) for one in (here, there))
+    assert (local.code, far.code) == (2, 2)
+    assert "names no model class" in far.err
