@@ -11,6 +11,7 @@ import sys
 import threading
 import typing
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -627,16 +628,24 @@ def test_the_documentations_first_example_runs(capsys):
     assert capsys.readouterr().out in (ROOT / "docs" / "python.md").read_text()
 
 
-@pytest.mark.parametrize("function", [statecli.inspect, statecli.diff, statecli.verify])
+@pytest.mark.parametrize("function", [statecli.inspect, statecli.diff, statecli.merge, statecli.verify])
 def test_every_parameter_is_documented(function):
     """By its name, in the docstring."""
     text = inspect.getdoc(function)
     assert [name for name in inspect.signature(function).parameters if f"`{name}`" not in text] == []
 
 
-@pytest.mark.parametrize("function", [statecli.inspect, statecli.diff, statecli.verify, assert_state_follows])
+@pytest.mark.parametrize(
+    "function", [statecli.inspect, statecli.diff, statecli.merge, statecli.verify, assert_state_follows]
+)
 def test_every_annotation_can_be_resolved(function):
     """The names in the signatures exist: type checkers of other people's code read them."""
     names = {"os": os, "torch": torch, "nn": nn, "Any": Any, "Iterable": Iterable, "Kind": Kind, "Field": Field}
-    names |= {"Diff": Diff, "Inspection": inspection.Inspection, "Verification": Verification, "Name": Name}
+    names |= {
+        "Executor": Executor,
+        "Diff": Diff,
+        "Inspection": inspection.Inspection,
+        "Verification": Verification,
+        "Name": Name,
+    }
     assert set(typing.get_type_hints(function, names)) == {*inspect.signature(function).parameters, "return"}

@@ -16,11 +16,12 @@ def _here(tmp_path, monkeypatch):
 
 
 TEXTS = {
-    "audit a.pt": "model lock against baseline write-baseline reason config init-device output report select ignore",
-    "lock a.pt": "init-device output",
-    "inspect a.pt": "to model inputs input init-device output report",
-    "diff a.pt a.pt": "device init-device output report",
+    "audit a.pt": "model lock against baseline write-baseline reason config init-device output report select ignore shard",
+    "lock a.pt": "init-device output shard",
+    "inspect a.pt": "to model inputs input init-device output report shard",
+    "diff a.pt a.pt": "device init-device output report shard",
     "verify net.py:Net": "device dtype optimizer inputs input init-device output report",
+    "merge a.pt": "code url output report",
     "rules": "output",
     "config": "config output",
 }

@@ -20,12 +20,16 @@ import msgspec
 
 from statecli import errors, files
 from statecli.errors import ChecksumMismatch, StateError, UnreadableError
+from statecli.sharing.share import MOST
 from statecli.sharing.tasks import RESULTS, Identity, Key
 from statecli.state import Place
 from statecli.values.run import Found
 
 SCHEMA = "statecli.part/1"
 _FAMILY = "statecli.part/"
+
+#: Of an integer, at most: what is more is beyond float64 too.
+DIGITS = 300
 
 #: Errors of ours by their names; those of one module alone are what they are derived from.
 ERRORS = {name: one for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, StateError)}
@@ -158,7 +162,7 @@ def _bytes(path: str) -> bytes:
 
 
 def _head(path: str, raw: bytes) -> Head:
-    found = _json(raw, path, 1, "is no part that --shard wrote")
+    found = _json(raw, path, 1, "line 1: is no part that --shard wrote")
     schema = found.get("schema") if isinstance(found, dict) else None
     if not isinstance(schema, str) or not schema.startswith(_FAMILY):
         raise UnreadableError(f"{path}: line 1: is no part that --shard wrote")
@@ -166,7 +170,7 @@ def _head(path: str, raw: bytes) -> Head:
         raise UnreadableError(f"{path}: line 1: is a {schema[:40]}, and this statecli reads {SCHEMA}")
     head: Head = _converted(Head, found, path, 1)
     index, count = head.shard
-    if not 1 <= index <= count:
+    if not 1 <= index <= count <= MOST:
         _refuse(path, 1, f"says that it is part {index} of {count}")
     return head
 
@@ -212,7 +216,7 @@ def _as(kind: Any, raw: bytes, path: str, number: int, otherwise: str | None = N
 
 def _json(raw: bytes, path: str, number: int, otherwise: str | None = None) -> Any:
     try:
-        return json.loads(raw, object_hook=_number_again, parse_constant=_no_number)
+        return json.loads(raw, object_hook=_number_again, parse_int=_integer, parse_constant=_no_number)
     except (ValueError, RecursionError) as why:
         if otherwise is not None:
             raise UnreadableError(f"{path}: {otherwise}") from why
@@ -235,6 +239,12 @@ def _refuse(path: str, number: int, why: str) -> NoReturn:
 def _number_again(one: dict[str, Any]) -> Any:
     word = one.get("float") if len(one) == 1 else None
     return float(word) if word in ("nan", "inf", "-inf") else one
+
+
+def _integer(word: str) -> int:
+    if len(word) > DIGITS:
+        raise ValueError(word)
+    return int(word)
 
 
 def _no_number(word: str) -> NoReturn:

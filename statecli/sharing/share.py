@@ -50,7 +50,8 @@ def check(options: Any) -> None:
         if getattr(options, value, None):
             raise UsageError(f"{name} and --shard {options.shard} contradict each other; leave one of them out")
     if getattr(options, "device", "cpu") != "cpu":
-        raise UsageError(f"--device {options.device} and --shard {options.shard} contradict each other")
+        why = "contradict each other; leave one of them out"
+        raise UsageError(f"--device {options.device} and --shard {options.shard} {why}")
 
 
 def recorded(options: Any) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _remote(path: str) -> Identity:
     try:
         files.opened(path).close()
         known = files.access().known.get(path)
-    except StateError:
+    except UnreadableError:
         return Identity()
     return Identity(*known) if known else Identity()
 

@@ -1,0 +1,71 @@
+"""One command in shares: each in this process as it would be in its own, and what merge makes of their parts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from statecli.values import pool
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """Parts and targets by names alone, as a job has them in its folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def shares(statecli):
+    """The parts of a command line in `count` shares, and their exit codes; `more` are the options of each share."""
+
+    def run(count: int, *line: str, more=lambda _: (), folder: str = "parts") -> tuple[list[str], list[int]]:
+        os.makedirs(folder, exist_ok=True)
+        paths, codes = [], []
+        for index in range(1, count + 1):
+            path = os.path.join(folder, f"{index}-of-{count}.jsonl")
+            result = statecli(*line, "--shard", f"{index}/{count}", "-o", path, *more(index))
+            assert result.out == ""
+            assert result.code in (0, 2), result
+            paths.append(path)
+            codes.append(result.code)
+        return paths, codes
+
+    return run
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The (function, number of tasks) of all that is computed from now on, and not looked up."""
+    found: list[tuple[str, int]] = []
+    run = pool._run
+
+    def counted(function, shared, tasks, *rest, **more):
+        found.extend([(function.__name__, len(tasks))] if tasks else [])
+        return run(function, shared, tasks, *rest, **more)
+
+    monkeypatch.setattr(pool, "_run", counted)
+    return found
+
+
+@pytest.fixture
+def same(statecli, shares, computed):
+    """Holds the merge of all shares to the undivided command, in some formats; what the merge computed itself."""
+
+    def check(count: int, *line: str, formats=("json",), more=lambda _: ()) -> list[tuple[str, int]]:
+        paths, _ = shares(count, *line, more=more)
+        own: list[tuple[str, int]] = []
+        for output in formats:
+            shown = ("-f", output) if output else ()
+            whole = statecli(*line, *shown)
+            computed.clear()
+            # Parts come in any order.
+            merged = statecli("merge", *reversed(paths), *shown)
+            own += computed
+            assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
+        for path in paths:
+            Path(path).unlink()
+        return own
+
+    return check

@@ -1,0 +1,321 @@
+"""The merge of all shares is what the undivided command gives: bytes on stdout, notes on stderr, the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from safetensors.torch import save_file
+
+import statecli as api
+from statecli.errors import UnreadableError, UsageError
+from statecli.values import compare, facts, run
+
+pytest.importorskip("torch.distributed.checkpoint")
+import torch.distributed.checkpoint as dcp
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int8),
+    *(torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2),
+]
+OUTPUTS = ("json", "jsonl", "csv", "markdown", "html", "table", "plain", "sarif", "junit", "github", "gitlab")
+
+
+def of_bits(seed: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Bits at random: NaN, infinities and denormals among them."""
+    numbers = np.random.default_rng(seed)
+    if dtype is torch.bool:
+        return torch.from_numpy(numbers.integers(0, 2, shape).astype(bool))
+    size = torch.empty((), dtype=dtype).element_size()
+    raw = torch.tensor(bytearray(numbers.bytes(torch.Size(shape).numel() * size)), dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape)
+
+
+def everything(seed: int) -> dict[str, torch.Tensor]:
+    """What lies in no one piece too: strides, ties, sparse and quantized tensors; some are of several tasks."""
+    numbers = torch.Generator().manual_seed(seed)
+    weight = torch.randn(90, 70, generator=numbers)
+    half = torch.randn(60, 50, generator=torch.Generator().manual_seed(99))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.quantize_per_tensor(weight, 0.02, 3, torch.qint8)
+        channels = torch.quantize_per_channel(weight, torch.rand(90) + 0.1, torch.zeros(90), 0, torch.qint8)
+    found = {str(dtype).removeprefix("torch."): of_bits(seed % 3, dtype, (31, 17)) for dtype in DTYPES}
+    return {
+        **found,
+        "half": torch.cat([half, half + seed]),
+        "weight": weight,
+        "tied": weight,
+        "t": weight.t(),
+        "expanded": torch.full((1,), float(seed)).expand(500),
+        "coo": (weight * (weight > 1)).to_sparse(),
+        "quantized": quantized,
+        "channels": channels,
+        "empty": torch.zeros(0, 3),
+        f"moved{seed}": torch.arange(5000.0),
+        f"gone{seed}": torch.full((33,), float(seed)),
+        "big": torch.arange(3 * run.BLOCK, dtype=torch.float32) * (1 + 0.001 * seed),
+    }
+
+
+@pytest.fixture
+def small_tasks(monkeypatch):
+    """Tensors of some kilobytes are in several tasks, as those of gigabytes are."""
+    monkeypatch.setattr(compare, "TASK", run.BLOCK)
+    monkeypatch.setattr(facts, "TASK", 1 << 18)
+
+
+# --- any checkpoints -------------------------------------------------------------------------------------------------
+
+tensor = st.builds(
+    of_bits, st.integers(0, 3), st.sampled_from(DTYPES), st.sampled_from([(5,), (2, 3), (), (0, 2), (64,)])
+)
+names = st.sampled_from(["a.w", "a.b", "b.w", "c.w", "layers.0.w", "layers.1.w"])
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    before=st.dictionaries(names, tensor, min_size=1),
+    after=st.dictionaries(names, tensor, min_size=1),
+    count=st.integers(1, 7),
+    zipped=st.booleans(),
+)
+def test_any_two_checkpoints(statecli, shares, before, after, count, zipped):
+    """Added, removed, renamed, changed: one document, however many shares; of stats, an audit and a lock too."""
+    torch.save(before, "a.pt", _use_new_zipfile_serialization=zipped)
+    torch.save(after, "b.pt")
+    lines = (
+        ("diff", "a.pt", "b.pt"),
+        ("diff", "a.pt", "b.pt", "--bitwise"),
+        ("inspect", "b.pt", "--stats"),
+        ("audit", "--values", "a.pt", "b.pt"),
+        ("lock", "a.pt", "b.pt"),
+    )
+    for line in lines:
+        paths, _ = shares(count, *line)
+        shown = () if line[0] == "lock" else ("-f", "json")
+        whole, merged = statecli(*line, *shown), statecli("merge", *paths, *shown)
+        assert (merged.code, merged.out) == (whole.code, whole.out), line
+
+
+# --- checkpoints with everything -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_tasks")
+@pytest.mark.parametrize("count", [1, 2, 5, 7])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_whatever_a_checkpoint_holds(same, count, zipped):
+    """All types and layouts; the merge looks up all of it but the checksums of what it alone knows to be a pair."""
+    for seed, name in ((1, "a.pt"), (2, "b.pt")):
+        torch.save(everything(seed), name, _use_new_zipfile_serialization=zipped)
+    assert same(count, "diff", "a.pt", "b.pt") == []
+    assert same(count, "diff", "a.pt", "b.pt", "--atol", "0.01") == []
+    assert same(count, "inspect", "a.pt", "--stats") == []
+    assert same(count, "audit", "a.pt", "b.pt", "--values") == []
+
+
+def test_every_output_is_that_of_the_undivided_command(same):
+    """What is drawn and folded too: histograms are of values that are read for the page."""
+    for seed, name in ((1, "a.pt"), (2, "b.pt")):
+        torch.save(everything(seed), name)
+    same(3, "diff", "a.pt", "b.pt", formats=OUTPUTS)
+    same(2, "audit", "a.pt", "--values", formats=OUTPUTS)
+    same(2, "inspect", "a.pt", "--stats", formats=("json", "csv", "table", "html"))
+
+
+def test_output_options_are_those_of_merge(statecli, shares):
+    """-q, -v, --tree, -n, --name-only, --report and -o: what the parts do not know."""
+    for seed, name in ((1, "a.pt"), (2, "b.pt")):
+        torch.save(everything(seed), name)
+    paths, _ = shares(3, "diff", "a.pt", "b.pt")
+    for shown in (["-v"], ["-q"], ["--tree"], ["-n", "2"], ["--name-only"], ["--name-status"], ["--all"]):
+        whole, merged = statecli("diff", "a.pt", "b.pt", *shown), statecli("merge", *paths, *shown)
+        assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err), shown
+    line = ("-f", "csv", "-o", "{}.csv", "--report", "sarif={}.sarif")
+    statecli("diff", "a.pt", "b.pt", *(word.format("whole") for word in line))
+    assert statecli("merge", *paths, *(word.format("merged") for word in line)).code == 1
+    for name in ("csv", "sarif"):
+        assert Path(f"merged.{name}").read_bytes() == Path(f"whole.{name}").read_bytes()
+
+
+def test_shards_of_a_checkpoint_a_folder_of_dcp_and_an_optimizer(same):
+    """Values that lie in several files and in archives in them."""
+    for n in (0, 1):
+        os.mkdir(f"many{n}")
+        state = {f"layers.{i}.w": torch.full((50, 40), float(i + n * (i % 2))) for i in range(9)}
+        index = {name: f"model-{1 + i % 3:05}-of-00003.safetensors" for i, name in enumerate(state)}
+        for file in sorted(set(index.values())):
+            save_file({name: one for name, one in state.items() if index[name] == file}, f"many{n}/{file}")
+        weights = {"metadata": {}, "weight_map": index}
+        Path(f"many{n}/model.safetensors.index.json").write_text(json.dumps(weights))
+        dcp.save(state, checkpoint_id=f"dcp{n}", no_dist=True)
+        model = torch.nn.Linear(30, 20)
+        optimizer = torch.optim.AdamW(model.named_parameters())
+        model(torch.randn(2, 30, generator=torch.Generator().manual_seed(n))).sum().backward()
+        optimizer.step()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": n}, f"train{n}.pt")
+    for one, other in (("many0", "many1"), ("dcp0", "dcp1"), ("train0.pt", "train1.pt"), ("many0", "dcp1")):
+        same(4, "diff", one, other)
+        same(3, "inspect", other, "--stats")
+        same(3, "audit", one, other, "--values")
+
+
+def test_the_lock_is_the_same_file(statecli, shares):
+    """Of several targets, with names from where the lock lies, not from where the parts do."""
+    os.mkdir("runs")
+    for seed, name in ((1, "runs/a.pt"), (2, "runs/b.pt")):
+        torch.save({k: v for k, v in everything(seed).items() if k != "channels"}, name)
+    paths, _ = shares(3, "lock", "runs", "--digest", "sha256")
+    assert statecli("lock", "runs", "--digest", "sha256", "-o", "runs/whole.lock").code == 0
+    merged = statecli("merge", *paths, "-o", "runs/merged.lock")
+    assert (merged.code, merged.out) == (0, "")
+    assert Path("runs/merged.lock").read_bytes() == Path("runs/whole.lock").read_bytes()
+    Path("runs/whole.lock").rename("whole.lock")
+    Path("runs/merged.lock").unlink()
+    assert statecli("lock", "runs", "--digest", "sha256").out == statecli("merge", *paths).out
+
+
+def test_an_audit_held_to_a_lock_a_checkpoint_and_a_policy(same, statecli):
+    """Values that an audit reads beside its own facts."""
+    for seed, name in ((1, "a.pt"), (2, "b.pt")):
+        torch.save({k: v for k, v in everything(seed).items() if k not in ("coo", "channels")}, name)
+    assert statecli("lock", "a.pt", "b.pt", "-o", "statecli.lock").code == 0
+    state = torch.load("b.pt")
+    torch.save({**state, "weight": state["weight"] + 1}, "b.pt")
+    Path("statecli.toml").write_text('[policy]\nmust-change = ["big"]\nmust-not-change = ["weight"]\n')
+    same(4, "audit", "a.pt", "b.pt", "--lock", "statecli.lock", "--against", "a.pt")
+    same(3, "audit", "a.pt", "b.pt", "--values", "--against", "a.pt")
+
+
+# --- what only all shares together know ------------------------------------------------------------------------------
+
+
+def test_renames_are_found_within_each_share(same):
+    """Tensors that can be each other's are in one share: a checkpoint of other names costs the merge nothing."""
+    before = {f"old.{i}.w": torch.randn(20 + i, 30) for i in range(12)}
+    after = {f"new.{11 - i}.v": one for i, one in enumerate(before.values())}
+    save_file(before, "a.safetensors")
+    save_file({name: one.clone() for name, one in after.items()}, "b.safetensors")
+    assert same(4, "diff", "a.safetensors", "b.safetensors") == []
+    assert same(4, "diff", "a.safetensors", "b.safetensors", "--no-renames") == []
+
+
+def test_renames_of_one_shape_and_fills(same):
+    """Equal tensors of one shape, biases of zeros, and the same bytes on one side twice."""
+    shared = torch.randn(8, 8)
+    before = {"x.bias": torch.zeros(8), "x.weight": shared, "y.weight": shared.clone(), "z": torch.randn(8, 8)}
+    after = {"p.bias": torch.zeros(8), "q.other": torch.zeros(8), "p.weight": shared, "z": torch.randn(8, 8)}
+    for output in ("safetensors", "pt"):
+        write = save_file if output == "safetensors" else torch.save
+        write({k: v.clone() for k, v in before.items()}, f"a.{output}")
+        write({k: v.clone() for k, v in after.items()}, f"b.{output}")
+        for count in (1, 2, 3, 6):
+            same(count, "diff", f"a.{output}", f"b.{output}")
+
+
+def test_duplicates_in_two_shares_are_told(same):
+    """Whether two tensors of one digest are the same bytes, the merge alone can ask."""
+    torch.manual_seed(1)
+    once, twice = torch.randn(700, 100), torch.randn(900, 100)
+    torch.save({"a": once, "b": twice, "c": once.clone(), "d": twice.clone()}, "a.pt")
+    assert same(4, "audit", "a.pt", "--values") == [("digest_batch", 4)]
+    assert same(1, "audit", "a.pt", "--values") == []
+
+
+# --- what could not be done ------------------------------------------------------------------------------------------
+
+
+def _damaged(path: str, tensor: str, state: str) -> None:
+    """One byte of the tensor is another than was written."""
+    from statecli import formats
+
+    where = next(one for one in formats.read(state).tensors if one.fqn == tensor).ranges[0]
+    raw = bytearray(Path(path).read_bytes())
+    raw[where.offset] ^= 0x40
+    Path(path).write_bytes(raw)
+
+
+@pytest.mark.parametrize("line", ["diff a.pt b.pt", "audit b.pt --values", "lock b.pt", "inspect b.pt --stats"])
+def test_a_wrong_checksum_is_told_as_without_shares(statecli, shares, line):
+    """By the share that met it, which ends 2 and writes its part all the same, and by the merge."""
+    torch.save({f"w{i}": torch.full((40, 10), float(i)) for i in range(9)}, "a.pt")
+    torch.save({f"w{i}": torch.full((40, 10), float(i % 4)) for i in range(9)}, "b.pt")
+    _damaged("b.pt", "w6", "b.pt")
+    paths, codes = shares(4, *line.split())
+    assert sorted(codes) == [0, 0, 0, 2]
+    whole, merged = statecli(*line.split()), statecli("merge", *paths)
+    assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
+    assert "checksum" in whole.out + whole.err
+
+
+def test_elements_that_cannot_be_compared_are_told_as_without_shares(statecli, shares):
+    """Windows that overlap without end spoil their own pair; all others are compared."""
+    for name, value in (("a.pt", 1.0), ("b.pt", 2.0)):
+        windows = (torch.arange(16000.0) + value).as_strided((8000, 8000), (1, 1))
+        torch.save({"odd": windows, "w": torch.full((9,), value), "v": torch.ones(700)}, name)
+    paths, codes = shares(3, "diff", "a.pt", "b.pt")
+    whole, merged = statecli("diff", "a.pt", "b.pt"), statecli("merge", *paths)
+    assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
+    assert (whole.code, sorted(codes)) == (2, [0, 0, 2])
+
+
+def test_a_shard_that_is_missing_is_told_as_without_shares(same):
+    """Headers are read by everybody: what one says of a file that is gone, the merge says."""
+    for n in (0, 1):
+        os.mkdir(f"m{n}")
+        index = {}
+        for i in range(1, 4):
+            save_file({f"w{i}": torch.full((9, 9), float(i + n))}, f"m{n}/model-{i:05}-of-00003.safetensors")
+            index[f"w{i}"] = f"model-{i:05}-of-00003.safetensors"
+        text = json.dumps({"metadata": {}, "weight_map": index})
+        Path(f"m{n}/model.safetensors.index.json").write_text(text)
+    Path("m1/model-00002-of-00003.safetensors").unlink()
+    same(3, "diff", "m0", "m1")
+    same(2, "audit", "m0", "m1", "--values")
+
+
+# --- engines, and Python ---------------------------------------------------------------------------------------------
+
+
+def test_parts_of_several_engines_are_one(same):
+    """Threads, processes and this process: a part does not say who did it, for it does not matter."""
+    for seed, name in ((1, "a.pt"), (2, "b.pt")):
+        torch.save(everything(seed), name)
+    engines = (("-j", "1"), ("--executor", "threads:2"), ("--executor", "processes:2"), ())
+    more = lambda index: engines[index % 4]  # noqa: E731
+    assert same(4, "diff", "a.pt", "b.pt", more=more) == []
+
+
+def test_merge_computes_with_the_engine_that_it_is_given(statecli, shares, computed):
+    """Not with those of the shares."""
+    torch.manual_seed(1)
+    once = torch.randn(700, 100)
+    torch.save({"a": once, "b": torch.randn(900, 100), "c": once.clone()}, "a.pt")
+    paths, _ = shares(3, "audit", "a.pt", "--values", more=lambda _: ("-j", "1"))
+    whole = statecli("audit", "a.pt", "--values")
+    computed.clear()
+    merged = statecli("merge", *paths, "--executor", "threads:2")
+    assert (merged.code, merged.out) == (whole.code, whole.out)
+    assert computed == [("digest_batch", 2)]
+
+
+def test_python_merges_what_it_has_a_function_for(shares):
+    """The same Inspection and Diff; an audit and a lock are the command line's."""
+    for seed, name in ((1, "a.pt"), (2, "b.pt")):
+        torch.save({k: v for k, v in everything(seed).items() if k != "channels"}, name)
+    paths, _ = shares(3, "diff", "a.pt", "b.pt")
+    assert repr(api.merge(map(Path, paths))) == repr(api.diff("a.pt", "b.pt"))
+    shares(2, "inspect", "a.pt", "--stats", folder="stats")
+    assert repr(api.merge("stats/*.jsonl")) == repr(api.inspect("a.pt", stats=True))
+    with pytest.raises(UnreadableError, match="part 3 of 3 is missing"):
+        api.merge(paths[:2])
+    paths, _ = shares(2, "lock", "a.pt", folder="lock")
+    with pytest.raises(UsageError, match="only the command line merges"):
+        api.merge(paths)

@@ -1,0 +1,436 @@
+"""A part is a file as any other: whatever is in it, merge ends with one line, or with what the whole command gives."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from statecli import errors
+from statecli.errors import ChecksumMismatch, StateError
+from statecli.sharing import part, tasks
+from statecli.state import Place, Stats
+from statecli.values import kernels
+from statecli.values.run import Found
+from statecli.values.scan import Facts
+from statecli.values.tally import Tally, Wide
+
+LINE = ("diff", "a.pt", "b.pt")
+
+
+@pytest.fixture
+def parts(shares):
+    """Two parts of a small diff."""
+    for n, name in enumerate(("a.pt", "b.pt")):
+        torch.save({f"w{i}": torch.full((30, 20), float(i + n * (i % 2))) for i in range(6)}, name)
+    return shares(2, *LINE)[0]
+
+
+@pytest.fixture
+def refusal(statecli):
+    """The one line with which merge ends 2."""
+
+    def run(*words: str) -> str:
+        result = statecli("merge", *words)
+        assert (result.code, result.out) == (2, ""), result
+        assert result.err.startswith("statecli: ")
+        assert result.err.count("\n") == 1
+        return result.err.removeprefix("statecli: ").rstrip("\n")
+
+    return run
+
+
+def lines(path: str) -> list[dict]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def forged(path: str, documents: list[dict]) -> None:
+    """Written as --shard would have written these, with the digest that they have."""
+    body = b"".join(json.dumps(one).encode() + b"\n" for one in documents[:-1])
+    end = {**documents[-1], "tasks": len(documents) - 2, "sha256": hashlib.sha256(body).hexdigest()}
+    Path(path).write_bytes(body + json.dumps(end).encode() + b"\n")
+
+
+# --- what is no set of parts ------------------------------------------------------------------------------------------
+
+
+def test_a_missing_part_is_named(shares, parts, refusal):
+    """One, and several."""
+    assert refusal(parts[0]) == "part 2 of 2 is missing"
+    many, _ = shares(14, *LINE)
+    assert refusal(*many[:2], *many[3:]) == "part 3 of 14 is missing"
+    assert refusal(many[0]) == "parts 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more of 14 are missing"
+
+
+def test_a_part_that_is_there_twice_is_named(parts, refusal):
+    """Under another name, or by a glob that overlaps a name."""
+    shutil.copy(parts[0], "copy.jsonl")
+    assert refusal(*parts, "copy.jsonl") == f"copy.jsonl: part 1 of 2 is there twice, {parts[0]} is it too"
+    assert refusal(parts[1], "parts/*.jsonl") == f"{parts[1]}: part 2 of 2 is there twice, {parts[1]} is it too"
+
+
+def test_parts_of_two_runs_are_told_apart(shares, parts, refusal):
+    """Another command, target, option, number of shares."""
+    for folder, line, why in (
+        ("audit", ("audit", "a.pt", "--values"), "is of statecli audit, and parts/1-of-2.jsonl of statecli diff"),
+        ("other", ("diff", "a.pt", "a.pt"), "is of another after than parts/1-of-2.jsonl"),
+        ("bits", (*LINE, "--bitwise"), "is of another bitwise than parts/1-of-2.jsonl"),
+        ("globs", (*LINE, "-i", "w1"), "is of another include than parts/1-of-2.jsonl"),
+    ):
+        other, _ = shares(2, *line, folder=folder)
+        assert refusal(parts[0], other[1]) == f"{other[1]}: {why}: merge parts of one run"
+    other, _ = shares(3, *LINE)
+    why = "is one of 3 parts, and parts/1-of-2.jsonl one of 2: merge parts of one run"
+    assert refusal(parts[0], other[1]) == f"{other[1]}: {why}"
+
+
+def test_what_decides_nothing_may_differ(shares, statecli):
+    """Jobs, engines, colours and the progress bar are no part of what was asked."""
+    torch.save({"w": torch.ones(3)}, "a.pt")
+    more = [(), ("--no-progress", "-j", "1"), ("--color", "never", "--executor", "threads:1"), ("-q",)]
+    paths, _ = shares(4, "diff", "a.pt", "a.pt", more=lambda index: more[index - 1])
+    assert statecli("merge", *paths).code == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("statecli", "0.0.9"), ("kernel", "abacus")])
+def test_parts_of_another_version_or_kernel_are_refused(parts, refusal, key, value):
+    """Another version means something else by the same fields; sums of another kernel differ in their last bits."""
+    documents = lines(parts[1])
+    documents[0][key] = value
+    forged(parts[1], documents)
+    made = f"{documents[0]['statecli']} with its kernel in {documents[0]['kernel']}"
+    here = f"statecli {lines(parts[0])[0]['statecli']} with its kernel in {kernels.made_of()}"
+    assert refusal(*parts) == f"{parts[1]}: was made by statecli {made}, and this is {here}: install the same for all"
+
+
+def test_a_part_of_a_later_form_is_refused(parts, refusal):
+    """By its schema."""
+    documents = lines(parts[0])
+    documents[0]["schema"] = "statecli.part/2"
+    forged(parts[0], documents)
+    assert refusal(*parts) == f"{parts[0]}: line 1: is a statecli.part/2, and this statecli reads statecli.part/1"
+
+
+# --- targets that are others by now -----------------------------------------------------------------------------------
+
+
+def test_a_target_that_has_changed_is_named(parts, refusal):
+    """Of another size, and of the same size with other bytes."""
+    Path("b.pt").write_bytes(Path("b.pt").read_bytes() + b"\0")
+    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made: have all shares done again"
+    torch.save({f"w{i}": torch.full((30, 20), float(i + (i % 2))) for i in range(6)}, "b.pt")
+    raw = bytearray(Path("b.pt").read_bytes())
+    raw[len(raw) // 7 * 3] ^= 1
+    raw[0:0] = b""
+    Path("b.pt").write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made: have all shares done again"
+
+
+def test_a_target_that_is_not_here_is_named(parts, refusal, tmp_path, monkeypatch):
+    """Relative paths are from where the parts were made."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    above = [os.path.join("..", path) for path in parts]
+    assert refusal(*above) == f"a.pt: cannot be opened, and {above[0]} is of it: merge where the parts were made"
+
+
+def test_shares_that_read_two_states_of_a_target_are_told_apart(shares, refusal):
+    """A checkpoint that a training replaced between two jobs."""
+    torch.save({"w": torch.ones(300), "v": torch.ones(300)}, "a.pt")
+    one, _ = shares(2, "inspect", "a.pt", "--stats", folder="one")
+    torch.save({"w": torch.zeros(300), "v": torch.ones(300)}, "a.pt")
+    two, _ = shares(2, "inspect", "a.pt", "--stats", folder="two")
+    said = f"{two[1]}: a.pt: is another file than the one that {one[0]} is of: have all shares done again"
+    assert refusal(one[0], two[1]) == said
+
+
+def test_a_copy_of_a_target_is_the_same(parts, statecli):
+    """Each job of a matrix may have downloaded its own: times and inodes say nothing."""
+    whole = statecli(*LINE)
+    for name in ("a.pt", "b.pt"):
+        shutil.copyfile(name, "copy")
+        os.replace("copy", name)
+        os.utime(name, (1, 1))
+    assert statecli("merge", *parts).out == whole.out
+
+
+# --- files that are no parts ------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_part_is_refused(parts, refusal):
+    """By a line that says which file, and where."""
+    Path("x").write_bytes(b"")
+    assert refusal(*parts, "x") == "x: is empty, and no part that --shard wrote"
+    bad = (
+        b"hello\n",
+        b"[1]\n2\n3\n",
+        b'{"schema": "statecli.diff/1"}\n\n\n',
+        b"\xff\xfe\0",
+        Path("a.pt").read_bytes(),
+    )
+    for raw in bad:
+        Path("x").write_bytes(raw)
+        assert refusal("x", *parts) == "x: line 1: is no part that --shard wrote"
+    assert refusal("nothing.jsonl").startswith("nothing.jsonl: cannot be opened")
+    assert refusal(".") == ".: is a directory, not a regular file"
+
+
+def test_a_part_that_breaks_off_is_refused(parts, refusal):
+    """Wherever it does."""
+    raw = Path(parts[0]).read_bytes()
+    for end in range(1, len(raw), 7):
+        Path(parts[0]).write_bytes(raw[:end])
+        said = refusal(*parts)
+        assert said.startswith(f"{parts[0]}: ")
+        assert "breaks off" in said or "is no part" in said or "is not what was written" in said or "tasks, and" in said
+
+
+def test_a_line_less_or_changed_is_refused(parts, refusal):
+    """The last line has the number and the digest of all others."""
+    raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
+    Path(parts[0]).write_bytes(b"".join(raw[:1] + raw[2:]))
+    assert refusal(*parts) == f"{parts[0]}: has {len(raw) - 3} tasks, and its last line says {len(raw) - 2}"
+    Path(parts[0]).write_bytes(b"".join(raw).replace(b'"bytes": ', b'"bytes":1'))
+    assert refusal(*parts) == f"{parts[0]}: is not what was written: its last line has the digest of other lines"
+
+
+ODD = st.sampled_from(
+    [
+        None,
+        True,
+        -1,
+        0,
+        2**80,
+        10**299,
+        1.5,
+        float("1e308"),
+        "",
+        "x",
+        "\ud800",
+        [],
+        [1],
+        {},
+        {"float": "nan"},
+        {"float": []},
+    ]
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_bytes_are_refused_or_merged(statecli, parts, data):
+    """Never a traceback, nor a bug of ours: a bit, a cut, lines in another order, another value anywhere."""
+    kept = Path(parts[0]).read_bytes()
+    try:
+        if data.draw(st.booleans()):
+            raw = bytearray(kept)
+            for at in data.draw(st.lists(st.integers(0, len(raw) - 1), min_size=1, max_size=3)):
+                raw[at] = data.draw(st.integers(0, 255))
+            Path(parts[0]).write_bytes(raw)
+        else:
+            documents = lines(parts[0])
+            _put(documents, data)
+            forged(parts[0], documents)
+        result = statecli("merge", *parts)
+        assert result.code in (0, 1, 2)
+        assert "internal error" not in result.err
+        assert "Traceback" not in result.err
+    finally:
+        Path(parts[0]).write_bytes(kept)
+
+
+def _put(documents: list, data: st.DataObject) -> None:
+    """Something odd somewhere in one of the lines but the last."""
+    at = documents[data.draw(st.integers(0, len(documents) - 2))]
+    while True:
+        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        key = data.draw(st.sampled_from(keys))
+        if isinstance(at[key], (dict, list)) and at[key] and data.draw(st.booleans()):
+            at = at[key]
+            continue
+        at[key] = data.draw(ODD)
+        return
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"function": "system"}, "is of 'system', which does no task"),
+        ({"function": 3}, "is not what --shard writes there: Expected `str`, got `int` - at `$.function`"),
+        ({"result": None}, "is not what --shard writes there: Expected `object`, got `null`"),
+        ({"error": {"type": "SystemExit", "message": "0"}}, "has an error of a kind that there is not, 'SystemExit'"),
+        ({"result": {"tally": [-1]}}, "has a result that no task has"),
+        ({"result": {"tally": [1, 0, 1, 1.0, [-1.0, 0]]}}, "has a result that no task has"),
+        ({"result": {"tally": [1, 0, 1, 1.0, [1.0, 1 << 40]]}}, "has a result that no task has"),
+    ],
+)
+def test_a_line_that_says_what_no_task_has_is_refused(parts, refusal, change, why):
+    """With its number, though its digest is right."""
+    documents = lines(parts[0])
+    at = next(n for n, one in enumerate(documents) if one.get("function") == "run_batch")
+    documents[at] = {**documents[at], **change}
+    forged(parts[0], documents)
+    assert refusal(*parts) == f"{parts[0]}: line {at + 1}: {why}"
+
+
+def test_deep_nesting_is_refused(parts, refusal):
+    """It is no JSON that anybody reads."""
+    raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
+    raw[1] = b"[" * 100_000 + b"]" * 100_000 + b"\n"
+    body = b"".join(raw[:-1])
+    end = {"end": True, "tasks": len(raw) - 2, "sha256": hashlib.sha256(body).hexdigest()}
+    Path(parts[0]).write_bytes(body + json.dumps(end).encode() + b"\n")
+    assert refusal(*parts) == f"{parts[0]}: line 2: is no JSON"
+
+
+@pytest.mark.parametrize("shard", [[1, 10**12], [0, 2], [3, 2], [1, 2, 3], "1/2"])
+def test_a_part_of_an_impossible_number_is_refused(parts, refusal, shard):
+    """Nobody counts up to what a file says."""
+    documents = lines(parts[0])
+    documents[0]["shard"] = shard
+    forged(parts[0], documents)
+    assert refusal(*parts).startswith(f"{parts[0]}: line 1: ")
+
+
+def test_a_number_of_a_million_digits_is_refused(parts, refusal):
+    """Reading it would take for ever."""
+    documents = lines(parts[0])
+    documents[1]["bytes"] = 1
+    forged(parts[0], documents)
+    body = Path(parts[0]).read_bytes().replace(b'"bytes": 1,', b'"bytes": ' + b"1" * 10**6 + b",", 1)
+    body = body[: body.rindex(b'{"end"')]
+    end = {"end": True, "tasks": len(documents) - 2, "sha256": hashlib.sha256(body).hexdigest()}
+    Path(parts[0]).write_bytes(body + json.dumps(end).encode() + b"\n")
+    assert refusal(*parts) == f"{parts[0]}: line 2: is no JSON"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"output": "a.pt"}, {"report": ["json=a.pt"]}, {"shard": "1/2"}, {"executor": "threads"}, {"nonsense": 1}],
+)
+def test_a_part_says_nothing_of_outputs(parts, refusal, options):
+    """A forged one has no file written, and no cluster called."""
+    before = Path("a.pt").read_bytes()
+    for path in parts:
+        documents = lines(path)
+        documents[0]["options"] |= options
+        forged(path, documents)
+    name = next(iter(options))
+    assert refusal(*parts) == f"{parts[0]}: line 1: says '{name}', which is no option of a part"
+    assert Path("a.pt").read_bytes() == before
+
+
+def test_parts_that_contradict_each_other_are_refused(parts, refusal):
+    """Two results of one task."""
+    documents = [lines(path) for path in parts]
+    task = next(one for one in documents[0] if one.get("function") == "run_batch")
+    other = {**task, "result": {"tally": [1, 0, 600, 1.0, [1.0, 0], [1.0, 0]]}}
+    documents[1].insert(1, other)
+    forged(parts[1], documents[1])
+    why = "says otherwise of a task than another part: have all shares done again"
+    assert refusal(*parts) == f"{parts[1]}: {why}"
+
+
+# --- code -------------------------------------------------------------------------------------------------------------
+
+
+def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, statecli, refusal, tmp_path):
+    """A part may come from anywhere; `os:system("…")` is a spec like any other."""
+    Path("net.py").write_text(
+        "from pathlib import Path\nfrom torch import nn\nPath('ran').touch()\n"
+        "class Net(nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
+    )
+    torch.save(torch.nn.Linear(2, 2).state_dict(), "a.pt")
+    line = ("inspect", "a.pt", "--stats", "--model", "net.py:Net")
+    paths, _ = shares(2, *line)
+    Path("ran").unlink()
+    assert (
+        refusal(*paths) == "net.py:Net: the parts name it, and its code would run: if it may, give --code 'net.py:Net'"
+    )
+    assert not Path("ran").exists()
+    assert refusal(*paths, "--code", "net.py:Other").startswith("net.py:Net: the parts name it")
+    assert statecli("merge", *paths, "--code", "net.py:Net").out == statecli(*line).out
+    said = refusal(*paths, "--code", "net.py:Net", "--code", "x.py:Y")
+    assert said == "--code x.py:Y: the parts name no such class"
+
+
+# --- nothing is lost on the way ---------------------------------------------------------------------------------------
+
+floats = st.floats(width=64) | st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 5e-324])
+wides = st.builds(Wide, floats.filter(lambda one: not one < 0), st.integers(-5000, 5000))
+counts = st.integers(0, 2**70)
+tallies = st.builds(Tally, counts, st.none() | counts, counts, floats, wides, wides, wides, wides, wides, *[counts] * 6)
+found = st.builds(Found, tallies, st.lists(st.tuples(counts, counts), max_size=3).map(tuple))
+number = st.none() | floats | st.integers(-(2**63), 2**64)
+text = st.text(st.characters(codec=None)) | st.none()
+all_facts = st.builds(
+    Facts,
+    *[counts] * 6,
+    number,
+    number,
+    st.none() | st.binary(),
+    st.none() | st.integers(0, 2**64 - 1),
+    text,
+    st.booleans(),
+)
+stats = st.builds(Stats, *[st.none() | floats] * 4, *[st.none() | counts] * 3, text)
+errors_of_ours = st.builds(
+    lambda kind, message: kind(message),
+    st.sampled_from([one for one in part.ERRORS.values() if one is not ChecksumMismatch]),
+    st.text(st.characters(codec=None)),
+)
+RESULTS = {
+    "run_batch": found,
+    "facts_of_batch": all_facts,
+    "stats_batch": stats,
+    "digest_batch": st.text(),
+    "fingerprint_batch": st.none() | st.integers(0, 2**32 - 1),
+    "check_batch": st.none(),
+}
+
+
+def test_each_kind_of_result_is_tried():
+    """A function that does tasks and is not tried here could lose something; and each is one that workers do."""
+    from statecli.engines.parcel import FUNCTIONS
+
+    assert set(RESULTS) == set(tasks.RESULTS) == set(FUNCTIONS)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_a_result_is_the_same_bit_for_bit(tmp_path_factory, data):
+    """NaN, infinities, -0.0, integers of more than 64 bits, bytes, lone surrogates."""
+    path = tmp_path_factory.mktemp("part") / "p.jsonl"
+    head = part.Head(part.SCHEMA, "0", "C", "diff", {}, (1, 1), (), {})
+    name = data.draw(st.sampled_from(sorted(RESULTS)))
+    result = data.draw(RESULTS[name] | errors_of_ours)
+    key = tasks.Key(name, "k")
+    path.write_bytes(b"".join(part.written(head, [part.line(key, "w", 3, result)])))
+    again = part.read(str(path)).results[key]
+    assert type(again) is type(result)
+    assert repr(again) == repr(result)
+
+
+def test_an_error_keeps_its_kind_and_its_place(tmp_path):
+    """Kinds that a reader has for itself are those that they are derived from; SARIF shows the bytes."""
+    from statecli.formats._pickle import TruncatedPickle
+
+    head = part.Head(part.SCHEMA, "0", "C", "diff", {}, (1, 1), (), {})
+    wrong = ChecksumMismatch("a.pt: w: checksum wrong")
+    wrong.place = Place("a.pt", 64, 128)
+    given = {tasks.Key("check_batch", "1"): wrong, tasks.Key("check_batch", "2"): TruncatedPickle("a.pt: ends")}
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b"".join(part.written(head, [part.line(key, "w", 3, one) for key, one in given.items()])))
+    again = part.read(str(path)).results
+    first, second = again.values()
+    assert (type(first), str(first), first.place) == (ChecksumMismatch, str(wrong), wrong.place)
+    assert (type(second), str(second)) == (errors.MalformedError, "a.pt: ends")
+    assert all(isinstance(one, StateError) for one in again.values())

@@ -1,0 +1,217 @@
+"""What a share does: its own tasks, evenly cut, and a part that is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from safetensors.torch import save_file
+
+from statecli.sharing.cut import RUNS, Cut
+from statecli.values.pool import OVERHEAD
+
+
+@pytest.fixture
+def files():
+    """Two checkpoints that differ."""
+    for n, name in enumerate(("a.safetensors", "b.safetensors")):
+        save_file({f"w{i}": torch.full((40, 10), float(i + n * (i % 2))) for i in range(12)}, name)
+    Path("net.py").write_text(
+        "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self): super().__init__(2, 2)\n"
+    )
+
+
+# --- which tasks are whose --------------------------------------------------------------------------------------------
+
+passes = st.lists(st.lists(st.tuples(st.integers(0, 1 << 24), st.integers(0, 40)), max_size=60), max_size=5)
+
+
+@given(passes, st.integers(1, 9))
+def test_each_task_is_of_one_share(given_passes, count):
+    """Whatever their sizes; those of one key are together; and each share knows it without the others."""
+    cuts = [Cut(index, count) for index in range(1, count + 1)]
+    for tasks in given_passes:
+        sizes, keys = [size for size, _ in tasks], [key for _, key in tasks]
+        owned = [cut.own(sizes, keys) for cut in cuts]
+        assert sorted(n for own in owned for n in own) == list(range(len(tasks)))
+        assert all(own == sorted(own) for own in owned)
+        owners = {}
+        for index, own in enumerate(owned):
+            for n in own:
+                assert owners.setdefault(keys[n], index) == index
+
+
+@given(passes, st.integers(1, 9))
+def test_shares_are_even_in_bytes(given_passes, count):
+    """None has more than another by more than a run of tasks, or the largest task, over all passes."""
+    cuts, loads, largest = [Cut(index, count) for index in range(1, count + 1)], [0] * count, 0
+    for tasks in given_passes:
+        sizes = [size for size, _ in tasks]
+        enough = sum(size + OVERHEAD for size in sizes) // (count * RUNS)
+        largest = max([largest, *(enough + size + OVERHEAD for size in sizes)])
+        for n, cut in enumerate(cuts):
+            loads[n] += sum(sizes[one] + OVERHEAD for one in cut.own(sizes, None))
+    assert max(loads) - min(loads) <= largest
+
+
+def test_many_targets_of_one_tensor_are_spread():
+    """What one pass gave to each is evened out by the next: the first share is not that of every first task."""
+    cuts = [Cut(index, 4) for index in range(1, 5)]
+    counts = [0] * 4
+    for _ in range(100):
+        for n, cut in enumerate(cuts):
+            counts[n] += len(cut.own([1000], None))
+    assert counts == [25] * 4
+
+
+def test_neighbours_stay_together():
+    """A share reads runs of a file, not every fourth tensor of it."""
+    own = Cut(2, 4).own([1 << 20] * 6400, None)
+    leaps = sum(after - before > 1 for before, after in pairwise(own))
+    assert len(own) == 1600
+    assert leaps < RUNS
+
+
+# --- one share --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("files")
+def test_each_share_reads_its_own(statecli, shares, computed):
+    """All tasks together are those of the whole command, and no share has done those of another."""
+    assert statecli("diff", "a.safetensors", "b.safetensors").code == 1
+    whole = sum(count for name, count in computed)
+    computed.clear()
+    paths, codes = shares(4, "diff", "a.safetensors", "b.safetensors")
+    assert codes == [0] * 4
+    assert sum(count for name, count in computed) == whole
+    lines = [[json.loads(line) for line in Path(path).read_text().splitlines()] for path in paths]
+    names = [{one["name"] for one in part[1:-1]} for part in lines]
+    assert sorted(name for one in names for name in one) == sorted(f"w{i}" for i in range(12))
+    assert all(part[0]["shard"] == [n, 4] for n, part in enumerate(lines, 1))
+    assert all(len(part) - 2 == part[-1]["tasks"] for part in lines)
+
+
+@pytest.mark.usefixtures("files")
+def test_a_share_with_nothing_to_do_is_a_part(shares, statecli):
+    """More shares than tensors; and a command with no values at all to read."""
+    paths, codes = shares(30, "diff", "a.safetensors", "b.safetensors", "-i", "w1")
+    assert codes == [0] * 30
+    assert min(len(Path(path).read_bytes().splitlines()) for path in paths) == 2
+    assert statecli("merge", *paths).out == statecli("diff", "a.safetensors", "b.safetensors", "-i", "w1").out
+    save_file({"other": torch.ones(3, 3)}, "c.safetensors")
+    paths, codes = shares(2, "diff", "a.safetensors", "c.safetensors")
+    assert statecli("merge", *paths).out == statecli("diff", "a.safetensors", "c.safetensors").out
+
+
+@pytest.mark.usefixtures("files")
+def test_a_part_goes_to_stdout_without_o(statecli):
+    """For a job whose logs are kept."""
+    printed = [statecli("diff", "a.safetensors", "b.safetensors", "--shard", f"{n}/2") for n in (1, 2)]
+    for n, one in enumerate(printed):
+        assert (one.code, one.err) == (0, "")
+        Path(f"{n}.jsonl").write_text(one.out)
+    whole = statecli("diff", "a.safetensors", "b.safetensors")
+    assert statecli("merge", "0.jsonl", "1.jsonl").out == whole.out
+
+
+@pytest.mark.usefixtures("files")
+def test_a_part_is_the_same_whoever_makes_it(statecli):
+    """Jobs and engines leave no trace in it: a share that is done again is the same bytes."""
+    line = ("diff", "a.safetensors", "b.safetensors", "--shard", "2/3")
+    texts = {statecli(*line, *more).out for more in ((), ("-j", "1"), ("--executor", "threads:2"), ("-j", "2"))}
+    assert len(texts) == 1
+
+
+@pytest.mark.usefixtures("files")
+def test_what_cannot_be_read_ends_a_share_as_it_ends_the_whole(statecli):
+    """A file that is cut short, one that is not there, filters that leave nothing: the same line, and no part."""
+    raw = Path("b.safetensors").read_bytes()
+    Path("cut.safetensors").write_bytes(raw[:-100])
+    for line in (
+        ("diff", "a.safetensors", "cut.safetensors"),
+        ("diff", "a.safetensors", "nowhere.pt"),
+        ("diff", "a.safetensors", "b.safetensors", "-i", "nothing"),
+        ("lock", "cut.safetensors"),
+    ):
+        whole, share = statecli(*line), statecli(*line, "--shard", "1/2", "-o", "p.jsonl")
+        assert (share.code, share.out, share.err) == (2, "", whole.err)
+        assert not Path("p.jsonl").exists()
+
+
+# --- the line ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["0/8", "9/8", "a/b", "3", "3/", "/3", "3/8/2", "-1/8", "1/0", "٣/٨", "1/100001", "1 /2"]
+)
+@pytest.mark.usefixtures("files")
+def test_a_share_that_is_none_is_refused(statecli, text):
+    """Shares count from 1: that is said, for Kubernetes and others count from 0."""
+    result = statecli("diff", "a.safetensors", "b.safetensors", f"--shard={text}")
+    assert (result.code, result.out) == (2, "")
+    why = "write I/N for the share I of N, from 1/N to N/N (N up to 100000)"
+    assert result.err == f"statecli: --shard {text}: {why}\n"
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("diff a.safetensors b.safetensors --metadata-only", "--metadata-only and --shard 1/2 contradict each other"),
+        ("diff a.safetensors b.safetensors --ignore values", "--ignore values and --shard 1/2 contradict each other"),
+        ("diff a.safetensors net.py:Net", "--shard 1/2: values are not compared, net.py:Net is a class"),
+        ("diff a.safetensors b.safetensors --device cuda", "--device cuda and --shard 1/2 contradict each other"),
+        ("inspect a.safetensors", "--shard 1/2: inspect reads values only for --stats of a checkpoint"),
+        ("inspect a.safetensors --stats --to meta", "--to and --shard 1/2 contradict each other"),
+        ("audit a.safetensors", "--shard 1/2: nothing here reads values; give --values or --lock FILE"),
+        ("lock net.py:Net", "--shard 1/2: only values of checkpoints are locked, and these are classes"),
+        ("diff a.safetensors b.safetensors -f json", "--output-format: a part has one form; leave it out, and give it"),
+        ("diff a.safetensors b.safetensors --report json=x", "--report: a part has one form; leave it out"),
+        ("diff a.safetensors b.safetensors --name-only", "--name-only: a part has one form; leave it out"),
+        ("inspect a.safetensors --stats -v", "--verbose: a part has one form; leave it out"),
+        ("audit a.safetensors --values --write-baseline x --reason y", "--write-baseline and --shard 1/2 contradict"),
+        ("diff a.safetensors b.safetensors -o a.safetensors", "-o a.safetensors: a.safetensors is read from it"),
+    ],
+)
+def test_what_makes_no_sense_beside_it_is_refused(statecli, line, said):
+    """In one line, before anything is read."""
+    result = statecli(*line.split(), "--shard", "1/2")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"statecli: {said}")
+    assert not Path("x").exists()
+
+
+@pytest.mark.usefixtures("files")
+def test_merge_refuses_what_the_command_has_not(statecli, shares):
+    """Each command has its own options of output."""
+    paths, _ = shares(2, "lock", "a.safetensors")
+    for words, option in ((["-f", "json"], "--output-format"), (["--tree"], "--tree"), (["-v"], "--verbose")):
+        result = statecli("merge", *paths, *words)
+        said = f"statecli: {option}: the parts are of statecli lock, which has no such option\n"
+        assert (result.code, result.out, result.err) == (2, "", said)
+    paths, _ = shares(2, "diff", "a.safetensors", "b.safetensors")
+    assert statecli("merge", *paths, "--name-only", "--name-status").code == 2
+    result = statecli("merge", *paths, "-o", paths[1])
+    assert (result.code, result.err) == (2, f"statecli: -o {paths[1]}: {paths[1]} is read from it; write elsewhere\n")
+    assert statecli("merge", *paths, "-o", "a.safetensors").code == 2
+
+
+@pytest.mark.usefixtures("files")
+def test_shares_in_processes_of_their_own(statecli):
+    """As jobs of an array are, all at once, and a merge in one more."""
+    command = [sys.executable, "-m", "statecli"]
+    line = ["diff", "a.safetensors", "b.safetensors"]
+    jobs = [subprocess.Popen([*command, *line, "--shard", f"{n}/3", "-o", f"part-{n}.jsonl"]) for n in (1, 2, 3)]
+    assert [job.wait() for job in jobs] == [0, 0, 0]
+    merged = subprocess.run([*command, "merge", "part-*.jsonl", "-f", "json"], capture_output=True, check=False)
+    whole = statecli(*line, "-f", "json")
+    assert (merged.returncode, merged.stdout.decode(), merged.stderr) == (whole.code, whole.out, b"")
+    assert sorted(os.listdir()) == ["a.safetensors", "b.safetensors", "net.py", *(f"part-{n}.jsonl" for n in (1, 2, 3))]
