@@ -1,0 +1,76 @@
+"""Shares of what lies behind URLs: each fetches its own values, and no part holds a secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ..remote.server import Server, Signed
+
+SECRET = "wJalrXUtnFEMI-that-no-part-may-have"  # noqa: S105 - it opens nothing
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server of two checkpoints that differ, with a note of every byte that it sends."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    for n, name in enumerate(("a.safetensors", "b.safetensors")):
+        state = {f"w{i}": torch.full((500, 100), float(i + n * (i % 2))) for i in range(24)}
+        save_file(state, folder / name)
+    with Server(folder) as found:
+        yield found
+
+
+def test_shares_of_urls_are_merged(server, same):
+    """The same document as without shares, and nothing computed twice."""
+    assert same(3, "diff", server.url("a.safetensors"), server.url("b.safetensors")) == []
+    assert same(2, "inspect", server.url("a.safetensors"), "--stats") == []
+
+
+def test_a_share_fetches_its_own_values(server, statecli):
+    """A quarter of the bytes, and the headers; the merge headers and the samples by which files are known again."""
+    line = ("diff", server.url("a.safetensors"), server.url("b.safetensors"))
+    size = sum(path.stat().st_size for path in server.folder.iterdir())
+    for n in range(1, 5):
+        server.forget()
+        assert statecli(*line, "--shard", f"{n}/4", "-o", f"{n}.jsonl").code == 0
+        assert server.sent < 0.3 * size + 200_000
+    server.forget()
+    assert statecli("merge", *(f"{n}.jsonl" for n in range(1, 5))).code == 1
+    assert server.sent < 300_000
+
+
+def test_a_remote_target_that_changed_is_named(server, statecli, shares):
+    """By its ETag and size: nothing of it is read for that."""
+    url = server.url("a.safetensors")
+    paths, _ = shares(2, "inspect", url, "--stats")
+    save_file({"w0": torch.ones(3)}, server.folder / "a.safetensors")
+    result = statecli("merge", *paths)
+    said = f"statecli: {url}: has changed since {paths[0]} was made: have all shares done again\n"
+    assert (result.code, result.out, result.err) == (2, "", said)
+
+
+def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
+    """A signed URL is given once more; without it merge says which."""
+    server.behave("a.safetensors", Signed("X-Amz-Signature", SECRET))
+    url = server.url("a.safetensors") + f"?X-Amz-Signature={SECRET}"
+    shown = server.url("a.safetensors") + "?X-Amz-Signature=…"
+    assert "403" in statecli("inspect", server.url("a.safetensors"), "--stats").err
+    paths, codes = shares(2, "inspect", url, "--stats")
+    assert codes == [0, 0]
+    assert all(SECRET not in Path(path).read_text() for path in paths)
+    whole = statecli("inspect", url, "--stats", "-f", "json")
+    from statecli.remote import names
+
+    names.typed.clear()  # the merge is another process
+    result = statecli("merge", *paths)
+    said = f"statecli: {shown}: parts hold no secrets: give it with them once more, as --url URL\n"
+    assert (result.code, result.out, result.err) == (2, "", said)
+    merged = statecli("merge", *paths, "--url", url, "-f", "json")
+    assert (merged.code, merged.out) == (whole.code, whole.out)
+    other = statecli("merge", *paths, "--url", "https://elsewhere/x")
+    assert other.err == f"statecli: --url https://elsewhere/x: the parts name no such URL: {shown}\n"
