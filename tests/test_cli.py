@@ -282,11 +282,6 @@ def test_cuda_and_another_device_contradict(refused):
     assert "contradict" in refused(NET, "--cuda", "--to", "meta")
 
 
-def test_urls_are_refused_in_one_line(refused):
-    """A remote target is said to be out of reach, not looked for as a file."""
-    assert "download it first" in refused("s3://bucket/model.safetensors")
-
-
 def test_usage_errors_end_2():
     """An unknown option is usage, not findings."""
     found = process("inspect", "--nope", "x")

@@ -698,7 +698,7 @@ def sharded(served):
     return served
 
 
-@pytest.mark.parametrize("behaviour", [Refuse(404), Refuse(403), Cut(0), Refuse(500), login_page], ids=repr)
+@pytest.mark.parametrize("behaviour", [Refuse(404), Refuse(403), Cut(0), Refuse(500), login_page])
 def test_a_shard_that_cannot_be_fetched_is_a_row(sharded, behaviour, statecli):
     """What was read is shown; the line on stderr says which shard it was, and what is wrong with it."""
     sharded.behave("*-00002-of*", behaviour)

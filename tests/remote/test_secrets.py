@@ -169,7 +169,6 @@ def test_a_class_that_is_given_a_url_shows_none(desk, statecli):
         Redirect(f"gopher://host/x?Signature={SIGNED}"),
         Redirect(f"http://[/x?Signature={SIGNED}"),
     ],
-    ids=lambda one: repr(one)[:40].replace("\n", " "),
 )
 def test_no_error_and_no_traceback_has_one(server, behaviour, secret, statecli, monkeypatch):
     """Nor does any exception in Python, with all those behind it; each is one line for people, and exit code 2."""
