@@ -27,6 +27,7 @@ REDIRECTS = 10
 
 _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next')
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+_LENGTH = re.compile(r"\d{1,19}")
 _EMPTY = re.compile(r"(?:bytes )?\*/(?P<size>\d{1,19})")
 #: Whoever means a folder of such a name ends it with a slash.
 _FILE = re.compile(r"\.(?:safetensors|bin|pth?|ckpt|gguf|msgpack|json|npy|npz|pkl|distcp|metadata|txt|py|onnx|h5)$")
@@ -107,11 +108,12 @@ class Http:
     @contextmanager
     def answered(self, url: str, headers: dict[str, str]) -> Iterator[Answer]:
         """The answer for a URL, wherever that leads. Its connection is closed where bytes of it are left unread."""
-        answer = self._led_to(url, headers)
-        if answer.response.status in _EXPIRED and url in self._led:
+        led = self._led.get(url)
+        answer = self._led_to(url, led, headers)
+        if led is not None and answer.response.status in _EXPIRED:
             _end(answer.response)
-            del self._led[url]
-            answer = self._led_to(url, headers)
+            self._led.pop(url, None)
+            answer = self._led_to(url, None, headers)
         try:
             yield answer
             if answer.response.status < 300 and answer.url != credentials.bare(url):
@@ -119,10 +121,10 @@ class Http:
         finally:
             _end(answer.response)
 
-    def _led_to(self, url: str, headers: dict[str, str]) -> Answer:
+    def _led_to(self, url: str, led: str | None, headers: dict[str, str]) -> Answer:
         own = self._headers
         sent = credentials.of(url) if own is None else credentials.Sent(dict(own), "the credentials")
-        at = self._led.get(url, credentials.bare(url))
+        at = led or credentials.bare(url)
         seen = set[str]()
         for _ in range(REDIRECTS + 1):
             seen.add(at)
@@ -204,7 +206,7 @@ def _length(response: Any) -> int | None:
     said = response.headers.get("Content-Length", "")
     if not said and "chunked" in response.headers.get("Transfer-Encoding", "").lower():
         return None
-    if not said.isdigit():
+    if not _LENGTH.fullmatch(said):
         raise UnreadableError("the server does not say how long its answer is: download it first")
     if int(said) > WHOLE:
         raise UnreadableError(f"the server ignores ranges and would send all {int(said):,} bytes: download it first")
@@ -345,7 +347,7 @@ def _after(said: str | None) -> float | None:
     """Seconds that a server asks for: so many, or until a date."""
     if not said:
         return None
-    if said.strip().isdigit():
+    if said.strip().isdecimal():
         return float(said.strip()[:9])
     import time
     from email.utils import parsedate_to_datetime

@@ -6,12 +6,15 @@ import datetime
 import ipaddress
 import json
 import os
+import re
 import ssl
 import types
 from email.utils import format_datetime
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from statecli.remote import attempts, http
@@ -714,3 +717,41 @@ def test_an_index_whose_folder_nobody_lists_is_read(sharded, statecli):
     found = read(sharded.url("model.safetensors.index.json"), statecli)
     assert list(found.rows()) == ["w1", "w2"]
     assert len(sharded.requests) <= 4
+
+
+# --- anything -------------------------------------------------------------------------------------------------------
+
+NUMBERS = st.one_of(st.integers(-3, 200).map(str), st.sampled_from(["9" * 5000, "²", "1e3", "", "*", "0x10", "+5"]))
+HEADS = {
+    "Content-Range": st.one_of(
+        st.text(max_size=20), st.tuples(NUMBERS, NUMBERS, NUMBERS).map(lambda three: "bytes {}-{}/{}".format(*three))
+    ),
+    "Content-Length": NUMBERS,
+    "Content-Type": st.sampled_from(["text/html", "multipart/byteranges; boundary=x", "é", ""]),
+    "Content-Encoding": st.sampled_from(["gzip", "identity", "br, gzip", "x" * 100]),
+    "Transfer-Encoding": st.sampled_from(["chunked", "gzip, chunked", "nonsense"]),
+    "Retry-After": NUMBERS,
+    "ETag": st.text(max_size=5),
+    "Location": st.one_of(st.text(max_size=20), st.sampled_from(["//", "http://[", "https://host:x/", "ftp://x", "?"])),
+}
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    status=st.sampled_from([200, 200, 206, 206, 204, 301, 304, 401, 403, 416, 500, 600, 999]),
+    heads=st.fixed_dictionaries({}, optional=HEADS),
+    body=st.binary(max_size=200),
+)
+def test_whatever_a_server_answers_is_read_or_one_line(status, heads, body, server, statecli, once):
+    """Never a traceback, never a crash, and nothing that was asked of nobody."""
+    printable = {name: re.sub(r"[^\x20-\x7e\xa0-\xff]", "", text) for name, text in heads.items()}
+
+    def answers(request, reply):
+        reply.become(Reply(status, {**printable, "Connection": "close"}, body))
+
+    server.behave("*", answers, Cut(200))
+    result = statecli("inspect", server.url("net/any"))
+    assert result.code in (0, 2)
+    assert "internal error" not in result.err
+    if result.code == 2:
+        assert (result.out, result.err.count("\n")) == ("", 1)
