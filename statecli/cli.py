@@ -93,7 +93,7 @@ def diff(options: DiffOptions, name: str | None = None) -> int:
         found = compare(asked.request(options), progress)
     _refuse_overwriting(written, found.before, found.after)
     if mine is not None:
-        return _part(mine, written[-1].path)
+        return _part(mine, written[-1].path, [one.message for one in found.broken])
     if name is not None:
         sides = replace(found.before, target=f"a/{name}"), replace(found.after, target=f"b/{name}")
         found = replace(found, before=sides[0], after=sides[1])
@@ -243,9 +243,9 @@ def _share(options: Any, command: str) -> AbstractContextManager[Any]:
     return share.doing(options, command)
 
 
-def _part(share: Any, path: str | None) -> int:
+def _part(share: Any, path: str | None, broken: Sequence[str] = ()) -> int:
     """Writes what came of a share; the exit code: 2 where some of it could not be done, which the part says too."""
-    console.write(share.part(), path)
+    console.write(share.part(broken), path)
     told = list(dict.fromkeys(share.failed))
     for message in told[:TOLD]:
         console.complain(message, debug=False)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from statecli import __version__
-from statecli.errors import StateError, UsageError
+from statecli.errors import StateError, UnreadableError, UsageError
 from statecli.inspection import numpy_needed
 from statecli.sharing.cut import Cut
+from statecli.stamps import CHANGED, Stamp, changed, stamp
 
 #: More than anybody has processes.
 MOST = 100_000
@@ -71,7 +72,7 @@ class Share:
         self._command, self._options = command, options
         self._cut = Cut(*self._shard)
         self._plan: list[str] = []
-        self._paths: set[str] = set()
+        self._stamps: dict[str, Stamp] = {}
         self._lines: dict[Any, Any] = {}
         #: What was said of the tasks that could not be done.
         self.failed: list[str] = []
@@ -95,7 +96,8 @@ class Share:
         from statecli.sharing import tasks
 
         self._plan.append(tasks.plan(keys))
-        self._paths.update(path for task in work.tasks for path in tasks.paths(task))
+        known = {path for task in work.tasks for path in tasks.paths(task)}.difference(self._stamps)
+        self._stamps.update((path, stamp(path)) for path in known)
         return self._cut.own(sizes, work.together)
 
     def _keep(self, key: Any, task: Any, size: int, result: Any) -> None:
@@ -105,12 +107,18 @@ class Share:
             self.failed.append(str(getattr(result, "reason", result)))
         self._lines[key] = part.line(key, tasks.name_of(task), size, result)
 
-    def part(self) -> Iterator[bytes]:
-        """The file, once the command is done."""
+    def part(self, broken: Iterable[str] = ()) -> Iterator[bytes]:
+        """The file, once the command is done and has found this to be broken.
+
+        Raises `UnreadableError` for a file that changed meanwhile: what came of it is of neither state.
+        """
         from statecli.sharing import part, tasks
         from statecli.values import kernels
 
-        files = tasks.identities(sorted(self._paths))
+        lines = [f"{path}: {CHANGED}" for path in changed(self._stamps)]
+        for line in (line for line in (*lines, *broken) if line.endswith(CHANGED)):
+            raise UnreadableError(line)
+        files = tasks.identities(sorted(self._stamps))
         made = (__version__, kernels.made_of())
         head = part.Head(part.SCHEMA, *made, self._command, self._options, self._shard, tuple(self._plan), files)
         return part.written(head, self._lines.values())

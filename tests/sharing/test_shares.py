@@ -16,6 +16,7 @@ from hypothesis import given
 from safetensors.torch import save_file
 
 from statecli.sharing.cut import RUNS, Cut
+from statecli.values import pool
 from statecli.values.pool import OVERHEAD
 
 
@@ -144,6 +145,29 @@ def test_what_cannot_be_read_ends_a_share_as_it_ends_the_whole(statecli):
         whole, share = statecli(*line), statecli(*line, "--shard", "1/2", "-o", "p.jsonl")
         assert (share.code, share.out, share.err) == (2, "", whole.err)
         assert not Path("p.jsonl").exists()
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    "line", ["diff a.safetensors b.safetensors", "inspect b.safetensors --stats", "audit b.safetensors --values"]
+)
+def test_a_target_that_changes_while_a_share_reads_it_makes_no_part(statecli, monkeypatch, line):
+    """A part of it would be of neither state."""
+    run = pool._run
+
+    def written_to(*words, **more):
+        found = run(*words, **more)
+        raw = Path("b.safetensors").read_bytes()
+        Path("b.safetensors").write_bytes(raw[:-4] + b"\1\1\1\1")
+        return found
+
+    monkeypatch.setattr(pool, "_run", written_to)
+    result = statecli(*line.split(), "--shard", "1/2", "-o", "p.jsonl")
+    said = "b.safetensors: changed while it was read: nothing it says counts; compare again"
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+    assert result.err.count("\n") == 1
+    assert not Path("p.jsonl").exists()
 
 
 # --- the line ---------------------------------------------------------------------------------------------------------
