@@ -1,0 +1,54 @@
+"""docs/remote.md: its examples of http run, and what it says of names is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import files
+from statecli.remote.settings import Settings
+
+pytest.importorskip("urllib3")
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "remote.md").read_text("utf-8")
+HOST = "https://models.example/"
+LINES = [line for line in PAGE.splitlines() if line.startswith("statecli ") and HOST in line]
+ROWS = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", PAGE.partition("## What is never shown")[2], re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_example_runs(line, served, statecli, tmp_path, monkeypatch):
+    """Where a server has the files that it names."""
+    net = served.folder / "net"
+    net.mkdir()
+    save_file({"w": torch.ones(2)}, net / "model.safetensors")
+    weight_map = {"w": "model.safetensors"}
+    (net / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    result = statecli(*shlex.split(line.replace(HOST, served.url()))[1:])
+    assert result.code in (0, 1), result
+
+
+def test_there_are_examples():
+    """The patterns find them."""
+    assert len(LINES) >= 4
+    assert len(ROWS) >= 5
+
+
+@pytest.mark.parametrize(("typed", "shown"), ROWS)
+def test_what_is_typed_is_shown_so(typed, shown):
+    """Row by row."""
+    assert files.shown(typed) == shown
+
+
+def test_the_defaults_are_those():
+    """And the variables."""
+    for variable, default in (("TIMEOUT", 30), ("RETRIES", 4), ("CONNECTIONS", 64)):
+        assert getattr(Settings(), variable.lower()) == default
+        assert f"`STATECLI_{variable}`, {default}" in PAGE
