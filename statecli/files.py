@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
@@ -337,6 +337,20 @@ def ahead(paths: Iterable[str]) -> None:
     wanted = [path for path in paths if is_remote(path)]
     if wanted:
         _remote().ahead(wanted)
+
+
+@contextmanager
+def fetched(wanted: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
+    """Around reading these (offset, length) of files, of which those of remote ones are fetched together.
+
+    What goes wrong is said by whoever reads them.
+    """
+    far = {path: spans for path, spans in wanted.items() if is_remote(path)}
+    if not far:
+        yield
+        return
+    with _remote().fetched(far):
+        yield
 
 
 @contextmanager

@@ -42,6 +42,8 @@ _END64 = struct.Struct("<4sQHHIIQQQQ")
 _ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _MAX_COMMENT = 65_535
+#: Bytes that hold the end records of nearly every archive.
+_USUAL_END = 1024
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 # General purpose flags, APPNOTE 4.4.4.
@@ -51,8 +53,8 @@ _UTF8 = 0x0800
 #: Of the external attributes, whatever system wrote them: torch's reader leaves the memory for such a record as it was.
 _FOLDER = 0x10
 
-#: What torch aligns the bytes of each record to, unless it is told otherwise, and what is behind them: nothing, or where
-#: the flags say so their sizes.
+#: What torch aligns the bytes of each record to, unless it is told otherwise, and what is behind them:
+#: nothing, or their sizes where the flags say so.
 _ALIGNMENT = 64
 _DESCRIPTORS = {0: (0,), _SIZES_FOLLOW: (16, 24)}
 
@@ -176,10 +178,13 @@ class Archive:
     def _end(self) -> _End:
         """The end record, with the zip64 one where there is one."""
         source = self._source
-        tail_at = max(0, source.size - _END.size - _MAX_COMMENT)
-        tail = source.read(tail_at, source.size - tail_at)
-        at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4)) + tail_at
-        if at < tail_at:
+        for reach in (_USUAL_END, _END.size + _MAX_COMMENT):
+            tail_at = max(0, source.size - reach)
+            tail = source.read(tail_at, source.size - tail_at)
+            at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4)) + tail_at
+            if at >= tail_at:
+                break
+        else:
             raise MalformedError(
                 "file is truncated: the directory that ends a zip archive is missing behind its "
                 f"{source.size} bytes; copy or download it again"

@@ -220,7 +220,9 @@ class _Files:
         self._refuse_outside()
         if said := self._miss():
             oddities.append(Oddity("missing-rank", said))
-        for name in [name for name in self.ends if name not in self.bad]:
+        here = [name for name in self.ends if name not in self.bad]
+        files.ahead(files.join(path, name) for name in here)
+        for name in here:
             try:
                 with Source(files.join(path, name)) as source:
                     self.sizes[name] = source.size
@@ -237,6 +239,7 @@ class _Files:
     def _miss(self) -> str | None:
         """What is not there."""
         names = [name for name in self.ends if name not in self.bad]
+        files.ahead(files.join(self.path, name) for name in names)
         missing = [name for name in names if not files.exists(files.join(self.path, name))]
         if not missing:
             return None
@@ -290,6 +293,20 @@ class _Items:
             count = "a value" if len(unread) == 1 else f"{len(unread)} values"
             message = f"{count} beside the tensors not read, {len(self.chosen)} were: {_shown.names(unread)}"
             folder.oddities.append(Oddity("values-not-read", message))
+        self._prefetch()
+
+    def _prefetch(self) -> None:
+        """All that will be read, where that is a journey."""
+        wanted: dict[str, list[tuple[int, int]]] = {}
+        for one in (one for fqn in self.chosen for one in self.folder.metadata.places.get(fqn, ())):
+            wanted.setdefault(one.file, []).append((one.offset, one.length))
+        here = {
+            files.join(self.folder.path, name): spans
+            for name, spans in wanted.items()
+            if name in self.folder.files.sizes
+        }
+        with files.fetched(here):
+            pass
 
     def node(self, fqn: str) -> Any:
         """The object that was saved under this name, None where it is not read; where it cannot be, a row says so."""

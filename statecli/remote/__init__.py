@@ -9,16 +9,16 @@ What is known of an object or a folder is known for one command; `forget` begins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from statecli import files
-from statecli.errors import UnreadableError
+from statecli.errors import StateError, UnreadableError
 from statecli.remote import folders, objects
 from statecli.remote import names as _names
 from statecli.remote.attempts import repeated
@@ -30,11 +30,17 @@ from statecli.remote.stores import forget as forget_stores
 _One = TypeVar("_One")
 _FILE, _FOLDER, _MISSING = "file", "folder", "missing"
 
+#: Objects whose beginnings are kept once they were read: a folder may hold a million.
+KEPT = 4096
+
 _objects: dict[str, Object] = {}
+_kept: dict[str, Object] = {}
 #: What the stores say is in a folder, and what was found in those that they list for nobody.
 _listings: dict[str, Listing | UnreadableError] = {}
 _trials: dict[str, Listing | UnreadableError] = {}
 _kinds: dict[str, str] = {}
+#: What others found out about remote files, by keys of theirs.
+remembered: dict[Any, Any] = {}
 
 
 def named(text: str) -> str:
@@ -54,7 +60,8 @@ def meant_by(text: str) -> str:
 
 def forget() -> None:
     """Nothing is known any more of what lies behind URLs, but for the URLs themselves."""
-    for known in (_objects, _listings, _trials, _kinds):
+    remembered.clear()
+    for known in (_objects, _kept, _listings, _trials, _kinds):
         known.clear()
     _store.cache_clear()
     settings.cache_clear()
@@ -67,6 +74,9 @@ def opened(path: str) -> Handle:
         raise Missing("is an empty folder" if not _listed(path).folders else "is a folder")
     one = _object(path)
     one.prime()
+    _kept[path] = one
+    if len(_kept) > KEPT:
+        _kept.pop(next(iter(_kept))).release()
     return Handle(one)
 
 
@@ -108,10 +118,29 @@ def ahead(paths: Sequence[str]) -> None:
 
 
 def _ahead(path: str) -> None:
-    if _kinds.get(path) == _FOLDER:
-        _told(path)
-    else:
-        _object(path).try_prime()
+    with suppress(StateError):  # whoever opens it meets the same
+        if _kinds.get(path) == _FOLDER or _names.is_folder(path):
+            _told(path)
+        else:
+            _object(path).prime()
+
+
+@contextmanager
+def fetched(wanted: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
+    """Around reading these (offset, length) of several files, which are fetched many at a time."""
+    ahead(list(wanted))
+    primed = [(one, spans) for path, spans in wanted.items() if (one := _object(path)).known is not None]
+    with ExitStack() as stack:
+        for one, _ in primed:
+            one.opened()
+            stack.callback(one.closed)
+        side_by_side(_try_fetch, [(one, span) for one, spans in primed for span in one.missing(spans)])
+        yield
+
+
+def _try_fetch(work: tuple[Object, list[int]]) -> None:
+    with suppress(UnreadableError):  # whoever reads it meets the same, and says so
+        work[0].fetch(work[1])
 
 
 def side_by_side(function: Callable[[_One], object], works: Sequence[_One]) -> None:

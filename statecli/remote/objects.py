@@ -10,8 +10,9 @@ import os
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from operator import itemgetter
 
 from statecli.errors import UnreadableError
@@ -26,8 +27,8 @@ __all__ = ["Handle", "Missing", "Object", "reading"]
 GUESS = 64 << 10
 #: Those of an end: a zip's end record and its comment.
 TAIL = 66 << 10
-#: Those of what is read to its end, whatever it says: an index of 40,000 tensors.
-GUESSES = {".json": 4 << 20}
+#: Those of what is read to its end, whatever it says: an index of 40,000 tensors; and of what begins with values.
+GUESSES = {".json": 4 << 20, ".metadata": 1 << 20, ".distcp": 4 << 10}
 #: Bytes fetched for a small read somewhere, and at most ahead of small reads that follow one another.
 STEP, AHEAD = 16 << 10, 4 << 20
 #: Bytes between two ranges that are fetched with them, where one request is quicker than two.
@@ -116,6 +117,12 @@ class Object:
             if not self._open:
                 self._forget(LEFT)
 
+    def release(self) -> None:
+        """Nothing of it is kept, unless it is open; what is known of it is."""
+        with self._lock:
+            if not self._open:
+                self._forget(0)
+
     # --- headers ------------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, length: int) -> bytes:
@@ -137,6 +144,14 @@ class Object:
         """Fetches these (offset, length), neighbours together and many at a time, for the reads that follow."""
         from statecli.remote import side_by_side
 
+        side_by_side(self.fetch, self.missing(ranges))
+
+    def fetch(self, span: Sequence[int]) -> None:
+        """The bytes from one place to another, for the reads that follow."""
+        self._keep(span[0], self.get(span[0], span[1] - span[0]))
+
+    def missing(self, ranges: Iterable[tuple[int, int]]) -> list[list[int]]:
+        """What to fetch, from one place to another, to have all of these (offset, length)."""
         wanted: list[list[int]] = []
         spans = ((offset, min(offset + length, self.size)) for offset, length in ranges)
         for start, stop in sorted(hole for span in spans for hole in self._parts(*span)[1]):
@@ -144,7 +159,7 @@ class Object:
                 wanted[-1][1] = max(stop, wanted[-1][1])
             else:
                 wanted.append([start, stop])
-        side_by_side(lambda span: self._keep(span[0], self.get(span[0], span[1] - span[0])), wanted)
+        return wanted
 
     def _read(self, offset: int, end: int) -> bytes:
         parts, holes = self._parts(offset, end)
@@ -246,7 +261,10 @@ class Object:
         holes = self._parts(offset, stop)[1]
         if not holes or holes[0][0] > offset:
             return memoryview(self.read(offset, (holes[0][0] if holes else stop) - offset))
-        stop = holes[0][1]
+        for (_, end), (start, _) in pairwise((*holes, (self.size + GUESS, 0))):
+            if start - end > GAP:  # what is here is worth another request
+                stop = end
+                break
         guards = self._unconfirmed(offset, stop)
         begin = min([offset, *(guard.header for guard in guards if guard.header >= offset - STEP)])
         data = memoryview(self.get(begin, stop - begin))
@@ -283,7 +301,7 @@ class Handle:
 
     def fill(self, offset: int, into: memoryview, ahead: int) -> int:
         """As `files.File.fill`."""
-        part = _windows.at(self._object, offset, max(ahead, len(into)))[: len(into)]
+        part = _windows.at(self._object, offset, len(into), ahead)
         into[: len(part)] = part
         return len(part)
 
@@ -306,45 +324,55 @@ class _Windows(threading.local):
 
     def __init__(self) -> None:
         #: The runs of bytes that are about to be read one after another, sorted, by object.
-        self.runs: dict[Object, list[tuple[int, int]]] = {}
+        self._runs: dict[Object, list[tuple[int, int]]] = {}
+        self.is_at_work = False
         #: Where what was asked for begins and ends, sorted.
         self._cuts: dict[Object, list[int]] = {}
         #: Where each window begins, with its bytes and its object, the one used last behind the others.
         self._held: OrderedDict[tuple[Object, int], memoryview] = OrderedDict()
+        #: Windows that were read to their end, and bytes of a new one somewhere else.
+        self._done: set[tuple[Object, int]] = set()
         self._limit = WINDOW
 
     def expect(self, ranges: Iterable[tuple[Object, int, int]]) -> None:
         """These (object, offset, length) are about to be read; what lies close together is fetched together."""
         self.clear()
         for one, offset, length in sorted(ranges, key=itemgetter(1)):
-            runs = self.runs.setdefault(one, [])
+            runs = self._runs.setdefault(one, [])
             if runs and offset - runs[-1][1] <= GAP:
                 runs[-1] = runs[-1][0], max(runs[-1][1], offset + length)
             else:
                 runs.append((offset, offset + length))
             self._cuts.setdefault(one, []).extend((offset, offset + length))
+        if len(self._runs) > 2:
+            self._limit = WINDOW // 2
         self._cuts = {one: sorted(set(cuts)) for one, cuts in self._cuts.items() if one.sums}
 
-    def at(self, one: Object, offset: int, ahead: int) -> memoryview:
-        """Some bytes of the object from `offset` on; none at its end."""
+    def at(self, one: Object, offset: int, length: int, ahead: int) -> memoryview:
+        """Bytes of the object from `offset` on, `length` at most; none at its end. The next `ahead` are wanted too."""
         follows = 0
         for key, window in reversed(self._held.items()):
             if key[0] is one and key[1] <= offset < key[1] + len(window):
-                self._held.move_to_end(key)
-                return window[offset - key[1] :]
+                return self._part(key, window, offset, length)
             if key == (one, offset - len(window)):
                 follows = len(window)
-        if follows:
-            del self._held[one, offset - follows]
         if offset >= one.size:
             return memoryview(b"")
-        self._held[one, offset] = window = self._fetched(one, offset, self._stop(one, offset, ahead, follows))
-        self._shrink()
-        return window
+        stop = self._stop(one, offset, max(ahead, length), follows)
+        self._shrink(2 * WINDOW - (stop - offset))
+        self._held[one, offset] = window = self._fetched(one, offset, stop)
+        return self._part((one, offset), window, offset, length)
+
+    def _part(self, key: tuple[Object, int], window: memoryview, offset: int, length: int) -> memoryview:
+        self._held.move_to_end(key)
+        part = window[offset - key[1] :][:length]
+        if offset + length >= key[1] + len(window):
+            self._done.add(key)
+        return part
 
     def _fetched(self, one: Object, offset: int, stop: int) -> memoryview:
         """The window; another thread may work meanwhile."""
-        if not self.runs:
+        if not self.is_at_work:
             return one.window(offset, stop)
         _at_work.release()
         try:
@@ -357,22 +385,24 @@ class _Windows(threading.local):
 
     def _stop(self, one: Object, offset: int, ahead: int, follows: int) -> int:
         """Where a new window ends. Nobody knows how far a reader goes on who has not said so: it begins small."""
-        runs = self.runs.get(one, ())
+        runs = self._runs.get(one, ())
         n = bisect_right(runs, (offset, one.size)) - 1
         if n >= 0 and offset < runs[n][1]:
-            return min(offset + WINDOW, runs[n][1])
+            return min(offset + self._limit, runs[n][1])
         return offset + min(ahead, max(GUESS, min(2 * follows, self._limit)))
 
-    def _shrink(self) -> None:
-        """Lets go of what was not used for the longest time; where that was not read to its end, of less."""
-        while sum(map(len, self._held.values())) > 2 * WINDOW + GUESS and len(self._held) > 1:
-            self._held.popitem(last=False)
-            self._limit = max(self._limit // 2, GUESS)
+    def _shrink(self, limit: int) -> None:
+        """Lets go of what was read, then of what was not used for the longest time, and holds less from then on."""
+        while self._held and sum(map(len, self._held.values())) > limit:
+            key = next((key for key in self._held if key in self._done), next(iter(self._held)))
+            self._held.pop(key)
+            self._limit = self._limit if key in self._done else max(self._limit // 2, GUESS)
 
     def clear(self) -> None:
         """Nothing is held, and nothing known of what is about to be read."""
-        self.runs, self._cuts, self._limit = {}, {}, WINDOW
+        self._runs, self._cuts, self._limit = {}, {}, WINDOW
         self._held.clear()
+        self._done.clear()
 
 
 _windows = _Windows()
@@ -383,13 +413,14 @@ _at_work = threading.Semaphore(max(os.cpu_count() or 1, 2))
 @contextmanager
 def reading(ranges: Iterable[tuple[Object, int, int]]) -> Iterator[None]:
     """Around reading the values of these (object, offset, length) in this thread, one after another."""
-    if _windows.runs:  # inside another, which has said what there is to read
+    if _windows.is_at_work:  # inside another, which has said what there is to read
         yield
         return
     _windows.expect(ranges)
-    _at_work.acquire()
-    try:
-        yield
-    finally:
-        _at_work.release()
-        _windows.clear()
+    with _at_work:
+        _windows.is_at_work = True
+        try:
+            yield
+        finally:
+            _windows.is_at_work = False
+            _windows.clear()

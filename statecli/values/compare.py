@@ -18,7 +18,6 @@ from operator import itemgetter
 import msgspec
 import numpy as np
 
-from statecli import files
 from statecli.comparison.result import Delta, How
 from statecli.errors import StateError, UnreadableError
 from statecli.formats._ggml import BLOCKS
@@ -27,10 +26,13 @@ from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import pool, sparse
 from statecli.values.blocks import as_stored, quantized, readable, why_no_numbers
 from statecli.values.elements import Element, element
-from statecli.values.ranges import check_crc, contiguous_strides, is_run, located, places, resolved
+from statecli.values.ranges import check_crc, contiguous_strides, is_run, located, looking_up, reading, resolved
 from statecli.values.read import no_numbers, opened, overlap, packed, stored
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
 from statecli.values.tally import Tally
+
+#: Pairs of which the archives that hold them, where each is an archive of its own, are looked into together.
+PLANNED = 512
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False):
@@ -70,7 +72,7 @@ def compare_all(
     Checksums that a container recorded are verified for what differs, so that damage is not taken for training.
     `progress` is called with bytes of `before`. `jobs` 0: the cores. `derived`: as in `pool.run`, of the pairs.
     """
-    plans = [_plan(number, pair, how) for number, pair in enumerate(pairs)]
+    plans = list(_plans(pairs, how))
     paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in one.ranges}
     before = {**stamps(path for path in paths if path not in (seen or {})), **(seen or {})}
     results = _Results(len(pairs), how)
@@ -266,7 +268,7 @@ def _damaged(tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False)
 
 def check_batch(_: None, storages: Sequence[tuple[ByteRange, str]]) -> list[StateError | None]:
     """What is wrong with each storage, under its name; None where its bytes are those that were written."""
-    with files.reading(places(*(where for where, _ in storages))):
+    with reading(*(where for where, _ in storages)):
         return [_crc_error(*one) for one in storages]
 
 
@@ -296,6 +298,14 @@ Plan = list[Task] | Delta | NotCompared | StateError
 def _is_suspect(plan: Plan) -> bool:
     """Of what was compared or refused while planning: whether damage can have done it."""
     return isinstance(plan, StateError) or (isinstance(plan, Delta) and plan.changed > 0)
+
+
+def _plans(pairs: Sequence[Pair], how: How) -> Iterator[Plan]:
+    for at in range(0, len(pairs), PLANNED):
+        some = pairs[at : at + PLANNED]
+        datas = [data for pair in some for one in (pair.before, pair.after) for data in _datas(one)]
+        with looking_up(*datas):
+            yield from (_plan(at + n, pair, how) for n, pair in enumerate(some))
 
 
 def _plan(number: int, pair: Pair, how: How) -> Plan:
@@ -475,7 +485,7 @@ def fingerprints(
 
 def fingerprint_batch(_: None, works: Sequence[tuple[int, tuple[TensorData, ...]]]) -> list[int | None]:
     """The fingerprint of each tensor, which is so many bytes and made of these."""
-    with files.reading(places(*(data for _, datas in works for data in datas))):
+    with reading(*(data for _, datas in works for data in datas)):
         return [_fingerprint(datas) for _, datas in works]
 
 

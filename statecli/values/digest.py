@@ -19,14 +19,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from statecli import files
 from statecli.errors import MissingDependency, StateError, UnreadableError
 from statecli.locking.file import Algorithm
 from statecli.state import Quantizer, TensorData, TensorInfo
 from statecli.values import pool
 from statecli.values.blocks import as_stored
 from statecli.values.elements import COMPLEX, DIRECT, Array, element
-from statecli.values.ranges import contiguous_strides, places
+from statecli.values.ranges import contiguous_strides, reading
 from statecli.values.read import Strided, opened, overlap, packed, stored
 
 #: Bytes read and hashed at a time; more or less is no faster.
@@ -88,7 +87,7 @@ def digest_batch(algorithm: Algorithm, tensors: Sequence[TensorInfo]) -> list[st
     """The digest of each tensor, or what went wrong with it."""
     new = hasher(algorithm)
     datas = (data for tensor in tensors for _, data in (("", tensor.data), *tensor.parts) if data is not None)
-    with files.reading(places(*datas)):
+    with reading(*datas):
         return [_of_tensor_or_error(tensor, new) for tensor in tensors]
 
 

@@ -12,14 +12,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from statecli import files
 from statecli.errors import StateError, UnreadableError
 from statecli.stamps import changed, stamps
 from statecli.state import TensorData, TensorInfo
 from statecli.values import pool, scan
 from statecli.values.blocks import quantized, readable
 from statecli.values.elements import Array, Decoder, Element, element
-from statecli.values.ranges import Range, contiguous_strides, places, resolved
+from statecli.values.ranges import Range, contiguous_strides, looking_up, reading, resolved
 from statecli.values.read import Strided, distinct, no_numbers, opened, overlap, packed, stored, valued
 from statecli.values.run import rechunked
 from statecli.values.scan import Facts
@@ -52,7 +51,8 @@ def read_all(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: Progress
         for data in _datas(tensor):
             if pieces.setdefault(data, len(pieces)) == len(names):
                 names.append(tensor.fqn)
-    tasks = [task for (data, n), name in zip(pieces.items(), names, strict=True) for task in _tasks(n, name, data)]
+    with looking_up(*pieces):
+        tasks = [task for (data, n), name in zip(pieces.items(), names, strict=True) for task in _tasks(n, name, data)]
     found = _run(tasks, jobs, progress)
     gone = set(changed(before))
     facts = [_of_tensor(tensor, [found[pieces[data]] for data in _datas(tensor)], gone) for tensor in tensors]
@@ -122,7 +122,7 @@ def _size(kind: Element) -> int:
 def facts_of_batch(_: None, tasks: Sequence[Task]) -> list[Facts]:
     """Facts of each task; of one that cannot be read, why not."""
     decoder = Decoder()
-    with files.reading(places(*(task.data for task in tasks))):
+    with reading(*(task.data for task in tasks)):
         return [_of_task(task, decoder) for task in tasks]
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
@@ -84,12 +84,49 @@ def places(*things: ByteRange | TensorData) -> Iterator[tuple[str, int, int]]:
             yield from places(*(box.data for box in where.boxes.boxes if is_run(box.data.shape, whole)))
         elif isinstance(one, TensorData) and not (one.inline is None and _is_in_order(one)):
             continue
+        elif is_archive(where):
+            with suppress(UnreadableError):  # whoever reads it meets the same, and says so
+                found = located(where, "storage")
+                yield found.path, found.offset, found.length
         elif where.packing is not None:
             yield where.path, where.offset, where.packing.length
         elif isinstance(one, TensorData) and (size := width(one.dtype)):
             yield where.path, where.offset + one.offset * size, prod(one.shape) * size
         else:
             yield where.path, where.offset, where.length
+
+
+@contextmanager
+def reading(*things: ByteRange | TensorData) -> Iterator[None]:
+    """Around reading these, one after another: what they need of what is remote is fetched together."""
+    far = [one for one in things if files.is_remote((one.storage if isinstance(one, TensorData) else one).path)]
+    with looking_up(*far), files.reading(list(places(*far))):
+        yield
+
+
+#: Bytes at each end of an archive of one tensor that say where it lies.
+ENDS = 4 << 10
+
+
+@contextmanager
+def looking_up(*things: ByteRange | TensorData) -> Iterator[None]:
+    """Around asking the remote archives that hold these where in them they lie."""
+    ends: dict[str, list[tuple[int, int]]] = {}
+    for where in _archives(things):
+        assert where.packing is not None  # noqa: S101 - it is an archive
+        last = where.offset + max(0, where.packing.length - ENDS)
+        ends.setdefault(where.path, []).extend(((where.offset, ENDS), (last, ENDS)))
+    with files.fetched(ends):
+        yield
+
+
+def _archives(things: Iterable[ByteRange | TensorData]) -> Iterator[ByteRange]:
+    for one in things:
+        where = one.storage if isinstance(one, TensorData) else one
+        if where.boxes is not None:
+            yield from _archives(box.data for box in where.boxes.boxes)
+        elif is_archive(where) and files.is_remote(where.path) and where not in files.remembered():
+            yield where
 
 
 def _is_in_order(data: TensorData) -> bool:
@@ -394,8 +431,11 @@ def _single(where: ByteRange, what: str) -> TensorData:
     from statecli.formats import torch_zip
 
     assert where.packing is not None  # noqa: S101 - narrows the type
+    known: dict[object, TensorData] = files.remembered() if files.is_remote(where.path) else {}
     try:
-        return torch_zip.single(where.path, where.offset, where.packing.length)
+        if where not in known:
+            known[where] = torch_zip.single(where.path, where.offset, where.packing.length)
+        return known[where]
     except UnreadableError as why:
         raise type(why)(f"{where.path}: {what}: the archive at byte {where.offset}: {why}") from why
 

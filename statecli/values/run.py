@@ -19,7 +19,7 @@ from statecli.files import File
 from statecli.state import ByteRange, TensorData
 from statecli.values import kernels
 from statecli.values.elements import Arena, Array, Decoder, Element, element
-from statecli.values.ranges import fill, opened_file, places
+from statecli.values.ranges import fill, looking_up, opened_file, places
 from statecli.values.read import Strided, no_numbers, opened, overlap, span, stored, valued
 from statecli.values.tally import Tally
 
@@ -297,13 +297,16 @@ def _width(side: Piece | TensorData) -> int:
 
 def run_batch(how: How, tasks: Sequence[Task]) -> list[Found | StateError]:
     """The results of a batch of tasks, each its own result or its own error."""
-    with files.reading(place for task in tasks for place in _places(task)), Worker(how) as worker:
+    sides = [side for task in tasks for side in (task.before, task.after) if isinstance(side, TensorData)]
+    spans = (span for task in tasks for span in _spans(task))
+    with looking_up(*sides), files.reading(spans), Worker(how) as worker:
         return worker.results(tasks)
 
 
-def _places(task: Task) -> Iterator[tuple[str, int, int]]:
+def _spans(task: Task) -> Iterator[tuple[str, int, int]]:
+    """Where what it reads of remote files lies."""
     for side in (task.before, task.after):
         if isinstance(side, TensorData):
-            yield from places(side)
-        else:
+            yield from places(side) if files.is_remote(side.storage.path) else ()
+        elif files.is_remote(side.path):
             yield side.path, side.offset + task.start * _width(side), task.count * _width(side)

@@ -13,14 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from statecli import files
 from statecli.errors import StateError, UnreadableError
 from statecli.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
 from statecli.values import live, pool
 from statecli.values.blocks import readable
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, worth_of_codes
 from statecli.values.partial import Partial, joined_reasons, partial_of, partial_of_codes
-from statecli.values.ranges import check_crc, places
+from statecli.values.ranges import check_crc, reading
 from statecli.values.read import (
     Strided,
     code_counts,
@@ -210,7 +209,7 @@ def _bytes(task: Task) -> int:
 def stats_batch(_: None, tasks: Iterable[Task]) -> list[Stats | StateError]:
     """The statistics of each task's tensor, or what is wrong with it."""
     decoder = Decoder()
-    with files.reading(places(*(one for task in tasks for one in (task.tensor.data, *task.storages) if one))):
+    with reading(*(one for task in tasks for one in (task.tensor.data, *task.storages) if one)):
         return [_checked_stats(task, decoder) for task in tasks]
 
 
