@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from typing import NamedTuple, TypeAlias
@@ -58,6 +58,8 @@ TOOLS = frozenset(["__pycache__", "node_modules"])
 
 #: How far above a file the folder may be whose model it is a part of.
 DEPTH = 3
+#: How many files behind URLs are fetched together.
+AHEAD = 256
 
 
 class _Model(NamedTuple):
@@ -110,11 +112,13 @@ def expand(texts: Sequence[str], *, allow_empty: bool = False, homes: Homes | No
     link's; the other names are skipped. A glob that matches nothing has failed, unless with `allow_empty`.
     """
     found: dict[str, _Found] = {}
-    for text in texts:
+    for text in _ahead(texts):
         for one in _named(text, Status.SKIPPED if allow_empty else Status.FAILED, homes or Homes()):
             found.setdefault(_key(_path(one)), one)
     names = _names(found.values())
+    ahead = _ahead("" if isinstance(one, Target) else _path(one) for one in found.values())
     for key, one in found.items():
+        next(ahead)
         path = _path(one)
         name = names.get(files.real(path), path)
         if isinstance(one, Target):
@@ -190,7 +194,6 @@ def _in_folder(path: str, taken: frozenset[str] = frozenset()) -> Iterator[_Foun
     except UnreadableError as error:
         yield Target(path, Status.FAILED, f"{path}: {error}")
         return
-    files.ahead(inner for name in names if not files.isdir(inner := files.join(path, name)))
     # As one types it from here.
     here = "" if path in (os.curdir, files.join(os.curdir, "")) else path
     own = _members(path)
@@ -198,12 +201,21 @@ def _in_folder(path: str, taken: frozenset[str] = frozenset()) -> Iterator[_Foun
     # What one model has taken is no other's.
     if not held <= taken:
         yield _Model(path, own)
+    ahead = _ahead(files.join(here, name) for name in names)
     for name in names:
-        inner = files.join(here, name)
+        inner = next(ahead)
         if files.isdir(inner):
             yield from _inner(inner, name, taken | held)
         elif inner not in taken | held:
             yield from _file(inner)
+
+
+def _ahead(paths: Iterable[str]) -> Iterator[str]:
+    """The same paths, what lies behind URLs being fetched for the next AHEAD of them together."""
+    paths = iter(paths)
+    while some := list(islice(paths, AHEAD)):
+        files.ahead(one for one in some if "#" not in one and not files.has_magic(one))
+        yield from some
 
 
 def _members(path: str) -> frozenset[str]:

@@ -14,6 +14,8 @@ from statecli.errors import UnreadableError
 from statecli.remote import attempts
 from statecli.remote.settings import settings
 
+from .server import Times
+
 SECRET = "hunter2-hunter2"  # noqa: S105 - it opens nothing
 
 
@@ -287,3 +289,30 @@ def test_verify_is_of_classes(web, statecli):
     local, far = (statecli("verify", one) for one in (here, there))
     assert (local.code, far.code) == (2, 2)
     assert "names no model class" in far.err
+
+
+def test_many_targets_are_asked_for_together(web, statecli):
+    """URLs that were typed as those that a walk finds: none waits for the one before it."""
+    import threading
+
+    together = threading.Barrier(3)
+    for n in range(3):
+        trained(web.folder / f"typed-{n}", seed=n)
+
+    def meet(request, reply):
+        together.wait(30)
+
+    web.behave("typed-*/model.safetensors", Times(3, meet))
+    urls = [web.url(f"typed-{n}/model.safetensors") for n in range(3)]
+    assert targets(statecli("audit", *urls, "-f", "json")) == urls
+
+
+def test_what_was_read_of_many_files_is_let_go(web, monkeypatch, statecli):
+    """A folder may hold a million: only the last ones are kept, and what is known of all."""
+    monkeypatch.setattr(remote, "KEPT", 2)
+    for n in range(6):
+        trained(web.folder / f"many-{n}", seed=n)
+    found = statecli("audit", *(web.url(f"many-{n}/model.safetensors") for n in range(6)), "-f", "json")
+    assert found.code == 0
+    held = [one for one in remote._objects.values() if one._held]
+    assert len(held) <= 2
