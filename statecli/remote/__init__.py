@@ -149,9 +149,12 @@ def side_by_side(function: Callable[[_One], object], works: Sequence[_One]) -> N
         for work in works:
             function(work)
         return
-    with ThreadPoolExecutor(min(settings().connections, len(works))) as threads:
+    threads = ThreadPoolExecutor(min(settings().connections, len(works)))
+    try:
         for _ in threads.map(function, works):
             pass
+    finally:  # an interrupt waits for nobody
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def is_in_use() -> bool:

@@ -37,7 +37,7 @@ _ELSEWHERE = frozenset([301, 302, 303, 307, 308])
 _EXPIRED = frozenset([400, 401, 403, 404, 410])
 
 
-class Refused(Unsure):
+class Refused(UnreadableError):
     """An answer of this status and with these headers has not what was asked for."""
 
     def __init__(self, text: str, status: int = 0, headers: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -45,7 +45,11 @@ class Refused(Unsure):
         self.status, self.headers = status, headers
 
 
-class Gone(Refused, Missing):
+class NoFile(Refused, Unsure):
+    """There may be a folder, though."""
+
+
+class Gone(NoFile, Missing):
     """There is no such object."""
 
 
@@ -89,7 +93,7 @@ class Http:
         if _is_page(answer.response) and _is_of(answer.url, folder):
             found = pages.names(page.decode("utf-8", "replace"), answer.url)
         if found is None:
-            raise Refused("answers with a page, and with no list of files", 200, answer.response.headers)
+            raise NoFile("answers with a page, and with no list of files", 200, answer.response.headers)
         return Listing(found)
 
     def body(self, url: str) -> tuple[bytes, Answer]:
@@ -283,7 +287,9 @@ def _refuse(answer: Answer, url: str) -> None:
     if status in (404, 410):
         raise Gone(f"is not there (HTTP {status}{where})", status, response.headers)
     if status not in (200, 206):
-        raise Refused(_words(status, where, answer, url), status, response.headers)
+        # Whom a server does not know it is not asked for thirty names more.
+        kind = Refused if status in (401, 407) else NoFile
+        raise kind(_words(status, where, answer, url), status, response.headers)
     coding = response.headers.get("Content-Encoding", "identity").lower()
     if coding not in ("", "identity"):
         _refuse_page(answer, b"<html", url)
@@ -332,7 +338,7 @@ def _refuse_page(answer: Answer, data: bytes, url: str) -> None:
     led = answer.url != credentials.bare(url)
     after = f", after a redirect to {credentials.host(answer.url)}" if led else ""
     page = f"is an HTML page, perhaps a login or an error page (HTTP {answer.response.status}{after})"
-    raise Refused(page + _instead(url), answer.response.status, answer.response.headers)
+    raise NoFile(page + _instead(url), answer.response.status, answer.response.headers)
 
 
 def _instead(url: str) -> str:

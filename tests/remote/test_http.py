@@ -7,7 +7,11 @@ import ipaddress
 import json
 import os
 import re
+import signal
 import ssl
+import subprocess
+import sys
+import threading
 import types
 from email.utils import format_datetime
 
@@ -24,6 +28,7 @@ from .server import (
     After,
     Basic,
     Cut,
+    Delay,
     Gzip,
     Headers,
     OtherRange,
@@ -717,6 +722,42 @@ def test_an_index_whose_folder_nobody_lists_is_read(sharded, statecli):
     found = read(sharded.url("model.safetensors.index.json"), statecli)
     assert list(found.rows()) == ["w1", "w2"]
     assert len(sharded.requests) <= 4
+
+
+# --- the whole process ----------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_waits_for_no_server(sharded):
+    """130 and not a word, while every shard stalls."""
+    stall = Stall(None)
+    sharded.behave("*-of-*", stall)
+    line = [sys.executable, "-m", "statecli", "inspect", sharded.url("model.safetensors.index.json")]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while len(sharded._log) < 3 and process.poll() is None:
+            threading.Event().wait(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_connections_are_as_many_as_the_environment_says(served, statecli, monkeypatch):
+    """Of 40 shards two are asked for at a time."""
+    weight_map, now, most = {}, [], []
+    for number in range(1, 41):
+        name = f"model-{number:05d}-of-00040.safetensors"
+        save_file({f"w{number}": torch.ones(3)}, served.folder / name)
+        weight_map[f"w{number}"] = name
+    (served.folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+    def counted(request, reply):
+        now.append(request)
+        most.append(len(now))
+        reply.at.append((len(reply.body), lambda _: now.remove(request)))
+
+    served.behave("*-of-*", counted, Delay(0.005))
+    monkeypatch.setenv("STATECLI_CONNECTIONS", "2")
+    read(served.url("model.safetensors.index.json"), statecli)
+    assert max(most) == 2
 
 
 # --- anything -------------------------------------------------------------------------------------------------------

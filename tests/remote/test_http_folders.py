@@ -187,6 +187,16 @@ def test_a_note_stands_with_what_is_wrong_too(served, refused):
     assert "; it cannot be listed (" in why
 
 
+def test_a_wrong_password_is_not_tried_thirty_times(folder, refused):
+    """Accounts are locked for less."""
+    folder.behave("*", Basic("me", "sesame-77"))
+    url = folder.url("net/inner").replace("://", "://me:wrong-pass@")
+    assert refused(url).endswith("/net/inner: the user and the password of the URL are not accepted (HTTP 401)")
+    assert len(folder.requests) == 1
+    assert "(HTTP 401)" in refused(url + "/")
+    assert len(folder.requests) == 2
+
+
 def test_a_missing_file_is_no_folder(served, refused):
     """What is a file by its name is asked for once."""
     url = served.url("net/model.safetensors")
