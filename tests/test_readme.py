@@ -160,8 +160,8 @@ def commands(group, before=""):
 
 
 def test_every_command_and_option_is_documented():
-    """In the README or the page of the audit; `git`'s own two are called by git."""
-    pages = README + AUDIT + (ROOT / "docs" / "outputs.md").read_text("utf-8")
+    """In the README or the page of the audit, or of `merge`; `git`'s own two are called by git."""
+    pages = README + AUDIT + "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("outputs.md", "merge.md"))
     for words, command in commands(typer.main.get_command(app)):
         if words in ("git textconv", "git difftool"):
             continue

@@ -1,0 +1,81 @@
+"""The examples of docs/merge.md run as they stand, each share as its scheduler would start it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+PAGE = (Path(__file__).parents[2] / "docs" / "merge.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Runs a line as a job's shell does, where the checkpoints of the examples are; what it printed."""
+    for n, name in enumerate(("before", "after")):
+        (tmp_path / name).mkdir()
+        save_file({f"w{i}": torch.full((9, 9), float(i + n)) for i in range(9)}, tmp_path / name / "model.safetensors")
+    (tmp_path / "checkpoints").mkdir()
+    save_file({"w": torch.tensor([1.0, float("nan")])}, tmp_path / "checkpoints" / "a.safetensors")
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "statecli"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m statecli "$@"\n')
+    script.chmod(0o755)
+
+    def run(line: str, code: int = 0, **env: str) -> str:
+        path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["sh", "-c", line], env={**os.environ, "PATH": path, **env}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done
+        return done.stdout
+
+    return run
+
+
+def test_the_first_example(shell):
+    """Line by line; the last prints what the whole command prints."""
+    *shares, merge = blocks("sh")[0].splitlines()
+    for line in shares:
+        assert shell(line) == ""
+    assert shell(merge, 1) == shell("statecli diff before after -f json", 1)
+
+
+def test_an_array_of_slurm(shell):
+    """With the variables that Slurm sets."""
+    script = blocks("sh")[1]
+    for n in range(1, 5):
+        assert shell(script, SLURM_ARRAY_TASK_ID=str(n), SLURM_ARRAY_TASK_COUNT="4") == ""
+    assert shell("statecli merge part-*.jsonl", 1) == shell("statecli diff before after", 1)
+
+
+def test_an_indexed_job_of_kubernetes(shell):
+    """Its indexes count from 0."""
+    spec = yaml.safe_load(blocks("yaml")[0])["spec"]
+    assert spec["completions"] == 4
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["command"] == ["sh", "-c"]
+    for n in range(spec["completions"]):
+        assert shell(container["args"][0], JOB_COMPLETION_INDEX=str(n)) == ""
+    assert shell("statecli merge part-*.jsonl", 1) == shell("statecli diff before after", 1)
+
+
+def test_a_matrix_of_github(shell):
+    """Its steps, with the number that the matrix puts into them."""
+    jobs = yaml.safe_load(blocks("yaml")[1])["jobs"]
+    (share,) = (one["run"] for one in jobs["share"]["steps"] if one.get("run", "").startswith("statecli"))
+    for n in jobs["share"]["strategy"]["matrix"]["share"]:
+        assert shell(share.replace("${{ matrix.share }}", str(n))) == ""
+    (merge,) = (one["run"] for one in jobs["merge"]["steps"] if one.get("run", "").startswith("statecli"))
+    assert shell(merge, 1) == shell("statecli audit checkpoints --values -f github", 1)
