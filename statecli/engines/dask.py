@@ -15,6 +15,9 @@ from statecli.engines.elsewhere import Elsewhere
 from statecli.errors import EngineError, MissingDependency
 from statecli.values.pool import Engine
 
+#: Bytes of small tasks in a parcel: a task of Dask takes 2 to 3 ms of its scheduler, client and worker together, and
+#: comparing these a hundred times as long.
+GRAIN = 256 << 20
 #: Seconds that a scheduler has to answer, and to have a worker.
 TIMEOUT = 10.0
 
@@ -32,7 +35,7 @@ def connected(address: str) -> Iterator[Engine]:
         try:
             _refuse_without_workers(client, name)
             # What a dead worker had is done by another without being asked for, `allowed-failures` times.
-            yield Elsewhere(client.get_executor(pure=False), name, _Watch(client).lost)
+            yield Elsewhere(client.get_executor(pure=False), name, GRAIN, _Watch(client).lost)
         finally:
             client.close(timeout=1)
 

@@ -11,8 +11,6 @@ from statecli.engines.parcel import Parcel, do, pack, unpack
 from statecli.errors import EngineError, StateError, UnreadableError
 from statecli.values.pool import Function, Place, uninterrupted
 
-#: Bytes of small tasks in a parcel: reading and comparing them takes a hundred times as long as sending it.
-GRAIN = 64 << 20
 #: Seconds between two looks at whether anybody is left to wait for.
 LOOK = 1.0
 
@@ -20,9 +18,10 @@ LOOK = 1.0
 class Elsewhere:
     """Its futures are those of an executor; `lost` says, while they are waited for, that nobody will do them."""
 
-    grain = GRAIN
-
-    def __init__(self, executor: Executor, name: str, lost: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self, executor: Executor, name: str, grain: int = 0, lost: Callable[[], str | None] = lambda: None
+    ) -> None:
+        self.grain = grain
         self._executor, self._name, self._lost = executor, name, lost
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:

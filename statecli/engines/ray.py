@@ -43,12 +43,14 @@ def started(address: str) -> Iterator[Engine]:
     if own:
         _start(ray, address, name)
     try:
-        yield Elsewhere(_Tasks(ray), name)
+        yield Elsewhere(_Tasks(ray), name, GRAIN)
     finally:
         if own:
             ray.shutdown()
 
 
+#: Bytes of small tasks in a parcel, as Dask's.
+GRAIN = 256 << 20
 #: Seconds that a cluster has to answer.
 TIMEOUT = 10.0
 

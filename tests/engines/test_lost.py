@@ -33,7 +33,8 @@ ROOT = Path(__file__).parent.parent.parent
 def _paths(tmp_path, monkeypatch):
     """Forty tensors on either side, each a parcel."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Elsewhere, "grain", 1)
+    monkeypatch.setattr(pool, "BATCH", 1)
+    monkeypatch.setattr(dask, "GRAIN", 1)
     torch.manual_seed(0)
     for name in ("a", "b"):
         save_file({f"w{n}": torch.randn(50_000) for n in range(40)}, name)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import statecli as package
-from statecli.engines.elsewhere import Elsewhere
+from statecli.engines import dask
 from statecli.values import pool
 
 COMMANDS = {
@@ -29,7 +29,7 @@ COMMANDS = {
 def _one_task_a_batch(checkpoints, monkeypatch):
     monkeypatch.chdir(checkpoints)
     monkeypatch.setattr(pool, "BATCH", 1)
-    monkeypatch.setattr(Elsewhere, "grain", 1)
+    monkeypatch.setattr(dask, "GRAIN", 1)
 
 
 @pytest.fixture

@@ -1,0 +1,108 @@
+"""The same `diff` by two threads, two processes and two workers of Dask on this machine; what handing out costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from _inputs import changed_values, safetensors_values
+from _measure import ROOT, Median, Row, alternate, environment, python, seconds, statecli
+
+SIZE = 2 << 30
+#: Two workers of one thread each; it ends when its standard input is closed.
+CLUSTER = """
+import sys
+from distributed import LocalCluster
+if __name__ == "__main__":
+    with LocalCluster(2, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50) as cluster:
+        print(cluster.scheduler_address, flush=True)
+        sys.stdin.read()
+"""
+#: Seconds that a parcel takes where its one task has one element; and the work of a parcel as `diff` makes them.
+PARCELS = """
+import json, sys, time
+from statecli import engines
+from statecli.comparison.result import How
+from statecli.engines import dask
+from statecli.values import pool
+from statecli.values.run import TASK, Piece, Task, run_batch
+
+address, before, after = sys.argv[1:]
+
+def took(count, size):
+    pieces = [Piece(path, 1 << 20, "bfloat16") for path in (before, after)]
+    tasks = [Task(0, "w", n * size, size, *pieces) for n in range(count)]
+    begun = time.perf_counter()
+    pool.run(run_batch, How(), tasks, size_of=lambda task: 2 * task.count, absent=None)
+    return time.perf_counter() - begun
+
+count = dask.GRAIN // (2 * TASK)
+with engines.working("threads:1"):
+    work = min(took(count, TASK) for _ in range(5))
+dask.GRAIN = 1
+with engines.working(f"dask:{address}"):
+    took(100, 1)
+    handing = min(took(1000, 1) for _ in range(3)) / 1000
+print(json.dumps([handing, work]))
+"""
+
+
+def rows(folder: Path) -> list[Row]:
+    """The engines beside two threads, with the cluster begun before; what a parcel costs beside its work."""
+    before = safetensors_values(folder / "before.safetensors", "bfloat16", SIZE)
+    after = changed_values(before, folder / "after.safetensors")
+    with _cluster(folder) as address:
+        engines = ("threads:2", "processes:2", f"dask:{address}")
+        lines = [statecli("diff", str(before), str(after), "-f", "json", "--executor", one) for one in engines]
+        documents = {_said(line) for line in lines}
+        assert len(documents) == 1, "the engines disagree"
+        threads, processes, dask = alternate(*lines, rounds=7, accept=(1,))
+        handing, work = json.loads(_said(python(PARCELS, address, str(before), str(after)), code=0))
+    share = handing / work
+    return [
+        _row("two processes", processes, threads, None),
+        _row("Dask with two local workers", dask, threads, 1.3),
+        Row(
+            "handing a parcel to Dask, beside what is in one",
+            f"{handing * 1e3:.2f} ms",
+            f"the work: {work * 1e3:.0f} ms",
+            f"{share:.1%}",
+            "≤ 2 %",
+            share <= 0.02,
+        ),
+    ]
+
+
+def _row(name: str, found: Median, threads: Median, limit: float | None) -> Row:
+    ratio = found.wall / threads.wall
+    return Row(
+        f"`diff` of 2 GiB of bfloat16, every element changed, by {name}",
+        seconds(found),
+        f"two threads: {seconds(threads)}",
+        f"{ratio:.2f} × the time, the same document",
+        "—" if limit is None else f"≤ {limit} ×",
+        None if limit is None else ratio <= limit,
+    )
+
+
+def _said(command: list[str], code: int = 1) -> str:
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def _cluster(folder: Path) -> Iterator[str]:
+    """Its address. Its workers stand in a folder of their own, and import statecli before they are measured."""
+    script = folder / "cluster.py"
+    script.write_text(CLUSTER)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*python("")[:1], str(script)], env=environment(), stdin=pipe, stdout=pipe, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.communicate()
