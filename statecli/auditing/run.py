@@ -80,6 +80,7 @@ class Request(msgspec.Struct, frozen=True):
         return not (self.include or self.exclude or self.kind)
 
 
+@files.thorough()
 def audit(
     request: Request,
     done: Callable[[Target], None] = lambda _: None,

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -39,6 +39,11 @@ TOLD = (
 )
 #: Lists that peft makes of sets, in an order that is another each time.
 _SETS = frozenset(["target_modules", "modules_to_save", "exclude_modules"])
+
+
+def beside(path: str, names: Collection[str]) -> list[str]:
+    """Those of the files that are in the folder `path`, which holds these names."""
+    return [files.join(path, f"{stem}.json") for stem in FILES if f"{stem}.json" in names]
 
 
 def noted(path: str, state: ModelState) -> ModelState:

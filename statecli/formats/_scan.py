@@ -26,7 +26,7 @@ from statecli.formats._expressions import said
 from statecli.formats._names import Scanner
 from statecli.formats._pickle import OverBudget, TruncatedPickle, without_gc
 from statecli.formats._source import Source
-from statecli.formats._zip import STORED, Archive, Record
+from statecli.formats._zip import BEGINNING, STORED, Archive, Record
 from statecli.state import Mention, Place, ScannedPickle
 
 #: Bytes of one pickle, of one inflated record, and of all pickles of one file.
@@ -402,7 +402,7 @@ class _Scan:
 
     def _archive(self, piece: _Piece) -> None:
         try:
-            archive = Archive(piece.region, looked_at=_HEAD)
+            archive = Archive(piece.region, looked_at=BEGINNING)
         except UnreadableError as error:
             parts = _in_a_row(piece.region)
             if len(parts) > 1:

@@ -61,6 +61,8 @@ _DESCRIPTORS = {0: (0,), _SIZES_FOLLOW: (16, 24)}
 #: Local headers that are fetched at once, and bytes of a record that are worth fetching before it is read.
 _TOGETHER = 1024
 _AHEAD = 32 << 20
+#: Bytes of a record by which it is told what it is.
+BEGINNING = 512
 #: What torch writes behind the last storage takes less.
 _SMALL = 1024
 #: Archives whose records take less than this on average are read in windows, the others header by header.
@@ -282,7 +284,7 @@ class Archive:
         """Where each record's bytes start, by its local header."""
         dense = len(ordered) * _DENSE > end
         window = Window(self._source, _WINDOW if dense else 0)
-        more = _LOCAL.size + MAX_PADDING + (self._looked_at or 0)
+        more = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING)
         for n, record in enumerate(ordered):
             if n % _TOGETHER == 0:
                 soon = ordered[n : n + _TOGETHER]

@@ -41,6 +41,7 @@ def members(path: str) -> tuple[str, ...]:
 def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     """The tensors put together. Raises MalformedError for a shard that does not say where its pieces begin."""
     names = members(path)
+    files.ahead(files.join(path, name) for name in names)
     pieces: dict[str, list[Box]] = {}
     metadata = {}
     for name in names:

@@ -228,6 +228,7 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     """
     tag = _tag(path)
     found, others = _files(path, tag)
+    files.ahead(files.join(path, way) for both in found.values() for ranks in both for way in ranks.values())
     states, rows = [], []
     for mp, parts in found.items():
         prefix = f"mp_rank_{mp:02d}." if len(found) > 1 else ""

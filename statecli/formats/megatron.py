@@ -84,7 +84,9 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     where = _iteration(path)
     states: dict[str, ModelState] = {}
     failed: dict[str, str] = {}
-    for name, model in _ranks(files.join(path, where)).items():
+    ranks = _ranks(files.join(path, where))
+    files.ahead(files.join(path, where, model) for model in ranks.values() if model)
+    for name, model in ranks.items():
         way = files.join(path, where, model)
         try:
             if not model:

@@ -97,6 +97,7 @@ def in_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> M
     """
     choice = _folder.choose(path)
     where = files.join(path, choice.name)
+    files.ahead((where, *_configs.beside(path, choice.names)))
     used: list[str] = []
     if _folder.INDEX.search(choice.name):
         index = _index(where, choice.name)

@@ -103,6 +103,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     Raises UnreadableError and MalformedError where the model cannot be read.
     """
     parts = _parts(path)
+    files.ahead(files.join(path, name) for name in parts if name in _folder.files(path))
     model = _of_files(path, read_file, parts) if _has_weights(path) else _of_shards(path, read_file)
     return _joined(model, [(name, _part(path, name, section, read_file)) for name, section in parts.items()])
 
