@@ -270,7 +270,13 @@ class Object:
         data = memoryview(self.get(begin, stop - begin))
         for guard in guards:
             header = bytes(data[guard.header - begin : guard.start - begin]) if guard.header >= begin else None
-            self._confirm(guard, self._read(guard.header, guard.start) if header is None else header)
+            try:
+                self._confirm(guard, self._read(guard.header, guard.start) if header is None else header)
+            except UnreadableError:
+                if guard.start <= offset:
+                    raise
+                data = data[: guard.header - begin]  # whoever reads on is told
+                break
         return data[offset - begin :]
 
 

@@ -1,0 +1,326 @@
+"""How many requests a listing costs, and how many bytes: counted by a server, of every format."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import threading
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import remote
+from statecli.formats._source import Source
+from statecli.formats._zip import Archive
+
+from ..formats.msgpacks import Extension, pack
+from .server import BEFORE_HEADERS
+
+HEAD = 64 << 10
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Each test is a command of its own."""
+    remote.forget()
+
+
+class Crowd:
+    """Lets requests wait for each other until so many have come, and counts how many are here at once."""
+
+    def __init__(self, size: int) -> None:
+        self._all_here = threading.Barrier(size, timeout=30)
+        self._lock, self._left = threading.Lock(), size
+        self.now = self.most = 0
+
+    def __call__(self, request, reply) -> None:
+        reply.at.append((BEFORE_HEADERS, self._wait))
+        reply.at.append((len(reply.body), self._leave))
+
+    def _wait(self, server) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            self._left -= 1
+            waits = self._left >= 0
+        if waits:
+            self._all_here.wait()
+
+    def _leave(self, server) -> None:
+        with self._lock:
+            self.now -= 1
+
+
+def asked(served) -> list[tuple[str, str]]:
+    """Path and range of each request that was not for a list of names."""
+    return [(one.path, one.range) for one in served.requests if one.status == 206]
+
+
+def listings(served) -> int:
+    return sum(one.status != 206 for one in served.requests)
+
+
+# --- safetensors
+
+
+def test_a_short_header_is_one_request(served, statecli):
+    """Of a file of 40 MB the first 64 KiB travel, and nothing else."""
+    save_file({"a": torch.zeros(10_000_000)}, served.folder / "m.safetensors")
+    assert statecli("inspect", served.url("m.safetensors")).code == 0
+    assert asked(served) == [("m.safetensors", "bytes=0-65535")]
+    assert served.sent == HEAD
+
+
+def test_a_long_header_is_two_requests(served, statecli):
+    """The second one is for exactly what the first did not have of the header."""
+    path = served.folder / "m.safetensors"
+    save_file({f"a.rather.long.name.of.tensor.{i}": torch.zeros(1000) for i in range(2000)}, path)
+    end = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    assert end > HEAD
+    assert statecli("inspect", served.url(path.name)).code == 0
+    assert [span for _, span in asked(served)] == ["bytes=0-65535", f"bytes={HEAD}-{end - 1}"]
+    assert served.sent == end
+
+
+def sharded(folder: Path, count: int) -> Path:
+    """As save_pretrained writes it."""
+    folder.mkdir()
+    names = [f"model-{n + 1:05d}-of-{count:05d}.safetensors" for n in range(count)]
+    for n, name in enumerate(names):
+        save_file({f"layers.{n}.weight": torch.zeros(4)}, folder / name)
+    index = {"metadata": {}, "weight_map": {f"layers.{n}.weight": name for n, name in enumerate(names)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_shards_are_one_request_each_and_64_at_a_time(served, statecli):
+    """An index is one request, its 128 shards 128; 64 of them are on their way together, and never more."""
+    sharded(served.folder / "net", 128)
+    served.listing = "python"
+    crowd = Crowd(64)
+    served.behave("*.safetensors", crowd)
+    found = statecli("inspect", served.url("net/model.safetensors.index.json"), "-f", "json")
+    assert (found.code, len(found.json["tensors"])) == (0, 128)
+    assert Counter(path for path, _ in asked(served)).most_common(1)[0][1] == 1
+    assert len(asked(served)) == 129
+    assert crowd.most == 64
+
+
+def test_what_lies_beside_the_weights_comes_with_the_index(served, statecli):
+    """A folder is its list of names; then the index and all JSON beside it at once; then the shards at once."""
+    folder = sharded(served.folder / "net", 3)
+    for name in ("config.json", "trainer_state.json", "adapter_config.json"):
+        (folder / name).write_text("{}")
+    served.listing = "python"
+    beside, shards = Crowd(4), Crowd(3)
+    served.behave("*.json", beside)
+    served.behave("*.safetensors", shards)
+    assert statecli("inspect", served.url("net/")).code == 0
+    assert (beside.most, shards.most) == (4, 3)
+    assert (len(asked(served)), listings(served)) == (7, 1)
+
+
+# --- zip archives
+
+
+def archive(path: Path, tensors: int, elements: int) -> Path:
+    torch.save({f"layers.{i}.weight": torch.full((elements,), float(i)) for i in range(tensors)}, path)
+    return path
+
+
+@pytest.mark.parametrize(("tensors", "elements", "requests"), [(10, 500_000, 2), (400, 20_000, 2), (5_000, 2_000, 4)])
+def test_torch_save_is_its_end_its_directory_and_its_pickle(served, statecli, tensors, elements, requests):
+    """Not one local header of the storages travels: the directory says where torch has put them."""
+    path = archive(served.folder / "m.pt", tensors, elements)
+    assert statecli("inspect", served.url("m.pt")).code == 0
+    assert len(asked(served)) == requests
+    with zipfile.ZipFile(path) as held:
+        pickle, directory = held.getinfo("m/data.pkl").file_size, path.stat().st_size - held.start_dir
+    assert served.sent <= max(pickle, HEAD) + max(directory, HEAD) + 8192
+
+
+@pytest.mark.parametrize("name", ["m", "a-folder-name-that-is-a-good-deal-longer-than-the-others"])
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 4096])
+def test_the_directory_alone_places_what_torch_writes(tmp_path, served, size, name):
+    """Where it says that bytes begin is where each local header lets them begin."""
+    path = served.folder / f"{name}.pt"
+    torch.save([torch.zeros(size, dtype=torch.uint8), torch.ones(100_000), torch.zeros(3)], path)
+    with Source(str(path)) as near, Source(served.url(path.name)) as far:
+        ours = {name: record.data_offset for name, record in Archive(near).records.items()}
+        theirs = {name: record.data_offset for name, record in Archive(far).records.items()}
+    assert theirs == ours
+    assert len(asked(served)) == 2
+
+
+def moved(path: Path, name: str, by: int) -> None:
+    """Lets the record's local header claim that its bytes begin later, or earlier, than the writer put them."""
+    with zipfile.ZipFile(path) as held:
+        at = held.getinfo(name).header_offset
+    raw = bytearray(path.read_bytes())
+    (extra,) = struct.unpack_from("<H", raw, at + 28)
+    struct.pack_into("<H", raw, at + 28, extra + by)
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("question", [("inspect", "--stats"), ("lock", "-o", "-")])
+def test_values_are_never_read_from_where_a_local_header_denies_that_they_are(served, statecli, question):
+    """A directory and a local header that disagree end what reads the values, as they do on disk."""
+    path = archive(served.folder / "m.pt", 30, 30_000)
+    moved(path, "m/data/15", 16)
+    far = statecli(*question, served.url("m.pt"))
+    assert (far.code, far.out) == (2, "")
+    assert "'m/data/15': its bytes begin at byte" in far.err
+
+
+def test_a_diff_with_a_record_that_is_elsewhere_says_so_of_its_tensor_alone(served, statecli, tmp_path):
+    """The other tensors are compared."""
+    here = archive(tmp_path / "m.pt", 30, 30_000)
+    shutil.copy(here, served.folder / "m.pt")
+    moved(served.folder / "m.pt", "m/data/15", 16)
+    found = statecli("diff", here, served.url("m.pt"), "-f", "json")
+    assert found.code == 2
+    assert found.json["summary"]["identical"] == 29
+    (line,) = found.err.splitlines()
+    assert "layers.15.weight" in line
+    assert "its bytes begin at byte" in line
+
+
+def renamed(path: Path, name: str, by: int) -> None:
+    """Lets the record's local header say another name."""
+    with zipfile.ZipFile(path) as held:
+        at = held.getinfo(name).header_offset + 30
+    raw = path.read_bytes()
+    path.write_bytes(raw[:at] + b"M" + raw[at + 1 :])
+
+
+@pytest.mark.parametrize(("spoilt", "code", "said"), [(moved, 1, "checksum-mismatch"), (renamed, 2, "header disagrees")])
+def test_an_audit_looks_at_every_local_header(served, statecli, spoilt, code, said):
+    """It judges the file, and so says of a contradiction what it says of the file on disk."""
+    path = archive(served.folder / "m.pt", 30, 30_000)
+    spoilt(path, "m/data/15", 16)
+    near, far = (statecli("audit", "--values", "-f", "json", one) for one in (path, served.url("m.pt")))
+    assert far.code == near.code == code
+    assert far.out.replace(served.url("m.pt"), str(path)) == near.out
+    assert far.err.replace(served.url("m.pt"), str(path)) == near.err
+    assert said in near.out + near.err
+
+
+def test_an_archive_that_another_program_packed_is_asked_for_its_local_headers(served, statecli):
+    """Without torch's padding nothing is guessed: the values are those of the file on disk."""
+    made = archive(served.folder / "torch.pt", 5, 30_000)
+    with zipfile.ZipFile(made) as held, zipfile.ZipFile(served.folder / "m.pt", "w") as packed:
+        for name in held.namelist():
+            packed.writestr(name, held.read(name))
+    near = statecli("inspect", served.folder / "m.pt", "--stats", "-f", "json")
+    far = statecli("inspect", served.url("m.pt"), "--stats", "-f", "json")
+    assert far.code == near.code == 0
+    assert far.json["tensors"] == near.json["tensors"]
+
+
+def test_a_record_that_has_another_name_is_not_read(served, statecli):
+    """The pickle's own local header is asked too, where it is here already."""
+    path = archive(served.folder / "m.pt", 3, 1000)
+    path.write_bytes(path.read_bytes().replace(b"m/data.pkl", b"m/dota.pkl", 1))
+    found = statecli("inspect", served.url("m.pt"))
+    assert (found.code, "local header disagrees" in found.err) == (2, True)
+
+
+# --- all other formats: so many requests, and of the file so few per cent
+
+
+def legacy(path: Path) -> Path:
+    held = {f"layers.{i}.weight": torch.zeros(30_000) for i in range(200)}
+    torch.save(held, path / "m.pt", _use_new_zipfile_serialization=False)
+    return path / "m.pt"
+
+
+def gguf(path: Path) -> Path:
+    writer = pytest.importorskip("gguf").GGUFWriter(path / "m.gguf", "llama")
+    writer.add_token_list([f"token {i:06d} {'x' * 20}" for i in range(130_000)])
+    for i in range(20):
+        writer.add_tensor(f"blk.{i}.weight", np.zeros((5000, 2000), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path / "m.gguf"
+
+
+def npz(path: Path) -> Path:
+    np.savez(path / "m.npz", **{f"a{i}": np.zeros(50_000) for i in range(50)})
+    return path / "m.npz"
+
+
+def npz_deflated(path: Path) -> Path:
+    random = np.random.default_rng(0)
+    np.savez_compressed(path / "m.npz", **{f"a{i}": random.normal(size=50_000) for i in range(50)})
+    return path / "m.npz"
+
+
+def flax(path: Path) -> Path:
+    body = pack([[300_000], "float32", bytes(1_200_000)])
+    tree = {f"layers_{i}": {"kernel": Extension(1, body)} for i in range(50)}
+    (path / "m.msgpack").write_bytes(pack({"params": tree}))
+    return path / "m.msgpack"
+
+
+def torchscript(path: Path) -> Path:
+    layers = torch.nn.Sequential(*(torch.nn.Linear(400, 400) for _ in range(30)))
+    torch.jit.save(torch.jit.script(layers), path / "m.pt")
+    return path / "m.pt"
+
+
+def torch_export(path: Path) -> Path:
+    layers = torch.nn.Sequential(*(torch.nn.Linear(400, 400) for _ in range(30)))
+    torch.export.save(torch.export.export(layers, (torch.zeros(1, 400),)), path / "m.pt2")
+    return path / "m.pt2"
+
+
+def dcp_of_many_files(path: Path) -> Path:
+    import torch.distributed.checkpoint as dcp
+
+    held = {f"layers.{i}.weight": torch.zeros(30_000) for i in range(100)} | {f"note{i}": f"{i}" for i in range(20)}
+    dcp.save(held, storage_writer=dcp.FileSystemWriter(path / "m", single_file_per_rank=False), no_dist=True)
+    return path / "m"
+
+
+@pytest.mark.parametrize(
+    ("write", "requests", "percent"),
+    [
+        (legacy, 3, 1),
+        (gguf, 6, 2.5),
+        (npz, 2 + 50, 2),
+        (npz_deflated, 2 + 50, 2),
+        (flax, 1 + 50, 2),
+        (torchscript, 4, 2),
+        (torch_export, 5, 2),
+        (dcp_of_many_files, 1 + 120, 10),
+    ],
+)
+def test_no_format_fetches_values_to_list_them(served, statecli, write, requests, percent):
+    """So many requests at most, and so many per cent of the bytes; the listing is the one of the file on disk."""
+    path = write(served.folder)
+    served.listing = "python"
+    url = served.url(path.name) + "/" * path.is_dir()
+    far, near = (statecli("inspect", one, "-f", "json") for one in (url, path))
+    assert far.code == near.code == 0
+    assert far.json["tensors"] == near.json["tensors"]
+    size = sum(one.stat().st_size for one in ([path] if path.is_file() else path.iterdir()))
+    assert len(asked(served)) <= requests
+    assert sum(one.sent for one in served.requests if one.status == 206) <= size * percent / 100
+
+
+def test_files_of_many_ranks_are_asked_for_side_by_side(served, statecli):
+    """The files that a distributed checkpoint names are no chain of requests."""
+    dcp_of_many_files(served.folder)
+    served.listing = "python"
+    crowd = Crowd(50)
+    served.behave("*.distcp", crowd)
+    assert statecli("inspect", served.url("m/")).code == 0
+    assert crowd.most >= 50
