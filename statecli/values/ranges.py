@@ -64,10 +64,7 @@ def fill(into: Array, file: File, offset: int, where: ByteRange, what: str) -> N
     memory, got = into.data, 0
     while got < into.size:
         try:
-            try:
             more = file.fill(offset + got, memory[got:], where.offset + where.length - offset - got)
-        except UnreadableError as why:
-            raise type(why)(f"{where.path}: {what}: {why}") from why
         except UnreadableError as why:
             raise type(why)(f"{where.path}: {what}: {why}") from why
         if not more:

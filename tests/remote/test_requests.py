@@ -199,7 +199,9 @@ def renamed(path: Path, name: str, by: int) -> None:
     path.write_bytes(raw[:at] + b"M" + raw[at + 1 :])
 
 
-@pytest.mark.parametrize(("spoilt", "code", "said"), [(moved, 1, "checksum-mismatch"), (renamed, 2, "header disagrees")])
+@pytest.mark.parametrize(
+    ("spoilt", "code", "said"), [(moved, 1, "checksum-mismatch"), (renamed, 2, "header disagrees")]
+)
 def test_an_audit_looks_at_every_local_header(served, statecli, spoilt, code, said):
     """It judges the file, and so says of a contradiction what it says of the file on disk."""
     path = archive(served.folder / "m.pt", 30, 30_000)
