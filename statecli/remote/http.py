@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from statecli.errors import UnreadableError
@@ -40,9 +39,12 @@ _EXPIRED = frozenset([400, 401, 403, 404, 410])
 class Refused(UnreadableError):
     """An answer of this status and with these headers has not what was asked for."""
 
-    def __init__(self, text: str, status: int = 0, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, text: str, status: int = 0, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
-        self.status, self.headers = status, headers
+        self.status, self.headers = status, headers or {}
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[str]]:
+        return type(self), (str(self),)  # where it was led is nobody else's
 
 
 class NoFile(Refused, Unsure):

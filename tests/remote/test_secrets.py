@@ -287,6 +287,22 @@ def test_a_process_of_its_own_shows_none(secret, desk):
         assert_none(done.stdout, done.stderr)
 
 
+@pytest.mark.parametrize("executor", ["threads:2", "processes:2"])
+def test_no_worker_shows_one(executor, server, secret, statecli, monkeypatch):
+    """What goes wrong in another thread or process is said there as it is here; parcels do not show what they carry."""
+    monkeypatch.setenv("STATECLI_RETRIES", "0")
+    save_file({"w": torch.zeros(100_000), "v": torch.zeros(100_000)}, server.folder / "c.safetensors")
+    save_file({"w": torch.ones(100_000), "v": torch.zeros(100_000)}, server.folder / "d.safetensors")
+    line = ("diff", secret("c.safetensors"), secret("d.safetensors"), "--executor", executor, "--debug")
+    whole = statecli(*line)
+    assert whole.code == 1, whole
+    server.behave("d.safetensors", After(1, Refuse(403, f"<h1>{TOKEN}</h1>")))
+    broken = statecli(*line)
+    assert broken.code == 2, broken
+    assert "access is refused (HTTP 403)" in broken.err
+    assert_none(whole.out, whole.err, broken.out, broken.err)
+
+
 # --- the gate -------------------------------------------------------------------------------------------------------
 
 
