@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 
@@ -73,7 +73,13 @@ def opened(path: str) -> Handle:
     if _names.is_folder(path):
         raise Missing("is an empty folder" if not _listed(path).folders else "is a folder")
     one = _object(path)
-    one.prime()
+    try:
+        one.prime()
+    except Missing:
+        listed = _listings.get(files.absolute(path))
+        if _is_refused(listed):
+            raise listed from None
+        raise
     _kept[path] = one
     if len(_kept) > KEPT:
         _kept.pop(next(iter(_kept))).release()
@@ -236,9 +242,15 @@ def _found_kind(path: str) -> str:
     try:
         if _listed(path).folders:
             return _FOLDER
-    except UnreadableError:
-        pass
+    except UnreadableError as error:
+        if _is_refused(error):
+            return _FILE
     return _MISSING if why is None or isinstance(why, Missing) else _FILE
+
+
+def _is_refused(listed: Listing | UnreadableError | None) -> TypeGuard[UnreadableError]:
+    """Whether there may be a folder that cannot be asked for."""
+    return isinstance(listed, UnreadableError) and not isinstance(listed, (Missing, Unsure))
 
 
 def _is_not_listed(path: str) -> bool:

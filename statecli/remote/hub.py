@@ -76,7 +76,12 @@ class Hub:
         way = f"api/{place.kind}/{place.repo}/tree/{commit}/{quote(place.path.strip('/'))}".rstrip("/")
         folders: dict[str, bool] = {}
         where: str | None = f"{self._endpoint}/{way}"
+        seen: set[str] = set()
         while where is not None:
+            # The token goes wherever the next page is.
+            if where in seen or not where.startswith(f"{self._endpoint}/"):
+                raise UnreadableError("the hub's listing goes on in a circle, or on another host")
+            seen.add(where)
             page, where = self._told(where, place)
             entries = page if isinstance(page, list) else []
             folders.update((_name(one), one.get("type") == "directory") for one in entries if isinstance(one, dict))

@@ -2,6 +2,7 @@
 
 folder/org/name/…           the files of a repository at `main`
 folder/org/name@v1/…        another revision of it
+folder/datasets/org/name/…  a repository of data
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ class Hub(Server):
         match parts:
             case ["api", "models", org, name, *rest]:
                 return self._refused(request, f"{org}/{name}", gate=False) or self._told(request, f"{org}/{name}", rest)
+            case ["api", "datasets" as kind, org, name, *rest]:
+                repo = f"{kind}/{org}/{name}"
+                return self._refused(request, repo, gate=False) or self._told(request, repo, rest)
+            case ["datasets" as kind, org, name, "resolve", revision, *path]:
+                repo = f"{kind}/{org}/{name}"
+                return self._refused(request, repo, gate=True) or self._resolved(
+                    request, repo, revision, "/".join(path)
+                )
             case [org, name, "resolve", revision, *path]:
                 refused = self._refused(request, f"{org}/{name}", gate=True)
                 return refused or self._resolved(request, f"{org}/{name}", revision, "/".join(path))

@@ -15,7 +15,7 @@ from statecli.remote.hub import Place, _places
 from statecli.remote.settings import settings
 
 from .hub import SIGNATURE
-from .server import After, Refuse, Times, login_page
+from .server import After, Headers, Refuse, Times, login_page
 
 pytest.importorskip("huggingface_hub")
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz012345"  # noqa: S105 - of nobody
@@ -84,6 +84,41 @@ def test_another_revision(net, statecli, revision):
     assert statecli("inspect", f"{url}/model.safetensors", "--stats", "-f", "json").rows()["w"]["stats"]["max"] == 0
     differ = statecli("diff", url, "hf://org/net", "-f", "json").json
     assert [one["values"]["changed"] for one in differ["changes"]] == [4]
+
+
+def test_a_repository_of_data(net, statecli):
+    """`hf://datasets/…`, a file and all of it."""
+    written(net.folder / "datasets" / "org" / "data", torch.ones(3))
+    for url in ("hf://datasets/org/data", "hf://datasets/org/data@main/model.safetensors"):
+        assert statecli("inspect", url, "-f", "json").rows()["w"]["shape"] == [3]
+
+
+def test_many_files_in_a_folder_are_several_pages(net, statecli):
+    """The hub's listings go on where their header says."""
+    from .server import Reply
+
+    def paged(request, reply):
+        if "cursor" not in request.query and reply.status == 200:
+            reply.headers["Link"] = f'<{net.url(request.path)}?cursor=2>; rel="next"'
+            reply.body = b'[{"type": "file", "path": "model.safetensors", "size": 1}]'
+        elif reply.status == 200:
+            reply.become(Reply(200, {"Content-Type": "application/json"}, b'[{"type": "directory", "path": "deep"}]'))
+
+    commit = net.commit("org/net")
+    net.behave(f"api/models/org/net/tree/{commit}", paged)
+    found = statecli("audit", "hf://org/net", "-f", "json").json
+    assert [one["target"] for one in found["targets"]] == ["hf://org/net", "hf://org/net/deep"]
+
+
+@pytest.mark.parametrize("there", ["http://127.0.0.1:9/", "itself"])
+def test_a_listing_that_goes_on_elsewhere_is_refused(net, statecli, monkeypatch, there):
+    """To another host the token would go too; and in a circle it has no end."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    where = f"api/models/org/net/tree/{net.commit('org/net')}"
+    net.behave(where, Headers(Link=f'<{net.url(where) if there == "itself" else there}>; rel="next"'))
+    found = statecli("audit", "hf://org/net")
+    assert found.code == 2
+    assert "goes on in a circle, or on another host" in found.err
 
 
 @pytest.mark.parametrize(
@@ -205,8 +240,6 @@ def test_what_is_no_hub(net, statecli):
 
 def test_what_changes_in_the_cdn_is_noticed(net, statecli):
     """A commit's file does not change; what answers otherwise is no such file."""
-    from .server import Headers
-
     written(net.folder / "org" / "net", torch.ones(1 << 18))
     net.cdn.behave("*", After(1, Headers(ETag='"another"')))
     found = statecli("inspect", "hf://org/net/model.safetensors", "--stats")

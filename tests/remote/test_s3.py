@@ -222,6 +222,17 @@ def test_what_s3_refuses_is_one_line(s3, signed, statecli, status, code, words):
         assert secret not in found.err + told
 
 
+def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, signed, statecli):
+    """There is no object of that name, and whether there is a folder nobody could tell."""
+    written(s3.folder / "models" / "run")
+    s3.behave("models", refusal(403, "AccessDenied"))
+    for url in ("s3://models/run", "s3://models/run/", "s3://models"):
+        for command in ("inspect", "audit", "lock"):
+            found = statecli(command, url)
+            assert (found.code, found.err.count("\n")) == (2, 1)
+            assert f"{url}: access is refused (HTTP 403): your AWS credentials may not read it" in found.err
+
+
 def test_credentials_in_the_url_have_no_place(s3, statecli):
     """They are refused, and not shown."""
     found = statecli("inspect", f"s3://{KEY}:{SECRET}@models/m.safetensors")
