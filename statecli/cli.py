@@ -205,7 +205,7 @@ def lock(options: LockOptions) -> int:
         options.include,
         options.exclude,
         options.kind,
-        os.path.dirname(written.path or "") or ".",
+        _folder(written.path if options.shard is None else None),
     )
     found = making.read(request)
     _refuse_overwriting((written,), *(one.state for one in found))
@@ -221,6 +221,11 @@ def lock(options: LockOptions) -> int:
         console.tell(list(making.without_values(found, made)))
     console.write(file.written(made), written.path)
     return 0
+
+
+def _folder(path: str | None) -> str:
+    """Where a lock lies, from which it names its targets. All shares put them in one order, wherever a part lies."""
+    return os.path.dirname(path or "") or "."
 
 
 def merge(options: MergeOptions) -> int:

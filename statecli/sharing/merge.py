@@ -6,7 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +15,11 @@ from statecli.errors import EngineError, StateError, UnreadableError, UsageError
 from statecli.inspection import numpy_needed
 from statecli.options import AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions
 from statecli.sharing.share import OF_MERGE
+
+if TYPE_CHECKING:
+    from statecli.sharing.part import Head, Part
+    from statecli.sharing.tasks import Key
+    from statecli.values.pool import Work
 
 #: The commands that have parts.
 COMMANDS: dict[str, Any] = {
@@ -64,7 +69,7 @@ def _named(texts: Sequence[str]) -> list[str]:
 # --- whether they are the parts of one command ------------------------------------------------------------------------
 
 
-def _refuse_others(one: Any, first: Any) -> None:
+def _refuse_others(one: Part, first: Part) -> None:
     """Raises for a part that was made by another statecli than this one, or is of another command than the first."""
     from statecli.values import kernels
 
@@ -89,7 +94,7 @@ def _refuse_others(one: Any, first: Any) -> None:
         raise UnreadableError(f"{one.path}: has read another state of the targets than {first.path}: {_AGAIN}")
 
 
-def _refuse_incomplete(parts: Sequence[Any]) -> None:
+def _refuse_incomplete(parts: Sequence[Part]) -> None:
     known: dict[int, str] = {}
     count = parts[0].head.shard[1]
     for one in parts:
@@ -107,7 +112,7 @@ def _is(several: Sequence[object]) -> str:
     return "is" if len(several) == 1 else "are"
 
 
-def _refuse_changed(one: Any) -> None:
+def _refuse_changed(one: Part) -> None:
     """Raises for a file that is not here, or is not the one that the parts are of."""
     from statecli.sharing import tasks
 
@@ -124,7 +129,7 @@ def _refuse_changed(one: Any) -> None:
 # --- what they ask for ------------------------------------------------------------------------------------------------
 
 
-def _options(path: str, head: Any, asked: MergeOptions) -> Options:
+def _options(path: str, head: Head, asked: MergeOptions) -> Options:
     """The command's options: what the parts say of the result, what the line says of its output."""
     kind = COMMANDS.get(head.command)
     if kind is None:
@@ -195,14 +200,14 @@ class _Known:
 
     whole = True
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self._results: dict[Any, Any] = {}
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._results: dict[Key, Any] = {}
         for one in parts:
             for key, result in one.results.items():
                 if not _is_same(self._results.setdefault(key, result), result):
                     raise UnreadableError(f"{one.path}: says otherwise of a task than another part: {_AGAIN}")
 
-    def results(self, work: Any, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         """As `pool.Ledger`."""
         from statecli.sharing import tasks
 

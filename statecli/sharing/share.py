@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,11 @@ from statecli.errors import StateError, UnreadableError, UsageError
 from statecli.inspection import numpy_needed
 from statecli.sharing.cut import Cut
 from statecli.stamps import CHANGED, Stamp, changed, stamp
+
+if TYPE_CHECKING:
+    from statecli.sharing.part import Line
+    from statecli.sharing.tasks import Key
+    from statecli.values.pool import Work
 
 #: More than anybody has processes.
 MOST = 100_000
@@ -73,16 +78,16 @@ class Share:
         self._cut = Cut(*self._shard)
         self._plan: list[str] = []
         self._stamps: dict[str, Stamp] = {}
-        self._lines: dict[Any, Any] = {}
+        self._lines: dict[Key, Line] = {}
         #: What was said of the tasks that could not be done.
         self.failed: list[str] = []
 
-    def results(self, work: Any, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         """As `pool.Ledger`. What fails is kept, and nothing here ends for it: the passes after it have tasks too."""
         from statecli.sharing import tasks
 
         keys, sizes = tasks.keys(work), [work.size_of(task) for task in work.tasks]
-        mine = range(len(keys)) if work.derived else self._planned(work, keys, sizes)
+        mine = list(range(len(keys))) if work.derived else self._planned(work, keys, sizes)
         if work.done and len(mine) < len(keys):
             others = set(range(len(keys))).difference(mine)
             work.done([work.tasks[n] for n in sorted(others)])
@@ -92,7 +97,7 @@ class Share:
             found[n] = work.absent if isinstance(result, StateError) else result
         return found
 
-    def _planned(self, work: Any, keys: Sequence[Any], sizes: Sequence[int]) -> list[int]:
+    def _planned(self, work: Work, keys: Sequence[Key], sizes: Sequence[int]) -> list[int]:
         from statecli.sharing import tasks
 
         self._plan.append(tasks.plan(keys))
@@ -100,7 +105,7 @@ class Share:
         self._stamps.update((path, stamp(path)) for path in known)
         return self._cut.own(sizes, work.together)
 
-    def _keep(self, key: Any, task: Any, size: int, result: Any) -> None:
+    def _keep(self, key: Key, task: Any, size: int, result: Any) -> None:
         from statecli.sharing import part, tasks
 
         if tasks.is_failed(result):

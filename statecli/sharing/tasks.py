@@ -24,8 +24,9 @@ RESULTS: dict[str, Any] = {
     "digest_batch": str,
     "stats_batch": Stats,
 }
-#: Which storages are checked, and by the name of which tensor, depends on which were found under another name.
-UNPLANNED = frozenset(["check_batch"])
+#: Of what several tensors have in common, the first has the task: in another order of targets, or where some were found
+#: under another name, it is another's.
+UNPLANNED = frozenset(["check_batch", "digest_batch"])
 
 #: Bytes of a file by which it is known again: so many pieces of it, evenly from its first byte to its last.
 SAMPLES, SAMPLE = 8, 4096

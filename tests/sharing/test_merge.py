@@ -182,6 +182,21 @@ def test_the_lock_is_the_same_file(statecli, shares):
     assert statecli("lock", "runs", "--digest", "sha256").out == statecli("merge", *paths).out
 
 
+def test_where_a_part_is_written_is_no_part_of_a_lock(statecli):
+    """Names in a lock, and the order of targets, are from where it lies; parts may lie anywhere."""
+    for name in ("x", "y"):
+        os.mkdir(name)
+        torch.save({"w": torch.full((40, 40), float(ord(name))), "v": torch.ones(9)}, f"{name}/{name}.pt")
+    os.symlink("../x/x.pt", "y/z.pt")
+    for n, path in enumerate(("x/1.jsonl", "y/2.jsonl", "3.jsonl"), 1):
+        assert statecli("lock", "x", "y", "--shard", f"{n}/3", "-o", path).code == 0
+    for folder in ("x", "y", "."):
+        whole = statecli("lock", "x", "y", "-o", f"{folder}/whole.lock")
+        assert whole.code == 0
+        assert statecli("merge", "**/*.jsonl", "-o", f"{folder}/merged.lock").code == 0
+        assert Path(folder, "merged.lock").read_bytes() == Path(folder, "whole.lock").read_bytes()
+
+
 def test_an_audit_held_to_a_lock_a_checkpoint_and_a_policy(same, statecli):
     """Values that an audit reads beside its own facts."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
