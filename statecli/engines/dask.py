@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from statecli.engines.elsewhere import Elsewhere
@@ -37,7 +37,8 @@ def connected(address: str) -> Iterator[Engine]:
             # What a dead worker had is done by another without being asked for, `allowed-failures` times.
             yield Elsewhere(client.get_executor(pure=False), name, GRAIN, _Watch(client).lost)
         finally:
-            client.close(timeout=1)
+            with suppress(TimeoutError, OSError):  # the results are there, or what went wrong is being told
+                client.close(timeout=1)
 
 
 def _client(make: Any, address: str, name: str) -> Any:

@@ -1,0 +1,66 @@
+"""Workers in processes of their own, which know nothing of a URL but what travels with their tasks."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import statecli as package
+from statecli.engines import dask
+from statecli.values import pool
+
+from .server import After, Basic, Refuse
+
+PASSWORD = "sesame-opens-it"  # noqa: S105 - it opens nothing
+
+
+@pytest.fixture
+def secret(served, monkeypatch):
+    """The URL of a file, with the password that it takes; each task is a parcel."""
+    monkeypatch.setattr(pool, "BATCH", 1)
+    monkeypatch.setattr(dask, "GRAIN", 1)
+    monkeypatch.setenv("STATECLI_RETRIES", "0")
+    for n, name in enumerate(("a.safetensors", "b.safetensors")):
+        save_file({f"w{i}": torch.full((50_000,), float(i + n * (i % 2))) for i in range(8)}, served.folder / name)
+    served.behave("*", Basic("me", PASSWORD))
+    return lambda name: served.url(name).replace("://", f"://me:{PASSWORD}@")
+
+
+@pytest.fixture
+def cluster():
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install 'statecli[dask]'")
+    with distributed.LocalCluster(
+        2, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50
+    ) as cluster:
+        yield cluster
+
+
+def test_workers_of_dask_read_urls(secret, served, cluster, statecli):
+    """With the command's access, and the same document; one that is refused there is the error that it is here."""
+    line = ("diff", secret("a.safetensors"), secret("b.safetensors"), "-f", "json")
+    alone = statecli(*line)
+    engine = f"dask:{cluster.scheduler_address}"
+    found = statecli(*line, "--executor", engine, "--debug")
+    assert found == alone
+    assert alone.code == 1
+    served.behave("b.safetensors", After(1, Refuse(403, f"<h1>{PASSWORD}</h1>")))
+    broken = statecli(*line, "--executor", engine, "--debug")
+    assert broken.code == 2
+    assert "access is refused (HTTP 403)" in broken.err
+    logs = str(cluster.get_logs())
+    assert not [text for text in (found.out, found.err, broken.out, broken.err, logs) if PASSWORD in text]
+
+
+def test_processes_that_were_not_forked_read_urls(secret):
+    """An Executor of Python's own, whose processes begin with nothing."""
+    urls = secret("a.safetensors"), secret("b.safetensors")
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
+        found = package.diff(*urls, executor=processes)
+    assert msgspec.json.encode(found) == msgspec.json.encode(package.diff(*urls))
+    changed = {change.fqn for change in found.changes if change.status.value == "changed"}
+    assert changed == {"w1", "w3", "w5", "w7"}
