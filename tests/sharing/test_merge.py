@@ -334,3 +334,19 @@ def test_python_merges_what_it_has_a_function_for(shares):
     paths, _ = shares(2, "lock", "a.pt", folder="lock")
     with pytest.raises(UsageError, match="only the command line merges"):
         api.merge(paths)
+
+
+def test_damage_that_ends_the_audit_of_a_target_early(statecli, shares):
+    """One share meets it and the others go on: all plan the same passes, and merge ends where the whole command does."""
+    for n, name in enumerate(("a.pt", "b.pt", "c.pt")):
+        torch.save({f"w{i}": torch.full((40, 10), float(i + n)) for i in range(9)}, name)
+    assert statecli("lock", "a.pt", "b.pt", "c.pt", "-o", "statecli.lock").code == 0
+    _damaged("b.pt", "w6", "b.pt")
+    Path("statecli.toml").write_text('[policy]\nmust-change = ["w2"]\nmust-not-change = ["w6"]\n')
+    line = ("audit", "b.pt", "c.pt", "--values", "--lock", "statecli.lock", "--against", "a.pt")
+    for count in (1, 3, 5):
+        paths, codes = shares(count, *line)
+        assert 2 in codes
+        whole, merged = statecli(*line, "-f", "json"), statecli("merge", *paths, "-f", "json")
+        assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
+        assert whole.code == 2
