@@ -116,7 +116,7 @@ def _refuse_changed(one: Part) -> None:
     """Raises for a file that is not here, or is not the one that the parts are of."""
     from statecli.sharing import tasks
 
-    for path, now in tasks.identities(list(one.head.files)).items():
+    for path, now in tasks.identities(one.head.files).items():
         then = one.head.files[path]
         if now == then:
             continue

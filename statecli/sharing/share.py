@@ -123,7 +123,7 @@ class Share:
         lines = [f"{path}: {CHANGED}" for path in changed(self._stamps)]
         for line in (line for line in (*lines, *broken) if line.endswith(CHANGED)):
             raise UnreadableError(line)
-        files = tasks.identities(sorted(self._stamps))
+        files = tasks.identities(self._stamps)
         made = (__version__, kernels.made_of())
         head = part.Head(part.SCHEMA, *made, self._command, self._options, self._shard, tuple(self._plan), files)
         return part.written(head, self._lines.values())

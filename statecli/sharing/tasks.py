@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -104,9 +105,11 @@ def _ranges(one: Any) -> Iterator[ByteRange | Piece]:
             yield from _ranges(getattr(one, field, ()))
 
 
-def identities(of: Sequence[str]) -> dict[str, Identity]:
+def identities(of: Iterable[str]) -> dict[str, Identity]:
     """Of each of these files, as it is now."""
-    return {path: _remote(path) if files.is_remote(path) else _local(path) for path in sorted(of)}
+    paths = sorted(of)
+    remote = _remote([path for path in paths if files.is_remote(path)])
+    return {path: remote[path] if path in remote else _local(path) for path in paths}
 
 
 def _local(path: str) -> Identity:
@@ -125,13 +128,14 @@ def _local(path: str) -> Identity:
         file.close()
 
 
-def _remote(path: str) -> Identity:
-    try:
-        files.opened(path).close()
-        known = files.access().known.get(path)
-    except UnreadableError:
-        return Identity()
-    return Identity(*known) if known else Identity()
+def _remote(paths: Sequence[str]) -> dict[str, Identity]:
+    found = dict.fromkeys(paths, Identity())
+    files.ahead(paths)
+    for path in paths:
+        with suppress(UnreadableError):
+            files.opened(path).close()
+    known = files.access().known if paths else {}
+    return {**found, **{path: Identity(*known[path]) for path in paths if path in known}}
 
 
 def is_failed(result: object) -> bool:
