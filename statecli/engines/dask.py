@@ -18,6 +18,8 @@ from statecli.values.pool import Engine
 #: Bytes of small tasks in a parcel: a task of Dask takes 2 to 3 ms of its scheduler, client and worker together, and
 #: comparing these a hundred times as long.
 GRAIN = 256 << 20
+#: Before Python 3.11 these are two.
+LATE = (TimeoutError, asyncio.TimeoutError)
 #: Seconds that a scheduler has to answer, and to have a worker.
 TIMEOUT = 10.0
 
@@ -37,7 +39,7 @@ def connected(address: str) -> Iterator[Engine]:
             # What a dead worker had is done by another without being asked for, `allowed-failures` times.
             yield Elsewhere(client.get_executor(pure=False), name, GRAIN, _Watch(client).lost)
         finally:
-            with suppress(TimeoutError, OSError):  # the results are there, or what went wrong is being told
+            with suppress(OSError, *LATE):  # the results are there, or what went wrong is being told
                 client.close(timeout=1)
 
 
@@ -46,7 +48,7 @@ def _client(make: Any, address: str, name: str) -> Any:
         with ThreadPoolExecutor(1) as beside:  # this thread may have a loop of its own, as in a notebook
             beside.submit(lambda: asyncio.run(asyncio.wait_for(_greet(address), TIMEOUT))).result()
         return make(address, timeout=TIMEOUT, set_as_default=False)
-    except (OSError, ValueError, RuntimeError, TimeoutError) as why:
+    except (OSError, ValueError, RuntimeError, *LATE) as why:
         raise EngineError(f"--executor {name}: no scheduler of Dask answers there ({type(why).__name__})") from why
 
 
@@ -61,7 +63,7 @@ async def _greet(address: str) -> None:
 def _refuse_without_workers(client: Any, name: str) -> None:
     try:
         client.wait_for_workers(1, timeout=TIMEOUT)
-    except TimeoutError as why:
+    except LATE as why:
         raise EngineError(f"--executor {name}: has no worker; start one with: dask worker …") from why
 
 
