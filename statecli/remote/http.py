@@ -376,7 +376,7 @@ def _received(response: Any, length: int | None, parts: list[bytes]) -> bytes:
     have, error = sum(map(len, parts)), None
     while length is None or have < length:
         try:
-            part = response.read1(min(1 << 20, WHOLE + 1 if length is None else length - have))
+            part = response.read1(min(1 << 18, WHOLE + 1 if length is None else length - have))
         except (exceptions.HTTPError, ValueError) as why:
             part, error = b"", connections.failed(why) if isinstance(why, exceptions.HTTPError) else None
             length = -1 if length is None else length
