@@ -28,7 +28,7 @@ _CODES = {
     "InvalidBucketName": "its bucket's name is none that S3 has",
     "InvalidAccessKeyId": "access is refused: S3 does not know the access key of your AWS credentials; set them again",
     "SignatureDoesNotMatch": "access is refused: the secret key of your AWS credentials is wrong; set them again",
-    "AuthorizationHeaderMalformed": "access is refused: your AWS credentials are of another region; set AWS_REGION",
+    "AuthorizationHeaderMalformed": "access is refused: it is in another region: set AWS_DEFAULT_REGION",
     "ExpiredToken": "access is refused: your AWS credentials have expired; log in again",
     "InvalidToken": "access is refused: the session token of your AWS credentials is not valid; log in again",
     "TokenRefreshRequired": "access is refused: your AWS credentials have expired; log in again",
