@@ -109,9 +109,7 @@ def refuse_read(one: Written, texts: Iterable[str]) -> None:
 def refuse_place(path: str, option: str) -> None:
     """Raises UsageError for a folder, and for a file in a folder that is not there."""
     if files.is_remote(path):
-        raise UsageError(
-            f"{option}: cannot be written: it is a URL; write a file and copy it there"
-        )
+        raise UsageError(f"{option}: cannot be written: it is a URL; write a file and copy it there")
     folder = os.path.dirname(path)
     if os.path.isdir(path) or (folder and not os.path.isdir(folder)):
         why = "is a folder" if os.path.isdir(path) else f"there is no folder {folder}"
