@@ -37,7 +37,8 @@ class Source:
             if length is not None and not 0 <= start <= start + length <= size:
                 raise _truncated(start, length, size)
             self.size = size if length is None else length
-            self.head = self.read(0, min(HEAD, self.size))
+            # Of what lies inside a file, the beginning need not be looked at: that may be a journey of its own.
+            self.head = b"" if length is not None and self.is_far else self.read(0, min(HEAD, self.size))
         except BaseException:
             self.close()
             raise

@@ -282,7 +282,7 @@ class Archive:
 
     def _confirmed_starts(self, ordered: list[Record], end: int) -> Iterator[int]:
         """Where each record's bytes start, by its local header."""
-        dense = len(ordered) * _DENSE > end
+        dense = len(ordered) * _DENSE > end and not self._source.is_far
         window = Window(self._source, _WINDOW if dense else 0)
         more = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING)
         for n, record in enumerate(ordered):

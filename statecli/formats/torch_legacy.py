@@ -148,7 +148,8 @@ def _storages(
             )
         else:
             source.prefetch((at, 8) for _, at, _, _ in places)
-    window = Window(source, _FIRST_WINDOW if len(keys.root) * _FIRST_WINDOW > source.size else 0)
+    dense = len(keys.root) * _FIRST_WINDOW > source.size and not source.is_far
+    window = Window(source, _FIRST_WINDOW if dense else 0)
     for key, at, numel, length in _places(source, keys, declared):
         if not trusted:
             _check(key, numel, window.read(at, 8))

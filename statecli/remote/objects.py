@@ -33,8 +33,8 @@ GUESSES = {".json": 4 << 20, ".metadata": 1 << 20, ".distcp": 4 << 10}
 STEP, AHEAD = 16 << 10, 4 << 20
 #: Bytes between two ranges that are fetched with them, where one request is quicker than two.
 GAP = 16 << 10
-#: Bytes of values that are held of a file, and of how many files.
-WINDOW, WINDOWS = 4 << 20, 4
+#: Bytes of values that are fetched at a time, half of what a thread holds of all files together.
+WINDOW = 2 << 20
 #: Bytes of an object that are kept for the next read, while it is open and after it.
 KEPT, LEFT = 64 << 20, 4 << 20
 #: What begins with this has checksums: zip archives, and files of several of them.

@@ -18,6 +18,7 @@ from operator import itemgetter
 import msgspec
 import numpy as np
 
+from statecli import files
 from statecli.comparison.result import Delta, How
 from statecli.errors import StateError, UnreadableError
 from statecli.formats._ggml import BLOCKS
@@ -26,7 +27,16 @@ from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import pool, sparse
 from statecli.values.blocks import as_stored, quantized, readable, why_no_numbers
 from statecli.values.elements import Element, element
-from statecli.values.ranges import check_crc, contiguous_strides, is_run, located, looking_up, reading, resolved
+from statecli.values.ranges import (
+    check_crc,
+    contiguous_strides,
+    in_file_order,
+    is_run,
+    located,
+    looking_up,
+    reading,
+    resolved,
+)
 from statecli.values.read import no_numbers, opened, overlap, packed, stored
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
 from statecli.values.tally import Tally
@@ -188,6 +198,7 @@ def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None = Non
             progress(batch[-1].what, sum(map(_bytes, batch)))
 
     pairs = [task.pair for task in tasks]
+    tasks = in_file_order(tasks, _first_side)
     if how.device != "cpu":
         found = _run_on_device(how, tasks, done)
     else:
@@ -195,6 +206,15 @@ def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None = Non
             run_batch, how, tasks, size_of=_bytes, jobs=jobs, done=done, absent=ABSENT, derived=derived, together=pairs
         )
     return list(zip(tasks, found, strict=True))
+
+
+def _first_side(task: Task) -> Iterator[ByteRange | TensorData]:
+    for side in (task.after, task.before):
+        place = (
+            side if isinstance(side, TensorData) else ByteRange(side.path, side.offset + task.start * _width(side), 0)
+        )
+        if files.is_remote(place.path if isinstance(place, ByteRange) else place.storage.path):
+            yield place
 
 
 def _run_on_device(how: How, tasks: list[Task], done: Callable[[Sequence[Task]], None]) -> list[Found | StateError]:
@@ -254,16 +274,19 @@ def _damaged(tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False)
         for storage in tensor.ranges:
             if storage.crc32 is not None or storage.packing is not None:
                 ranges.setdefault(storage, tensor.fqn)
+    storages = in_file_order(list(ranges.items()), lambda one: (one[0],))
     errors = pool.run(
         check_batch,
         None,
-        list(ranges.items()),
+        storages,
         size_of=lambda one: one[0].length,
         jobs=jobs,
         absent=None,
         derived=derived,
     )
-    return {where: error for where, error in zip(ranges, errors, strict=True) if error is not None}
+    return {
+        where: error for where, error in zip((one for one, _ in storages), errors, strict=True) if error is not None
+    }
 
 
 def check_batch(_: None, storages: Sequence[tuple[ByteRange, str]]) -> list[StateError | None]:
@@ -513,6 +536,6 @@ def _crc(data: TensorData) -> int | None:
     return found
 
 
-def _width(data: TensorData) -> int:
+def _width(data: TensorData | Piece) -> int:
     kind = element(data.dtype)
     return _size(kind) if kind else 0

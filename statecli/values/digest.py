@@ -25,7 +25,7 @@ from statecli.state import Quantizer, TensorData, TensorInfo
 from statecli.values import pool
 from statecli.values.blocks import as_stored
 from statecli.values.elements import COMPLEX, DIRECT, Array, element
-from statecli.values.ranges import contiguous_strides, reading
+from statecli.values.ranges import contiguous_strides, in_file_order, reading
 from statecli.values.read import Strided, opened, overlap, packed, stored
 
 #: Bytes read and hashed at a time; more or less is no faster.
@@ -57,10 +57,11 @@ def digests(
         if progress:
             progress(batch[-1].fqn, sum(tensor.nbytes for tensor in batch))
 
+    ordered = in_file_order(list(first.values()), lambda tensor: tensor.ranges)
     found = pool.run(
         digest_batch,
         algorithm,
-        list(first.values()),
+        ordered,
         size_of=lambda tensor: tensor.nbytes,
         jobs=jobs,
         done=done,
@@ -68,7 +69,7 @@ def digests(
         derived=derived,
         whole=True,
     )
-    known = dict(zip(first, map(str, found), strict=True))
+    known = dict(zip(map(_content, ordered), map(str, found), strict=True))
     return [known.get(_content(tensor)) for tensor in tensors]
 
 

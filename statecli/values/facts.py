@@ -18,7 +18,7 @@ from statecli.state import TensorData, TensorInfo
 from statecli.values import pool, scan
 from statecli.values.blocks import quantized, readable
 from statecli.values.elements import Array, Decoder, Element, element
-from statecli.values.ranges import Range, contiguous_strides, looking_up, reading, resolved
+from statecli.values.ranges import Range, contiguous_strides, in_file_order, looking_up, reading, resolved
 from statecli.values.read import Strided, distinct, no_numbers, opened, overlap, packed, stored, valued
 from statecli.values.run import rechunked
 from statecli.values.scan import Facts
@@ -99,6 +99,7 @@ def _run(tasks: Sequence[Task], jobs: int, progress: Progress | None) -> list[Fa
         if progress:
             progress(batch[-1].what, sum(map(_bytes, batch)))
 
+    tasks = in_file_order(list(tasks), lambda task: (task.data,))
     results = pool.run(facts_of_batch, None, tasks, size_of=_bytes, jobs=jobs, done=done, absent=Facts())
     found: dict[int, Facts] = {}
     for task, one in zip(tasks, results, strict=True):

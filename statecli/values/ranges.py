@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from statecli.places import of_range
 from statecli.state import Box, ByteRange, TensorData
 from statecli.values.blocks import numbers, quantized, why_no_numbers
 from statecli.values.elements import Array, element
+
+_Task = TypeVar("_Task")
 
 #: Bytes read at once to pick elements from, and how far apart these may lie before each is read by itself.
 WINDOW = 1 << 20
@@ -104,8 +106,22 @@ def reading(*things: ByteRange | TensorData) -> Iterator[None]:
         yield
 
 
+def in_file_order(tasks: list[_Task], sides_of: Callable[[_Task], Iterable[ByteRange | TensorData]]) -> list[_Task]:
+    """Of what is remote, tasks whose bytes are neighbours behind one another, so that few requests fetch them."""
+    if not files.is_anything_remote():
+        return tasks
+
+    def place(task: _Task) -> tuple[str, int]:
+        where = next(
+            ((one.storage, one.offset) if isinstance(one, TensorData) else (one, 0) for one in sides_of(task)), None
+        )
+        return ("", 0) if where is None else (where[0].path, where[0].offset + where[1])
+
+    return sorted(tasks, key=place)
+
+
 #: Bytes at each end of an archive of one tensor that say where it lies.
-ENDS = 4 << 10
+ENDS = 1 << 10
 
 
 @contextmanager

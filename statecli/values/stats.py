@@ -19,7 +19,7 @@ from statecli.values import live, pool
 from statecli.values.blocks import readable
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, worth_of_codes
 from statecli.values.partial import Partial, joined_reasons, partial_of, partial_of_codes
-from statecli.values.ranges import check_crc, reading
+from statecli.values.ranges import check_crc, in_file_order, reading
 from statecli.values.read import (
     Strided,
     code_counts,
@@ -177,8 +177,11 @@ def stats_all(state: ModelState, progress: Progress | None = None) -> ModelState
             if progress:
                 progress(tensor.fqn, tensor.nbytes)
 
-    found = pool.run(stats_batch, None, list(tasks.values()), size_of=_bytes, absent=Stats(), done=done, whole=True)
-    known = dict(zip(tasks, found, strict=True))
+    ordered = in_file_order(list(tasks.items()), lambda one: one[1].tensor.ranges)
+    found = pool.run(
+        stats_batch, None, [task for _, task in ordered], size_of=_bytes, absent=Stats(), done=done, whole=True
+    )
+    known = dict(zip((key for key, _ in ordered), found, strict=True))
     done(tensor for tensor, key in zip(state.tensors, keys, strict=True) if tensor is not tasks[key].tensor)
     filled = (
         msgspec.structs.replace(tensor, stats=known[key]) for tensor, key in zip(state.tensors, keys, strict=True)

@@ -1,0 +1,265 @@
+"""Values of what lies behind URLs: each byte travels once, in bounded memory, and the results are those of the disk."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from statecli import remote
+from statecli.errors import MalformedError
+from statecli.files import Guard
+from statecli.remote import objects
+from statecli.remote.settings import settings as patience
+from statecli.remote.sums import Sums, joined
+
+from .server import After, Cut
+
+MB = 1 << 20
+HEAD = 64 << 10
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Each test is a command of its own."""
+    remote.forget()
+
+
+def weights(seed: int = 0, count: int = 6, elements: int = 2_500_000) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {f"layers.{i}.weight": torch.randn(elements, generator=generator) for i in range(count)}
+
+
+def many(seed: int = 0) -> dict[str, torch.Tensor]:
+    return weights(seed, 1500, 10_000)
+
+
+def safetensors(folder: Path, held: dict[str, torch.Tensor]) -> Path:
+    save_file(held, folder / "m.safetensors")
+    return folder / "m.safetensors"
+
+
+def torch_zip(folder: Path, held: dict[str, torch.Tensor]) -> Path:
+    torch.save(held, folder / "m.pt")
+    return folder / "m.pt"
+
+
+def legacy(folder: Path, held: dict[str, torch.Tensor]) -> Path:
+    torch.save(held, folder / "m.pt", _use_new_zipfile_serialization=False)
+    return folder / "m.pt"
+
+
+def dcp(folder: Path, held: dict[str, torch.Tensor]) -> Path:
+    import torch.distributed.checkpoint as checkpoint
+
+    checkpoint.save(held, storage_writer=checkpoint.FileSystemWriter(folder / "m", thread_count=2), no_dist=True)
+    return folder / "m"
+
+
+QUESTIONS = (("inspect", "--stats"), ("lock", "-o", "-"), ("audit", "--values"), ("diff",))
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question[0])
+@pytest.mark.parametrize("held", [weights, many])
+@pytest.mark.parametrize("write", [safetensors, torch_zip, legacy, dcp], ids=lambda write: write.__name__)
+def test_each_byte_travels_once(served, statecli, tmp_path, write, held, question):
+    """60 MB of values, in 6 tensors or in 1,500: no more than 2 % beside them, and not a request for each block."""
+    if (write, held, question[0]) == (dcp, many, "audit"):
+        pytest.skip("every archive of such a folder is searched for pickles, most of a small one for a second time")
+    path = write(served.folder, held())
+    served.listing = "python"
+    url = served.url(path.name) + "/" * path.is_dir()
+    before = [write(tmp_path, held(1))] if question == ("diff",) else []
+    assert statecli(*question, *before, url).code == (1 if before else 0)
+    beside = 300 * len(held()) + 3 * HEAD
+    if write is dcp:  # both ends of each archive, to see where in it its tensor lies, and then again with the values
+        beside += 4 * 1024 * len(held())
+    assert served.sent <= 1.02 * 4 * 15_000_000 + beside
+    assert len(served.requests) <= 60 + 2 * len(held())  # an audit asks each record of an archive
+
+
+@pytest.mark.parametrize("write", [safetensors, torch_zip])
+def test_small_tensors_are_fetched_together(served, statecli, write):
+    """1,500 tensors of 40 kB are some tens of requests."""
+    path = write(served.folder, many())
+    assert statecli("inspect", "--stats", served.url(path.name)).code == 0
+    assert len(served.requests) <= 40
+
+
+def test_a_tensor_that_is_left_out_does_not_travel(served, statecli):
+    """Nothing beyond what is asked for is fetched: one tensor of six is a sixth."""
+    save_file(weights(), served.folder / "m.safetensors")
+    assert statecli("inspect", "--stats", "-i", "layers.3.*", served.url("m.safetensors")).code == 0
+    assert served.sent == HEAD + 10_000_000
+
+
+def test_a_transposed_tensor_travels_twice_at_most(served, statecli, tmp_path):
+    """What does not lie in its order is read to the same result, and its storage once more for the checksum."""
+    held = torch.randn(4, 500_000)
+    torch.save({"a": held[:, :100_000].t(), "all": held}, served.folder / "m.pt")
+    near, far = (
+        statecli("inspect", "--stats", one, "-i", "a", "-f", "json").rows()["a"]["stats"]
+        for one in (served.folder / "m.pt", served.url("m.pt"))
+    )
+    assert near == far
+    assert served.sent < 2 * 4 * 4 * 500_000 + 4 * HEAD
+
+
+@pytest.mark.parametrize("options", [(), ("--jobs", "1"), ("--jobs", "3"), ("--executor", "processes:2")])
+def test_the_result_is_that_of_the_disk_bit_for_bit(served, statecli, tmp_path, options):
+    """Threads, one thread or processes, a window here or there: the same document."""
+    one, two = weights(), weights(1)
+    two["layers.3.weight"] = one["layers.3.weight"].clone()
+    two["layers.3.weight"][7] = float("nan")
+    two["layers.4.weight"] = one["layers.4.weight"]
+    before, after = tmp_path / "a.pt", served.folder / "b.safetensors"
+    torch.save(one, before)
+    save_file(two, after)
+    shutil.copy(before, served.folder / "a.pt")
+    near = statecli("diff", before, after, "-f", "json")
+    far = statecli("diff", served.url("a.pt"), served.url("b.safetensors"), "-f", "json", *options)
+    assert (far.code, far.err) == (near.code, near.err) == (1, "")
+    assert far.json["changes"] == near.json["changes"]
+
+
+def test_what_was_compared_before_the_server_died_is_shown(served, statecli, tmp_path, monkeypatch):
+    """Each tensor that could not be read is named with what happened; the others are compared; exit 2."""
+    monkeypatch.setenv("STATECLI_RETRIES", "0")
+    patience.cache_clear()
+    here = safetensors(tmp_path, weights(0, 12))
+    safetensors(served.folder, weights(0, 12))
+    served.behave("*", After(9, Cut(None)))
+    try:
+        found = statecli("diff", here, served.url("m.safetensors"), "--jobs", "2", "-f", "plain")
+    finally:
+        patience.cache_clear()
+    assert found.code == 2
+    url = served.url("m.safetensors")
+    lines = [line for line in found.out.splitlines() if line.startswith("not compared")]
+    assert 0 < len(lines) < 12
+    assert all(f"{url}: layers." in line and "the connection was cut" in line for line in lines)
+    assert f"; {len(lines)} tensors could not be compared" in found.out
+    assert "no difference found in" in found.out
+    assert found.err.startswith(f"statecli: {url}: layers.")
+    assert found.err.count("\n") == 1
+
+
+MEASURED = """
+import sys
+from statecli.__main__ import main
+try:
+    main()
+finally:
+    with open("/proc/self/status") as status:
+        print(next(line for line in status if line.startswith("VmHWM")).split()[1], file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from Linux")
+def test_memory_is_bounded(served, tmp_path):
+    """A diff of two remote files of 600 MB each takes less than 450 MB, and not for their headers."""
+    for name in ("a.safetensors", "b.safetensors"):
+        head = b'{"w": {"dtype": "F32", "shape": [%d], "data_offsets": [0, %d]}}' % (150 * MB, 600 * MB)
+        with (served.folder / name).open("wb") as file:
+            file.write(len(head).to_bytes(8, "little") + head)
+            file.truncate(8 + len(head) + 600 * MB)
+    urls = [served.url(name) for name in ("a.safetensors", "b.safetensors")]
+    child = subprocess.run([sys.executable, "-c", MEASURED, "diff", *urls], capture_output=True, text=True, check=True)
+    assert int(child.stderr) < 450 * 1024
+
+
+# --- the parts
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8))
+def test_checksums_of_pieces_are_that_of_the_whole(pieces):
+    """As zlib's crc32_combine has it, which Python does not show."""
+    found, sums, at = 0, Sums(), 0
+    for piece in pieces:
+        found = joined(found, zlib.crc32(piece), len(piece))
+        sums.add(at, memoryview(piece), [])
+        at += len(piece)
+    whole = b"".join(pieces)
+    assert found == zlib.crc32(whole)
+    assert sums.of(0, at) == zlib.crc32(whole)
+    assert sums.of(0, at + 1) is None
+
+
+class Bytes:
+    """A store of one object, which keeps count."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.fetched = data, 0
+
+    def get(self, url, offset, length, known):
+        found = self.data[offset : offset + length]
+        self.fetched += len(found)
+        return found, (len(self.data), "1")
+
+
+spans = st.tuples(st.integers(0, 400_000), st.integers(0, 90_000))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["read", "window", "prefetch", "close"]), spans), max_size=25))
+def test_whatever_is_here_the_bytes_are_those_of_the_object(steps):
+    """Reads, windows and fetches ahead, in any order and overlapping, give the object's bytes."""
+    data = bytes(range(251)) * 1700
+    one = objects.Object("mem://x", Bytes(data))
+    for what, (offset, length) in steps:
+        if what == "read":
+            assert one.read(offset, length) == data[offset : offset + length]
+        elif what == "window" and offset < len(data):
+            found = one.window(offset, offset + length + 1)
+            assert found == data[offset : offset + len(found)]
+            assert 0 < len(found) <= length + 1
+        elif what == "prefetch":
+            one.prefetch([(offset, length), (offset + length // 2, length)])
+        else:
+            one.opened()
+            one.closed()
+
+
+@given(st.lists(spans, min_size=1, max_size=12))
+def test_no_byte_is_handed_out_before_its_header_is_confirmed(steps):
+    """Whatever is read first of a record, its header was looked at; one that is wrong lets none of its bytes out."""
+    data = bytes(range(251)) * 1700
+    good, bad = [], []
+
+    def check(start):
+        def confirm(header: bytes) -> None:
+            assert header == data[start - 40 : start]
+            good.append(start)
+
+        return confirm
+
+    def refuse(header: bytes) -> None:
+        bad.append(header)
+        raise MalformedError("is elsewhere")
+
+    one = objects.Object("mem://x", Bytes(data))
+    guards = [Guard(at - 40, at, at + 50_000, check(at)) for at in (70_040, 120_080, 300_000)]
+    one.prime()
+    one.guard([*guards, Guard(200_000, 200_040, 250_000, refuse)])
+    for n, (offset, length) in enumerate(steps):
+        try:
+            if n % 2:
+                end = offset + len(one.window(offset, offset + length + 1)) if offset < len(data) else offset
+            else:
+                end = offset + len(one.read(offset, length))
+        except MalformedError:
+            assert bad
+            assert offset < 250_000
+            assert offset + length + 1 > 200_000
+            continue
+        touched = {guard.start for guard in guards if guard.start < end and offset < guard.stop}
+        assert end <= offset or touched <= set(good)
+        assert end <= offset or not (offset < 250_000 and end > 200_040)
