@@ -76,6 +76,17 @@ def test_all_files_are_of_one_commit(net, statecli):
     assert all(net.commit("org/net") in path for path in rest)
 
 
+def test_what_an_audit_of_a_repository_asks_for(net, statecli):
+    """Two calls of the API, and the beginning of each file once: what docs/scale.md counts with."""
+    for name in ("README.md", "tokenizer.json"):
+        (net.folder / "org" / "net" / name).write_text("{}")
+    assert statecli("audit", "hf://org/net").code == 0
+    asked = [one.path for one in net.requests]
+    assert sum(path.startswith("api/") for path in asked) == 2
+    files = sorted(path.rpartition("/")[2] for path in asked if not path.startswith("api/"))
+    assert files == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+
+
 @pytest.mark.parametrize("revision", ["v1", "commit"])
 def test_another_revision(net, statecli, revision):
     """By its name or its commit; a diff of two revisions is of two commits."""
