@@ -27,6 +27,7 @@ SCRIPTS = (
     "audit_values",
     "lock_file",
     "dcp",
+    "remote",
     "executors",
 )
 
