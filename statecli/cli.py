@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from statecli import console, interrupts, outputs
 from statecli.errors import StateError, UsageError
+from statecli.inspection import Progress, requested
 from statecli.inspection import inspect as run_inspection
-from statecli.inspection import requested
 from statecli.options import (
     AuditOptions,
     DiffOptions,
@@ -49,6 +49,12 @@ def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions | L
         return diff(options) if isinstance(options, DiffOptions) else inspect(options)
 
 
+def _progress(
+    options: InspectOptions | DiffOptions | AuditOptions | LockOptions, *, values: bool = True
+) -> AbstractContextManager[Progress | None]:
+    return console.progress(enabled=not options.no_progress, color=options.color.value, values=values)
+
+
 def inspect(options: InspectOptions) -> int:
     """`statecli inspect`; the exit code."""
     refuse_empty(options)
@@ -61,8 +67,7 @@ def inspect(options: InspectOptions) -> int:
     console.keep_stdout()
     request = requested(options)
     reads = request.stats or request.to is not None
-    shown = reads and not options.no_progress
-    with engine, share as mine, console.progress(enabled=shown, color=options.color.value) as progress:
+    with engine, share as mine, _progress(options, values=reads) as progress:
         found = run_inspection(request, progress)
     _refuse_overwriting(written, found.state)
     if mine is not None:
@@ -87,9 +92,7 @@ def diff(options: DiffOptions, name: str | None = None) -> int:
     written = outputs.asked(options)
     engine, share = _engine(options.executor), _share(options, "diff")
     console.keep_stdout()
-    values = not options.metadata_only
-    shown = values and not options.no_progress
-    with engine, share as mine, console.progress(enabled=shown, color=options.color.value) as progress:
+    with engine, share as mine, _progress(options, values=not options.metadata_only) as progress:
         found = compare(asked.request(options), progress)
     _refuse_overwriting(written, found.before, found.after)
     if mine is not None:
@@ -162,8 +165,7 @@ def audit(options: AuditOptions) -> int:
         outputs.refuse_read(output, asked.inputs(options, configured))
     request = asked.request(options, configured)
     reads = request.values or request.lock is not None
-    shown = reads and not options.no_progress
-    with engine, share as mine, console.progress(enabled=shown, color=options.color.value) as progress:
+    with engine, share as mine, _progress(options, values=reads) as progress:
         found = auditing.audit(request, progress=progress)
     if mine is not None:
         return _part(mine, written[-1].path)
@@ -207,13 +209,10 @@ def lock(options: LockOptions) -> int:
         options.kind,
         _folder(written.path if options.shard is None else None),
     )
-    found = making.read(request)
+    with _progress(options, values=False):
+        found = making.read(request)
     _refuse_overwriting((written,), *(one.state for one in found))
-    with (
-        engine,
-        share as mine,
-        console.progress(enabled=not options.no_progress, color=options.color.value) as progress,
-    ):
+    with engine, share as mine, _progress(options) as progress:
         made = making.lock(found, request, progress)
     if mine is not None:
         return _part(mine, written.path)

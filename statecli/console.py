@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from statecli import interrupts, outputs, render
+from statecli import files, interrupts, outputs, render
 from statecli.errors import UnreadableError
 from statecli.finding import Finding
 from statecli.inspection import Progress
@@ -241,11 +241,35 @@ def silence() -> None:
 
 
 @contextmanager
-def progress(*, enabled: bool, color: str) -> Iterator[Progress | None]:
-    """A bar on stderr, on a terminal only, drawn from the moment something is read; one for all that is read."""
+def progress(*, enabled: bool, color: str, values: bool = True) -> Iterator[Progress | None]:
+    """A bar on stderr, on a terminal only, drawn from the moment something is read; one for all that is read.
+
+    Before it, one for the files whose headers are fetched from elsewhere; that one alone without `values`.
+    """
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
+    with files.watching(lambda total: _fetching(total, color)):
+        if not values:
+            yield None
+            return
+        with _values_read(color) as start:
+            yield start
+
+
+@contextmanager
+def _fetching(total: int, color: str) -> Iterator[Callable[[], None]]:
+    """A bar of so many files, while they are fetched."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("files"))
+    with Progress(*columns, console=_beside(color), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def _values_read(color: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())

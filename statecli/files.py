@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Protocol
@@ -384,6 +384,27 @@ def is_anything_remote() -> bool:
     import sys
 
     return "statecli.remote" in sys.modules and bool(_remote().is_in_use())
+
+
+#: Around fetching so many files; what it gives is called after each.
+Watch = Callable[[int], AbstractContextManager[Callable[[], None]]]
+_watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+def watched(total: int) -> AbstractContextManager[Callable[[], None]]:
+    """Around fetching so many files, for whoever watches."""
+    watch = _watch.get()
+    return nullcontext(lambda: None) if watch is None else watch(total)
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Around what may fetch many files."""
+    before = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(before)
 
 
 _thorough: ContextVar[bool] = ContextVar("thorough", default=False)

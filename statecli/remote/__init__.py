@@ -120,7 +120,17 @@ def unlisted(path: str) -> str | None:
 
 def ahead(paths: Sequence[str]) -> None:
     """Fetches the beginning of each, of a folder its names, many at a time."""
-    side_by_side(_ahead, [path for path in paths if path not in _objects and path not in _listings])
+    wanted = [path for path in paths if path not in _objects and path not in _listings]
+    if len(wanted) > 1:
+        with files.watched(len(wanted)) as done:
+
+            def one(path: str) -> None:
+                _ahead(path)
+                done()
+
+            side_by_side(one, wanted)
+    else:
+        side_by_side(_ahead, wanted)
 
 
 def _ahead(path: str) -> None:

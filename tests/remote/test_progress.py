@@ -1,0 +1,67 @@
+"""What a person sees while bytes travel: files, then bytes of values; nobody else sees anything."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from .test_requests import sharded
+
+COMMAND = [sys.executable, "-c", "from statecli.__main__ import main; main()"]
+
+
+def stderr_on_a_terminal(*args: str) -> str:
+    """What the command writes to a standard error that is a terminal; its results go elsewhere."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    child = subprocess.Popen([*COMMAND, *args], stdout=subprocess.DEVNULL, stderr=theirs, env=environment)
+    os.close(theirs)
+    out = b""
+    while select.select([ours], [], [], 60)[0]:
+        try:
+            block = os.read(ours, 1 << 16)
+        except OSError:  # the last one that had it open is gone
+            break
+        out += block
+    os.close(ours)
+    assert child.wait(60) == 0
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.decode())
+
+
+@pytest.fixture
+def net(served) -> str:
+    sharded(served.folder / "net", 40)
+    served.listing = "python"
+    return served.url("net/")
+
+
+def test_files_are_counted_on_a_terminal(net):
+    """So many of 40 headers are there; the last that is drawn has all of them."""
+    assert "40/40 files" in stderr_on_a_terminal("inspect", net)
+
+
+def test_values_are_counted_in_bytes(served):
+    """As for files on disk: of 12 MB, so many."""
+    save_file({"a": torch.zeros(3_000_000)}, served.folder / "m.safetensors")
+    shown = stderr_on_a_terminal("inspect", "--stats", served.url("m.safetensors"))
+    assert re.search(r"[\d.]+/12\.0 MB", shown)
+
+
+@pytest.mark.parametrize("options", [["--no-progress"], ["--no-progress", "--stats"]])
+def test_nothing_is_drawn_where_nobody_wants_it(net, options):
+    """--no-progress leaves standard error empty."""
+    assert stderr_on_a_terminal("inspect", net, *options) == ""
+
+
+def test_nothing_is_drawn_into_a_pipe(net):
+    """Neither bar is for a log."""
+    found = subprocess.run([*COMMAND, "inspect", "--stats", net], capture_output=True, check=True)
+    assert found.stderr == b""
