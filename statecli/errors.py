@@ -5,6 +5,7 @@
     │   └── NothingMatched     the globs, the kind or the section left no tensor
     │       └── FilteredOut    the globs or the kind left none of one target
     ├── UnreadableError        the file cannot be opened, or is not a checkpoint that statecli reads
+    │   ├── PlaceUnreadable    nor can anything beside it
     │   ├── BarePickle         it is a pickle, and none that torch.save wrote
     │   └── MalformedError     it is one, and its bytes contradict themselves
     │       ├── MissingShard   a file that an index or its number names is not there
@@ -49,6 +50,10 @@ class FilteredOut(NothingMatched):
 
 class UnreadableError(StateError):
     """The target cannot be opened or is not a format statecli reads."""
+
+
+class PlaceUnreadable(UnreadableError):
+    """Nor can anything else be read that lies in the same place: one line is enough for all of it."""
 
 
 class BarePickle(UnreadableError):

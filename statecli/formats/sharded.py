@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from statecli import files
-from statecli.errors import IndexMismatch, MalformedError, MissingShard, UnreadableError
+from statecli.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
 from statecli.formats import _configs, _folder, _json, _ranks, _shown, deepspeed
 from statecli.formats._source import Source
 from statecli.formats.safetensors import DROPPED
@@ -258,6 +258,8 @@ def _shards(folder: str, names: list[str], why: str, read_file: ReadFile) -> Sha
         try:
             if name not in gone:
                 states.append((name, _shard(folder, name, read_file)))
+        except PlaceUnreadable:
+            raise
         except UnreadableError as error:
             errors[name] = error
     if not states:

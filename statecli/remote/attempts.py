@@ -13,6 +13,8 @@ from statecli.remote.settings import settings
 _Result = TypeVar("_Result")
 #: Seconds before the second attempt, twice as many before each next one, at most LONGEST.
 FIRST, LONGEST = 0.2, 20.0
+#: Seconds that a server may ask to wait; nobody sits before a terminal for longer and knows why.
+PATIENCE = 20.0
 
 
 class Transient(Exception):
@@ -33,6 +35,8 @@ def repeated(attempt: Callable[[], _Result]) -> _Result:
         try:
             return attempt()
         except Transient as why:
+            if why.after is not None and why.after > PATIENCE:
+                raise UnreadableError(f"{why}: it asks to wait {why.after:,.0f} s; try again later") from None
             if count == retries:
                 times = f", {retries + 1} times" if retries else ""
                 raise UnreadableError(f"{why}{times}; try again later") from None

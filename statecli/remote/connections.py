@@ -54,14 +54,21 @@ def _pool(scheme: str, proxy: str | None, process: int, how: Settings) -> Any:
         **({"ssl_context": _trusted()} if "https" in (scheme, (proxy or "").partition(":")[0]) else {}),
     }
     if proxy is None:
-        return urllib3.PoolManager(**options)
+        return _paced(urllib3.PoolManager(**options))
     link = parts(proxy)
     from urllib.parse import unquote
 
     known = {} if link.user is None else urllib3.make_headers(proxy_basic_auth=unquote(link.user))
     for value in known.values():
         secrets.remember(value.rpartition(" ")[2], unquote(link.user or "").rpartition(":")[2])
-    return urllib3.ProxyManager(link.scheme + link.way, proxy_headers=known, **options)
+    return _paced(urllib3.ProxyManager(link.scheme + link.way, proxy_headers=known, **options))
+
+
+def _paced(pools: Any) -> Any:
+    from statecli.remote.pace import POOLS
+
+    pools.pool_classes_by_scheme = POOLS
+    return pools
 
 
 def _way(url: str) -> tuple[str, str | None]:
@@ -113,10 +120,26 @@ def failed(why: Exception) -> StateError | Transient:
     if isinstance(why, exceptions.ConnectTimeoutError):
         return Transient(f"the server does not answer: no connection in {min(CONNECT, settings().timeout):g} s")
     if isinstance(why, exceptions.ReadTimeoutError):
-        return Transient(f"the server stalls: nothing came in {settings().timeout:g} s (STATECLI_TIMEOUT)")
+        return Transient(
+            f"the server stalls: {_too_slow(why.__cause__)} in {settings().timeout:g} s (STATECLI_TIMEOUT)"
+        )
     if isinstance(why, exceptions.SSLError):
         return _of_tls(why.args[0] if why.args else None)
+    if isinstance(why, exceptions.ProtocolError) and _is_garbage(why.args[-1]):
+        return UnreadableError("the server does not speak HTTP, or not so that it can be understood")
     return Transient("the connection was cut")
+
+
+def _too_slow(why: BaseException | None) -> str:
+    from statecli.remote.pace import Stalled
+
+    return str(why) if isinstance(why, Stalled) else "nothing came"
+
+
+def _is_garbage(inner: object) -> bool:
+    from http.client import HTTPException, IncompleteRead, RemoteDisconnected
+
+    return isinstance(inner, HTTPException) and not isinstance(inner, (IncompleteRead, RemoteDisconnected))
 
 
 def _of_proxy(said: str) -> UnreadableError | Transient:

@@ -54,14 +54,14 @@ def _basic(user: str, password: str) -> dict[str, str]:
 
 
 def bare(url: str) -> str:
-    """The URL without user and password, and as it can be asked for: `#` is in the name of a file."""
+    """The URL without user and password, and as it can be asked for: `#` is in the name of a file, HTTPS is https."""
     link = parts(url)
     way = link.way
     try:
         way.partition("/")[0].encode("ascii")
     except UnicodeEncodeError:
         way = _ascii(way)
-    return link.scheme + (way + ("" if link.query is None else f"?{link.query}")).replace("#", "%23")
+    return link.scheme.lower() + (way + ("" if link.query is None else f"?{link.query}")).replace("#", "%23")
 
 
 def _ascii(way: str) -> str:
@@ -83,6 +83,11 @@ def origin(url: str) -> tuple[str, str]:
     scheme = found.scheme.lower()
     place = found.netloc.lower().removesuffix(":443" if scheme == "https" else ":80")
     return scheme, place
+
+
+def place(url: str) -> str:
+    """The name of the server, and its port where it is no usual one."""
+    return origin(url)[1]
 
 
 def _split(url: str) -> SplitResult:

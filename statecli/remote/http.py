@@ -7,23 +7,25 @@ go to the server that they were given for; where a redirect leads is known to no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from statecli.errors import UnreadableError
+from statecli.errors import PlaceUnreadable, UnreadableError
 from statecli.remote import connections, credentials, pages, secrets
 from statecli.remote.attempts import Transient, repeated
 from statecli.remote.names import hide, parts
-from statecli.remote.stores import CHANGED, Known, Listing, Missing, Unsure
+from statecli.remote.stores import Known, Listing, Missing, Unsure, merged
 
 #: Bytes of an answer that are taken although a range of it was asked for, and of all such files together.
 WHOLE, WHOLES = 16 << 20, 256 << 20
-#: Bytes of an answer that nobody wants, which are read so that its connection can be used again.
-DRAINED = 16 << 10
+#: Bytes of an answer that nobody wants, which are read so that its connection can be used again, if they come at once.
+DRAINED, DRAIN_S = 16 << 10, 0.1
 #: How often a request is led elsewhere.
 REDIRECTS = 10
 
+_DOWNLOAD = "download it first"
 _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next')
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _LENGTH = re.compile(r"\d{1,19}")
@@ -76,6 +78,8 @@ class Http:
         #: Where the last answer for a URL came from, if that was elsewhere.
         self._led: dict[str, str] = {}
         self._wholes: dict[str, tuple[bytes, Known]] = {}
+        #: Bytes of them, and of those that are on their way.
+        self._taken, self._lock = 0, threading.Lock()
 
     def __repr__(self) -> str:
         return "Http()"
@@ -85,7 +89,7 @@ class Http:
         if url not in self._wholes:
             return repeated(_Range(self, url, offset, length, known).fetch)
         data, found = self._wholes[url]
-        return data[offset : offset + length], _same(known, found)
+        return data[offset : offset + length], merged(known, found)
 
     def listing(self, url: str) -> Listing:
         """As `Store.listing`, of the page with links that servers make of a folder."""
@@ -105,11 +109,36 @@ class Http:
             _refuse(answer, url)
             return _received(response, _length(response), []), answer
 
+    @contextmanager
+    def room(self, length: int) -> Iterator[Callable[[int], None]]:
+        """Around fetching all of a file of `length` bytes at least; each further byte that comes is told.
+
+        Raises UnreadableError, before they are fetched, where all such files have too many bytes together.
+        """
+        taken = 0
+
+        def take(count: int) -> None:
+            nonlocal taken
+            with self._lock:
+                if self._taken + count > WHOLES:
+                    mib = WHOLES >> 20
+                    raise PlaceUnreadable(f"the server ignores ranges, and its files have over {mib} MiB: {_DOWNLOAD}")
+                self._taken += count
+                taken += count
+
+        try:
+            take(length)
+            yield take
+        except BaseException:
+            with self._lock:
+                self._taken -= taken
+            raise
+
     def keep(self, url: str, data: bytes, known: Known) -> None:
         """All of a file of a server without ranges, so that it is fetched once."""
-        if sum(len(one) for one, _ in self._wholes.values()) + len(data) > WHOLES:
-            raise UnreadableError(f"the server ignores ranges, and {WHOLES >> 20} MiB were taken: download it first")
-        self._wholes[url] = (data, known)
+        with self._lock:
+            self._taken -= len(self._wholes[url][0]) if url in self._wholes else 0
+            self._wholes[url] = (data, known)
 
     @contextmanager
     def answered(self, url: str, headers: dict[str, str]) -> Iterator[Answer]:
@@ -122,6 +151,9 @@ class Http:
             answer = self._led_to(url, None, headers)
         try:
             yield answer
+        except (Transient, UnreadableError) as why:
+            raise _placed(why, answer.url, url) from None
+        else:
             if answer.response.status < 300 and answer.url != credentials.bare(url):
                 self._led[url] = answer.url
         finally:
@@ -135,7 +167,10 @@ class Http:
         for _ in range(REDIRECTS + 1):
             seen.add(at)
             own = sent.headers if credentials.may_have(url, at) else {}
-            response = connections.ask(at, {**headers, **own, "Accept-Encoding": "identity"})
+            try:
+                response = connections.ask(at, {**headers, **own, "Accept-Encoding": "identity"})
+            except (Transient, UnreadableError) as why:
+                raise _placed(why, at, url) from None
             if response.status not in _ELSEWHERE:
                 return Answer(response, at, sent)
             _end(response)
@@ -167,22 +202,25 @@ class _Range:
     def _of(self, answer: Answer, start: int, length: int) -> tuple[bytes, Known]:
         response = answer.response
         if response.status == 416:
-            return b"", _same(self._known, (_emptiness(answer, start), _version(response)))
+            return b"", merged(self._known, (_emptiness(answer, start), _version(response)))
         _refuse(answer, self._url)
         if response.status == 200:
             return self._whole(answer)
         size = _span(response, start, length)
-        self._known = _same(self._known, (size, _version(response)))
+        self._known = merged(self._known, (size, _version(response)))
         self._length = min(self._length, size - self._offset)
         data = _received(response, self._length, self._parts)
+        _refuse_more(response)
         if start == self._offset == 0:
             _refuse_page(answer, data, self._url)
         return data, self._known
 
     def _whole(self, answer: Answer) -> tuple[bytes, Known]:
-        data = _received(answer.response, _length(answer.response), [])
-        _refuse_page(answer, data, self._url)
-        known = _same(self._known, (len(data), _version(answer.response)))
+        length = _length(answer.response)
+        with self._http.room(length or 0) as take:
+            data = _received(answer.response, length, [], take)
+            _refuse_page(answer, data, self._url)
+            known = merged(self._known, (len(data), _version(answer.response)))
         self._http.keep(self._url, data, known)
         return data[self._offset : self._offset + self._length], known
 
@@ -222,27 +260,17 @@ def _length(response: Any) -> int | None:
 def _emptiness(answer: Answer, offset: int) -> int:
     """0 where no range can be answered, for the file is empty; the size of one that has become shorter."""
     found = _EMPTY.fullmatch(answer.response.headers.get("Content-Range", ""))
-    size = int(found["size"]) if found else 0
-    if size > offset or (offset and not found):
-        raise Refused("the server refuses the range (HTTP 416)", 416, answer.response.headers)
-    return size
+    if found is None or int(found["size"]) > offset:
+        raise Refused(f"the server refuses the range (HTTP 416): {_DOWNLOAD}", 416, answer.response.headers)
+    return int(found["size"])
 
 
 def _version(response: Any) -> str | None:
-    """What tells two versions apart: an ETag that is of the bytes, not of one server behind a balancer."""
-    etag, when = (response.headers.get(name) for name in ("ETag", "Last-Modified"))
-    strong = etag is not None and not etag.startswith("W/")
-    found: str | None = etag if strong else when or etag
-    return found
-
-
-def _same(known: Known | None, found: Known) -> Known:
-    """What is known now. Raises UnreadableError where the object is another by now."""
-    if known is None:
-        return found
-    if known[0] != found[0] or (None not in (known[1], found[1]) and known[1] != found[1]):
-        raise UnreadableError(CHANGED)
-    return known
+    """What tells two versions apart: an ETag that is of the bytes, not of one server behind a balancer; the date."""
+    etag, when = (" ".join(response.headers.get(name, "").split()) for name in ("ETag", "Last-Modified"))
+    if etag.startswith("W/") and when:
+        etag = ""
+    return f"{etag}\n{when}".rstrip("\n") or None
 
 
 def _next(at: str, location: str | None) -> str:
@@ -251,15 +279,19 @@ def _next(at: str, location: str | None) -> str:
     if not location:
         raise UnreadableError("the server redirects, and does not say where to")
     try:
-        found = urljoin(at, location)
-    except ValueError:
-        found = ""
-    if not found.lower().startswith(("http://", "https://")):
+        found = urljoin(at, location).partition("#")[0]
+        hide(found)
+        found = credentials.bare(found)
+        is_none = found.startswith("http") and not credentials.host(found)
+    except (ValueError, UnreadableError):
+        is_none = True
+    if is_none:
+        raise UnreadableError("the server redirects to what is no URL")
+    if not found.startswith(("http://", "https://")):
         raise UnreadableError("the server redirects to what is no http:// or https://")
-    if at.startswith("https://") and not found.lower().startswith("https://"):
+    if at.startswith("https://") and not found.startswith("https://"):
         raise UnreadableError("the server redirects from https:// to http://, where anybody could change what it sends")
-    hide(found)
-    return credentials.bare(found)
+    return found
 
 
 def _as_folder(url: str) -> str:
@@ -292,8 +324,12 @@ def _refuse(answer: Answer, url: str) -> None:
         # Whom a server does not know it is not asked for thirty names more.
         kind = Refused if status in (401, 407) else NoFile
         raise kind(_words(status, where, answer, url), status, response.headers)
-    coding = response.headers.get("Content-Encoding", "identity").lower()
-    if coding not in ("", "identity"):
+    coding = response.headers.get("Content-Encoding", "").lower()
+    if coding in ("", "identity"):
+        coding = re.sub(
+            r"[\s,]*\b(?:chunked|identity)\b[\s,]*", "", response.headers.get("Transfer-Encoding", "").lower()
+        )
+    if coding:
         _refuse_page(answer, b"<html", url)
         raise UnreadableError(f"is sent compressed ({coding[:16]}), which nobody asked for: download it first")
 
@@ -301,6 +337,8 @@ def _refuse(answer: Answer, url: str) -> None:
 def _words(status: int, where: str, answer: Answer, url: str) -> str:
     source, why_not = answer.sent.source, answer.sent.why_not
     code = f"(HTTP {status}{where})"
+    if status in (401, 403) and source is not None and not credentials.may_have(url, answer.url):
+        return f"access is refused {code}: {source} are for the server of the URL, and were not sent to that one"
     if status == 401 and source is None:
         how = "write them into the URL, https://USER:PASSWORD@…, or into ~/.netrc"
         return f"a user and a password are needed {code}: {how}{f' ({why_not})' if why_not else ''}"
@@ -325,8 +363,23 @@ def _sent(source: str | None, url: str) -> str:
 
 def _where(answer: Answer, url: str) -> str:
     """From which other server an answer is."""
-    there = credentials.host(answer.url)
-    return "" if there == credentials.host(url) else f" from {there}"
+    return f" from {credentials.place(answer.url)}" if _is_elsewhere(answer.url, url) else ""
+
+
+def _is_elsewhere(at: str, url: str) -> bool:
+    return credentials.place(at) != credentials.place(url)
+
+
+def _placed(why: Transient | UnreadableError, at: str, url: str) -> Transient | UnreadableError:
+    """The same, naming the server to which a redirect led, where it was that one's doing."""
+    from_there = at != credentials.bare(url)
+    if from_there and str(why) == credentials.NO_URL:
+        return UnreadableError("the server redirects to what is no URL")
+    if not from_there or not _is_elsewhere(at, url) or type(why) not in (Transient, UnreadableError):
+        return why
+    text = str(why)
+    text = text if credentials.place(at) in text else f"{text} ({credentials.place(at)}, after a redirect)"
+    return Transient(text, why.after) if isinstance(why, Transient) else UnreadableError(text)
 
 
 def _is_page(response: Any) -> bool:
@@ -338,7 +391,7 @@ def _refuse_page(answer: Answer, data: bytes, url: str) -> None:
     if not _is_page(answer.response) or not pages.is_html(data):
         return
     led = answer.url != credentials.bare(url)
-    after = f", after a redirect to {credentials.host(answer.url)}" if led else ""
+    after = f", after a redirect to {credentials.place(answer.url)}" if led else ""
     page = f"is an HTML page, perhaps a login or an error page (HTTP {answer.response.status}{after})"
     raise NoFile(page + _instead(url), answer.response.status, answer.response.headers)
 
@@ -369,8 +422,13 @@ def _after(said: str | None) -> float | None:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
-def _received(response: Any, length: int | None, parts: list[bytes]) -> bytes:
-    """`parts` and what comes behind them: `length` bytes in all. Raises Transient, and `parts` has what came."""
+def _received(
+    response: Any, length: int | None, parts: list[bytes], take: Callable[[int], None] | None = None
+) -> bytes:
+    """`parts` and what comes behind them: `length` bytes in all. Raises Transient, and `parts` has what came.
+
+    Without a length, what comes is told to `take`.
+    """
     from urllib3 import exceptions
 
     have, error = sum(map(len, parts)), None
@@ -384,6 +442,8 @@ def _received(response: Any, length: int | None, parts: list[bytes]) -> bytes:
             break
         parts.append(part)
         have += len(part)
+        if length is None and take is not None:
+            take(len(part))
         if length is None and have > WHOLE:
             raise UnreadableError("the server ignores ranges, and sends no one knows how much: download it first")
     if length is not None and have != length:
@@ -398,11 +458,29 @@ def _raise_cut(error: Exception | None, have: int, length: int) -> None:
     raise Transient(f"the connection was cut after {have:,}{of} bytes")
 
 
+def _refuse_more(response: Any) -> None:
+    """Raises UnreadableError where chunks go on behind the range that they are said to be."""
+    from urllib3 import exceptions
+
+    if response.length_remaining is not None or "chunked" not in response.headers.get("Transfer-Encoding", "").lower():
+        return
+    with suppress(exceptions.HTTPError, ValueError):  # all that was asked for has come
+        _hurry(response)
+        if response.read1(1):
+            raise UnreadableError("the server contradicts itself about how many bytes it answers with")
+
+
+def _hurry(response: Any) -> None:
+    if response.connection is not None:
+        response.connection.pace.hurry(DRAIN_S)
+
+
 def _end(response: Any) -> None:
-    """Gives the connection back, or closes it where too much of the answer is left to be read."""
+    """Gives the connection back, or closes it where much of the answer is left to be read, or does not come."""
     left = response.length_remaining
     try:
         if response.closed or left == 0 or (left is not None and left <= DRAINED):
+            _hurry(response)
             response.drain_conn()
         else:
             response.close()

@@ -18,7 +18,7 @@ from operator import itemgetter
 from statecli.errors import UnreadableError
 from statecli.files import Guard
 from statecli.remote.attempts import repeated
-from statecli.remote.stores import Known, Missing, Store, Unfetched
+from statecli.remote.stores import Known, Missing, Store, Unfetched, merged
 from statecli.remote.sums import Sums
 
 __all__ = ["Handle", "Missing", "Object", "reading"]
@@ -98,11 +98,12 @@ class Object:
         """These bytes, fetched."""
         try:
             data, known = repeated(lambda: self._store.get(self._url, offset, length, self.known))
+            with self._lock:  # several are on their way, and each may tell more of the version
+                self.known = merged(self.known, known)
         except UnreadableError as why:
             if type(why) is UnreadableError:  # which values have too that are no numbers
                 raise Unfetched(str(why)) from None
             raise
-        self.known = known
         return data
 
     def opened(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from importlib import import_module
+from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
 from statecli import files
@@ -12,7 +13,8 @@ from statecli.errors import UnreadableError
 #: What is said of an object that is another by now.
 CHANGED = "changed while it was read: try again"
 
-#: The size of an object in bytes, and what tells two versions of it apart (an ETag); None where the store says nothing.
+#: The size of an object in bytes, and what tells two versions of it apart; None where the store says nothing.
+#: That is an ETag, or several such things of which an answer may lack some, each on its line.
 Known = tuple[int, str | None]
 
 
@@ -33,6 +35,19 @@ class Listing(NamedTuple):
 
     folders: dict[str, bool]
     unlisted: str | None = None
+
+
+def merged(known: Known | None, found: Known) -> Known:
+    """All that is known by now. Raises UnreadableError where the object is another than it was."""
+    if known is None:
+        return found
+    old, new = ((version or "").split("\n") for _, version in (known, found))
+    apart = [(one, other) for one, other in zip_longest(old, new, fillvalue="") if one and other]
+    # The first tells more than what is behind it.
+    if known[0] != found[0] or (apart and apart[0][0] != apart[0][1]):
+        raise UnreadableError(CHANGED)
+    both = "\n".join(one or other for one, other in zip_longest(old, new, fillvalue=""))
+    return known[0], both or None
 
 
 class Store(Protocol):

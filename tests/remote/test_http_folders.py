@@ -112,7 +112,7 @@ def test_a_login_page_is_no_listing(folder, statecli, refused):
     folder.behave("*", Redirect("login"))
     folder.behave("login", lambda request, reply: reply.become(page(200, '<html><a href="/x.bin">Sign in</a></html>')))
     why = refused(folder.url("net/inner"))
-    assert "is an HTML page, perhaps a login or an error page (HTTP 200, after a redirect to 127.0.0.1)" in why
+    assert f"is an HTML page, perhaps a login or an error page (HTTP 200, after a redirect to {folder.address})" in why
 
 
 def test_a_page_of_the_hub_is_answered_with_the_way_that_is_read():
