@@ -11,14 +11,14 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli import files, inspection, target
-from statecli.auditing import held, locked
+from statecli.auditing import held, locked, unread
 from statecli.auditing.baseline import Baseline, accepting
 from statecli.auditing.config import Ignored, of_rules
 from statecli.auditing.held import Side
 from statecli.auditing.policy import Policy
 from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
-from statecli.auditing.subject import Subject
+from statecli.auditing.subject import Subject, the_values
 from statecli.auditing.targets import Homes, expand, is_called_weights
 from statecli.errors import BarePickle, FilteredOut, MissingShard, StateError
 from statecli.finding import Finding, Severity
@@ -288,8 +288,10 @@ class _Run:
             from statecli.values.facts import read_all
         tensors = subject.state.tensors
         tell = self.progress(sum(tensor.nbytes for tensor in tensors)) if self.progress else None
-        values = tuple(read_all(tensors, jobs=jobs, progress=tell))
-        return dataclasses.replace(subject, values=values, damages=tuple(damages(tensors, jobs=jobs)))
+        facts = read_all(tensors, jobs=jobs, progress=tell)
+        errors = tuple(damages(tensors, jobs=jobs))
+        values = tuple(unread.known(*one) for one in zip(tensors, facts, errors, strict=True))
+        return dataclasses.replace(subject, values=values, damages=errors)
 
 
 def _is_about_pickles(rule: Rule) -> bool:
@@ -315,37 +317,32 @@ def is_meant(name: str, glob: str, folder: str) -> bool:
 
 
 def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Severity]) -> Target:
-    findings: list[Finding] = []
-    ran, skipped = [], []
+    found: dict[Rule, list[Finding]] = {}
+    skipped = []
     for rule in rules:
         why_not = rule.why_not(subject)
         if why_not is not None:
             skipped.append(Skipped(rule.name, why_not, subject.target))
-            continue
-        ran.append(rule.name)
-        findings.extend(_found(rule, subject, severity.get(rule.name)))
+        else:
+            found[rule] = list(_found(rule, subject, severity.get(rule.name)))
+    unjudged = unread.found(subject, found)
+    # What found nothing where it could look has not passed.
+    blind = [rule for rule in found if not found[rule] and the_values in rule.needs] if unjudged else []
+    skipped += [Skipped(rule.name, unread.NOT_ALL, subject.target) for rule in blind]
     state = subject.state
-    size = sum(tensor.nbytes for tensor in state.tensors)
-    damaged = [tensor.damage for tensor in state.tensors if tensor.damage]
     return Target(
         subject.target,
-        Status.FAILED if damaged else Status.AUDITED,
-        _told(damaged),
+        Status.FAILED if unjudged else Status.AUDITED,
+        unread.told(unjudged),
         state.format,
         len(state.tensors),
-        size,
-        located(findings, state.tensors),
+        sum(tensor.nbytes for tensor in state.tensors),
+        located([one for several in found.values() for one in several], state.tensors),
         (),
-        tuple(ran),
+        tuple(rule.name for rule in found if rule not in blind),
         tuple(skipped),
-        (*state.oddities, *subject.chosen),
+        (*state.oddities, *subject.chosen, *unjudged),
     )
-
-
-def _told(damaged: Sequence[str]) -> str | None:
-    """Why a target with these tensors failed: what contradicts its file was audited by no rule."""
-    more = f"; {len(damaged) - 1} more of its tensors cannot be read either" if len(damaged) > 1 else ""
-    return damaged[0] + more if damaged else None
 
 
 def _found(rule: Rule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:

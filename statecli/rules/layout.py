@@ -121,6 +121,8 @@ def checksum_mismatch(subject: Subject) -> Iterator[Found]:
 
     Why: torch checks no checksum: a file that was damaged on a disk or in a transfer, or changed by hand, loads without
     a word and with other weights. That of data.pkl is checked in every audit, those of the tensors with `--values`.
+    What such bytes are worth is judged by no other rule: where one about values is asked for, the target also counts
+    as failed.
 
     Example: one bit of `data/3` has flipped since it was saved.
 

@@ -284,25 +284,22 @@ def _same(subject: Subject, section: str, groups: list[list[TensorInfo]]) -> Fou
 
 @rule(Severity.WARNING, the_values)
 def unread_values(subject: Subject) -> Iterator[Found]:
-    """The values of a tensor could not be read, so that no rule has judged them.
+    """The values of a tensor are nothing that can be judged, so that no rule has.
 
-    Why: a rule that has not looked has not passed. A file that is cut short is an error; a type that holds no numbers,
-    a quantized tensor without its scale, or windows that overlap without end are warnings; a tensor on meta, which has
-    no values by intention, and text are notes.
+    Why: a rule that has not looked has not passed. A type that holds no numbers, a quantized tensor without its scale,
+    or windows that overlap without end are warnings; a tensor on meta, which has no values by intention, and text are
+    notes. Bytes that could not be read at all are no finding: whatever is selected or accepted, the target has failed.
 
-    Example: `codes` of dtype bits8, or a shard that ends in the middle of `layers.7.weight`.
+    Example: `codes` of dtype bits8.
 
-    Fix: copy the file again where it is damaged; else look at the tensor with the tool that wrote it, or leave it
-    out with `-x`.
+    Fix: look at the tensor with the tool that wrote it, or leave it out with `-x`.
     """
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
-        if facts.reason is not None:
-            yield _found(subject, tensor, f"not read: {facts.reason}", "leave it out with -x", _how_bad(tensor, facts))
+        if facts.reason is not None and not facts.damaged:
+            yield _found(subject, tensor, f"not read: {facts.reason}", "leave it out with -x", _how_bad(tensor))
 
 
-def _how_bad(tensor: TensorInfo, facts: Facts) -> Severity:
-    if facts.damaged:
-        return Severity.ERROR
+def _how_bad(tensor: TensorInfo) -> Severity:
     none = tensor.device == "meta" or tensor.dtype.startswith("numpy") or tensor.shape is None
     return Severity.NOTE if none else Severity.WARNING
 

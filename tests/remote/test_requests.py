@@ -200,7 +200,7 @@ def renamed(path: Path, name: str, by: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "code", "said"), [(moved, 1, "checksum-mismatch"), (renamed, 2, "header disagrees")]
+    ("spoilt", "code", "said"), [(moved, 2, "checksum-mismatch"), (renamed, 2, "header disagrees")]
 )
 def test_an_audit_looks_at_every_local_header(served, statecli, spoilt, code, said):
     """It judges the file, and so says of a contradiction what it says of the file on disk."""

@@ -308,6 +308,24 @@ def test_checksum_mismatch_is_of_unpacked_bytes(found, tmp_path, packed):
     assert finding.place.offset + finding.place.length <= path.stat().st_size
 
 
+def test_what_bytes_that_were_never_saved_are_worth_is_judged_by_no_rule(saved, statecli):
+    """The rule that finds them has judged them; all others about values have not, whether or not that one runs."""
+    values = torch.arange(500.0)
+    values[7] = float("nan")
+    path = saved({"a": values, "b": torch.ones(50)})
+    assert statecli("audit", path, "--values", "--select", "nan").code == 1
+    flipped(path, values[8:].numpy().tobytes())
+    alone = statecli("audit", path, "--values", "--select", "checksum-mismatch", "-f", "json")
+    assert (alone.code, alone.json["ran"], alone.json["targets"][0]["status"]) == (1, ["checksum-mismatch"], "audited")
+    for options in ((), ("--select", "nan"), ("--ignore", "checksum-mismatch"), ("--select", "unread-values")):
+        result = statecli("audit", path, "--values", *options, "-f", "json")
+        assert (result.code, result.json["passed"], "nan" in result.json["ran"]) == (2, False, False)
+        assert [one["rule"] for one in result.json["findings"]] == ["checksum-mismatch"][: not options]
+        assert result.err.startswith(f"statecli: {path}: a: checksum wrong: recorded 0x")
+    assert statecli("audit", path, "--values", "-x", "a").code == 0
+    assert statecli("audit", path, "--select", "layout").code == 0
+
+
 def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(saved, statecli):
     """Whether or not values are read: the target failed, and says by which rule."""
     path = saved({"weight": torch.ones(5)})
@@ -518,8 +536,8 @@ def test_a_tensor_that_contradicts_its_file_fails_the_target(written, statecli):
     path = written(build(records(state_dict(w=tensor(), a=bad, b=bad))))
     (target,) = audit(Request((str(path),))).targets
     assert target.status is Status.FAILED
-    assert target.reason.startswith(f"{path}: a: shape [5] at offset 0 reaches element 4, storage 0 holds 4")
-    assert target.reason.endswith("; 1 more of its tensors cannot be read either")
+    said = f"{path}: a and 1 more tensor: shape [5] at offset 0 reaches element 4, storage 0 holds 4"
+    assert target.reason.startswith(said)
     assert "unused-bytes" in target.ran
     result = statecli("audit", path)
     assert (result.code, result.err) == (2, f"statecli: {target.reason}\n")

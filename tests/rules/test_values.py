@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import xml.etree.ElementTree
 import zipfile
 
 import pytest
@@ -446,17 +448,57 @@ def test_duplicate_values_spares_what_each_layer_has_alike(told, weight):
 # --- what was not read -----------------------------------------------------------------------------------------------
 
 
-def test_unread_values_finds_a_storage_that_ends_too_soon(tmp_path, weight):
-    """An error, with the tensor's name; the other tensor is judged."""
+@pytest.fixture
+def cut(tmp_path, weight):
+    """`bad` has a NaN; the storages of `cut` and `other` end too soon."""
     weight[0, 0] = math.nan
-    torch.save({"bad": weight, "cut": weight + 1}, tmp_path / "a.pt")
+    torch.save({"bad": weight, "cut": weight + 1, "other": weight + 2}, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as before, zipfile.ZipFile(tmp_path / "b.pt", "w") as after:
         for name in before.namelist():
             content = before.read(name)
-            after.writestr(name, content[:100] if name.endswith("data/1") else content)
-    (target,) = audit(Request((str(tmp_path / "b.pt"),), select=("nan", "unread-values"), values=True)).targets
-    assert {(one.rule, one.fqn) for one in target.findings} == {("nan", "bad"), ("unread-values", "cut")}
-    assert {one.severity for one in target.findings} == {Severity.ERROR}
+            after.writestr(name, content[:100] if name.endswith(("data/1", "data/2")) else content)
+    return tmp_path / "b.pt"
+
+
+@pytest.mark.parametrize("select", ["nan", "inf", "duplicate-values", "unread-values", "checksum-mismatch", "values"])
+def test_a_storage_that_ends_too_soon_fails_its_target_whatever_is_asked(cut, statecli, select):
+    """It is no finding, which could be accepted or ignored; the other tensor is judged, and what finds nothing in it
+    has not passed.
+    """
+    result = statecli("audit", cut, "--values", "--select", select, "-f", "json")
+    nan = select in ("nan", "values")
+    assert (result.code, result.json["passed"], result.json["ran"]) == (2, False, ["nan"] * nan)
+    assert [(one["rule"], one["fqn"]) for one in result.json["findings"]] == [("nan", "bad")] * nan
+    assert result.json["targets"][0]["status"] == "failed"
+    assert result.err.startswith(f"statecli: {cut}: cut and 1 more tensor: ")
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", [("--ignore", "unread-values"), ("--ignore", "unread-values", "--select", "inf")])
+def test_what_could_not_be_read_is_never_accepted(cut, statecli, tmp_path, options):
+    """Neither by leaving the rule out nor by a baseline, which knows nothing of it."""
+    baseline = tmp_path / "b.json"
+    first = statecli("audit", cut, "--values", *options, "--write-baseline", baseline, "--reason", "a test")
+    assert "unread" not in baseline.read_text()
+    again = statecli("audit", cut, "--values", *options, "--baseline", baseline)
+    assert (first.code, again.code) == (2, 2)
+    assert "clean" not in first.out + again.out
+    assert statecli("audit", cut, "--values", *options, "--fail-on", "error").code == 2
+
+
+def test_a_rule_that_was_not_shown_all_values_is_no_case_that_passed(cut, statecli, tmp_path):
+    """JUnit has it as skipped, SARIF and GitHub the target as an error; with -v each tensor is named."""
+    reports = [f"--report={name}={tmp_path / name}" for name in ("junit", "sarif", "github")]
+    result = statecli("audit", cut, "--values", "--select", "inf", "-v", *reports)
+    suite = xml.etree.ElementTree.parse(tmp_path / "junit").getroot()[0]  # noqa: S314 - our own
+    assert [(case.get("name"), [inner.tag for inner in case]) for case in suite] == [
+        ("audit", ["error"]),
+        ("inf", ["skipped"]),
+    ]
+    (run,) = json.loads((tmp_path / "sarif").read_text())["runs"]
+    assert not run["invocations"][0]["executionSuccessful"]
+    assert (tmp_path / "github").read_text().startswith("::error ")
+    assert [f"note[unread]: {cut}: {name}: " in result.out + result.err for name in ("cut", "other")] == [True, True]
 
 
 def test_unread_values_finds_types_that_hold_no_numbers(told, weight):
