@@ -219,6 +219,11 @@ def exists(path: str) -> bool:
     return _remote().exists(path) if is_remote(path) else os.path.lexists(path)
 
 
+def has_file(path: str) -> bool:
+    """Whether there is something of a name that only a file can have: no URL is asked for as a folder."""
+    return _remote().has_file(path) if is_remote(path) else os.path.lexists(path)
+
+
 def isdir(path: str) -> bool:
     """As `os.path.isdir`."""
     return _remote().isdir(path) if is_remote(path) else os.path.isdir(path)

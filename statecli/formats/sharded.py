@@ -168,7 +168,7 @@ def _missing(missing: list[str], count: int, why: str) -> str:
 def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:
     """The shards that are not there. Raises MissingShard where none is."""
     files.ahead(files.join(folder, shard) for shard in shards)
-    absent = [shard for shard in shards if not files.exists(files.join(folder, shard))]
+    absent = [shard for shard in shards if not files.has_file(files.join(folder, shard))]
     if len(absent) == len(shards):
         raise MissingShard(f"{_missing(absent, len(shards), why)}; {AGAIN}")
     return absent

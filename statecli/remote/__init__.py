@@ -91,6 +91,21 @@ def exists(path: str) -> bool:
     return _kind(path) != _MISSING
 
 
+def has_file(path: str) -> bool:
+    """Whether there is a file; what cannot be asked counts as one. Nothing is asked for below its name."""
+    if path not in _kinds:
+        if path not in _objects and _is_not_listed(path):
+            return False
+        try:
+            _object(path).prime()
+        except Missing:
+            return False
+        except UnreadableError:  # whoever opens it meets the same
+            pass
+        _kinds[path] = _FILE
+    return _kinds[path] != _MISSING
+
+
 def isdir(path: str) -> bool:
     """Whether there is a folder."""
     return _kind(path) == _FOLDER

@@ -324,11 +324,8 @@ def _refuse(answer: Answer, url: str) -> None:
         # Whom a server does not know it is not asked for thirty names more.
         kind = Refused if status in (401, 407) else NoFile
         raise kind(_words(status, where, answer, url), status, response.headers)
-    coding = response.headers.get("Content-Encoding", "").lower()
-    if coding in ("", "identity"):
-        coding = re.sub(
-            r"[\s,]*\b(?:chunked|identity)\b[\s,]*", "", response.headers.get("Transfer-Encoding", "").lower()
-        )
+    codings = ",".join(response.headers.get(name, "") for name in ("Content-Encoding", "Transfer-Encoding")).lower()
+    coding = " ".join(one for one in re.split(r"[\s,]+", codings) if one not in ("", "identity", "chunked"))
     if coding:
         _refuse_page(answer, b"<html", url)
         raise UnreadableError(f"is sent compressed ({coding[:16]}), which nobody asked for: download it first")

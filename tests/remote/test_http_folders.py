@@ -244,3 +244,19 @@ def test_a_name_ends_as_a_folder_does():
     assert names.is_folder("https://host")
     assert names.is_folder("https://host/a/?x=…")
     assert not names.is_folder("https://host/a?x=/")
+
+
+@pytest.mark.parametrize("status", [404, 403])
+def test_a_shard_is_no_folder(served, status, statecli):
+    """Whatever an index calls it: what is not there is asked for once, and nothing below it."""
+    shards = ["one.safetensors?x=y", "two", "three.safetensors", "four.v1"]
+    save_file({"w2": torch.ones(2)}, served.folder / "three.safetensors")
+    (served.folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {f"w{n}": name for n, name in enumerate(shards)}})
+    )
+    for name in shards:
+        if name != "three.safetensors":
+            served.behave(name, Refuse(status))
+    result = statecli("inspect", served.url("model.safetensors.index.json"))
+    assert result.code == 2
+    assert sorted(one.path for one in served.requests) == sorted(["", "model.safetensors.index.json", *shards])

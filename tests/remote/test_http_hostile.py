@@ -1,0 +1,255 @@
+"""What no server of HTTP does, done to a reader byte by byte: it ends soon, in one line."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from statecli.errors import UnreadableError
+from statecli.remote.http import Http
+
+from .server import After, Headers, Times
+
+pytest.importorskip("urllib3")
+NAME = "m.safetensors"
+FILE = save({"w": torch.arange(100_000, dtype=torch.float32)})
+#: A server keeps at it for so many times the timeout, unless its client hangs up: then its test fails.
+TOO_LONG = 100
+SECONDS = 0.3
+
+
+@contextmanager
+def raw(answer):
+    """A server of which `answer` gives the bytes that follow a request for a range: (start, last, n-th request)."""
+    count, closing = 0, threading.Event()
+
+    def serve(connection):
+        nonlocal count
+        with connection, suppress(OSError):
+            while head := _request(connection):
+                start, last = map(int, re.search(r"(?i)range: bytes=(\d+)-(\d+)", head).groups())
+                count += 1
+                until = time.monotonic() + TOO_LONG * SECONDS
+                for part in answer(start, min(last, len(FILE) - 1), count):
+                    if closing.is_set() or time.monotonic() > until:
+                        return
+                    if part is None:
+                        time.sleep(0.02)
+                    else:
+                        connection.sendall(part)
+
+    def listen():
+        while not closing.is_set():
+            with suppress(OSError):
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.05)
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/{NAME}"
+        closing.set()
+        thread.join()
+
+
+def _request(connection):
+    connection.settimeout(TOO_LONG * SECONDS)
+    head = b""
+    while b"\r\n\r\n" not in head:
+        part = connection.recv(65536)
+        if not part:
+            return None
+        head += part
+    return head.decode("latin-1")
+
+
+def ranged(start, last, *headers, length=True):
+    """An honest head."""
+    lines = [f"Content-Range: bytes {start}-{last}/{len(FILE)}", *headers]
+    lines += [f"Content-Length: {last + 1 - start}"] * length
+    return "\r\n".join(("HTTP/1.1 206 Partial Content", *lines, "", "")).encode()
+
+
+def chunk(data):
+    """As chunks are written."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def for_ever(part):
+    """The same again and again, with little pauses."""
+    while True:
+        yield part
+        yield None
+
+
+def dripping_head(start, last, n):
+    yield b"HTTP/1.1 206 Partial Content\r\n"
+    yield from for_ever(b"X")
+
+
+def dripping_body(start, last, n):
+    yield ranged(start, last)
+    yield from for_ever(b"\x00")
+
+
+def only_continue(start, last, n):
+    yield from for_ever(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
+
+
+def endless_headers(start, last, n):
+    yield b"HTTP/1.1 206 Partial Content\r\n"
+    yield from for_ever(b"X-A: b\r\n" * 1000)
+
+
+def endless_line(start, last, n):
+    yield b"HTTP/1.1 206 Partial Content\r\nX-A: "
+    yield from for_ever(b"a" * 65536)
+
+
+def endless_chunk_size(start, last, n):
+    yield ranged(start, last, "Transfer-Encoding: chunked", length=False) + b"1;"
+    yield from for_ever(b"a" * 65536)
+
+
+def endless_trailers(start, last, n):
+    yield ranged(start, last, "Transfer-Encoding: chunked", length=False) + chunk(FILE[start : last + 1] + b"more")
+    yield from for_ever(b"X-A: b\r\n" * 1000)
+
+
+def ssh(start, last, n):
+    yield b"\x00SSH-2.0-OpenSSH\r\n"
+    yield from for_ever(b"")
+
+
+def missing(start, last, n):
+    yield b"HTTP/1.1 404 Not Found\r\nContent-Length: 10000\r\n\r\n"
+    yield from for_ever(b"")
+
+
+def missing_and_dripping(start, last, n):
+    yield b"HTTP/1.1 404 Not Found\r\nContent-Length: 10000\r\n\r\n"
+    yield from for_ever(b"x")
+
+
+def squeezed(start, last, n):
+    yield ranged(start, last, "Transfer-Encoding: gzip, chunked", length=False)
+    yield from for_ever(b"")
+
+
+def too_many_chunks(start, last, n):
+    yield ranged(start, last, "Transfer-Encoding: chunked", length=False)
+    yield chunk(FILE[start : last + 1]) + chunk(b"more") + b"0\r\n\r\n"
+
+
+STALLS = "the server stalls: "
+WAITED = f" in {SECONDS:g} s (STATECLI_TIMEOUT)"
+GARBAGE = "the server does not speak HTTP, or not so that it can be understood"
+AGAIN = "; try again later"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (dripping_head, f"{STALLS}the head of its answer did not end{WAITED}{AGAIN}"),
+        (only_continue, f"{STALLS}the head of its answer did not end{WAITED}{AGAIN}"),
+        (dripping_body, f"{STALLS}too little came{WAITED}; [0-9]{{1,3}} of 65,536 bytes came{AGAIN}"),
+        (endless_headers, GARBAGE),
+        (endless_line, GARBAGE),
+        (endless_chunk_size, f"{GARBAGE}; 0 of 65,536 bytes came{AGAIN}"),
+        (endless_trailers, "the server contradicts itself about how many bytes it answers with"),
+        (ssh, GARBAGE),
+        (missing, "is not there (HTTP 404)"),
+        (missing_and_dripping, "is not there (HTTP 404)"),
+        (squeezed, "is sent compressed (gzip), which nobody asked for: download it first"),
+        (too_many_chunks, "the server contradicts itself about how many bytes it answers with"),
+    ],
+)
+def test_a_server_that_keeps_its_client_busy_is_given_up(answer, why, refused, monkeypatch):
+    """Whatever it sends meanwhile: within the timeout, and not tried again where that is no use."""
+    monkeypatch.setenv("STATECLI_RETRIES", "0")
+    monkeypatch.setenv("STATECLI_TIMEOUT", str(SECONDS))
+    with raw(answer) as url:
+        pattern = re.escape(why).replace(r"\[0\-9\]\{1,3\}", "[0-9]{1,3}")
+        assert re.fullmatch(re.escape(f"{url}: ") + pattern, refused(url))
+
+
+def test_what_is_no_http_is_asked_once(refused):
+    """It will not be by the next time."""
+    asked = []
+
+    def answer(start, last, n):
+        asked.append(n)
+        yield from ssh(start, last, n)
+
+    with raw(answer) as url:
+        assert refused(url) == f"{url}: {GARBAGE}"
+    assert asked == [1]
+
+
+def test_a_slow_line_is_no_stall(statecli, monkeypatch):
+    """A body that takes three times the timeout, faster than the slowest that is waited for."""
+    monkeypatch.setenv("STATECLI_RETRIES", "0")
+    monkeypatch.setenv("STATECLI_TIMEOUT", str(SECONDS))
+
+    def answer(start, last, n):
+        yield ranged(start, last)
+        for at in range(start, last + 1, 1500):
+            yield FILE[at : min(at + 1500, last + 1)]
+            yield None
+
+    with raw(answer) as url:
+        found = statecli("inspect", url)
+        assert (found.code, found.err) == (0, "")
+
+
+def test_chunks_that_end_keep_the_connection(statecli):
+    """Behind a range in chunks the next one is asked for on the same connection."""
+    connections = set()
+
+    def answer(start, last, n):
+        connections.add(threading.get_ident())
+        yield ranged(start, last, "Transfer-Encoding: chunked", length=False)
+        yield chunk(FILE[start : last + 1]) + b"0\r\n\r\n"
+
+    with raw(answer) as url:
+        assert statecli("inspect", url, "--stats").code == 0
+    assert len(connections) == 1
+
+
+# --- versions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(served):
+    (served.folder / NAME).write_bytes(FILE)
+    return served
+
+
+@pytest.mark.parametrize("header", ["ETag", "Last_Modified"])
+def test_a_version_that_is_learnt_later_is_held_to(server, header):
+    """The first answer says none, the later ones say two."""
+    nothing = Headers(ETag=None, Last_Modified=None)
+    values = (
+        ('"one"', '"two"') if header == "ETag" else ("Tue, 01 Jan 2030 00:00:00 GMT", "Wed, 02 Jan 2030 00:00:00 GMT")
+    )
+    one, two = (Headers(**{header: value}) for value in values)
+    server.behave(NAME, nothing, After(1, Times(1, one)), After(2, two))
+    store, known = Http(), None
+    for n in range(2):
+        _, known = store.get(server.url(NAME), n * 10, 10, known)
+    with pytest.raises(UnreadableError, match="changed while it was read: try again"):
+        store.get(server.url(NAME), 20, 10, known)
+
+
+def test_an_answer_without_a_date_is_of_the_same_version(server, statecli):
+    """What one answer lacks, another has: only what two have and is not the same tells them apart."""
+    server.behave(NAME, After(1, Times(1, Headers(ETag=None))), After(2, Headers(Last_Modified=None)))
+    result = statecli("inspect", server.url(NAME), "--stats")
+    assert (result.code, result.err) == (0, "")
