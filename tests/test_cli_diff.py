@@ -193,9 +193,6 @@ def test_what_makes_no_sense_is_refused(statecli, words):
         (("a.pt", "net.py:Net"), ("--atol", "1"), "net.py:Net is a class"),
         (("a.pt", "net.py:Net"), ("--rtol", "1"), "net.py:Net is a class"),
         (("net.py:Net", "net.py:Net"), ("--device", "cuda"), "net.py:Net is a class"),
-        (("a.pt", "s3://bucket/b.pt"), (), "s3://bucket/b.pt: remote targets are not read by this version"),
-        (("https://host/b.pt", "a.pt"), (), "https://host/b.pt: remote targets are not read by this version"),
-        (("hf://org/b#model", "a.pt"), (), "hf://org/b#model: remote targets are not read by this version"),
     ],
 )
 def test_what_does_not_go_with_the_targets_is_refused(statecli, targets, words, said):

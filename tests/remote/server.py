@@ -392,9 +392,8 @@ class Server:
 
     def failed(self, error: BaseException | None) -> None:
         """A thread's error; a client that hangs up between two requests is none."""
-        if error is not None and not isinstance(
-            error, (ConnectionError, ValueError) if self.closing else (ConnectionError, ssl.SSLError)
-        ):
+        harmless = (ConnectionError, ssl.SSLError, ValueError) if self.closing else (ConnectionError, ssl.SSLError)
+        if error is not None and not isinstance(error, harmless):
             self._errors.append(error)
 
     def _count(self, by: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import array
 import copy
+import copyreg
 import datetime
 import decimal
 import functools
@@ -311,8 +312,10 @@ def said(path):
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", ORDINARY)
-def test_an_ordinary_checkpoint_is_clean(name, writer, tmp_path):
+def test_an_ordinary_checkpoint_is_clean(name, writer, tmp_path, monkeypatch):
     """As a zip archive, as a legacy stream, in each protocol that torch.save takes."""
+    # Whoever imports Dask pickles exceptions in another way from then on.
+    monkeypatch.delitem(copyreg.dispatch_table, ValueError, raising=False)
     torch.save(ORDINARY[name](), tmp_path / "a.pt", **WRITERS[writer])
     assert said(tmp_path / "a.pt") == []
 
