@@ -37,17 +37,17 @@ class Diff:
     """Constants of the diff. A worker is one machine, or one container of it."""
 
     bytes: float = _given(1_342_052_838_400, "made: `statecli inspect` of one side")
-    metadata: float = _given(2.5, "measured: seconds until both are listed and paired, 30 ms to the first byte")
+    metadata: float = _given(1.8, "measured: seconds until both are listed and paired, 30 ms to the first byte")
     cores: float = _given(16, "chosen: of a worker")
-    rate: float = _given(0.5 * GB, "measured: bytes of one side that a core fetches and compares in a second")
+    rate: float = _given(0.35 * GB, "measured: bytes of one side that a core fetches and compares in a second")
     network: float = _given(25 / 8 * GB, "chosen: bytes a second into a worker")
     store: float = _given(0, "chosen: bytes a second out of the store, 0 for no bound")
-    request: float = _given(8 * 2**20, "statecli's own: bytes of a range that it asks for")
+    request: float = _given(2 * 2**20, "statecli's own: bytes of a range that it asks for")
     latency: float = _given(0.03, "chosen: seconds to the first byte")
     price: float = _given(0.0004, "chosen: dollars for 1,000 requests (S3's standard class)")
     uneven: float = _given(1.015, "made: the fullest of 64 shares beside an even one, `plan`")
     task: float = _given(256 * 2**20, "statecli's own: bytes that are handed out together")
-    overhead: float = _given(0.002, "measured: seconds to hand out a task, `python benchmarks/run.py executors`")
+    overhead: float = _given(0.003, "measured: seconds to hand out a task, `python benchmarks/run.py executors`")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Hub:
     listing: float = _given(2, "counted in tests/remote/test_hub.py: the commit, the listing")
     beside: float = _given(8, "chosen: other files, of each of which a walk asks for the beginning")
     bytes: float = _given(64 * 2**10, "statecli's own: bytes of a request, at most")
-    cpu: float = _given(0.002, "measured: CPU seconds of a file")
+    cpu: float = _given(0.0023, "measured: CPU seconds of a file")
     cores: float = _given(2, "chosen")
     api: float = _given(1_000, "the hub's own: calls of the API in five minutes, a free account")
     resolve: float = _given(5_000, "the hub's own: files in five minutes, a free account")
@@ -116,7 +116,8 @@ def hub_rows(of: Hub) -> Iterator[tuple[str, ...]]:
     yield ("what", "how many", "a second", "in all")
     yield ("answers of the API", f"{listed:,.0f}", f"{of.api / 300:.1f}", _time(listed / (of.api / 300)))
     yield ("answers with files", f"{resolved:,.0f}", f"{of.resolve / 300:.1f}", _time(resolved / (of.resolve / 300)))
-    yield ("CPU", f"{files:,.0f} files", f"{of.cores / of.cpu:,.0f}", _time(files * of.cpu / of.cores))
+    every = files + of.repositories * of.beside
+    yield ("CPU", f"{every:,.0f} files", f"{of.cores / of.cpu:,.0f}", _time(every * of.cpu / of.cores))
     yield ("bytes, at most", _bytes(resolved * of.bytes), _bytes(of.resolve / 300 * of.bytes), "")
 
 
