@@ -125,6 +125,7 @@ def inspect(
     MissingDependency.
     """
     given = dict(locals())
+    del target, model
     from statecli import api, retold
 
     return retold.told(given, lambda: api.inspect(**given))
@@ -170,6 +171,7 @@ def diff(
     ModelError (a class), EngineError (`executor` does not answer).
     """
     given = dict(locals())
+    del before, after
     from statecli import api, retold
 
     return retold.told(given, lambda: api.diff(**given))
@@ -193,6 +195,7 @@ def merge(
     that has changed), EngineError (parts of another version), UsageError (parts of an audit or a lock).
     """
     given = dict(locals())
+    del parts, code, url
     from statecli import api, retold
 
     return retold.told(given, lambda: api.merge(**given))
@@ -232,6 +235,7 @@ def verify(
     tensor), ModelError (a spec whose class cannot be built, a function of inputs that raises).
     """
     given = dict(locals())
+    del model
     from statecli import api, retold
 
     return retold.told(given, lambda: api.verify(**given))

@@ -18,7 +18,8 @@ from statecli.errors import UnreadableError
 
 #: `https://…`, and what fsspec chains: `simplecache::s3://…`.
 _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]*::)*[a-zA-Z][a-zA-Z0-9+.-]+://")
-
+#: What is nearly one, with a user and a password; no `pkg.mod:Net("a@b")`.
+_TYPO = re.compile(r"(?!-|[\w./\\-]+:[\w.]+\(.*\)$)[^\s:@]*:\S+@")
 #: A host by its number: `[::1]`.
 _ADDRESS = re.compile(r"^\[[0-9a-fA-F:.]*\]")
 #: Schemes that lie in nothing else, so that `::` is a part of their ways.
@@ -101,6 +102,8 @@ def shown(text: str) -> str:
     `remote` knows the rest from now on. `file:///…` is the path.
     """
     if "://" not in text or os.path.lexists(text):
+        if _TYPO.match(text) and not os.path.lexists(text.partition("#")[0]):
+            _remote().hide_in_typo(text)
         return text
     option, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
     if value[:7].lower() == "file://":
@@ -111,6 +114,14 @@ def shown(text: str) -> str:
         return text
     found: str = _remote().named(value) if is_remote(value) else _remote().named_in(value)
     return option + equals + found
+
+
+def harmless(text: str) -> str:
+    """The text without what was typed and may not be shown, as in `https:/me:pw@host`, which is no URL."""
+    import sys
+
+    secrets = sys.modules.get("statecli.remote.secrets")
+    return secrets.without(text) if secrets else text
 
 
 def forget() -> None:

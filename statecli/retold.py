@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
+from statecli import files
 from statecli.errors import StateError, UsageError
 
 _Found = TypeVar("_Found")
@@ -21,15 +22,19 @@ _PLAIN = r"'[^']*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)"
 _ADVISED = r"fake-cuda|meta|values"
 
 
-def told(given: Mapping[str, Any], ask: Callable[[], _Found]) -> _Found:
+def told(given: dict[str, Any], ask: Callable[[], _Found]) -> _Found:
     """What `ask` gives. What it raises of ours is raised from here, with the names of the arguments `given`."""
     try:
         return ask()
     except StateError as error:
         if isinstance(error, UsageError):
             error.args = (in_python(str(error), given),)
+        error.args = tuple(files.harmless(one) if isinstance(one, str) else one for one in error.args)
         cause = error.__cause__
         theirs = _theirs(cause.__traceback__) if cause is not None else None
+        # Whoever shows the variables of each frame shows no URL as it was typed.
+        given.clear()
+        error.__context__ = None
         raise error.with_traceback(None) from (cause.with_traceback(theirs) if cause and theirs else None)
 
 

@@ -207,7 +207,7 @@ class _Run:
         self.left_out |= {text} if left_out else set()
         beside = isinstance(error, BarePickle) and text not in self.named and not is_called_weights(text)
         status = Status.SKIPPED if left_out or beside else Status.FAILED
-        return Target(text, status, str(error), findings=tuple(found), ran=tuple(ran))
+        return Target(files.harmless(text), status, files.harmless(str(error)), findings=tuple(found), ran=tuple(ran))
 
     # --- what a target is, and what it is held to -------------------------------------------------------------------
 

@@ -53,6 +53,11 @@ def named_in(text: str) -> str:
     return _names.inside(text)
 
 
+def hide_in_typo(text: str) -> None:
+    """What may be a password in a text that is nearly a URL is shown nowhere from now on."""
+    _names.hide_in_typo(text)
+
+
 def meant_by(text: str) -> str:
     """The text again, with the URLs as they were typed."""
     return _names.outside(text)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from statecli.errors import UnreadableError
+from statecli.remote import secrets
 from statecli.remote.settings import settings
 
 _Result = TypeVar("_Result")
@@ -31,6 +32,7 @@ def repeated(attempt: Callable[[], _Result]) -> _Result:
     Raises UnreadableError where none did, and whatever an attempt raises that is no `Transient`.
     """
     retries = settings().retries
+    secrets.quiet()
     for count in range(retries + 1):
         try:
             return attempt()

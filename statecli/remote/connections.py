@@ -67,6 +67,7 @@ def _pool(scheme: str, proxy: str | None, process: int, how: Settings) -> Any:
 def _paced(pools: Any) -> Any:
     from statecli.remote.pace import POOLS
 
+    secrets.quiet()
     pools.pool_classes_by_scheme = POOLS
     return pools
 

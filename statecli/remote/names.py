@@ -115,7 +115,7 @@ def _pairs(url: str, hidden: str) -> Iterator[tuple[str, Typed]]:
     user = "" if link.user is None else f"{link.user}@"
     user_shown = "" if link.user is None else f"{_user(link.user, hidden)}@"
     steps = link.way.split("/")
-    steps_shown = [steps[0], *(_step(step, hidden) for step in steps[1:])]
+    steps_shown = [_host(steps[0], hidden), *(_step(step, hidden) for step in steps[1:])]
     for n in range(len(steps), 0, -1):
         way = "/".join(steps[:n])
         yield (
@@ -134,9 +134,27 @@ def _link(url: str, hidden: str) -> str:
         return url
     link = parts(url)
     first, *steps = link.way.split("/")
-    way = "/".join((first, *(_step(step, hidden) for step in steps)))
+    way = "/".join((_host(first, hidden), *(_step(step, hidden) for step in steps)))
     user = "" if link.user is None else f"{_user(link.user, hidden)}@"
     return link.scheme + user + way + _query(link.query, hidden)
+
+
+def _host(text: str, hidden: str) -> str:
+    """A port that is none may be a password, of whose URL the rest is missing."""
+    port = re.sub(r"^\[[^\]]*\]?", "", text).partition(":")[2]
+    return text.removesuffix(port) + _user(port, hidden) if port and _odd_port(text) else text
+
+
+def hide_in_typo(text: str) -> None:
+    """`https:/me:pw@host`, `me:pw@host`: what may be a password in what is no URL is not shown from now on.
+
+    The text itself stays what it is: it may be the name of a file that is still to be written.
+    """
+    before, colon, rest = text.partition(":")
+    secret, at, behind = rest.rpartition("@")
+    if colon and at and secret:
+        _user(secret.lstrip("/"), secrets.MARK)
+        secrets.name(text, f"{before}:{secrets.MARK}@{behind}")
 
 
 def _user(text: str, hidden: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from typing import Any
 
 #: What stands where something is hidden.
 MARK = "…"
@@ -21,6 +22,10 @@ _urls: dict[str, str] = {}
 #: Variables of the environment whose values are secret, by their names, and the characters of the shortest one.
 _VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_KEY|_SAS", re.IGNORECASE)
 _SHORTEST_VALUE = 8
+
+#: Whose loggers tell of URLs and headers.
+_LOGS = "urllib3 fsspec s3fs aiobotocore botocore boto3 gcsfs aiohttp huggingface_hub"
+_LOGGERS = frozenset(_LOGS.split())
 
 _END = r"[^\s\"'<>&;,()\[\]{}…]"
 #: What looks like a secret wherever it stands; a group before it stays.
@@ -61,6 +66,27 @@ def without(text: str) -> str:
     for url in sorted(_urls, key=len, reverse=True):
         text = text.replace(url, _urls[url])
     return _replaced(text, _sure)
+
+
+def quiet() -> None:
+    """What the libraries that ask servers log, wherever the user sends it, is without what is known to be secret."""
+    import logging
+
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] in _LOGGERS:
+            logging.getLogger(name).addFilter(_without_in_record)
+
+
+def _without_in_record(record: Any) -> bool:
+    import traceback
+
+    text = record.getMessage()
+    if record.exc_info and record.exc_info[1] is not None:
+        text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+    clean = _replaced(without(text), _maybe)
+    if clean != text:
+        record.msg, record.args, record.exc_info = clean, (), None
+    return True
 
 
 def _replaced(text: str, words: Iterable[str]) -> str:

@@ -408,6 +408,53 @@ def test_redirects_without_end_and_without_a_place_are_one_line(server, refused)
     assert refused(server.url("nowhere")).endswith(": the server redirects, and does not say where to")
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "why"),
+    [
+        (Refuse(404), "is not there (HTTP 404 from {there})"),
+        (Refuse(500), "the server is busy (HTTP 500 from {there}); try again later"),
+        (Cut(None), "the connection was cut ({there}, after a redirect); try again later"),
+        (Cut(10), "the connection was cut after 10 of 80 bytes ({there}, after a redirect); try again later"),
+        (Stall(0), "{stalls}; 0 of 80 bytes came ({there}, after a redirect); try again later"),
+        (OtherRange(8), "{other}, asked for 0 to 65536 ({there}, after a redirect)"),
+        (
+            Refuse(401),
+            "access is refused (HTTP 401 from {there}): the user and the password of the URL are for the server of the "
+            "URL, and were not sent to that one",
+        ),
+        (
+            Refuse(403),
+            "access is refused (HTTP 403 from {there}): the user and the password of the URL are for the server of the "
+            "URL, and were not sent to that one",
+        ),
+    ],
+)
+def test_behind_a_redirect_the_server_that_fails_is_named(server, other, behaviour, why, refused, once):
+    """With its port; and that it was sent no password."""
+    checkpoint(other.folder / "there.bin")
+    other.behave("there.bin", behaviour)
+    server.behave(NAME, Redirect(other.url("there.bin")))
+    stalls = "the server stalls: nothing came in 0.3 s (STATECLI_TIMEOUT)"
+    told = why.format(there=other.address, stalls=stalls, other="the server answered with bytes 8 to 80 of 80")
+    url = server.url(NAME).replace("://", f"://me:{PASSWORD}@")
+    assert refused(url) == f"{server.url(NAME).replace('://', '://…@')}: {told}"
+
+
+@pytest.mark.parametrize("to", ["http://[/x", "http://host:99999/x", "http://a b/x", "https://", "http://x:y/"])
+def test_a_redirect_to_nowhere_is_the_servers(server, to, refused):
+    """And not the fault of the URL that was typed."""
+    server.behave(NAME, Redirect(to))
+    assert refused(server.url(NAME)) == f"{server.url(NAME)}: the server redirects to what is no URL"
+
+
+def test_a_fragment_of_a_redirect_is_not_sent(server, statecli):
+    """It is for whoever shows a page."""
+    server.behave(NAME, Redirect(f"{server.url('there.bin')}#top"))
+    (server.folder / NAME).rename(server.folder / "there.bin")
+    read(server.url(NAME), statecli)
+    assert [one.path for one in server.requests] == [NAME, "there.bin"]
+
+
 def test_a_redirect_to_a_login_page_names_its_host(server, other, refused):
     """Which is what somebody who is not logged in gets for every file; its query is told to nobody."""
     other.behave("login", login_page)
@@ -552,7 +599,8 @@ def test_a_host_that_is_none_is_one_line(refused, once):
     url = f"http://127.0.0.1:{port}/m.pt"
     assert refused(url) == f"{url}: the server cannot be reached: connection refused; try again later"
     for url in ("http:///m.pt", "http://host:port/m.pt", "http://[::1/m.pt", "https://exa mple/m.pt"):
-        assert refused(url) == f"{url}: is no URL: it names no host, or an impossible one"
+        named = url.replace(":port", ":…")  # it may be a password
+        assert refused(url) == f"{named}: is no URL: it names no host, or an impossible one"
 
 
 @pytest.fixture
@@ -603,6 +651,7 @@ def test_a_certificate_that_the_environment_vouches_for_is_trusted(secure, varia
     """As other programs are told of it."""
     monkeypatch.setenv(variable, str(secure.certificate))
     read(secure.url(NAME), statecli)
+    read(secure.url(NAME).replace("https", "HTTPS"), statecli)
 
 
 def test_certificates_that_are_none_are_one_line(secure, refused, monkeypatch, no_pools):
@@ -621,7 +670,12 @@ def test_https_to_a_server_without_it_is_one_line(server, refused, no_pools):
 def test_what_is_secure_does_not_become_insecure(secure, server, refused, monkeypatch, no_pools):
     """A redirect from https to http is refused."""
     monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate))
-    secure.behave(NAME, Redirect(server.url(NAME)))
+    for scheme in ("http", "HTTP"):
+        secure.behave(NAME, Redirect(server.url(NAME).replace("http", scheme)))
+        for typed in ("https", "HTTPS"):
+            assert "redirects from https:// to http://" in refused(secure.url(NAME).replace("https", typed))
+    secure.behave("hop", Redirect(server.url(NAME)))
+    secure.behave(NAME, Redirect(secure.url("hop").replace("https", "HTTPS")))
     assert "redirects from https:// to http://" in refused(secure.url(NAME))
     assert not server.requests
 

@@ -199,6 +199,95 @@ def every_text(error):
         error = error.__cause__ or error.__context__
 
 
+@pytest.mark.parametrize(
+    "behaviour",
+    [Refuse(403), Refuse(404), Cut(0), login_page, Redirect(f"http://x:{SIGNED}@127.0.0.1:9/x?Sig={SIGNED}")],
+)
+def test_no_frame_behind_an_error_holds_one(server, behaviour, secret, monkeypatch):
+    """Where tracebacks show variables, those of ours show no URL as it was typed, and none behind a redirect."""
+    import statecli as api
+
+    monkeypatch.setenv("STATECLI_RETRIES", "1")
+    server.behave("a.safetensors", behaviour)
+    for ask in (
+        lambda: api.inspect(secret("a.safetensors")),
+        lambda: api.inspect(secret("b.safetensors"), model=secret("a.safetensors")),
+        lambda: api.diff(secret("b.safetensors"), secret("a.safetensors")),
+        lambda: api.diff(secret("a.safetensors"), secret("b.safetensors")),
+    ):
+        with pytest.raises(api.StateError) as caught:
+            ask()
+        ours = caught.value.__traceback__.tb_next.tb_next
+        assert ours is not None
+        error = caught.value.with_traceback(ours)
+        assert_none("".join(traceback.TracebackException.from_exception(error, capture_locals=True).format()))
+        assert error.__context__ is None
+
+
+def test_what_the_libraries_log_has_none(server, secret, caplog):
+    """Whatever is logged of their work, in the user's own handlers; what else is logged there stays as it is."""
+    import logging
+
+    import statecli as api
+
+    def malformed(request, reply):
+        reply.headers["X-Odd\r\nno colon here"] = "1"
+
+    server.behave("a.safetensors", malformed)
+    with caplog.at_level(logging.DEBUG):
+        api.inspect(secret("a.safetensors"))
+        logging.getLogger("urllib3.connectionpool").warning("GET /other?sig=%s", "of-the-user-itself")
+        logging.getLogger("mine").warning("of mine: %s", TOKEN)
+    text = "\n".join(logging.Formatter().format(one) for one in caplog.records)
+    assert "Failed to parse headers" in text
+    assert "a.safetensors?token=…" in text
+    assert "of-the-user-itself" in text
+    assert f"of mine: {TOKEN}" in text
+    assert_none(text.replace(f"of mine: {TOKEN}", ""))
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "https:/me:pa55w@host.invalid/x.pt",
+        "https//me:pa55w@host.invalid/x.pt",
+        "https:me:pa55w@host.invalid/x.pt",
+        "me:pa55w@host.invalid/x.pt",
+        "https://me:pa55w",
+        "https://me:pa55w/x.pt",
+        "https:/me:pa55w@host.invalid/x.pt#model",
+        "me:pa5@host.invalid/pa55w@x.pt",
+    ],
+)
+def test_a_url_with_a_slip_shows_no_password(typed, desk, statecli):
+    """What is between the first `:` and the last `@` is not shown, nor a port that is none."""
+    import statecli as api
+
+    for line in (
+        ("inspect", typed),
+        ("diff", typed, typed, "--debug"),
+        ("audit", typed),
+        ("audit", typed, "-f", "json"),
+        ("lock", typed, "-o", "l.json"),
+        ("verify", typed),
+    ):
+        result = statecli(*line)
+        assert result.code == 2
+        assert "pa5" not in result.out + result.err
+        assert "pa5" not in "".join(written(desk))
+    with pytest.raises(api.StateError) as caught:
+        api.inspect(typed)
+    assert "pa5" not in f"{caught.value} {caught.value!r}"
+
+
+def test_a_file_of_an_odd_name_is_read_and_shown(desk, statecli):
+    """For there is one; and a file that is to be written has the name that was typed."""
+    save_file({"w": torch.ones(2)}, desk / "train:a@1.safetensors")
+    found = statecli("inspect", "train:a@1.safetensors", "-f", "json", "-o", "out:b@2.json")
+    assert (found.code, found.err) == (0, "")
+    assert '"target": "train:a@1.safetensors"' in (desk / "out:b@2.json").read_text()
+
+
 def test_a_cdn_that_fails_in_the_middle_shows_no_signature(server, secret, tmp_path, statecli, monkeypatch):
     """It was signed by another host, and typed by nobody."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
