@@ -36,13 +36,13 @@ _KINDS = (
 
 class Guard(NamedTuple):
     """Bytes `start` to `stop`, of which it is not yet known that they are what a directory says: `header` is where what
-    says so begins, up to `start`, and `check` raises MalformedError for its bytes if it does not.
+    says so begins, up to `start`, and `check` gives where by its bytes they really begin, or raises MalformedError.
     """
 
     header: int
     start: int
     stop: int
-    check: Callable[[bytes], object]
+    check: Callable[[bytes], int]
 
 
 class File(Protocol):
@@ -277,6 +277,15 @@ def unlisted(path: str) -> str | None:
     return found
 
 
+def cut_short(path: str, section: str | None, error: Exception) -> str | None:
+    """What to do where a URL without its `#section` is that of no file: the name of one may have a `#`."""
+    if not section or not is_remote(path):
+        return None
+    from statecli.remote.stores import Missing
+
+    return f"#{section} was taken for a section: # in a name is written %23" if isinstance(error, Missing) else None
+
+
 def islink(path: str) -> bool:
     """As `os.path.islink`; no URL is one."""
     return not is_remote(path) and os.path.islink(path)
@@ -387,6 +396,12 @@ def crc32_of(path: str, offset: int, length: int) -> int | None:
     """CRC-32 of these bytes where it is known without reading them again, as of what is remote and was read."""
     found: int | None = _remote().crc32_of(path, offset, length) if is_remote(path) else None
     return found
+
+
+def confirm(path: str) -> None:
+    """Asks all of a file's guards that were not. Raises MalformedError, without the path, as they do."""
+    if is_remote(path):
+        _remote().confirm(path)
 
 
 def remembered() -> dict[Any, Any]:

@@ -74,7 +74,7 @@ def _named(path: str, section: str | None = None) -> ModelState:
         # a tensor `model.norm` begin alike.
         if isinstance(error.__cause__, UnreadableError):
             raise
-        beside = files.unlisted(path)
+        beside = files.unlisted(path) or files.cut_short(path, section, error)
         raise type(error)(f"{path}: {error}{f'; {beside}' if beside else ''}") from error
 
 
@@ -85,11 +85,23 @@ def _read(path: str, section: str | None) -> ModelState:
             head, size = source.head, source.size
     for format in FOLDERS if files.isdir(path) else FORMATS:
         if format.sniff(path, head):
-            state: ModelState = format.read(path, _reader(section) if format in FOLDERS else section)
+            state = _of_format(format, path, section)
             beside = files.unlisted(path)
             odd = (Oddity("unlisted-folder", f"the folder's other files are not known: {beside}"),) if beside else ()
             return replace(state, oddities=(*state.oddities, *odd)) if odd else state
     raise _foreign.refusal(path, head, size)
+
+
+def _of_format(format: ModuleType, path: str, section: str | None) -> ModelState:
+    """Where something is wrong, that may be what was put off as well: then the same is said as of a file on disk."""
+    try:
+        state: ModelState = format.read(path, _reader(section) if format in FOLDERS else section)
+    except MalformedError:
+        files.confirm(path)
+        raise
+    if any(tensor.damage for tensor in state.tensors):
+        files.confirm(path)
+    return state
 
 
 def _reader(section: str | None) -> Callable[[str], ModelState]:
@@ -101,6 +113,7 @@ def members(path: str) -> tuple[str, ...]:
 
     Raises UnreadableError where it holds none, or several, or one that lacks a file.
     """
-    format = next(one for one in FOLDERS if one.sniff(path, b""))
-    found: tuple[str, ...] = format.members(path)
+    # Above a URL there may be no folder that a server knows of.
+    format = next((one for one in FOLDERS if one.sniff(path, b"")), None)
+    found: tuple[str, ...] = format.members(path) if format is not None else ()
     return found

@@ -245,6 +245,28 @@ def test_a_range_that_is_refused_is_no_empty_file(server, refused):
         assert refused(server.url(NAME)) == why
 
 
+def test_a_name_with_a_number_sign_is_written_with_its_code(served, statecli, refused):
+    """Whoever writes it as it is, is told so."""
+    checkpoint(served.folder / "a#b.safetensors")
+    plain = served.url("a") + "#b.safetensors"
+    assert refused(plain) == (
+        f"{served.url('a')}: is not there (HTTP 404); #b.safetensors was taken for a section: "
+        "# in a name is written %23"
+    )
+    read(served.url("a%23b.safetensors").replace("%2523", "%23"), statecli)
+
+
+def test_an_error_goes_to_another_process_as_it_is():
+    """Its text, without the answer's headers: they may hold where it was led."""
+    import copy
+    import pickle
+
+    for kind in (http.Refused, http.NoFile, http.Gone):
+        error = kind("is not there", 404, types.MappingProxyType({"Location": "http://host/?sig=5"}))
+        for found in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert (type(found), str(found), dict(found.headers)) == (kind, "is not there", {})
+
+
 # --- cuts and stalls ------------------------------------------------------------------------------------------------
 
 
@@ -690,9 +712,11 @@ def test_a_proxy_of_the_environment_is_asked(server, secure, statecli, monkeypat
         assert proxy.asked == [f"GET {server.url(NAME)}"]
         read(secure.url(NAME), statecli)
         assert proxy.asked[1:] == [f"CONNECT {secure.address}"]
+        read(server.url(NAME).replace("http", "HTTP"), statecli)
+        assert proxy.asked[2:] == [f"GET {server.url(NAME)}"]
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         read(server.url(NAME), statecli)
-        assert len(proxy.asked) == 2
+        assert len(proxy.asked) == 3
 
 
 def test_a_proxy_that_wants_a_password_gets_the_one_of_its_url(
