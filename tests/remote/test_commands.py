@@ -87,6 +87,17 @@ def test_globs(web, bucket, statecli):
     ]
 
 
+def test_a_glob_of_folders(web, bucket, statecli):
+    """With a slash at its end, on a web server and in a bucket; what is a file is none of them."""
+    bucket.upload(web.folder)
+    for root in (web.url(), bucket.url()):
+        for glob in ("run-*/", "*[12]/"):
+            found = statecli("audit", f"{root}{glob}", "-f", "json")
+            assert (found.code, targets(found)[::2]) == (0, [f"{root}run-1/", f"{root}run-2/"])
+        nothing = f"{root}run-1/model.*/"
+        assert statecli("audit", nothing).err == f"statecli: {nothing}: matches no file\n"
+
+
 def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
     """Neither is a pass; a server that lists no folders is named."""
     nothing = f"{web.url()}none-*/m.pt"
@@ -134,6 +145,19 @@ def test_a_lock_of_urls_names_them(web, statecli):
     ]
 
 
+def test_a_lock_and_a_target_that_is_not_there(web, statecli, tmp_path):
+    """One line, also where no server knows a folder above it."""
+    (tmp_path / "one").mkdir()
+    for name in ("a", "b"):
+        save_file({"w": torch.ones(2)}, tmp_path / "one" / f"{name}.safetensors")
+    written = statecli("lock", f"{tmp_path}/one/a.safetensors", f"{tmp_path}/one/b.safetensors", "-o", "two.lock.json")
+    assert written.code == 0
+    found = statecli("audit", web.url("nothing/here/net.pt"), "--lock", "two.lock.json")
+    assert found.code == 2
+    assert found.err.count("\n") == 1
+    assert "is not there" in found.err
+
+
 def test_a_lock_that_lies_beside_what_it_locks(web, statecli, monkeypatch):
     """Its names are meant from its own folder, wherever that was copied to."""
     monkeypatch.chdir(web.folder)
@@ -145,6 +169,26 @@ def test_a_lock_that_lies_beside_what_it_locks(web, statecli, monkeypatch):
     trained(web.folder / "run-2", seed=2)
     found = statecli("audit", f"{root}run-1", f"{root}run-2", "--lock", f"{root}all.lock", "-f", "json")
     assert {one["target"] for one in found.json["findings"]} == {f"{root}run-2", f"{root}run-2/train.ckpt"}
+
+
+def test_a_lock_of_another_place_says_how_names_are_compared(web, bucket, statecli, monkeypatch):
+    """Of several targets, URLs from disk or the other way round; what is advised then holds the copies."""
+    bucket.upload(web.folder)
+    monkeypatch.chdir(web.folder)
+    near, far = ["run-1", "run-2"], [bucket.url("run-1"), bucket.url("run-2")]
+    for locked, held in ((far, near), (near, far)):
+        assert statecli("lock", *locked, "-o", "all.lock").code == 0
+        found = statecli("audit", *held, "--lock", "all.lock")
+        assert found.code == 2
+        every = [f"{run}{rest}" for run in held for rest in ("", "/train.ckpt")]
+        for line, target in zip(found.err.splitlines(), every, strict=True):
+            assert line.startswith(f"statecli: {target}: is not in the lock, which has {locked[0][:-2]}")
+            assert "URLs are compared whole, files by their way from the lock" in line
+            assert "lock each target alone" in line
+    bucket._client.upload_file("all.lock", bucket.name, "all.lock")
+    assert statecli("audit", *far, "--lock", bucket.url("all.lock")).code == 0  # made on disk, kept beside them
+    assert statecli("lock", "run-1/model.safetensors", "-o", "one.lock").code == 0
+    assert statecli("audit", bucket.url("run-1/model.safetensors"), "--lock", "one.lock").code == 0
 
 
 def test_against_a_url(web, statecli):
@@ -206,6 +250,19 @@ def test_every_output_names_the_url_as_it_is_shown(spoiled, statecli, form):
     assert "nan" in found.out.lower()
     assert "run/model.safetensors" in found.out
     assert SECRET not in found.out + found.err
+
+
+def test_github_annotates_no_file_for_a_url(spoiled, served, statecli):
+    """Which it could attach to none: the URL is in the message, once, in front of what is said of it."""
+    shown = f"{served.url('run/model.safetensors')}?sig=…"
+    found = statecli("audit", spoiled, "--values", "-f", "github").out
+    assert "file=" not in found
+    assert f"::error title=statecli nan::{shown}: weight: " in found
+    gone = served.url("none.pt")
+    assert (
+        f"::error title=statecli cannot-read::{gone}: is not there (HTTP 404)\n"
+        in statecli("audit", gone, "-f", "github").out
+    )
 
 
 def test_sarif_has_the_url_as_its_location(spoiled, statecli):

@@ -1,4 +1,4 @@
-"""docs/remote.md: its examples of http run, and what it says of names is so."""
+"""docs/remote.md and the README: their examples of http run, and what it says of names is so."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from statecli.remote.settings import Settings
 pytest.importorskip("urllib3")
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "remote.md").read_text("utf-8")
 HOST = "https://models.example/"
-LINES = [line for line in PAGE.splitlines() if line.startswith("statecli ") and HOST in line]
+README = (Path(__file__).parent.parent.parent / "README.md").read_text("utf-8")
+LINES = [line for line in (PAGE + README).splitlines() if line.startswith("statecli ") and HOST in line]
 ROWS = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", PAGE.partition("## What is never shown")[2], re.MULTILINE)
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_an_example_runs(line, served, statecli, tmp_path, monkeypatch):
     """Where a server has the files that it names."""
+    for name in ("net", "step-100", "step-200"):
+        (served.folder / name).mkdir()
+        save_file({"w": torch.ones(2)}, served.folder / name / "model.safetensors")
     net = served.folder / "net"
-    net.mkdir()
-    save_file({"w": torch.ones(2)}, net / "model.safetensors")
     weight_map = {"w": "model.safetensors"}
     (net / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
     monkeypatch.chdir(tmp_path)
-    result = statecli(*shlex.split(line.replace(HOST, served.url()))[1:])
+    result = statecli(*shlex.split(line.partition(" #")[0].replace(HOST, served.url()))[1:])
     assert result.code in (0, 1), result
 
 
 def test_there_are_examples():
     """The patterns find them."""
-    assert len(LINES) >= 4
+    assert len(LINES) >= 8
     assert len(ROWS) >= 5
 
 
