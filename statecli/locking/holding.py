@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from statecli import inspection
+from statecli import files, inspection
 from statecli.comparison.pairing import paired_sections
 from statecli.errors import NothingMatched
 from statecli.kinds import MODEL_KINDS
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 BESIDE = ("beside",)
 #: What to do about a target that nobody locked.
 NEW = "take it away if it is not meant to be here, else lock again"
+#: What to do about a copy on the other side: on disk of what was locked behind URLs, or the other way round.
+ELSEWHERE = (
+    "URLs are compared whole, files by their way from the lock; to hold a copy that lies elsewhere, lock each target "
+    "alone, or lock them on disk and keep the lock file beside them"
+)
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
@@ -64,7 +69,8 @@ def lines(text: str, request: Request) -> LockedTarget:
     """What the target that was typed so is held to. Raises `NothingMatched` where that is nothing."""
     target = request.lock.of(text, request.folder, by_name=request.by_name)
     if target is None:
-        raise NothingMatched(f"{text}: is not in the lock, which {_has(text, request)}: {NEW}")
+        advice = ELSEWHERE if _is_elsewhere(text, request.lock) else NEW
+        raise NothingMatched(f"{text}: is not in the lock, which {_has(text, request)}: {advice}")
     if not request.frozen_only:
         return target
     kept = tuple(line for line in target.tensors if _is_frozen(line, request.frozen))
@@ -72,6 +78,13 @@ def lines(text: str, request: Request) -> LockedTarget:
         message = "--frozen-only: no tensor of the lock is known to be frozen, and policy.frozen names none of them"
         raise NothingMatched(f"{text}: {message}")
     return replace(target, tensors=kept)
+
+
+def _is_elsewhere(text: str, lock: Lock) -> bool:
+    """Whether nothing of the lock lies where the target does: on disk, or behind URLs."""
+    return not lock.has_no_names and all(
+        files.is_remote(str(one.target)) != files.is_remote(text) for one in lock.targets
+    )
 
 
 def _has(text: str, request: Request) -> str:

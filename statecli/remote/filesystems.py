@@ -23,6 +23,9 @@ WHOLE = 16 << 20
 #: What tells two versions of an object apart, as filesystems call it, the surest first.
 _VERSIONS = ("ETag", "etag", "generation", "content_md5", "md5", "LastModified", "last_modified", "mtime", "created")
 
+#: What Python says of an object that is no archive, by what it was taken for.
+_NO_ARCHIVE = {"zip": "BadZipFile", "tar": "ReadError"}
+
 
 def imported() -> Any:
     """fsspec. Raises MissingDependency."""
@@ -181,6 +184,11 @@ def _said(why: Exception, scheme: str) -> Exception:
         return Missing("is a folder" if isinstance(why, IsADirectoryError) else "is no folder")
     if isinstance(why, PermissionError):
         return UnreadableError(f"access is refused: give {scheme} credentials that may read it")
+    if "Credential" in type(why).__name__:
+        return UnreadableError("no credentials were found that may read it: log in where it lies")
+    kind = scheme.rpartition("::")[2].lower()
+    if type(why).__name__ == _NO_ARCHIVE.get(kind):
+        return UnreadableError(f"the object behind its `::` is no {kind} archive, or a damaged one")
     return unreached(why)
 
 

@@ -21,6 +21,8 @@ _Found = TypeVar("_Found")
 _BUSY = frozenset(
     ["SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "Throttling", "OperationAborted"]
 )
+#: What may be another answer later, whoever gave it.
+_AGAIN = frozenset([408, 429, 500, 502, 503, 504])
 _NO_BUCKET = "its bucket is not there"
 #: What the codes of S3 mean to whoever asked.
 _CODES = {
@@ -42,6 +44,8 @@ _REFUSED = (
     "access is refused (HTTP 403): your AWS credentials may not read it, or it is not there; if it is public, "
     "AWS_NO_SIGN_REQUEST=yes reads it without them"
 )
+#: What is said of whatever answers instead of an S3.
+_FOREIGN = "no S3 gave this answer ({what}): check AWS_ENDPOINT_URL, and proxies on the way"
 _REFUSED_TO_ALL = (
     "access is refused (HTTP 403): no AWS credentials were found, and without them it may not be read; log in, or set "
     "AWS_PROFILE"
@@ -120,7 +124,7 @@ async def _got(filesystem: Any, url: str, offset: int, length: int, known: Known
     try:
         answer = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **asked)
     except OSError as why:
-        if _code(why) in ("InvalidRange", "416") and offset == 0:
+        if _answer(why)[0] in ("InvalidRange", "416") and offset == 0:
             return b"", (0, None)  # of an empty object no byte can be asked for
         raise
     body = answer["Body"]
@@ -142,6 +146,8 @@ async def _listed(filesystem: Any, url: str) -> Listing:
     more: dict[str, str] = {}
     while True:
         page = await filesystem._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", **more)
+        if "IsTruncated" not in page:  # a page of HTML is a listing of nothing to botocore
+            raise UnreadableError(_FOREIGN.format(what="it is no listing"))
         folders.update((one["Key"][len(prefix) :], False) for one in page.get("Contents", ()))
         for one in page.get("CommonPrefixes", ()):
             name = one["Prefix"][len(prefix) : -1]
@@ -152,30 +158,27 @@ async def _listed(filesystem: Any, url: str) -> Listing:
         more = {"ContinuationToken": page["NextContinuationToken"]}
 
 
-def _code(why: BaseException) -> str | None:
-    """The code of S3's answer, which s3fs hides behind an error of Python's."""
+def _answer(why: BaseException) -> tuple[str | None, int]:
+    """The code of S3's answer, which s3fs hides behind an error of Python's, and the HTTP status; None, 0 without one.
+
+    Where there was no code in it, botocore says none or the status in its place.
+    """
     error: BaseException | None = why
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict) and isinstance(response.get("Error"), dict):
-            return str(response["Error"].get("Code"))
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return str(response["Error"].get("Code") or ""), int(status or 0)
         error = error.__cause__
-    return None
+    return None, 0
 
 
 def _said(why: Exception, *, anonymous: bool) -> Exception:
     """The error of ours; the text of theirs may hold what must not be shown."""
-    code, name = _code(why), type(why).__name__
-    if code in _BUSY or (code or "").startswith("5"):
-        return Transient(f"S3 is busy ({code})")
-    if code in ("NoSuchKey", "404"):
-        return Missing("is not there")
-    if code in ("AccessDenied", "403", "AllAccessDisabled"):
-        return UnreadableError(_REFUSED_TO_ALL if anonymous else _REFUSED)
-    if code in _CODES:
-        return (Missing if code in ("NoSuchBucket", "NoSuchVersion") else UnreadableError)(_CODES[code])
+    code, status = _answer(why)
     if code is not None:
-        return UnreadableError(f"cannot be read: S3 says {code}")
+        return _foreign(code, status) or _told(code, status, anonymous=anonymous)
+    name = type(why).__name__
     if name == "ProfileNotFound":
         return UnreadableError("AWS_PROFILE names a profile that is not in the AWS configuration")
     if name == "ParamValidationError":
@@ -185,3 +188,27 @@ def _said(why: Exception, *, anonymous: bool) -> Exception:
     if name in ("SSLError", "CertificateError"):
         return UnreadableError("the server's certificate is not trusted: set AWS_CA_BUNDLE to the one that signed it")
     return unreached(why)
+
+
+def _foreign(code: str, status: int) -> Exception | None:
+    """The error for an answer that no S3 gave: of a proxy, of a web server."""
+    if code in _CODES or (code and not code.isdecimal()):
+        return None
+    if status in _AGAIN:
+        # botocore says 500 of a page that came with 200 too.
+        what = "no XML" if status == 500 else f"HTTP {status}"
+        return Transient(f"an answer that is none of S3's ({what}; is AWS_ENDPOINT_URL right?)")
+    return (Missing if status == 404 else UnreadableError)(_FOREIGN.format(what=f"HTTP {status}"))
+
+
+def _told(code: str, status: int, *, anonymous: bool) -> Exception:
+    """The error for what S3 says."""
+    if code in _BUSY or status in _AGAIN:
+        return Transient(f"S3 is busy ({code})")
+    if code == "NoSuchKey":
+        return Missing("is not there")
+    if code in ("AccessDenied", "AllAccessDisabled"):
+        return UnreadableError(_REFUSED_TO_ALL if anonymous else _REFUSED)
+    if code in _CODES:
+        return (Missing if code in ("NoSuchBucket", "NoSuchVersion") else UnreadableError)(_CODES[code])
+    return UnreadableError(f"cannot be read: S3 says {code}")

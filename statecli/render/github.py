@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from statecli import files
 from statecli.finding import Finding, Severity
 from statecli.places import Located, file_of, of
 from statecli.render._escape import name, sentence, visible
@@ -107,7 +108,8 @@ def _together(rule: str, notes: Sequence[_Note]) -> _Note:
     # What to do about each of them is the same, or is said of none.
     (helps, *others) = {note.message.partition("\n")[2] for note in notes}
     lines += [helps] if helps and not others else []
-    return _Note(rule, "\n".join(lines), notes[0].where, sum(note.count for note in notes))
+    target = "" if several else notes[0].target
+    return _Note(rule, "\n".join(lines), notes[0].where, sum(note.count for note in notes), target)
 
 
 def _targets(notes: Sequence[_Note]) -> str:
@@ -116,14 +118,18 @@ def _targets(notes: Sequence[_Note]) -> str:
 
 
 def _command(level: str, note: _Note) -> str:
-    properties = {}
-    if note.where is not None:
+    properties, message = {}, note.message
+    # An annotation of what is no file of the repository is attached to none.
+    if note.where is not None and files.is_remote(note.where.path):
+        target = name(note.target)
+        message = message if target in message else f"{target}: {message}"
+    elif note.where is not None:
         properties["file"] = name(note.where.path.replace(os.sep, "/"))
         if note.where.line is not None:
             properties["line"] = str(max(1, note.where.line))
     properties["title"] = f"statecli {visible(note.rule)}" + (f" ({note.count:,})" if note.count > 1 else "")
     said = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
-    return f"::{level} {said}::{_data(note.message)}\n"
+    return f"::{level} {said}::{_data(message)}\n"
 
 
 def _data(text: str) -> str:

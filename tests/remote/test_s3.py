@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from statecli.remote.settings import settings
 
 from .conftest import SECRET
 from .s3 import S3, refusal
-from .server import After, Cut, Headers, OtherRange, Stall, Times, ignore_range
+from .server import After, Cut, Headers, OtherRange, Reply, Stall, Times, ignore_range
 
 pytest.importorskip("s3fs")
 KEY = "AKIAIOSFODNN7EXAMPLE"
@@ -133,6 +134,52 @@ def test_names_that_only_a_store_has():
     assert asyncio.run(_listed(Answers, "s3://models/run")).folders == {"a": False, "a/": True, "b": True}
 
 
+ODD = ["a b", "a+b", "a%20b", "a%b", "ä€ 模型", "a=b&c", "a;b", "a[1]", "a'b", "a:b", "a..b", "a~b"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_key_is_written_as_it_is(bucket, tmp_path, statecli, name):
+    """Nothing in it is decoded or has to be quoted; a walk and a glob find it by the same name."""
+    written(tmp_path / "up" / "odd", f"{name}.safetensors")
+    bucket.upload(tmp_path / "up")
+    url = bucket.url(f"odd/{name}.safetensors")
+    assert statecli("inspect", url, "-f", "json").json["target"] == url
+    for found in (statecli("audit", way, "-f", "json") for way in (url, bucket.url("odd"), bucket.url("odd/a*"))):
+        if name[0] == "a" or found.code == 0:
+            assert (found.code, [one["target"] for one in found.json["targets"]]) == (0, [url])
+
+
+def test_percent_escapes_are_three_characters_of_a_key(bucket, tmp_path, statecli):
+    """`a%20b` is not `a b`."""
+    written(tmp_path / "up", "a b.safetensors")
+    bucket.upload(tmp_path / "up")
+    assert statecli("inspect", bucket.url("a%20b.safetensors")).err.endswith(": is not there\n")
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_bucket_alone(bucket, tmp_path, statecli, slash):
+    """Is a folder, with a slash or without; an empty one is said to be empty, and one that is not there is not."""
+    url = f"s3://{bucket.name}{slash}"
+    assert statecli("inspect", url).err == f"statecli: {url}: is an empty folder\n"
+    written(tmp_path / "up", "model.safetensors")
+    bucket.upload(tmp_path / "up")
+    remote.forget()
+    for command in ("inspect", "audit"):
+        assert statecli(command, url).code == 0
+    gone = f"s3://nobody{slash}"
+    assert statecli("inspect", gone).err == f"statecli: {gone}: its bucket is not there\n"
+
+
+def test_a_folder_with_its_slash_is_not_asked_for_as_a_file(s3, signed, statecli):
+    """Without, it may be either, and a key is looked for first."""
+    written(s3.folder / "models" / "run")
+    assert statecli("inspect", "s3://models/run").code == 0
+    assert [one.status for one in s3.requests] == [404, 200, 206]
+    s3.forget()
+    assert statecli("inspect", "s3://models/run/").code == 0
+    assert [one.status for one in s3.requests] == [200, 206]
+
+
 def test_an_empty_object_is_an_empty_file(s3, signed, statecli):
     """Of which S3 answers 416 to every range."""
     (s3.folder / "models" / "m.pt").write_bytes(b"")
@@ -233,6 +280,76 @@ def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, signed, s
             assert f"{url}: access is refused (HTTP 403): your AWS credentials may not read it" in found.err
 
 
+def test_what_may_be_read_and_not_listed(s3, signed, statecli):
+    """S3 then says 403 of what is not there, too: an index and its shards are read, a folder is one line."""
+    folder = s3.folder / "models" / "run"
+    for n in (1, 2):
+        save_file({f"w{n}": torch.zeros(2)}, written(folder, f"model-{n}.safetensors"))
+    index = {"metadata": {}, "weight_map": {f"w{n}": f"model-{n}.safetensors" for n in (1, 2)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    def only_what_is_there(request, reply):
+        if request.path == "models" or reply.status == 404:
+            refusal(403, "AccessDenied")(request, reply)
+
+    s3.behave("*", only_what_is_there)
+    found = statecli("inspect", "s3://models/run/model.safetensors.index.json", "-f", "json")
+    assert (found.code, set(found.rows()), found.err) == (0, {"w1", "w2"}, "")
+    assert statecli("audit", "s3://models/run/model.safetensors.index.json").code == 0
+    for url in ("s3://models/run", "s3://models/run/", "s3://models/run/*/", "s3://models/run/none.pt"):
+        found = statecli("inspect" if "*" not in url else "audit", url)
+        assert (found.code, found.err.count("\n")) == (2, 1)
+        assert "access is refused (HTTP 403): your AWS credentials may not read it, or it is not there" in found.err
+
+
+@pytest.fixture
+def judging(bucket, tmp_path):
+    """moto, which from now on checks who signs what; credentials of a user who may read one file and list nothing."""
+    from moto import settings as moto
+    from moto.core.responses import ActionAuthenticatorMixin
+
+    written(tmp_path / "up" / "run")
+    bucket.upload(tmp_path / "up")
+    boto3 = pytest.importorskip("boto3")
+    iam = boto3.client("iam")
+    iam.create_user(UserName="reader")
+    found = iam.create_access_key(UserName="reader")["AccessKey"]
+    allowed = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::models/run/m.safetensors"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    iam.put_user_policy(UserName="reader", PolicyName="read", PolicyDocument=policy)
+    before = moto.INITIAL_NO_AUTH_ACTION_COUNT, ActionAuthenticatorMixin.request_count
+    moto.INITIAL_NO_AUTH_ACTION_COUNT, ActionAuthenticatorMixin.request_count = 0, 0
+    yield found["AccessKeyId"], found["SecretAccessKey"]
+    moto.INITIAL_NO_AUTH_ACTION_COUNT, ActionAuthenticatorMixin.request_count = before
+    iam.delete_access_key(UserName="reader", AccessKeyId=found["AccessKeyId"])
+    iam.delete_user_policy(UserName="reader", PolicyName="read")
+    iam.delete_user(UserName="reader")
+
+
+def test_a_server_that_checks_signatures(judging, statecli, monkeypatch):
+    """The right ones read; a wrong secret key and an unknown access key are one line each, which shows neither."""
+    key, secret = judging
+    url = "s3://models/run/m.safetensors"
+
+    def asked(key: str, secret: str, url: str = url):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+        found = statecli("inspect", url)
+        debug = statecli("inspect", url, "--debug").err
+        assert not [one for one in (key, secret, "Signature=") if one in found.out + found.err + debug]
+        return found
+
+    assert asked(key, secret).code == 0
+    lines = {
+        "the secret key of your AWS credentials is wrong": asked(key, "not-the-one-that-belongs-to-it"),
+        "S3 does not know the access key of your AWS credentials": asked("AKIANOBODYHASTHISONE", secret),
+        "access is refused (HTTP 403)": asked(key, secret, "s3://models/run/"),
+    }
+    for words, found in lines.items():
+        assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+        assert words in found.err
+
+
 def test_credentials_in_the_url_have_no_place(s3, statecli):
     """They are refused, and not shown."""
     found = statecli("inspect", f"s3://{KEY}:{SECRET}@models/m.safetensors")
@@ -291,6 +408,47 @@ def test_an_object_that_is_replaced_is_refused_by_s3(s3, signed, statecli):
     assert found.code == 2
     assert "changed while it was read: try again" in found.err
     assert all("if-match" in one.headers for one in s3.requests[1:])
+
+
+PAGE = b"<html><body>please log in<br></body></html>"
+
+
+def page(status: int, body: bytes = PAGE):
+    """What a proxy says, or a web server that is no S3."""
+    return lambda request, reply: reply.become(Reply(status, {"Content-Type": "text/html"}, body))
+
+
+@pytest.mark.parametrize("body", [PAGE, PAGE.replace(b"<br>", b""), b""], ids=["html", "xhtml", "nothing"])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 407])
+def test_what_is_no_answer_of_s3_is_said_with_its_status(s3, signed, statecli, status, body):
+    """Nobody's credentials are to blame for it, and nothing is said to be missing: the endpoint is to be looked at."""
+    written(s3.folder / "models" / "run")
+    s3.behave("*", page(status, body))
+    for url in ("s3://models/run/m.safetensors", "s3://models/run", "s3://models/run/", "s3://models"):
+        told = f"{url}: no S3 gave this answer (HTTP {status}): check AWS_ENDPOINT_URL, and proxies on the way"
+        found = statecli("inspect", url)
+        assert (found.code, found.out, found.err) == (2, "", f"statecli: {told}\n")
+
+
+@pytest.mark.parametrize("body", [PAGE, PAGE.replace(b"<br>", b"")], ids=["html", "xhtml"])
+def test_a_page_is_no_empty_folder(s3, signed, statecli, body):
+    """A login page that says 200 lists nothing, and botocore takes it for a listing of nothing."""
+    written(s3.folder / "models" / "run")
+    s3.behave("*", page(200, body))
+    for command in ("inspect", "audit", "lock"):
+        found = statecli(command, "s3://models/run/")
+        assert (found.code, found.err.count("\n")) == (2, 1)
+        assert "AWS_ENDPOINT_URL" in found.err
+    assert "is an HTML page" in statecli("inspect", "s3://models/run/m.safetensors").err
+
+
+@pytest.mark.parametrize("status", [429, 502])
+def test_a_busy_proxy_is_asked_again(s3, signed, statecli, status):
+    """As S3 itself would be."""
+    written(s3.folder / "models")
+    s3.behave("*", Times(1, page(status)))
+    assert statecli("inspect", "s3://models/m.safetensors").code == 0
+    assert [one.status for one in s3.requests] == [status, 206]
 
 
 def test_busy_is_asked_again(s3, signed, statecli):
