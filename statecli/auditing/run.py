@@ -20,7 +20,7 @@ from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
 from statecli.auditing.subject import Subject, the_values
 from statecli.auditing.targets import Homes, expand, is_called_weights
-from statecli.errors import BarePickle, FilteredOut, MissingShard, StateError
+from statecli.errors import BarePickle, FilteredOut, MissingShard, StateError, UnreadableError
 from statecli.finding import Finding, Severity
 from statecli.formats._scan import scan
 from statecli.locking.file import Lock
@@ -128,12 +128,12 @@ class _Run:
 
     def of(self, text: str) -> Target:
         """What becomes of one target."""
-        pickles = self._pickles(text)
+        pickles, unscanned = self._pickles(text)
         self.read = None
         try:
             subject = self._subject(text)
             subject = locked.of(self._with_values(subject), self.request, self.progress)
-            subject = dataclasses.replace(subject, pickles=pickles)
+            subject = dataclasses.replace(subject, pickles=pickles, unscanned=unscanned)
         except StateError as error:
             return _accepted(self._failed(text, error, pickles), self.request)
         if subject.unlocked is not None:
@@ -178,10 +178,14 @@ class _Run:
             return f"the lock: nothing was held to it: {first} {why}"
         return None
 
-    def _pickles(self, text: str) -> tuple[ScannedPickle, ...]:
-        """Every pickle of a target that is a file or a folder, where a rule about them is asked for."""
+    def _pickles(self, text: str) -> tuple[tuple[ScannedPickle, ...], str | None]:
+        """Every pickle of a target that is a file or a folder, where a rule about them is asked for; why not."""
         path, _ = target.split(text)
-        return scan(path) if files.exists(path) and any(map(_is_about_pickles, self.rules)) else ()
+        there = files.is_remote(path) or files.exists(path)
+        try:
+            return scan(path) if there and any(map(_is_about_pickles, self.rules)) else (), None
+        except UnreadableError as error:
+            return (), str(error)
 
     def _failed(self, text: str, error: StateError, pickles: tuple[ScannedPickle, ...]) -> Target:
         """What could not be read or is left out, with a finding of the rule that the error breaks, if it is asked for.

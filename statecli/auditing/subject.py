@@ -46,6 +46,8 @@ class Subject:
     values: tuple[Facts, ...] | None = None
     #: Every pickle of the target's files; of one whose tensors could not be listed, too.
     pickles: tuple[ScannedPickle, ...] = ()
+    #: Why nothing is known of the pickles, though the tensors could be listed.
+    unscanned: str | None = None
     #: Of each of `state`'s tensors, what its containers' checksums have against its bytes, where values were read.
     damages: tuple[tuple[StateError, ...], ...] | None = None
 
@@ -98,6 +100,11 @@ def something_to_hold_to(subject: Subject) -> str | None:
 def a_file(subject: Subject) -> str | None:
     """Needed where the bytes of a checkpoint are judged."""
     return "a class is in no checkpoint" if subject.state.format == "module" else None
+
+
+def the_pickles(subject: Subject) -> str | None:
+    """Needed where pickles are judged."""
+    return "its pickles could not be read" if subject.unscanned else None
 
 
 def a_reference(subject: Subject) -> str | None:

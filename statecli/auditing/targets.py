@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import NamedTuple, TypeAlias
@@ -246,13 +247,21 @@ def _file(path: str) -> Iterator[str | Target]:
         with Source(path) as source:
             what = None if _is_checkpoint(path, source) else _foreign.name(path, source.head, source.size)
     except UnreadableError as error:
-        yield Target(path, Status.SKIPPED, str(error))
+        yield _unread(path, error)
         return
     if what is None or (is_named and "pointer" in what):
         yield path
     else:
         # Without its first words, so that the text files of a folder are skipped for one reason.
         yield Target(path, Status.SKIPPED, f"is {what.partition(' that begins ')[0]}")
+
+
+def _unread(path: str, error: UnreadableError) -> Target:
+    """A file that nobody called a checkpoint, and that cannot be read; what did not come from afar may be any."""
+    with suppress(UnreadableError):
+        if not files.is_remote(path) or not files.size(path):
+            return Target(path, Status.SKIPPED, str(error))
+    return Target(path, Status.FAILED, f"{path}: {error}")
 
 
 def is_called_weights(path: str) -> bool:

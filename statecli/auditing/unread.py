@@ -37,10 +37,14 @@ def known(tensor: TensorInfo, facts: Facts, errors: Sequence[StateError]) -> Fac
 
 
 def found(subject: Subject, ran: Collection[Rule]) -> tuple[Oddity, ...]:
-    """Each tensor that contradicts its file, or whose values one of the rules that ran could not judge, and why."""
+    """Each tensor that contradicts its file, or whose values one of the rules that ran could not judge, and why.
+
+    Pickles that could not be read are told first.
+    """
+    pickles = (Oddity("unread", one) for one in (subject.unscanned,) if one)
     damaged = (Oddity("unread", one.damage, one.fqn) for one in subject.state.tensors if one.damage)
     judges = {rule.name for rule in ran if the_values in rule.needs or rule.name == TOO}
-    return (*damaged, *_unjudged(subject, judges))
+    return (*pickles, *damaged, *_unjudged(subject, judges))
 
 
 def _unjudged(subject: Subject, judges: set[str]) -> Iterator[Oddity]:
@@ -65,5 +69,5 @@ def told(unread: Sequence[Oddity]) -> str | None:
     """All of them in a line: the first cause, and how many tensors have others; None where there is none."""
     causes = fold.causes([(one.fqn or "", one.message) for one in unread])
     rest = sum(count for _, count in causes[1:])
-    more = f"; {plural(rest, 'more tensor')} could not be read either" if rest else ""
+    more = f"; {plural(rest, 'other tensor')} could not be read either" if rest else ""
     return causes[0][0] + more if causes else None

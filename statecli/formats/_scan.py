@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from msgspec import structs
@@ -101,7 +102,8 @@ _MAX_HEADER = 2**20
 def scan(path: str) -> tuple[ScannedPickle, ...]:
     """Every pickle of the file, or of the files that a folder or an index stands for; () where there is none.
 
-    A file that cannot be opened has none: whoever reads its tensors meets the same, and says so.
+    A file that cannot be opened has none: whoever reads its tensors meets the same, and says so. Raises
+    UnreadableError, with the file, where bytes did not come: a server that refused once may answer the next time.
     """
     found: list[ScannedPickle] = []
     with without_gc():
@@ -129,14 +131,18 @@ def _places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
 
 def begins_as_pickle(source: Source) -> bool:
     """Whether a pickle of any protocol is at the start of the file, whatever follows: one that says its protocol, one
-    that calls what it imports, or one that goes to its STOP and imports something or ends with the file.
+    that calls what it imports, or one that goes to its STOP and imports something or ends with the file. Raises
+    UnreadableError where its bytes do not come.
     """
     if source.head[:1] == b"\x80":
         return source.head[1:2] <= b"\x05" and source.size > 2
     if source.head.startswith(_ZIP):
         return False
     scan = _Scan(source)
-    scanner, unread = scan._scanned(scan.whole, 0, "the file", _FIRST_WINDOW)
+    try:
+        scanner, unread = scan._scanned(scan.whole, 0, "the file", _FIRST_WINDOW)
+    except _Unfetched as error:
+        raise UnreadableError(str(error)) from error
     if not _is_harmless(scanner, unread):
         return True
     return unread is None and not scanner.globals and scanner.end == source.size
@@ -148,7 +154,9 @@ def _files(path: str) -> list[str]:
         if files.isdir(path):
             return [files.join(path, name) for name in _members(path)]
         return list(_shards(path)) if _folder.INDEX.search(files.name(path)) else [path]
-    except (OSError, UnreadableError):  # whoever lists the tensors meets the same, and says so
+    except (OSError, UnreadableError) as error:  # whoever lists the tensors meets the same, and says so
+        if files.is_remote(path):
+            raise UnreadableError(f"{path}: {error}") from error
         return []
 
 
@@ -175,6 +183,20 @@ def _is_plain_name(name: str) -> bool:
     return files.name(name) == name and "\0" not in name
 
 
+class _Unfetched(Exception):
+    """Bytes did not come: none of the errors that say what is wrong with those that did."""
+
+
+@contextmanager
+def _fetching() -> Iterator[None]:
+    try:
+        yield
+    except MalformedError:
+        raise
+    except UnreadableError as error:
+        raise _Unfetched(str(error)) from error
+
+
 def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False) -> list[ScannedPickle]:
     """Those of a file, and of the `places` in it that are loaded as files; `alone` where nothing loads the rest."""
     try:
@@ -183,7 +205,11 @@ def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False)
             if not alone:
                 scan.run()
             return scan.run_at(places)
-    except UnreadableError:  # as above
+    except _Unfetched as error:
+        raise UnreadableError(f"{path}: {error}") from error
+    except UnreadableError as error:  # as above
+        if files.is_remote(path):
+            raise UnreadableError(f"{path}: {error}") from error
         return []
 
 
@@ -203,7 +229,8 @@ class _Region(Source):
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """As `Source.prefetch`."""
         if self._data is None:
-            self._source.prefetch((self.span.offset + offset, length) for offset, length in ranges)
+            with _fetching():
+                self._source.prefetch((self.span.offset + offset, length) for offset, length in ranges)
 
     def here(self, offset: int, length: int) -> bytes | None:
         """As `Source.here`."""
@@ -218,7 +245,8 @@ class _Region(Source):
             raise MalformedError(f"is truncated: bytes {offset} to {offset + length} are needed, it holds {self.size}")
         if self._data is not None:
             return self._data[offset : offset + length]
-        return self._source.read(self.span.offset + offset, length)
+        with _fetching():
+            return self._source.read(self.span.offset + offset, length)
 
     def part(self, offset: int, length: int) -> _Region:
         """Some of these bytes."""

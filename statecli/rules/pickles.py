@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import structs
 
 from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, a_file
+from statecli.auditing.subject import Subject, a_file, the_pickles
 from statecli.finding import Severity
 from statecli.formats import _gadgets, _shown
 from statecli.state import Mention, Place, ScannedPickle
@@ -106,7 +106,7 @@ def _most(found: Iterable[Found]) -> Iterator[Found]:
             yield Found(f"and {count - _MOST} more like these", place=Place(path, 0, 0), about=f"more than {_MOST}")
 
 
-@rule(Severity.ERROR, a_file)
+@rule(Severity.ERROR, a_file, the_pickles)
 def unsafe_global(subject: Subject) -> Iterator[Found]:
     """A pickle of the file imports what an attack is made of.
 
@@ -128,7 +128,7 @@ def unsafe_global(subject: Subject) -> Iterator[Found]:
     )
 
 
-@rule(Severity.WARNING, a_file)
+@rule(Severity.WARNING, a_file, the_pickles)
 def unknown_global(subject: Subject) -> Iterator[Found]:
     """A pickle of the file imports a name that is neither torch's own nor plain data.
 
@@ -146,7 +146,7 @@ def unknown_global(subject: Subject) -> Iterator[Found]:
     )
 
 
-@rule(Severity.WARNING, a_file)
+@rule(Severity.WARNING, a_file, the_pickles)
 def whole_module_pickle(subject: Subject) -> Iterator[Found]:
     """A module is pickled whole, as an object, where its state_dict would do.
 
@@ -164,7 +164,7 @@ def whole_module_pickle(subject: Subject) -> Iterator[Found]:
         yield Found(message, help="save model.state_dict() instead", place=place)
 
 
-@rule(Severity.WARNING, a_file)
+@rule(Severity.WARNING, a_file, the_pickles)
 def nested_pickle(subject: Subject) -> Iterator[Found]:
     """A pickle lies where no reader of tensors looks: in a string of another pickle, or in a record of its own.
 
@@ -188,7 +188,7 @@ def _inside(subject: Subject, pickle: ScannedPickle) -> Found:
     return Found(message, None, None, help, Severity.NOTE if clean else None, place=pickle.place, about=pickle.where)
 
 
-@rule(Severity.ERROR, a_file)
+@rule(Severity.ERROR, a_file, the_pickles)
 def unscanned_pickle(subject: Subject) -> Iterator[Found]:
     """A pickle, or an archive of them, could not be read to its end.
 
