@@ -36,7 +36,8 @@ _KINDS = (
 
 class Guard(NamedTuple):
     """Bytes `start` to `stop`, of which it is not yet known that they are what a directory says: `header` is where what
-    says so begins, up to `start`, and `check` gives where by its bytes they really begin, or raises MalformedError.
+    says so begins, up to `start`, and `check` gives by its bytes how much later they begin, 0 mostly, or raises
+    MalformedError.
     """
 
     header: int

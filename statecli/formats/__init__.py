@@ -14,7 +14,7 @@ from types import ModuleType
 from msgspec.structs import replace
 
 from statecli import files, ties
-from statecli.errors import UnreadableError
+from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import (
     _foreign,
     dcp,

@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import zip_longest
 
 import msgspec
 from msgspec import UNSET
@@ -268,16 +269,14 @@ class Archive:
         free, last = 0, ""
         for record in ordered:
             if record.offset < free:
-                raise MalformedError(f"records {last!r} and {record.name!r} overlap")
+                raise _overlapping(last, record)
             if record.offset + _LOCAL.size > end.offset:
                 raise MalformedError(f"{record.name!r} lies outside the file: its header is at byte {record.offset}")
             record.data_offset = next(starts)
             self._space(last, free, record.data_offset - _LOCAL.size - len(record.name))
             free, last = record.data_offset + record.compressed_size, record.name
             if free > end.offset:
-                raise MalformedError(
-                    f"{last!r} lies outside the file: it ends at byte {free}, and the records end at {end.offset}"
-                )
+                raise _outside(last, free, end.offset)
         self._space(last, free, end.offset)
 
     def _confirmed_starts(self, ordered: list[Record], end: int) -> Iterator[int]:
@@ -298,12 +297,12 @@ class Archive:
         their record's bytes are read.
         """
         guards = []
-        for record, free in zip(ordered, [*(record.offset for record in ordered[1:]), end], strict=True):
-            start = _aligned_start(record)
+        for record, next_one in zip_longest(ordered, ordered[1:]):
+            start, free = _aligned_start(record), next_one.offset if next_one else end
             if free - start - record.compressed_size not in _DESCRIPTORS[record.flags & _SIZES_FOLLOW]:
                 return None
             if (header := self._source.here(record.offset, start - record.offset)) is None:
-                guards.append(Guard(record.offset, start, free, partial(_check_start, record, start)))
+                guards.append(Guard(record.offset, start, free, partial(_later, record, start, next_one, free)))
             elif _data_offset(record, _within(header, record.offset)) != start:
                 return None
         self._source.guard(guards)
@@ -398,13 +397,26 @@ def _aligned_start(record: Record) -> int:
     return -(-least // _ALIGNMENT) * _ALIGNMENT
 
 
-def _check_start(record: Record, start: int, header: bytes) -> None:
+def _later(record: Record, start: int, next_one: Record | None, free: int, header: bytes) -> int:
+    """How much later than at `start` the record's bytes begin by its local header.
+
+    Raises MalformedError where they end behind `free`, where what follows begins.
+    """
     found = _data_offset(record, _within(header, record.offset))
-    if found != start:
-        raise MalformedError(
-            f"{record.name!r}: its bytes begin at byte {found} by its local header, and torch aligns them to {start}; "
-            "download the file to read it"
-        )
+    end = found + record.compressed_size
+    if end > free:
+        raise _overlapping(record.name, next_one) if next_one else _outside(record.name, end, free)
+    return found - start
+
+
+def _overlapping(last: str, record: Record) -> MalformedError:
+    return MalformedError(f"records {last!r} and {record.name!r} overlap")
+
+
+def _outside(name: str, end: int, records_end: int) -> MalformedError:
+    return MalformedError(
+        f"{name!r} lies outside the file: it ends at byte {end}, and the records end at {records_end}"
+    )
 
 
 def _within(data: bytes, start: int) -> Callable[[int, int], bytes]:

@@ -176,7 +176,9 @@ def _places(source: Source, keys: Pickle, declared: dict[str, tuple[str, int]]) 
             )
 
 
-def _check(key: str, numel: int, recorded: bytes) -> None:
+def _check(key: str, numel: int, recorded: bytes) -> int:
+    """0, as `Guard.check`: the elements are behind their number."""
     found = int.from_bytes(recorded, "little", signed=True)
     if found != numel:
         raise MalformedError(f"storage {key!r} has {found} elements, and the pickle says {numel}")
+    return 0

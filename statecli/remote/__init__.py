@@ -204,6 +204,12 @@ def crc32_of(path: str, offset: int, length: int) -> int | None:
     return sums.of(offset, offset + length) if sums else None
 
 
+def confirm(path: str) -> None:
+    """Asks all of a file's guards that were not. Raises MalformedError, without the path, as they do."""
+    if path in _objects:
+        _objects[path].confirm()
+
+
 @contextmanager
 def reading(ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
     """Around reading the values of these (path, offset, length) in this thread, one after another."""
@@ -216,6 +222,7 @@ class Access(msgspec.Struct, frozen=True):
 
     urls: dict[str, _names.Typed]
     known: dict[str, tuple[int, str | None]]
+    moved: dict[str, dict[int, tuple[int, int]]]
 
     def __repr__(self) -> str:
         return f"Access({', '.join(self.urls)})"
@@ -223,9 +230,13 @@ class Access(msgspec.Struct, frozen=True):
 
 def access() -> Access:
     """What this process knows. Raises MalformedError where an archive's directory, on trust so far, is wrong."""
-    for one in list(_objects.values()):
-        one.confirm()
-    return Access(dict(_names.typed), {path: one.known for path, one in _objects.items() if one.known is not None})
+    for path in list(_objects):
+        try:
+            confirm(path)
+        except UnreadableError as why:
+            raise type(why)(f"{path}: {why}") from why
+    known = {path: one.known for path, one in _objects.items() if one.known is not None}
+    return Access(dict(_names.typed), known, {path: one.moved for path, one in _objects.items() if one.moved})
 
 
 def accept(found: Access) -> None:
@@ -234,6 +245,7 @@ def accept(found: Access) -> None:
     for path, known in found.known.items():
         if path not in _objects:
             _objects[path] = Object(_names.url_of(path), _store(path), known)
+        _objects[path].moved.update(found.moved.get(path, {}))
 
 
 # --- what is known ---------------------------------------------------------------------------------------------------

@@ -61,6 +61,8 @@ class Object:
         self._guarded: list[int] = []
         self._guards: dict[int, Guard] = {}
         self._confirmed: set[int] = set()
+        #: Bytes that lie elsewhere than was foretold: where they were looked for, up to where, and how much later.
+        self.moved: dict[int, tuple[int, int]] = {}
 
     def prime(self) -> None:
         """Fetches its beginning, unless it is known. Raises UnreadableError, the same one each time."""
@@ -134,7 +136,8 @@ class Object:
         data = self._read(begin, end)[offset - begin :] if offset - begin <= STEP else self._read(offset, end)
         for guard in guards:
             self._confirm(guard, self._read(guard.header, guard.start))
-        return data
+        real, stop = self._real(offset, end)
+        return data if real == offset else self._read(real, stop)
 
     def here(self, offset: int, length: int) -> bytes | None:
         """These bytes where nothing need be fetched for them."""
@@ -247,37 +250,59 @@ class Object:
             found = [self._guards[start] for start in self._guarded[first:last]]
         return [guard for guard in found if guard.stop > offset]
 
-    def _confirm(self, guard: Guard, header: bytes) -> None:
-        guard.check(header)
+    def _confirm(self, guard: Guard, header: bytes) -> bool:
+        """Whether its bytes begin where they were looked for. Raises MalformedError as its check does."""
+        later = guard.check(header)
         with self._lock:
+            if later:
+                self.moved[guard.start] = guard.stop, later
             self._confirmed.add(guard.start)
             if self._guards.pop(guard.start, None) is not None:
                 self._guarded.pop(bisect_left(self._guarded, guard.start))
+        return not later
+
+    def _real(self, offset: int, stop: int) -> tuple[int, int]:
+        """Where the bytes from `offset` on really begin, and where those up to `stop` end that follow one another."""
+        for start, (end, later) in list(self.moved.items()):
+            if start <= offset < end:
+                return offset + later, min(min(stop, end) + later, self.size)
+            if offset < start:
+                stop = min(stop, start)
+        return offset, stop
 
     # --- values -------------------------------------------------------------------------------------------------------
 
     def window(self, offset: int, stop: int) -> memoryview:
         """Bytes from `offset` on, up to `stop` at most: those that are here, or else fetched, and not kept."""
-        stop = min(stop, self.size)
+        real, stop = self._real(offset, min(stop, self.size))
+        if real != offset:
+            return memoryview(self.get(real, stop - real))
         holes = self._parts(offset, stop)[1]
         if not holes or holes[0][0] > offset:
-            return memoryview(self.read(offset, (holes[0][0] if holes else stop) - offset))
+            stop = holes[0][0] if holes else stop
+            return self._as_far_as_sound(offset, stop, offset, memoryview(self._read(offset, stop)))
         for (_, end), (start, _) in pairwise((*holes, (self.size + GUESS, 0))):
             if start - end > GAP:  # what is here is worth another request
                 stop = end
                 break
         guards = self._unconfirmed(offset, stop)
         begin = min([offset, *(guard.header for guard in guards if guard.header >= offset - STEP)])
-        data = memoryview(self.get(begin, stop - begin))
-        for guard in guards:
+        return self._as_far_as_sound(offset, stop, begin, memoryview(self.get(begin, stop - begin)))
+
+    def _as_far_as_sound(self, offset: int, stop: int, begin: int, data: memoryview) -> memoryview:
+        """Of `data`, which begins at `begin`, what is from `offset` on, up to what is not where it was looked for."""
+        for guard in self._unconfirmed(offset, stop):
             header = bytes(data[guard.header - begin : guard.start - begin]) if guard.header >= begin else None
             try:
-                self._confirm(guard, self._read(guard.header, guard.start) if header is None else header)
+                is_there = self._confirm(guard, self._read(guard.header, guard.start) if header is None else header)
             except UnreadableError:
                 if guard.start <= offset:
                     raise
-                data = data[: guard.header - begin]  # whoever reads on is told
-                break
+                is_there = False
+            if not is_there and guard.start <= offset:
+                return self.window(offset, stop)
+            if not is_there:  # whoever reads on is told
+                return data[offset - begin : guard.header - begin]
         return data[offset - begin :]
 
 

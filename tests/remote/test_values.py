@@ -235,13 +235,14 @@ def test_no_byte_is_handed_out_before_its_header_is_confirmed(steps):
     good, bad = [], []
 
     def check(start):
-        def confirm(header: bytes) -> None:
+        def confirm(header: bytes) -> int:
             assert header == data[start - 40 : start]
             good.append(start)
+            return 0
 
         return confirm
 
-    def refuse(header: bytes) -> None:
+    def refuse(header: bytes) -> int:
         bad.append(header)
         raise MalformedError("is elsewhere")
 
