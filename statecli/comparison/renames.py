@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from statecli.comparison.pairing import Match, Way
 from statecli.comparison.result import Delta, How
+from statecli.errors import ChecksumMismatch, StateError
 from statecli.state import TensorData, TensorInfo
 
 Rows = list[TensorInfo]
 
 
+class Renames(NamedTuple):
+    """The matches that were found, and by `id` the rows of which nobody can tell whether they are renamed, with why."""
+
+    matches: list[Match]
+    untold: dict[int, StateError]
+
+
 def found(
     matches: Sequence[Match], sections: Mapping[str, str], wanted: Callable[[TensorInfo], bool], *, jobs: int
-) -> list[Match]:
+) -> Renames:
     """Matches of tensors that no name matched, of the same section, dtype and shape and bit for bit equal.
 
     Only groups with tensors left on both sides are read, and of these only groups with a wanted one. Of several equal
@@ -24,8 +33,26 @@ def found(
     are all one (a bias of zeros) are weak evidence: there, the last component of the names must agree.
     """
     groups = [group for group in _groups(matches, sections) if any(map(wanted, (*group[0], *group[1])))]
-    pairs = [pair for one, two in _equal(groups, jobs) for pair in by_suffix(one, two)]
-    return [Match(one, two, Way.BYTES) for one, two in _confirmed(pairs, jobs)]
+    failed: dict[int, StateError] = {}
+    pairs = [pair for one, two in _equal(groups, jobs, failed) for pair in by_suffix(one, two)]
+    same = [Match(one, two, Way.BYTES) for one, two in _confirmed(pairs, jobs, failed)]
+    return Renames(same, _untold(groups, same, failed))
+
+
+def _untold(
+    groups: Sequence[tuple[Rows, Rows]], same: Sequence[Match], failed: dict[int, StateError]
+) -> dict[int, StateError]:
+    """The rows that failed, and those without a partner whose partner one of these may be."""
+    taken = {id(row) for match in same for row in (match.before, match.after)}
+    untold = {}
+    for group in groups if failed else ():
+        for rows, others in (group, group[::-1]):
+            why = next((failed[id(row)] for row in others if id(row) in failed), None)
+            for row in rows:
+                error = failed.get(id(row), why)
+                if error is not None and id(row) not in taken:
+                    untold[id(row)] = error
+    return untold
 
 
 def _groups(matches: Sequence[Match], sections: Mapping[str, str]) -> list[tuple[Rows, Rows]]:
@@ -42,8 +69,10 @@ def _groups(matches: Sequence[Match], sections: Mapping[str, str]) -> list[tuple
     return [group for group in groups.values() if group[0] and group[1]]
 
 
-def _equal(groups: Sequence[tuple[Rows, Rows]], jobs: int) -> Iterator[tuple[Rows, Rows]]:
-    """The groups parted further, by the fingerprints of their bytes."""
+def _equal(
+    groups: Sequence[tuple[Rows, Rows]], jobs: int, failed: dict[int, StateError]
+) -> Iterator[tuple[Rows, Rows]]:
+    """The groups parted further, by the fingerprints of their bytes; `failed` is given the rows that have none."""
     if not groups:
         return
     from statecli.values.compare import fingerprints
@@ -52,7 +81,9 @@ def _equal(groups: Sequence[tuple[Rows, Rows]], jobs: int) -> Iterator[tuple[Row
     equal: dict[tuple[int, int], tuple[Rows, Rows]] = {}
     marks = fingerprints([row for _, _, row in rows], jobs=jobs, together=[n for n, _, _ in rows])
     for (n, side, row), mark in zip(rows, marks, strict=True):
-        if mark is not None:
+        if isinstance(mark, StateError):
+            failed[id(row)] = mark
+        elif mark is not None:
             equal.setdefault((n, mark), ([], []))[side].append(row)
     yield from (group for group in equal.values() if group[0] and group[1])
 
@@ -78,18 +109,31 @@ def by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, TensorInf
         two = [entry for entry in two if id(entry[0]) not in taken]
 
 
-def _confirmed(pairs: list[tuple[TensorInfo, TensorInfo]], jobs: int) -> list[tuple[TensorInfo, TensorInfo]]:
-    """Those that are equal bit for bit, which a fingerprint only hints at, and are no mere fill under another name."""
+def _confirmed(
+    pairs: list[tuple[TensorInfo, TensorInfo]], jobs: int, failed: dict[int, StateError]
+) -> Iterator[tuple[TensorInfo, TensorInfo]]:
+    """Those that are equal bit for bit, which a fingerprint only hints at, and are no mere fill under another name.
+
+    `failed` is given the rows of those of which that cannot be told.
+    """
     if not pairs:
-        return []
+        return
     from statecli.values.compare import Pair, compare_all
 
     outcomes = compare_all([Pair(one, two) for one, two in pairs], How(bitwise=True), jobs=jobs, derived=True)
-    return [
-        pair
-        for pair, outcome in zip(pairs, outcomes, strict=True)
-        if isinstance(outcome, Delta) and not outcome.changed and (_ends_alike(*pair) or not _is_constant(pair[0]))
-    ]
+    for pair, outcome in zip(pairs, outcomes, strict=True):
+        try:
+            if _is_equal(outcome) and (_ends_alike(*pair) or not _is_constant(pair[0])):
+                yield pair
+        except StateError as error:
+            failed.update({id(row): error for row in pair})
+
+
+def _is_equal(outcome: object) -> bool:
+    """Raises the error that it is. Damaged bytes equal no others, and are told of where they are checked."""
+    if isinstance(outcome, StateError) and not isinstance(outcome, ChecksumMismatch):
+        raise outcome
+    return isinstance(outcome, Delta) and not outcome.changed
 
 
 def _ends_alike(before: TensorInfo, after: TensorInfo) -> bool:
@@ -131,7 +175,7 @@ def _repeats(data: TensorData, row: TensorInfo) -> bool:
             first = replace(data, shape=shape, strides=strides)
             pairs.append(Pair(_of(row, first), _of(row, replace(first, offset=data.offset + strides[dim]))))
     outcomes = compare_all(pairs, How(bitwise=True), jobs=1, derived=True)
-    return all(isinstance(outcome, Delta) and not outcome.changed for outcome in outcomes)
+    return all(map(_is_equal, outcomes))
 
 
 def _of(row: TensorInfo, data: TensorData) -> TensorInfo:

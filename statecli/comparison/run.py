@@ -161,6 +161,8 @@ class _Comparison:
         self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
         self.notes: list[Oddity] = []
         self.sections: dict[str, str] = {}
+        #: By `id`, the tensors that may be another under a new name, and why that cannot be told.
+        self.untold: dict[int, StateError] = {}
         #: Whether there are tensors of more than one, whose names then stand before theirs.
         self.sectioned = False
 
@@ -246,8 +248,9 @@ class _Comparison:
             with inspection.numpy_needed():
                 same = renames.found(matches, found.sections, self._is_wanted_row, jobs=self.request.jobs)
             # A share knows the renames of its own tensors alone: it leaves the pairs as all others have them.
-            if same and not pool.is_share():
-                matches = pairing.in_order(_joined(matches, same), before, after)
+            if not pool.is_share():
+                self.untold = same.untold
+                matches = pairing.in_order(_joined(matches, same.matches), before, after) if same.matches else matches
         self.notes += hints.of_prefix(matches, found.sections, before, after, self.request.map, prefixes=self.prefixes)
         return matches
 
@@ -325,9 +328,11 @@ class _Comparison:
             from statecli.values.compare import damages
 
         errors = damages([row for _, row in alone], jobs=self.request.jobs)
-        for (n, _), wrong in zip(alone, errors, strict=True):
+        for (n, row), wrong in zip(alone, errors, strict=True):
             if wrong:
                 found[n] = _Outcome(not_compared="could not be read", error=str(wrong[0]))
+            elif id(row) in self.untold:
+                found[n] = _Outcome(error=str(self.untold[id(row)]))
 
     def _of_two_shapes(self, after: TensorInfo, why: str = "the shapes differ", *, reshaped: bool = False) -> _Outcome:
         if Field.SHAPE not in self.request.ignore:

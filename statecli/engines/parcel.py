@@ -11,11 +11,14 @@ import io
 import os
 import pickle
 import socket
+import stat
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from statecli import __version__, files
 from statecli.errors import EngineError, StateError, UnreadableError
+from statecli.sharing.tasks import identities
 from statecli.state import ByteRange
 from statecli.values import kernels
 from statecli.values.run import Piece
@@ -54,13 +57,13 @@ def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Par
         # A path is met in what it is the path of before it is met itself.
         if type(one) is str:
             return one if one in paths and not os.path.isabs(one) else None
-        if isinstance(one, (ByteRange, Piece)) and not files.is_remote(one.path):
+        if isinstance(one, (ByteRange, Piece)) and one.path and not files.is_remote(one.path):
             paths.add(one.path)
         return None
 
     tasks = _packed((shared, batch), local)
-    sizes = {path: _size(path) for path in sorted(paths)}
-    return io.BytesIO(pickle.dumps(_Call(made_here(), name, _packed((os.getcwd(), sizes, files.access(), tasks)))))
+    known = {path: _known(path) for path in sorted(paths)}
+    return io.BytesIO(pickle.dumps(_Call(made_here(), name, _packed((os.getcwd(), known, files.access(), tasks)))))
 
 
 class _Call:
@@ -80,9 +83,9 @@ def work(made: tuple[str, str], function: str, packed: bytes) -> bytes | str:
     """
     if made != made_here():
         return f"{_named(*made_here())}, this command is {_named(*made)}: install the same statecli on both"
-    folder, sizes, access, tasks = _unpacked(packed, str)
-    absolute = {path: os.path.join(folder, path) for path in sizes}
-    found = _attempt(lambda: _done(function, absolute, sizes, access, tasks))
+    folder, known, access, tasks = _unpacked(packed, str)
+    absolute = {path: os.path.join(folder, path) for path in known}
+    found = _attempt(lambda: _done(function, absolute, known, access, tasks))
 
     def relative(one: object) -> str | None:
         if type(one) is not str or folder not in one:
@@ -112,32 +115,69 @@ def _named(version: str, kernel: str) -> str:
     return f"statecli {version} with its kernel in {kernel}"
 
 
-def _done(name: str, absolute: dict[str, str], sizes: dict[str, int], access: Any, packed: bytes) -> Sequence[Any]:
-    for path, size in sizes.items():
-        _refuse_another(path, absolute[path], size)
+def _done(
+    name: str, absolute: dict[str, str], known: dict[str, Known | None], access: Any, packed: bytes
+) -> Sequence[Any]:
+    _refuse_others(absolute, known)
     files.accept(access)
     shared, batch = _unpacked(packed, lambda path: absolute[path])
     results: Sequence[Any] = getattr(importlib.import_module(FUNCTIONS[name]), name)(shared, batch)
+    _refuse_others(absolute, known)  # one may have been copied over it meanwhile
     return results
 
 
-def _refuse_another(path: str, there: str, size: int) -> None:
-    """Raises `UnreadableError` where the worker has no such file, or another."""
-    found = _size(there)
-    if found != size:
-        what = "is not there" if found < 0 else f"has {found} bytes, and {size} here"
-        raise UnreadableError(
-            f"{path}: {what} on the worker {socket.gethostname()}: workers read files by the path that this command "
-            "reads them by, which must be on storage that all share"
-        )
+# --- whether a file is the same there --------------------------------------------------------------------------------
 
 
-def _size(path: str) -> int:
-    """Of a file in bytes; 0 of a folder, which is what its files are, -1 where nothing is."""
+class Known(NamedTuple):
+    """What a file is known by where it has the same path: its bytes, when it was last written, and a digest of samples.
+
+    Microseconds: there are file systems that keep no nanoseconds. A folder is what its files are, and has nothing.
+    """
+
+    bytes: int = 0
+    written: int = 0
+    samples: str | None = None
+
+
+def _known(path: str) -> Known | None:
+    """None where nothing is."""
     try:
-        return 0 if os.path.isdir(path) else os.path.getsize(path)
+        now = os.stat(path)
     except (OSError, ValueError):
-        return -1
+        return None
+    if stat.S_ISDIR(now.st_mode):
+        return Known()
+    return Known(now.st_size, now.st_mtime_ns // 1000, _samples(path, (now.st_dev, now.st_ino, now.st_mtime_ns)))
+
+
+@lru_cache(maxsize=4096)
+def _samples(path: str, _stamp: tuple[int, ...]) -> str | None:
+    """Read once in a process, as long as the file has this stamp: each parcel asks."""
+    return identities([path])[path].version
+
+
+def _refuse_others(absolute: dict[str, str], known: dict[str, Known | None]) -> None:
+    """Raises `UnreadableError` where the worker has no such file, or another than the command."""
+    for path, then in known.items():
+        why = _difference(_known(absolute[path]), then)
+        if why is not None:
+            raise UnreadableError(
+                f"{path}: {why.format(there=f'on the worker {socket.gethostname()}')}: workers need the same file by "
+                "the same path: on a shared disk, or as a copy that keeps times (cp -p, rsync -t)"
+            )
+
+
+def _difference(found: Known | None, then: Known | None) -> str | None:
+    if found == then:
+        return None
+    if found is None or then is None:
+        return "is not there, {there}" if found is None else "is there, {there}, and not here"
+    if found.bytes != then.bytes:
+        return f"is another file {{there}}: it has {found.bytes} bytes, and {then.bytes} here"
+    if found.written != then.written:
+        return "is another file {there}: it was written at another time"
+    return "is another file {there}: its bytes differ"
 
 
 def _attempt(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | Exception:

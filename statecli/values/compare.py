@@ -495,44 +495,52 @@ def _size(kind: Element) -> int:
 
 def fingerprints(
     tensors: Sequence[TensorInfo], *, jobs: int = 0, together: Sequence[object] | None = None
-) -> list[int | None]:
+) -> list[int | StateError | None]:
     """CRC-32 of each tensor's elements in C order, little-endian; None where there are none to read.
 
     Of a tensor made of parts, of one part after the other. Equal ones are a hint, which `compare_all` has to confirm.
-    What a zip recorded of a whole storage is not computed again. `together`: as in `pool.run`.
+    What a zip recorded of a whole storage is not computed again. What goes wrong with a tensor, or with who was to read
+    it, is its result: nobody can tell what it equals. `together`: as in `pool.run`.
     """
-    works = [(tensor.nbytes, tuple(_datas(tensor))) for tensor in tensors]
-    found = pool.run(fingerprint_batch, None, works, size_of=itemgetter(0), jobs=jobs, absent=None, together=together)
-    return [None if isinstance(one, StateError) else one for one in found]
+    works = [(tensor.nbytes, tensor.fqn, tuple(_datas(tensor))) for tensor in tensors]
+    return pool.run(fingerprint_batch, None, works, size_of=itemgetter(0), jobs=jobs, absent=None, together=together)
 
 
-def fingerprint_batch(_: None, works: Sequence[tuple[int, tuple[TensorData, ...]]]) -> list[int | None]:
-    """The fingerprint of each tensor, which is so many bytes and made of these."""
-    with reading(*(data for _, datas in works for data in datas)):
-        return [_fingerprint(datas) for _, datas in works]
+def fingerprint_batch(
+    _: None, works: Sequence[tuple[int, str, tuple[TensorData, ...]]]
+) -> list[int | StateError | None]:
+    """The fingerprint of each tensor, which is so many bytes, has this name and is made of these."""
+    with reading(*(data for _, _, datas in works for data in datas)):
+        return [_fingerprint(name, datas) for _, name, datas in works]
 
 
-def _fingerprint(datas: tuple[TensorData, ...]) -> int | None:
-    found = [_crc(data) for data in datas]
+def _fingerprint(name: str, datas: tuple[TensorData, ...]) -> int | StateError | None:
+    try:
+        found = [_crc(data, name) for data in datas]
+    except StateError as error:
+        return error
     if not found or None in found:
         return None
     return found[0] if len(found) == 1 else zlib.crc32(repr(found).encode())
 
 
-def _crc(data: TensorData) -> int | None:
+def _crc(data: TensorData, name: str) -> int | None:
     if data.quantizer is not None or element(data.dtype) is None:
         return None
     if _piece(data) and data.storage.crc32 is not None and math.prod(data.shape) * _width(data) == data.storage.length:
         return data.storage.crc32
     try:
-        with opened(data) as view:
+        with opened(data, name) as view:
             if overlap(view):
                 return None
             found = 0
             for block in stored(view):
                 found = zlib.crc32(block.data, found)
-    except StateError:
-        return None  # comparing it will say what is wrong
+    except UnreadableError as error:
+        # What has a cause is of a file or a store; what has none says that these bytes are not read as elements.
+        if type(error) is UnreadableError and error.__cause__ is None:
+            return None
+        raise
     return found
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
+import socket
+from concurrent.futures import Executor, Future
+from pathlib import Path
 
 import pytest
 import torch
 
+import statecli as package
 from statecli import files, formats
 from statecli.engines import parcel
 from statecli.engines.parcel import do, pack, unpack, work
 from statecli.errors import EngineError, MalformedError, UnreadableError
+from statecli.values import stats as stats_module
 from statecli.values.stats import Task, stats, stats_batch
 
 
@@ -36,6 +43,9 @@ def test_a_worker_stands_in_another_folder(tasks, tmp_path, monkeypatch):
     assert unpack(sent(do(sent(packed)))) == expected
     content = (tmp_path / "a.pt").read_bytes()
     (tmp_path / "a.pt").write_bytes(content.replace(torch.ones(3).numpy().tobytes(), b"\x13" * 12))
+    monkeypatch.chdir(tmp_path)
+    packed = sent(pack(stats_batch, None, tasks))
+    monkeypatch.chdir(tmp_path / "elsewhere")
     good, damaged = unpack(sent(do(sent(packed))))
     assert good == expected[0]
     assert isinstance(damaged, MalformedError)
@@ -43,17 +53,101 @@ def test_a_worker_stands_in_another_folder(tasks, tmp_path, monkeypatch):
     assert damaged.place.path == "a.pt"
 
 
-@pytest.mark.parametrize(("content", "said"), [(None, "is not there"), (b"12345", "has 5 bytes, and ")])
-def test_a_file_that_the_worker_does_not_share(tasks, tmp_path, content, said):
+def shortened(path):
+    path.write_bytes(b"12345")
+
+
+def written_later(path):
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+
+
+def of_other_bytes(path):
+    """In its header alone, as two steps of a training hardly do; of one size and time."""
+    then = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"data.pkl", b"dada.pkl"))
+    os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("do_to", "said"),
+    [
+        (Path.unlink, "is not there, "),
+        (shortened, "it has 5 bytes, and "),
+        (written_later, "it was written at another time: "),
+        (of_other_bytes, "its bytes differ: "),
+    ],
+)
+def test_a_file_that_the_worker_does_not_share(tasks, tmp_path, do_to, said):
     """It has none of that name, or another one: an error that says what workers need."""
     packed = pack(stats_batch, None, tasks)
-    (tmp_path / "a.pt").unlink()
-    if content is not None:
-        (tmp_path / "a.pt").write_bytes(content)
+    do_to(tmp_path / "a.pt")
     error = unpack(sent(do(sent(packed))))
     assert isinstance(error, UnreadableError)
-    assert str(error).startswith(f"a.pt: {said}")
-    assert "workers read files by the path that this command reads them by" in str(error)
+    assert str(error).startswith("a.pt: is ")
+    assert f"on the worker {socket.gethostname()}" in str(error)
+    assert said in str(error)
+    assert str(error).endswith("on a shared disk, or as a copy that keeps times (cp -p, rsync -t)")
+
+
+def test_a_copy_that_keeps_times_is_the_same_file(tasks, tmp_path):
+    """As `cp -p` makes one: another inode."""
+    expected = [stats(task.tensor) for task in tasks]
+    packed = pack(stats_batch, None, tasks)
+    shutil.copy2(tmp_path / "a.pt", tmp_path / "copy")
+    os.replace(tmp_path / "copy", tmp_path / "a.pt")
+    assert unpack(sent(do(sent(packed)))) == expected
+
+
+def test_a_file_that_is_replaced_while_the_worker_reads(tasks, tmp_path, monkeypatch):
+    """What it found is of neither file."""
+    packed = pack(stats_batch, None, tasks)
+    real = stats_module.stats_batch
+
+    def read(*words):
+        found = real(*words)
+        written_later(tmp_path / "a.pt")
+        return found
+
+    monkeypatch.setattr(stats_module, "stats_batch", read)
+    assert "written at another time" in str(unpack(do(packed)))
+
+
+def test_samples_are_read_once(tasks, monkeypatch):
+    """Each parcel asks for the state of the file, and reads none of it again."""
+    read = []
+    real = parcel.identities
+    monkeypatch.setattr(parcel, "identities", lambda paths: read.extend(paths) or real(paths))
+    parcel._samples.cache_clear()
+    for _ in range(3):
+        unpack(do(pack(stats_batch, None, tasks)))
+    assert [os.path.basename(path) for path in read] == ["a.pt", "a.pt"]  # by its relative path, and its absolute one
+
+
+class OtherFiles(Executor):
+    """Its worker has another training step of the same size in the place of `a.pt`."""
+
+    def submit(self, function, *words):
+        """Does it at once."""
+        future = Future()
+        for one, two in (("a.pt", "ours"), ("t.pt", "a.pt")):
+            os.rename(one, two)
+        try:
+            future.set_result(function(*words))
+        finally:
+            for one, two in (("a.pt", "t.pt"), ("ours", "a.pt")):
+                os.rename(one, two)
+        return future
+
+
+def test_another_step_is_never_taken_for_the_file(tasks):
+    """A diff of a checkpoint with itself, of which the worker has another one: exit 2, and no value is told."""
+    shutil.copy2("a.pt", "b.pt")
+    torch.save({"w": torch.randn(10), "v": torch.zeros(3)}, "t.pt")
+    assert os.path.getsize("t.pt") == os.path.getsize("a.pt")
+    found = package.diff("a.pt", "b.pt", executor=OtherFiles())
+    assert {one.fqn for one in found.broken} == {"w", "v"}
+    assert all(one.message.startswith("a.pt: is another file on the worker ") for one in found.broken)
+    assert not any(change.values for change in found.changes)
 
 
 @pytest.mark.parametrize("made", [("0.0.9", "C"), ("0.1.0", "abacus")])

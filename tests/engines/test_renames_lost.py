@@ -1,0 +1,121 @@
+"""A search for renames that loses work: what nobody compared is neither renamed, nor added, nor removed."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Executor, Future
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import statecli as package
+from statecli.errors import UnreadableError
+from statecli.values import compare, pool
+
+LOST = "--executor Losing: a worker was lost (OSError)"
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path, monkeypatch):
+    """`x.w` is `y.w`, `x.v` is `y.v`; `gone` and `new` are what they seem. All of one shape but the last two."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pool, "BATCH", 1)
+    torch.manual_seed(0)
+    w, v, k = torch.randn(3, 50).unbind()
+    save_file({"x.w": w.clone(), "x.v": v.clone(), "k": k.clone(), "gone": torch.ones(7)}, "a")
+    save_file({"y.w": w.clone(), "y.v": v.clone(), "k": k.clone(), "new": torch.zeros(8)}, "b")
+
+
+class Losing(Executor):
+    """Loses the work of one function, or of it what `lost` says by its number."""
+
+    def __init__(self, function, lost=lambda n: True):
+        self.function, self.lost, self.count = function, lost, 0
+
+    def submit(self, do, sent):
+        """Does it at once."""
+        future = Future()
+        asked = self.function in bytes(sent.getbuffer()).decode("latin-1")
+        self.count += asked
+        if asked and self.lost(self.count - 1):
+            future.set_exception(OSError())
+        else:
+            future.set_result(do(sent))
+        return future
+
+
+def told(diff):
+    return {change.fqn: change.status.value for change in diff.changes if change.status.value != "identical"}
+
+
+@pytest.mark.parametrize("function", ["fingerprint_batch", "run_batch"])
+def test_all_of_it_is_lost(function):
+    """The fingerprints, or what confirms them: each tensor that may be renamed is broken, and the others are told."""
+    found = package.diff("a", "b", executor=Losing(function))
+    assert {one.fqn for one in found.broken} - {"k"} == {"x.w", "x.v", "y.w", "y.v"}
+    assert {one.message for one in found.broken if one.fqn != "k"} == {LOST}
+    assert told(found) == {"gone": "removed", "new": "added"}
+
+
+def test_one_fingerprint_is_lost():
+    """What is renamed for sure is told; the tensor whose work was lost and the one that it may be are broken."""
+    for lost in range(4):
+        found = package.diff("a", "b", executor=Losing("fingerprint_batch", lambda n: n == lost))  # noqa: B023
+        (renamed,) = {"y.w", "y.v"} & told(found).keys()
+        assert told(found) == {renamed: "renamed", "gone": "removed", "new": "added"}
+        other = {"y.w": "v", "y.v": "w"}[renamed]
+        assert {one.fqn for one in found.broken} == {f"x.{other}", f"y.{other}"}
+        assert {one.message for one in found.broken} == {LOST}
+
+
+def test_from_the_command_line(statecli, monkeypatch):
+    """Exit 2, one line, and the document has no tensor that is said to be added or removed and may be renamed."""
+    monkeypatch.setattr(compare, "fingerprint_batch", _unfetched)
+    found = statecli("diff", "a", "b", "-f", "json")
+    assert (found.code, found.err) == (2, "statecli: https://h/m.pt: no bytes came\n")
+    assert {one["fqn"] for one in found.json["changes"] if one["status"] != "identical"} == {"gone", "new"}
+
+
+def _unfetched(_, works):
+    return [UnreadableError("https://h/m.pt: no bytes came")] * len(works)
+
+
+def test_what_cannot_be_read_as_elements_is_no_failure(statecli):
+    """Windows that overlap without end have no fingerprint: they are added and removed, and nothing was lost."""
+    for name in ("a", "b"):
+        torch.save({f"{name}.w": torch.ones(1).expand(2**62), "k": torch.ones(3)}, f"{name}.pt")
+    found = statecli("diff", "a.pt", "b.pt", "-f", "json")
+    assert (found.code, found.err) == (1, "")
+
+
+def test_a_merge_says_it_as_well(statecli, monkeypatch):
+    """A part that holds the failure makes the whole end 2, with the same line."""
+    with monkeypatch.context() as patch:
+        patch.setattr(compare, "fingerprint_batch", _unfetched)
+        _unfetched.__name__ = "fingerprint_batch"
+        for n in (1, 2):
+            statecli("diff", "a", "b", "--shard", f"{n}/2", "-o", f"part{n}")
+    found = statecli("merge", "part1", "part2", "-f", "json")
+    assert found.code == 2
+    assert found.err == "statecli: https://h/m.pt: no bytes came\n"
+    assert {one["fqn"] for one in found.json["changes"] if one["status"] != "identical"} == {"gone", "new"}
+
+
+def test_a_file_that_is_gone(statecli):
+    """Between its header and its bytes: the tensor and the file are named."""
+    real = compare.fingerprints
+
+    def gone(rows, **more):
+        os.rename("b", "c")
+        try:
+            return real(rows, **more)
+        finally:
+            os.rename("c", "b")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "fingerprints", gone)
+        found = statecli("diff", str(Path("a").absolute()), "b", "-f", "json", "--jobs", "1")
+    assert found.code == 2
+    assert "b: cannot be opened: no such file or directory" in found.err
