@@ -270,6 +270,11 @@ def may_list(path: str) -> bool:
     return found
 
 
+def is_listed(path: str) -> bool:
+    """Whether the names of a folder of a URL, which were asked for, have this one."""
+    return is_remote(path) and bool(_remote().is_listed(path))
+
+
 def unlisted(path: str) -> str | None:
     """Why the names that a folder is said to have are not all of them; None where they are."""
     if not is_remote(path):
@@ -284,7 +289,11 @@ def cut_short(path: str, section: str | None, error: Exception) -> str | None:
         return None
     from statecli.remote.stores import Missing
 
-    return f"#{section} was taken for a section: # in a name is written %23" if isinstance(error, Missing) else None
+    if not isinstance(error, Missing):
+        return None
+    is_web = _is_web(link(path).scheme)
+    advice = "is written %23" if is_web else f"needs the section behind it: #{section}#model"
+    return f"#{section} was taken for a section: # in a name {advice}"
 
 
 def islink(path: str) -> bool:
@@ -330,9 +339,10 @@ def matching(pattern: str) -> list[str]:
 
 
 def _matching(around: str, steps: list[str]) -> Iterator[str]:
-    """What is in a folder of a URL, by the steps of a glob that are left."""
-    if not steps:
-        yield around
+    """What is in a folder of a URL, by the steps of a glob that are left; an empty last one takes folders alone."""
+    if not any(steps):
+        scheme, way, behind = link(around)
+        yield scheme + "/".join((way.rstrip("/"), *steps)) + behind if steps else around
         return
     first, rest = steps[0], steps[1:]
     if first == "**":

@@ -132,6 +132,13 @@ def may_list(path: str) -> bool:
     return isinstance(_told(path), Listing) or isinstance(_trials.get(path), Listing)
 
 
+def is_listed(path: str) -> bool:
+    """Whether the folder around it was listed with it."""
+    around, name = files.split(path)
+    found = _listings.get(around)
+    return isinstance(found, Listing) and name in found.folders
+
+
 def unlisted(path: str) -> str | None:
     """Why the names in the folder are not all of them, if that is so."""
     found = _trials.get(files.absolute(path))
@@ -156,7 +163,7 @@ def ahead(paths: Sequence[str]) -> None:
 def _ahead(path: str) -> None:
     with suppress(StateError):  # whoever opens it meets the same
         if _kinds.get(path) == _FOLDER or _names.is_folder(path):
-            _told(path)
+            _told(files.absolute(path))
         else:
             _object(path).prime()
 

@@ -104,6 +104,17 @@ def test_what_is_not_in_an_archive(archive, statecli):
     assert statecli("inspect", url).err == f"statecli: {url}: is not there\n"
 
 
+@pytest.mark.parametrize("chain", ["zip://m.pt", "tar://m.pt", "zip://", "simplecache::zip://m.pt"])
+def test_what_is_no_archive(served, statecli, chain):
+    """The object behind the `::` is what is wrong, and its kind is said."""
+    written(served.folder, "m.safetensors", size=1000)
+    url = f"{chain}::{served.url('m.safetensors')}"
+    kind = "tar" if chain.startswith("tar") else "zip"
+    found = statecli("inspect", url)
+    told = f"statecli: {url}: the object behind its `::` is no {kind} archive, or a damaged one\n"
+    assert (found.code, found.out, found.err) == (2, "", told)
+
+
 def test_an_archive_is_read_by_many_at_once(archive):
     """A filesystem that is not made for it is asked by one thread at a time."""
     url = f"zip://model.safetensors::{archive}"
@@ -239,6 +250,28 @@ def test_globs_of_urls(memory):
     assert found("memory://top/run-1/.*") == ["run-1/.hidden.pt"]
     assert found("memory://top/run-1/**/m.pt") == ["run-1/deep/m.pt", "run-1/m.pt"]
     assert found("memory://top/none-*/m.pt") == []
+    assert found("memory://top/run-*/") == ["run-1/", "run-2/"]
+    assert found("memory://top/*/deep/") == ["run-1/deep/"]
+    assert found("memory://top/run-1/*/") == ["run-1/deep/"]
+    assert found("memory://top/run-1/**/") == ["run-1/", "run-1/deep/"]
+
+
+@pytest.mark.parametrize("pattern", ["run-*/", "*/deep/", "run-1/*/", "run-1/**/", "**/", "*/*", "run-?/"])
+def test_globs_of_urls_match_what_those_of_the_disk_do(memory, tmp_path, pattern):
+    """A slash at the end takes folders alone, and stays. (`?` is no wildcard in a URL.)"""
+    for name in ("run-1/m.pt", "run-2/m.pt", "other/m.pt", "run-1/deep/m.pt", "run-1/deep/er/m.pt", "m.pt"):
+        memory.pipe(f"/top/{name}", b"x")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    near = {one.removeprefix(f"{tmp_path}/") for one in files.matching(f"{tmp_path}/{pattern}")}
+    far = {one.removeprefix("memory://top/") for one in files.matching(f"memory://top/{pattern.replace('?', '[0-9]')}")}
+    assert far == near
+    assert near
+
+
+def test_a_glob_in_an_archive_may_end_in_a_slash(archive):
+    """Behind which the rest of the chain stays."""
+    assert files.matching(f"zip://d*/::{archive}") == [f"zip://deep/::{archive}"]
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,35 @@ def test_a_key_is_written_as_it_is(bucket, tmp_path, statecli, name):
             assert (found.code, [one["target"] for one in found.json["targets"]]) == (0, [url])
 
 
+def test_a_key_with_a_hash(bucket, tmp_path, statecli):
+    """What a walk finds by such a name is that file; whoever types it names the section too."""
+    written(tmp_path / "up" / "odd", "a#b.safetensors")
+    bucket.upload(tmp_path / "up")
+    url = bucket.url("odd/a#b.safetensors")
+    for way in ("odd", "odd/", "odd/*", "o*/"):
+        remote.forget()
+        found = statecli("audit", bucket.url(way), "-f", "json")
+        assert (found.code, [one["target"] for one in found.json["targets"]]) == (0, [url])
+    remote.forget()
+    assert statecli("lock", bucket.url("odd"), "-o", tmp_path / "one.lock").code == 0
+    assert statecli("audit", bucket.url("odd"), "--lock", tmp_path / "one.lock").code == 0
+    assert statecli("inspect", f"{url}#model").code == 0
+    told = "#b.safetensors was taken for a section: # in a name needs the section behind it: #b.safetensors#model"
+    assert statecli("inspect", url).err == f"statecli: {bucket.url('odd/a')}: is not there; {told}\n"
+
+
+def test_a_walk_lists_a_folder_once(s3, signed, statecli):
+    """With a slash at its end, too."""
+    written(s3.folder / "models" / "run-1")
+    written(s3.folder / "models" / "run-2")
+    for urls in (["s3://models/run-1/"], ["s3://models/run-1/", "s3://models/run-2/"]):
+        s3.forget()
+        remote.forget()
+        assert statecli("audit", *urls).code == 0
+        asked = [(one.path, one.query.get("prefix")) for one in s3.requests]
+        assert len(asked) == len(set(asked)) == 2 * len(urls)
+
+
 def test_percent_escapes_are_three_characters_of_a_key(bucket, tmp_path, statecli):
     """`a%20b` is not `a b`."""
     written(tmp_path / "up", "a b.safetensors")
