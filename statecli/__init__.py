@@ -182,14 +182,16 @@ def merge(
     *,
     code: Iterable[str] | None = (),
     url: Iterable[str] | None = (),
+    copies: bool = False,
     jobs: int = 0,
     executor: str | Executor | None = None,
 ) -> Inspection | Diff:
     """What `inspect` or `diff` gives, from the parts that `statecli … --shard 1/N` to `--shard N/N` wrote.
 
     `parts`: their files, or a glob; all of them, in any order, read in the folder where they were made. `code`: the
-    classes that they name, whose code may run. `url`: URLs that they name, with what is secret in them. `jobs`,
-    `executor`: as in `diff`, for what only all parts together make known.
+    classes that they name, whose code may run. `url`: URLs that they name, with what is secret in them. `copies`: each
+    job had a copy of its own of the files, and they are the same by size and samples alone. `jobs`, `executor`: as in
+    `diff`, for what only all parts together make known.
 
     Raises StateError, with one line: UnreadableError (what is no part, one that is missing or there twice, a target
     that has changed), EngineError (parts of another version), UsageError (parts of an audit or a lock).

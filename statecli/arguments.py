@@ -343,6 +343,10 @@ def merge(
         list[str] | None,
         typer.Option("--url", metavar="URL", help="A URL of the parts with its secrets, as it was typed (repeatable)."),
     ] = None,
+    copies: Annotated[
+        bool,
+        typer.Option("--copies", help="Each job had a copy of its own: the same by size and samples alone."),
+    ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
     executor: Executors = None,
     all: All = False,

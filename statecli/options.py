@@ -144,12 +144,14 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
 class MergeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`statecli merge`. Its command has not each of these outputs: what it has not is refused.
 
-    `code` are the classes of the parts that may be imported, `url` the URLs of the parts as they were typed.
+    `code` are the classes of the parts that may be imported, `url` the URLs of the parts as they were typed. `copies`:
+    each job had a copy of its own of the files.
     """
 
     parts: tuple[str, ...]
     code: tuple[str, ...] = ()
     url: tuple[str, ...] = ()
+    copies: bool = False
     jobs: int = 0
     executor: Any = None
     all: bool = False

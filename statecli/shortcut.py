@@ -157,7 +157,7 @@ COMMANDS = {
     "merge": Command(
         MergeOptions,
         ("parts",),
-        {**FLAGS, **_flags("tree", "name_only", "name_status")},
+        {**FLAGS, **_flags("tree", "name_only", "name_status", "copies")},
         {
             **{name: one for name, one in VALUES.items() if name != "--init-device"},
             "--lines": ("lines", int),

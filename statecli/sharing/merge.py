@@ -17,7 +17,7 @@ from statecli.options import AuditOptions, DiffOptions, InspectOptions, LockOpti
 from statecli.sharing.share import OF_MERGE
 
 if TYPE_CHECKING:
-    from statecli.sharing.part import Head, Part
+    from statecli.sharing.part import Head, Known, Part
     from statecli.sharing.tasks import Key
     from statecli.values.pool import Work
 
@@ -31,6 +31,7 @@ COMMANDS: dict[str, Any] = {
 Options = InspectOptions | DiffOptions | AuditOptions | LockOptions
 
 _AGAIN = "have all shares done again"
+_COPIES = "or give --copies if each job had a copy of its own"
 #: What stands in the name of a URL for what is secret in it.
 _HIDDEN = "…"
 
@@ -49,12 +50,15 @@ def merging(asked: MergeOptions) -> Iterator[Options]:
     options = _options(parts[0].path, parts[0].head, asked)
     for one in parts:
         _refuse_others(one, parts[0])
+        _refuse_other_files(one, parts[0], copies=asked.copies)
     _refuse_incomplete(parts)
     _refuse_code(options, asked.code)
     _refuse_secrets(options, asked.url)
-    _refuse_changed(parts[0])
-    with pool.kept(_Known(parts)):
+    _refuse_changed(parts[0], copies=asked.copies)
+    known = _Known(parts)
+    with pool.kept(known):
         yield options
+    known.refuse_surplus()
 
 
 def _named(texts: Sequence[str]) -> list[str]:
@@ -84,13 +88,40 @@ def _refuse_others(one: Part, first: Part) -> None:
     if head.command != other.command:
         why = f"is of statecli {head.command[:40]}, and {first.path} of statecli {other.command}"
         raise UnreadableError(f"{one.path}: {why}: merge parts of one run")
-    for name in sorted(head.options.keys() | other.options.keys()):
+    for name in sorted(head.options.keys() | other.options.keys(), key=lambda name: (name not in _TARGETS, name)):
         if head.options.get(name) != other.options.get(name):
-            raise UnreadableError(f"{one.path}: is of another {name[:40]} than {first.path}: merge parts of one run")
+            why = f"was made {_asked(head, name)}, and {first.path} {_asked(other, name)}"
+            raise UnreadableError(f"{one.path}: {why}: merge parts of one run")
+
+
+#: What has no dashes on the line.
+_TARGETS = ("before", "after", "target", "targets")
+
+
+def _asked(head: Head, name: str) -> str:
+    """What was asked for by an option, in words."""
+    if name in _TARGETS:
+        found = [head.options.get(one, ()) for one in _TARGETS]
+        named = [str(text) for one in found for text in (one if isinstance(one, (list, tuple)) else (one,))]
+        return f"of {' and '.join(named)[:200]}"
+    option, value = f"--{name[:40].replace('_', '-')}", head.options.get(name)
+    if value is None or value is True:
+        return f"with {option}" if value else f"without {option}"
+    given = value if isinstance(value, (list, tuple)) else (value,)
+    return f"with {' '.join(f'{option} {text}' for text in given)[:200]}"
+
+
+def _refuse_other_files(one: Part, first: Part, *, copies: bool) -> None:
+    """Raises for a part that has read other files than the first, or none can tell whether they are."""
+    head, other = one.head, first.head
     for path in sorted(head.files.keys() | other.files.keys()):
-        if head.files.get(path) != other.files.get(path):
+        here, there = head.files.get(path), other.files.get(path)
+        if here is None or there is None or here.is_another(there):
             raise UnreadableError(f"{one.path}: {path}: is another file than the one that {first.path} is of: {_AGAIN}")
-    if head.plan != other.plan:
+        if here != there and not copies:
+            why = f"was written at another time than the one that {first.path} is of, and may be another"
+            raise UsageError(f"{one.path}: {path}: {why}: {_AGAIN}, {_COPIES}")
+    if (head.plan, head.tasks) != (other.plan, other.tasks):
         raise UnreadableError(f"{one.path}: has read another state of the targets than {first.path}: {_AGAIN}")
 
 
@@ -112,18 +143,21 @@ def _is(several: Sequence[object]) -> str:
     return "is" if len(several) == 1 else "are"
 
 
-def _refuse_changed(one: Part) -> None:
-    """Raises for a file that is not here, or is not the one that the parts are of."""
+def _refuse_changed(one: Part, *, copies: bool) -> None:
+    """Raises for a file that is not here, or is not the one that the parts are of, or none can tell whether it is."""
     from statecli.sharing import tasks
 
     for path, now in tasks.identities(one.head.files).items():
         then = one.head.files[path]
-        if now == then:
+        if now == then or (copies and not now.is_another(then)):
             continue
         if now.bytes < 0:
             where = "" if files.is_remote(path) or os.path.isabs(path) else ": merge where the parts were made"
             raise UnreadableError(f"{path}: cannot be opened, and {one.path} is of it{where}")
-        raise UnreadableError(f"{path}: has changed since {one.path} was made: {_AGAIN}")
+        if now.is_another(then):
+            raise UnreadableError(f"{path}: has changed since {one.path} was made: {_AGAIN}")
+        why = f"was written at another time than the one that {one.path} is of, and may be another"
+        raise UsageError(f"{path}: {why}: {_AGAIN}, {_COPIES}")
 
 
 # --- what they ask for ------------------------------------------------------------------------------------------------
@@ -201,25 +235,81 @@ class _Known:
     whole = True
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self._results: dict[Key, Any] = {}
-        for one in parts:
-            for key, result in one.results.items():
-                if not _is_same(self._results.setdefault(key, result), result):
-                    raise UnreadableError(f"{one.path}: says otherwise of a task than another part: {_AGAIN}")
+        self._parts = parts
+        self._plan = parts[0].head.plan
+        self._passes = 0
+        self._failed = False
+        self._owners: dict[Key, int] = {}
+        #: Of tasks that only the command itself can say to be there: those that it has not asked for yet.
+        self._unasked: dict[Key, int] = {}
+        for n, one in enumerate(parts):
+            for key, known in one.results.items():
+                self._take(n, key, known)
+        planned = sum(not self._known(key).derived for key in self._owners)
+        if planned != parts[0].head.tasks:
+            why = f"has together with the others the results of {planned} tasks, not of {parts[0].head.tasks}"
+            raise UnreadableError(f"{parts[0].path}: {why}: {_AGAIN}")
+
+    def _take(self, part: int, key: Key, known: Known) -> None:
+        from statecli.sharing import tasks
+
+        other = self._known(key) if key in self._owners else known
+        if not _is_same(other.result, known.result):
+            path = self._parts[part].path
+            raise UnreadableError(f"{path}: line {known.line}: says otherwise of a task than another part: {_AGAIN}")
+        if not known.derived or other is known:
+            self._owners[key] = part
+        if known.derived and key.function not in tasks.UNPLANNED:
+            self._unasked[key] = part
+
+    def _known(self, key: Key) -> Known:
+        return self._parts[self._owners[key]].results[key]
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         """As `pool.Ledger`."""
         from statecli.sharing import tasks
 
         keys = tasks.keys(work)
-        missing = [n for n, key in enumerate(keys) if key not in self._results]
+        self._passes += not work.derived
+        missing = [n for n, key in enumerate(keys) if key not in self._owners]
         if missing and not work.derived and work.function.__name__ not in tasks.UNPLANNED:
-            name, path = tasks.name_of(work.tasks[missing[0]]), next(tasks.paths(work.tasks[missing[0]]), "")
-            raise UnreadableError(f"{path}: {name}: is not what it was when the parts were made: {_AGAIN}")
+            self._refuse_missing(keys, work.tasks[missing[0]])
         if work.done and len(missing) < len(keys):
-            work.done([task for key, task in zip(keys, work.tasks, strict=True) if key in self._results])
+            work.done([task for key, task in zip(keys, work.tasks, strict=True) if key in self._owners])
         computed = dict(zip(missing, do([work.tasks[n] for n in missing]), strict=True))
-        return [computed[n] if n in computed else self._results[key] for n, key in enumerate(keys)]
+        return [computed[n] if n in computed else self._held(key, work.tasks[n]) for n, key in enumerate(keys)]
+
+    def _refuse_missing(self, keys: Sequence[Key], task: Any) -> None:
+        """Raises for a task that nothing is known of: the parts are not what they were, or the target is not."""
+        from statecli.sharing import tasks
+
+        where = ": ".join(filter(None, (next(tasks.paths(task), ""), tasks.name_of(task))))
+        if tasks.plan(keys) in self._plan:
+            raise UnreadableError(f"{where}: no part has a result of it, and one has that of no task: {_AGAIN}")
+        raise UnreadableError(f"{where}: is not what it was when the parts were made: {_AGAIN}")
+
+    def _held(self, key: Key, task: Any) -> Any:
+        """What is known of the task. Raises for what no such task has."""
+        from statecli.sharing import sound, tasks
+
+        known = self._known(key)
+        field = sound.wrong(key.function, task, known.result)
+        if field is not None:
+            path, what = self._parts[self._owners[key]].path, tasks.name_of(task) or next(tasks.paths(task), "")
+            why = f"has a result that {what} cannot have ({field})"
+            raise UnreadableError(f"{path}: line {known.line}: {why}: have its share done again")
+        self._failed |= tasks.is_failed(known.result)
+        self._unasked.pop(key, None)
+        return known.result
+
+    def refuse_surplus(self) -> None:
+        """Raises for a result of no task, once the command is done. What fails has fewer tasks come after it."""
+        if self._failed or self._passes < len(self._plan):
+            return
+        for key, part in self._unasked.items():
+            one = self._parts[part]
+            line = one.results[key].line
+            raise UnreadableError(f"{one.path}: line {line}: is of no task of the command: {_AGAIN}")
 
 
 def _is_same(one: Any, other: Any) -> bool:

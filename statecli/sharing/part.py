@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import stat
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
@@ -23,7 +25,6 @@ from statecli.errors import ChecksumMismatch, StateError, UnreadableError
 from statecli.sharing.share import MOST
 from statecli.sharing.tasks import RESULTS, Identity, Key
 from statecli.state import Place
-from statecli.values.run import Found
 
 SCHEMA = "statecli.part/1"
 _FAMILY = "statecli.part/"
@@ -31,12 +32,18 @@ _FAMILY = "statecli.part/"
 #: Of an integer, at most: what is more is beyond float64 too.
 DIGITS = 300
 
+#: Bytes of a line, at most, and of a file that are read at once.
+LONGEST, PIECE = 64 << 20, 4 << 20
+
 #: Errors of ours by their names; those of one module alone are what they are derived from.
 ERRORS = {name: one for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, StateError)}
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What a part is of. `options` are those that decide the result; `plan` has a digest a pass over the values."""
+    """What a part is of. `options` are those that decide the result; `plan` has a digest a pass over the values.
+
+    `tasks` are planned for all shares together, `own` of them for this one.
+    """
 
     schema: str
     statecli: str
@@ -45,11 +52,16 @@ class Head(msgspec.Struct, frozen=True):
     options: dict[str, Any]
     shard: tuple[int, int]
     plan: tuple[str, ...]
+    tasks: int
+    own: int
     files: dict[str, Identity]
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One task: `name` of the tensor and `bytes` are for people. It has a result, or an error."""
+    """One task: `name` of the tensor and `bytes` are for people. It has a result, or an error.
+
+    `derived`: only the results of others said that there is such a task.
+    """
 
     function: str
     key: str
@@ -57,6 +69,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes: int = 0
     result: Any = None
     error: Error | None = None
+    derived: bool = False
 
 
 class Error(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,12 +88,20 @@ class End(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class Known(NamedTuple):
+    """What came of a task: a result or an error, and the line of the part that says so."""
+
+    result: Any
+    line: int
+    derived: bool
+
+
 class Part(NamedTuple):
     """A part as it was read."""
 
     path: str
     head: Head
-    results: dict[Key, Any]
+    results: dict[Key, Known]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -96,12 +117,13 @@ def written(head: Head, lines: Iterable[Line]) -> Iterator[bytes]:
     yield _line(End(True, count, made.hexdigest()))
 
 
-def line(key: Key, name: str, size: int, result: Any) -> Line:
+def line(key: Key, name: str, size: int, result: Any, *, derived: bool = False) -> Line:
     """The line of a task and what came of it."""
     if not isinstance(result, StateError):
-        return Line(*key, name, size, result)
+        return Line(*key, name, size, result, derived=derived)
     known = next(one.__name__ for one in type(result).__mro__ if one.__name__ in ERRORS)
-    return Line(*key, name, size, error=Error(known, str(result), getattr(result, "place", None)))
+    error = Error(known, str(result), getattr(result, "place", None))
+    return Line(*key, name, size, error=error, derived=derived)
 
 
 def _line(what: msgspec.Struct) -> bytes:
@@ -126,33 +148,77 @@ def _plain(one: Any) -> Any:
 
 
 def read(path: str) -> Part:
-    """A part. Raises `UnreadableError`, with the file and the line, for whatever is no whole part."""
-    raw = _bytes(path)
-    if not raw:
+    """A part, line by line. Raises `UnreadableError`, with the file and the line, for whatever is no whole part."""
+    results: dict[Key, Known] = {}
+    made, last, number = hashlib.sha256(), b"", 0
+    for number, raw in enumerate(_lines(path), 1):
+        # The last line is known by nothing coming after it, and is no task's.
+        made.update(last)
+        if number == 1:
+            head = _head(path, raw)
+        elif number > 2:
+            _add(results, path, number - 1, last)
+        last = raw
+    if not number:
         raise UnreadableError(f"{path}: is empty, and no part that --shard wrote")
-    lines = raw.split(b"\n")
-    head = _head(path, lines[0])
-    if len(lines) < 3 or lines[-1]:
-        raise UnreadableError(f"{path}: breaks off in line {len(lines)}: have its share done again")
-    end = _as(End, lines[-2], path, len(lines) - 1, "breaks off before its last line: have its share done again")
-    if end.end is not True or end.tasks != len(lines) - 3:
-        raise UnreadableError(f"{path}: has {len(lines) - 3} tasks, and its last line says {end.tasks}")
-    if hashlib.sha256(raw[: len(raw) - len(lines[-2]) - 1]).hexdigest() != end.sha256:
-        raise UnreadableError(f"{path}: is not what was written: its last line has the digest of other lines")
-    results: dict[Key, Any] = {}
-    for number, one in enumerate(lines[1:-2], 2):
-        key, result = _task(path, number, one)
-        if key in results:
-            raise UnreadableError(f"{path}: line {number}: has a task that stands above already")
-        results[key] = result
+    if number < 2 or not last.endswith(b"\n"):
+        where = number + last.endswith(b"\n")
+        raise UnreadableError(f"{path}: breaks off in line {where}: have its share done again")
+    _refuse_end(path, number, last, len(results), made.hexdigest())
+    _refuse_others(path, head, sum(not one.derived for one in results.values()))
     return Part(path, head, results)
 
 
-def _bytes(path: str) -> bytes:
+def _refuse_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> None:
+    """Raises for a last line that is none, or is that of other lines."""
+    end = _as(End, raw, path, number, "breaks off before its last line: have its share done again")
+    if end.end is not True or end.tasks != tasks:
+        raise UnreadableError(f"{path}: has {tasks} tasks, and its last line says {end.tasks}")
+    if digest != end.sha256:
+        raise UnreadableError(f"{path}: is not what was written: its last line has the digest of other lines")
+
+
+def _refuse_others(path: str, head: Head, own: int) -> None:
+    """Raises for results that are missing, and for some of tasks that its share has not."""
+    if own < head.own:
+        why = f"lacks the results of {head.own - own} of its {head.own} tasks"
+        raise UnreadableError(f"{path}: {why}: have its share done again")
+    if own > head.own:
+        why = f"has results of {own} tasks, and its share has {head.own}"
+        raise UnreadableError(f"{path}: {why}: have its share done again")
+
+
+def _add(results: dict[Key, Known], path: str, number: int, raw: bytes) -> None:
+    key, known = _task(path, number, raw)
+    if key in results:
+        _refuse(path, number, "has a task that stands above already")
+    results[key] = known
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    """The lines of a file, each with its end; the last one may have none."""
+    rest, count = b"", 0
+    for piece in _pieces(path):
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+        count += len(whole)
+        if len(rest) > LONGEST:
+            _refuse(path, count + 1, "is longer than any line that --shard writes")
+    if rest:
+        yield rest
+
+
+def _pieces(path: str) -> Iterator[bytes]:
+    """The bytes of a file, or of what a pipe gives once."""
     try:
+        if not files.is_remote(path) and os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+            with open(path, "rb") as pipe:
+                yield from iter(lambda: pipe.read(PIECE), b"")
+            return
         file = files.opened(path)
         try:
-            return file.read(0, file.size)
+            for at in range(0, file.size, PIECE):
+                yield file.read(at, min(PIECE, file.size - at))
         finally:
             file.close()
     except UnreadableError as why:
@@ -175,29 +241,14 @@ def _head(path: str, raw: bytes) -> Head:
     return head
 
 
-def _task(path: str, number: int, raw: bytes) -> tuple[Key, Any]:
+def _task(path: str, number: int, raw: bytes) -> tuple[Key, Known]:
     found = _as(Line, raw, path, number)
     if found.function not in RESULTS:
         _refuse(path, number, f"is of {found.function[:40]!r}, which does no task")
     key = Key(found.function, found.key)
     if found.error is not None:
-        return key, _error(found.error, path, number)
-    result = _converted(RESULTS[found.function], found.result, path, number)
-    if isinstance(result, Found) and not _is_sound(result):
-        _refuse(path, number, "has a result that no task has")
-    return key, result
-
-
-def _is_sound(found: Found) -> bool:
-    """Whether sums and counts are what can be added up and told."""
-    tally = found.tally
-    counts = (tally.changed, tally.finite, tally.nan_before, tally.nan_after, tally.inf_before, tally.inf_after)
-    squares = (tally.sum_abs, tally.squares, tally.before, tally.after)
-    return (
-        min(*counts, tally.left_out, tally.lost, tally.first or 0) >= 0
-        and not any(one.mantissa < 0 for one in squares)
-        and all(abs(one.exponent) < 1 << 20 for one in (*squares, tally.product))
-    )
+        return key, Known(_error(found.error, path, number), number, found.derived)
+    return key, Known(_converted(RESULTS[found.function], found.result, path, number), number, found.derived)
 
 
 def _error(found: Error, path: str, number: int) -> StateError:

@@ -79,6 +79,7 @@ class Share:
         self._plan: list[str] = []
         self._stamps: dict[str, Stamp] = {}
         self._lines: dict[Key, Line] = {}
+        self._tasks: set[Key] = set()
         #: What was said of the tasks that could not be done.
         self.failed: list[str] = []
 
@@ -93,7 +94,9 @@ class Share:
             work.done([work.tasks[n] for n in sorted(others)])
         found = [work.absent] * len(keys)
         for n, result in zip(mine, do([work.tasks[n] for n in mine]), strict=True):
-            self._keep(keys[n], work.tasks[n], sizes[n], result)
+            # What is planned too is no less so where it is also derived.
+            derived = work.derived and getattr(self._lines.get(keys[n]), "derived", True)
+            self._keep(keys[n], work.tasks[n], sizes[n], result, derived=derived)
             found[n] = work.absent if isinstance(result, StateError) else result
         return found
 
@@ -101,16 +104,17 @@ class Share:
         from statecli.sharing import tasks
 
         self._plan.append(tasks.plan(keys))
+        self._tasks.update(keys)
         known = {path for task in work.tasks for path in tasks.paths(task)}.difference(self._stamps)
         self._stamps.update((path, stamp(path)) for path in known)
         return self._cut.own(sizes, work.together)
 
-    def _keep(self, key: Key, task: Any, size: int, result: Any) -> None:
+    def _keep(self, key: Key, task: Any, size: int, result: Any, *, derived: bool) -> None:
         from statecli.sharing import part, tasks
 
         if tasks.is_failed(result):
             self.failed.append(str(getattr(result, "reason", result)))
-        self._lines[key] = part.line(key, tasks.name_of(task), size, result)
+        self._lines[key] = part.line(key, tasks.name_of(task), size, result, derived=derived)
 
     def part(self, broken: Iterable[str] = ()) -> Iterator[bytes]:
         """The file, once the command is done and has found this to be broken.
@@ -120,12 +124,14 @@ class Share:
         from statecli.sharing import part, tasks
         from statecli.values import kernels
 
+        # What changes while it is sampled is told too.
+        files = tasks.identities(self._stamps)
         lines = [f"{path}: {CHANGED}" for path in changed(self._stamps)]
         for line in (line for line in (*lines, *broken) if line.endswith(CHANGED)):
             raise UnreadableError(line)
-        files = tasks.identities(self._stamps)
-        made = (__version__, kernels.made_of())
-        head = part.Head(part.SCHEMA, *made, self._command, self._options, self._shard, tuple(self._plan), files)
+        own = sum(not one.derived for one in self._lines.values())
+        of = (__version__, kernels.made_of(), self._command, self._options, self._shard)
+        head = part.Head(part.SCHEMA, *of, tuple(self._plan), len(self._tasks), own, files)
         return part.written(head, self._lines.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -35,11 +36,16 @@ SAMPLES, SAMPLE = 8, 4096
 
 class Identity(msgspec.Struct, frozen=True):
     """Of a file, or what lies behind a URL: bytes, and what tells two versions of it apart (a digest of samples, or its
-    ETag). Empty where it could not be opened.
+    ETag); of a file also when it was last `written`, in nanoseconds. Empty where it could not be opened.
     """
 
     bytes: int = -1
     version: str | None = None
+    written: int | None = None
+
+    def is_another(self, other: Identity) -> bool:
+        """Whether the two are not of one file, nor of a copy of it."""
+        return (self.bytes, self.version) != (other.bytes, other.version)
 
 
 class Key(NamedTuple):
@@ -118,10 +124,11 @@ def _local(path: str) -> Identity:
     except UnreadableError:
         return Identity()
     try:
+        written = os.stat(path).st_mtime_ns
         made, last = hashlib.sha256(), max(file.size - SAMPLE, 0)
         for n in range(SAMPLES):
             made.update(file.read(last * n // (SAMPLES - 1), SAMPLE))
-        return Identity(file.size, made.hexdigest()[:16])
+        return Identity(file.size, made.hexdigest()[:16], written)
     except OSError:
         return Identity()
     finally:

@@ -7,15 +7,18 @@ import json
 import math
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from safetensors.torch import save_file
 
+import statecli as api
 from statecli import errors
-from statecli.errors import ChecksumMismatch, StateError
+from statecli.errors import ChecksumMismatch, StateError, UsageError
 from statecli.sharing import part, tasks
 from statecli.state import Place, Stats
 from statecli.values import kernels
@@ -59,6 +62,11 @@ def forged(path: str, documents: list[dict]) -> None:
     Path(path).write_bytes(body + json.dumps(end).encode() + b"\n")
 
 
+def at_a_run(documents: list[dict]) -> int:
+    """Where a planned task of the diff is."""
+    return next(n for n, one in enumerate(documents) if one.get("function") == "run_batch" and "derived" not in one)
+
+
 # --- what is no set of parts ------------------------------------------------------------------------------------------
 
 
@@ -81,9 +89,9 @@ def test_parts_of_two_runs_are_told_apart(shares, parts, refusal):
     """Another command, target, option, number of shares."""
     for folder, line, why in (
         ("audit", ("audit", "a.pt", "--values"), "is of statecli audit, and parts/1-of-2.jsonl of statecli diff"),
-        ("other", ("diff", "a.pt", "a.pt"), "is of another after than parts/1-of-2.jsonl"),
-        ("bits", (*LINE, "--bitwise"), "is of another bitwise than parts/1-of-2.jsonl"),
-        ("globs", (*LINE, "-i", "w1"), "is of another include than parts/1-of-2.jsonl"),
+        ("other", ("diff", "a.pt", "a.pt"), "was made of a.pt and a.pt, and parts/1-of-2.jsonl of a.pt and b.pt"),
+        ("bits", (*LINE, "--bitwise"), "was made with --bitwise, and parts/1-of-2.jsonl without --bitwise"),
+        ("globs", (*LINE, "-i", "w1"), "was made with --include w1, and parts/1-of-2.jsonl without --include"),
     ):
         other, _ = shares(2, *line, folder=folder)
         assert refusal(parts[0], other[1]) == f"{other[1]}: {why}: merge parts of one run"
@@ -153,13 +161,64 @@ def test_shares_that_read_two_states_of_a_target_are_told_apart(shares, refusal)
 
 
 def test_a_copy_of_a_target_is_the_same(parts, statecli):
-    """Each job of a matrix may have downloaded its own: times and inodes say nothing."""
+    """Each job of a matrix may have downloaded its own: that is said, or the copies keep their times."""
     whole = statecli(*LINE)
     for name in ("a.pt", "b.pt"):
-        shutil.copyfile(name, "copy")
+        shutil.copy2(name, "copy")
         os.replace("copy", name)
-        os.utime(name, (1, 1))
     assert statecli("merge", *parts).out == whole.out
+    for name in ("a.pt", "b.pt"):
+        os.utime(name, (1, 1))
+    assert statecli("merge", *parts, "--copies").out == whole.out
+    assert repr(api.merge(parts, copies=True)) == repr(api.diff("a.pt", "b.pt"))
+
+
+UNSURE = "and may be another: have all shares done again, or give --copies if each job had a copy of its own"
+BIG = "big.safetensors"
+
+
+def big(value: float) -> None:
+    """40 MB, of which no byte that is sampled is one of the 4 MB in the middle that have this value."""
+    rest = {"frozen": torch.zeros(4_500_000), "rest": torch.ones(4_500_000)}
+    save_file({**rest, "head": torch.full((1_000_000,), value)}, BIG)
+
+
+def test_what_no_sample_shows_is_told_by_its_time(shares, refusal, statecli):
+    """A training that changes a head alone, between the shares and the merge, or between two shares."""
+    big(0.0)
+    parts, _ = shares(2, "inspect", BIG, "--stats")
+    kept = Path(BIG).stat().st_mtime_ns
+    big(1.0)
+    os.utime(BIG, ns=(kept + 1000, kept + 1000))
+    assert refusal(*parts) == f"{BIG}: was written at another time than the one that {parts[0]} is of, {UNSURE}"
+    others, _ = shares(2, "inspect", BIG, "--stats", folder="others")
+    said = f"{others[1]}: {BIG}: was written at another time than the one that {parts[0]} is of, {UNSURE}"
+    assert refusal(parts[0], others[1]) == said
+    assert statecli("merge", *others).out == statecli("inspect", BIG, "--stats").out
+    with pytest.raises(UsageError, match="or give copies if each job had a copy of its own"):
+        api.merge(parts)
+
+
+def test_what_a_sample_shows_is_no_copy(parts, shares, refusal):
+    """--copies takes nothing for a copy that has another size or other samples."""
+    torch.save({f"w{i}": torch.full((30, 20), float(i)) for i in range(6)}, "b.pt")
+    said = f"b.pt: has changed since {parts[0]} was made: have all shares done again"
+    assert refusal(*parts, "--copies") == said
+    others, _ = shares(2, *LINE, folder="others")
+    said = f"{others[1]}: b.pt: is another file than the one that {parts[0]} is of: have all shares done again"
+    assert refusal(parts[0], others[1], "--copies") == said
+
+
+def test_a_lock_is_of_no_two_states(shares, refusal):
+    """A checkpoint that never existed has no digests."""
+    big(0.0)
+    one, _ = shares(2, "lock", BIG, folder="one")
+    kept = Path(BIG).stat().st_mtime_ns
+    big(1.0)
+    os.utime(BIG, ns=(kept + 1000, kept + 1000))
+    two, _ = shares(2, "lock", BIG, folder="two")
+    said = f"{two[1]}: {BIG}: was written at another time than the one that {one[0]} is of, {UNSURE}"
+    assert refusal(one[0], two[1]) == said
 
 
 # --- files that are no parts ------------------------------------------------------------------------------------------
@@ -267,18 +326,155 @@ def _put(documents: list, data: st.DataObject) -> None:
         ({"function": 3}, "is not what --shard writes there: Expected `str`, got `int` - at `$.function`"),
         ({"result": None}, "is not what --shard writes there: Expected `object`, got `null`"),
         ({"error": {"type": "SystemExit", "message": "0"}}, "has an error of a kind that there is not, 'SystemExit'"),
-        ({"result": {"tally": [-1]}}, "has a result that no task has"),
-        ({"result": {"tally": [1, 0, 1, 1.0, [-1.0, 0]]}}, "has a result that no task has"),
-        ({"result": {"tally": [1, 0, 1, 1.0, [1.0, 1 << 40]]}}, "has a result that no task has"),
     ],
 )
 def test_a_line_that_says_what_no_task_has_is_refused(parts, refusal, change, why):
     """With its number, though its digest is right."""
     documents = lines(parts[0])
-    at = next(n for n, one in enumerate(documents) if one.get("function") == "run_batch")
+    at = at_a_run(documents)
     documents[at] = {**documents[at], **change}
     forged(parts[0], documents)
     assert refusal(*parts) == f"{parts[0]}: line {at + 1}: {why}"
+
+
+SUM = [1.0, 0]
+
+
+@pytest.mark.parametrize(
+    ("field", "result"),
+    [
+        ("changed", {"tally": [-1]}),
+        ("changed", {"tally": [601, 0]}),
+        ("changed", {"tally": [1, 0], "equal": [[0, 600]]}),
+        ("first", {"tally": [1, 10**12]}),
+        ("first", {"tally": [1, 600]}),
+        ("first", {"tally": [1, -1]}),
+        ("first", {"tally": [1, None]}),
+        ("first", {"tally": [0, 0]}),
+        ("finite", {"tally": [1, 0, 601]}),
+        ("finite", {"tally": [1, 0, 10**200]}),
+        ("finite", {"tally": [1, 0, -1]}),
+        ("max_abs", {"tally": [1, 0, 600, {"float": "nan"}]}),
+        ("max_abs", {"tally": [1, 0, 600, -1.0]}),
+        ("sum_abs", {"tally": [1, 0, 600, 1.0, [-1.0, 0]]}),
+        ("sum_abs", {"tally": [1, 0, 600, 1.0, [{"float": "nan"}, 0]]}),
+        ("squares", {"tally": [1, 0, 600, 1.0, SUM, [1.0, 1 << 40]]}),
+        ("before", {"tally": [1, 0, 600, 1.0, SUM, SUM, [-1.0, 0]]}),
+        ("product", {"tally": [1, 0, 600, 1.0, SUM, SUM, SUM, SUM, [1.0, 1 << 19]]}),
+        ("product", {"tally": [1, 0, 600, 1.0, SUM, SUM, SUM, [0.0, 0], SUM]}),
+        ("nan_before", {"tally": [1, 0, 600, 1.0, *[SUM] * 5, 1]}),
+        ("inf_after", {"tally": [1, 0, 600, 1.0, *[SUM] * 5, 0, 0, 0, 1]}),
+        ("left_out", {"tally": [1, 0, 600, 1.0, *[SUM] * 5, 0, 0, 0, 0, 1]}),
+        ("lost", {"tally": [1, 0, 599, 1.0, *[SUM] * 5, 0, 0, 0, 0, 1, 2]}),
+        ("equal", {"tally": [], "equal": [[0, 601]]}),
+        ("equal", {"tally": [], "equal": [[-1, 10]]}),
+        ("equal", {"tally": [], "equal": [[0, 0]]}),
+        ("equal", {"tally": [], "equal": [[300, 300], [0, 300]]}),
+        ("equal", {"tally": [], "equal": [[0, 300], [299, 301]]}),
+    ],
+)
+def test_a_difference_that_the_tensor_cannot_have_is_refused(parts, refusal, field, result):
+    """Each field is held to the 600 elements that the task is of: part, line, tensor and field are named."""
+    documents = lines(parts[0])
+    at = at_a_run(documents)
+    documents[at] = {**documents[at], "result": result}
+    forged(parts[0], documents)
+    why = f"has a result that {documents[at]['name']} cannot have ({field}): have its share done again"
+    assert refusal(*parts) == f"{parts[0]}: line {at + 1}: {why}"
+
+
+@pytest.mark.parametrize(
+    ("line", "change"),
+    [
+        ("audit a.pt --values", {"elements": 599}),
+        ("audit a.pt --values", {"nan": 601}),
+        ("audit a.pt --values", {"inf": -1}),
+        ("audit a.pt --values", {"minus_inf": 1}),
+        ("audit a.pt --values", {"low": None}),
+        ("audit a.pt --values", {"low": 1e9}),
+        ("audit a.pt --values", {"high": {"float": "inf"}}),
+        ("audit a.pt --values", {"only": "AAAA" * 8}),
+        ("audit a.pt --values", {"digest": -1}),
+        ("inspect a.pt --stats", {"zeros": 601}),
+        ("inspect a.pt --stats", {"nan": -1}),
+        ("inspect a.pt --stats", {"std": -1.0}),
+        ("inspect a.pt --stats", {"mean": {"float": "nan"}}),
+        ("inspect a.pt --stats", {"min": 1e9}),
+        ("inspect a.pt --stats", {"max": None}),
+        ("lock a.pt", "zz"),
+    ],
+)
+def test_values_that_the_tensor_cannot_have_are_refused(shares, statecli, line, change):
+    """Facts, statistics and digests are held to their tensor too; of an audit it is the target that fails."""
+    torch.save({"w": torch.arange(600.0)}, "a.pt")
+    (path,), _ = shares(1, *line.split())
+    documents = lines(path)
+    kinds = ("facts_of_batch", "stats_batch", "digest_batch")
+    at = next(n for n, one in enumerate(documents) if one.get("function") in kinds)
+    result = documents[at]["result"]
+    documents[at]["result"] = {**result, **change} if isinstance(change, dict) else change
+    forged(path, documents)
+    field = next(iter(change)) if isinstance(change, dict) else "result"
+    why = f"has a result that w cannot have ({'min' if field == 'max' else field}): have its share done again"
+    result = statecli("merge", path)
+    assert (result.code, result.err) == (2, f"statecli: {path}: line {at + 1}: {why}\n")
+    assert result.out == "" or f"failed: a.pt: {path}: line {at + 1}: {why}\n" in result.out
+
+
+def test_a_part_that_lacks_results_is_named(parts, refusal):
+    """By how many, of how many; whatever its last line and its digest say."""
+    documents = lines(parts[0])
+    own = documents[0]["own"]
+    del documents[at_a_run(documents)]
+    forged(parts[0], documents)
+    why = f"lacks the results of 1 of its {own} tasks: have its share done again"
+    assert refusal(*parts) == f"{parts[0]}: {why}"
+    documents[0]["own"] = own - 1
+    forged(parts[0], documents)
+    tasks = documents[0]["tasks"]
+    why = f"has together with the others the results of {tasks - 1} tasks, not of {tasks}: have all shares done again"
+    assert refusal(*parts) == f"{parts[0]}: {why}"
+
+
+def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
+    """One more than there are tasks, one in the place of another, and one that only the command can know to be none."""
+    kept = lines(parts[0])
+    at = at_a_run(kept)
+    strange = {**kept[at], "key": "0" * 32}
+    forged(parts[0], [kept[0], strange, *kept[1:]])
+    own = kept[0]["own"]
+    why = f"has results of {own + 1} tasks, and its share has {own}: have its share done again"
+    assert refusal(*parts) == f"{parts[0]}: {why}"
+    forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
+    why = "no part has a result of it, and one has that of no task: have all shares done again"
+    assert refusal(*parts).endswith(f".pt: {kept[at]['name']}: {why}")
+    forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
+    result = statecli("merge", *parts)
+    said = f"statecli: {parts[0]}: line 2: is of no task of the command: have all shares done again\n"
+    assert (result.code, result.err) == (2, said)
+
+
+def test_an_endless_line_is_refused(parts, refusal, monkeypatch):
+    """No more of a file is held than the longest line that --shard writes, and none of it as a whole."""
+    monkeypatch.setattr(part, "PIECE", 1 << 10)
+    whole = refusal(parts[0])
+    monkeypatch.setattr(part, "LONGEST", 1 << 16)
+    assert refusal(parts[0]) == whole
+    raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
+    Path("x").write_bytes(raw[0] + b" " * (1 << 20))
+    assert refusal("x") == "x: line 2: is longer than any line that --shard writes"
+    Path("x").write_bytes(bytes(1 << 20))
+    assert refusal("x") == "x: line 1: is longer than any line that --shard writes"
+
+
+def test_a_part_is_read_from_a_pipe(parts, statecli):
+    """`<(zcat part.jsonl.gz)` gives it once, and that is enough."""
+    for read, raw in ((read, Path(path).read_bytes()) for path, read in zip(parts, ("one", "two"), strict=True)):
+        os.mkfifo(read)
+        threading.Thread(target=Path(read).write_bytes, args=(raw,), daemon=True).start()
+    whole = statecli(*LINE)
+    merged = statecli("merge", "one", "two")
+    assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
 
 
 def test_deep_nesting_is_refused(parts, refusal):
@@ -331,11 +527,12 @@ def test_a_part_says_nothing_of_outputs(parts, refusal, options):
 def test_parts_that_contradict_each_other_are_refused(parts, refusal):
     """Two results of one task."""
     documents = [lines(path) for path in parts]
-    task = next(one for one in documents[0] if one.get("function") == "run_batch")
+    task = documents[0][at_a_run(documents[0])]
     other = {**task, "result": {"tally": [1, 0, 600, 1.0, [1.0, 0], [1.0, 0]]}}
     documents[1].insert(1, other)
+    documents[1][0]["own"] += 1
     forged(parts[1], documents[1])
-    why = "says otherwise of a task than another part: have all shares done again"
+    why = "line 2: says otherwise of a task than another part: have all shares done again"
     assert refusal(*parts) == f"{parts[1]}: {why}"
 
 
@@ -409,12 +606,12 @@ def test_each_kind_of_result_is_tried():
 def test_a_result_is_the_same_bit_for_bit(tmp_path_factory, data):
     """NaN, infinities, -0.0, integers of more than 64 bits, bytes, lone surrogates."""
     path = tmp_path_factory.mktemp("part") / "p.jsonl"
-    head = part.Head(part.SCHEMA, "0", "C", "diff", {}, (1, 1), (), {})
+    head = part.Head(part.SCHEMA, "0", "C", "diff", {}, (1, 1), (), 1, 1, {})
     name = data.draw(st.sampled_from(sorted(RESULTS)))
     result = data.draw(RESULTS[name] | errors_of_ours)
     key = tasks.Key(name, "k")
     path.write_bytes(b"".join(part.written(head, [part.line(key, "w", 3, result)])))
-    again = part.read(str(path)).results[key]
+    again = part.read(str(path)).results[key].result
     assert type(again) is type(result)
     assert repr(again) == repr(result)
 
@@ -423,14 +620,13 @@ def test_an_error_keeps_its_kind_and_its_place(tmp_path):
     """Kinds that a reader has for itself are those that they are derived from; SARIF shows the bytes."""
     from statecli.formats._pickle import TruncatedPickle
 
-    head = part.Head(part.SCHEMA, "0", "C", "diff", {}, (1, 1), (), {})
+    head = part.Head(part.SCHEMA, "0", "C", "diff", {}, (1, 1), (), 2, 2, {})
     wrong = ChecksumMismatch("a.pt: w: checksum wrong")
     wrong.place = Place("a.pt", 64, 128)
     given = {tasks.Key("check_batch", "1"): wrong, tasks.Key("check_batch", "2"): TruncatedPickle("a.pt: ends")}
     path = tmp_path / "p.jsonl"
     path.write_bytes(b"".join(part.written(head, [part.line(key, "w", 3, one) for key, one in given.items()])))
-    again = part.read(str(path)).results
-    first, second = again.values()
+    first, second = again = [one.result for one in part.read(str(path)).results.values()]
     assert (type(first), str(first), first.place) == (ChecksumMismatch, str(wrong), wrong.place)
     assert (type(second), str(second)) == (errors.MalformedError, "a.pt: ends")
-    assert all(isinstance(one, StateError) for one in again.values())
+    assert all(isinstance(one, StateError) for one in again)
