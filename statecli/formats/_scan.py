@@ -15,6 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import NamedTuple
 
 from msgspec import structs
@@ -50,6 +51,8 @@ _PAGE = 4096
 _GROWTH = 8
 #: Bytes that tell whether a record begins like a pickle.
 _HEAD = 512
+#: Archives of one tensor of which so many bytes of the beginning and of the end are fetched before any is read.
+_AHEAD, _FIRST, _LAST = 8192, 2048, 1024
 _BEGINS = re.compile(
     rb"\x80[\x00-\x05][^\x00]|[()\]}]{0,16}[ci][A-Za-z_][\w.]{0,200}\r?\n[A-Za-z_][\w.]{0,200}\r?\n", re.ASCII
 )
@@ -201,6 +204,7 @@ def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False)
     """Those of a file, and of the `places` in it that are loaded as files; `alone` where nothing loads the rest."""
     try:
         with Source(path) as source:
+            source.prefetch(span for one in islice(places, _AHEAD) for span in _ends(one))
             scan = _Scan(source)
             if not alone:
                 scan.run()
@@ -211,6 +215,11 @@ def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False)
         if files.is_remote(path):
             raise UnreadableError(f"{path}: {error}") from error
         return []
+
+
+def _ends(one: Stored) -> list[tuple[int, int]]:
+    """Where an archive of one tensor has all that is read of it."""
+    return [(one.offset, _FIRST), (one.offset + max(0, one.length - _LAST), _LAST)]
 
 
 class _Region(Source):
@@ -518,7 +527,7 @@ class _Scan:
         """Keep a record for later if it is a pickle, or begins like one."""
         unread = None
         if deflated:
-            if _is_plain_array(_beginning(region)):
+            if any(_is_plain_array(_beginning(region, size)) for size in (_HEAD, _PAGE)):
                 return
             region, unread = _inflated(region)
         piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden)
@@ -618,10 +627,10 @@ def _next(region: _Region, at: int) -> int:
     return -1
 
 
-def _beginning(region: _Region) -> bytes:
-    """The first bytes that a compressed record inflates to."""
+def _beginning(region: _Region, size: int) -> bytes:
+    """What the first `size` bytes of a compressed record inflate to, a page at most."""
     try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(region.read(0, min(_PAGE, region.size)), _PAGE)
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(region.read(0, min(size, region.size)), _PAGE)
     except zlib.error:
         return b""
 

@@ -194,16 +194,20 @@ class Range:
 
 
 class Inflated(Range):
-    """The bytes that one range of a file inflates to (RFC 1951). Going back begins again from the start."""
+    """The bytes that one range of a file inflates to (RFC 1951). Going back begins again from the start.
+
+    Of what is remote the CRC-32 of all of them is remembered, so that a checksum over them needs no other journey.
+    """
 
     def __init__(self, where: ByteRange, what: str, file: File) -> None:
         super().__init__(where, what, file)
         assert where.packing is not None  # noqa: S101 - narrows the type
         self._end = where.offset + where.packing.length
+        self._is_remote = files.is_remote(where.path)
         self._rewind()
 
     def _rewind(self) -> None:
-        self._packed, self._at = self._where.offset, 0
+        self._packed, self._at, self._crc = self._where.offset, 0, 0
         self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
 
     def read(self, at: int, into: Array) -> None:
@@ -219,6 +223,8 @@ class Inflated(Range):
             done += len(block)
         if self._at == self.size and not self._is_over():
             raise self._wrong(f"more than {self.size}")
+        if self._at == self.size and self._is_remote:
+            files.remembered()[_crc32_key(self._where)] = self._crc
 
     def _is_over(self) -> bool:
         """Whether nothing more comes of it; the last block's end may be left to read."""
@@ -229,6 +235,8 @@ class Inflated(Range):
         if not block:
             raise self._wrong(str(self._at))
         self._at += len(block)
+        if self._is_remote:
+            self._crc = zlib.crc32(block, self._crc)
         return block
 
     def _inflate(self, limit: int) -> bytes:
@@ -456,6 +464,18 @@ def _single(where: ByteRange, what: str) -> TensorData:
         raise type(why)(f"{where.path}: {what}: the archive at byte {where.offset}: {why}") from why
 
 
+def _crc32_key(where: ByteRange) -> tuple[str, str, int]:
+    return "crc32 of what it inflates to", where.path, where.offset
+
+
+def _known_crc(where: ByteRange) -> int | None:
+    """That of what is remote and was read to its end."""
+    if where.packing is None or not files.is_remote(where.path):
+        return files.crc32_of(where.path, where.offset, where.length)
+    found: int | None = files.remembered().get(_crc32_key(where))
+    return found
+
+
 def _crc(where: ByteRange, what: str) -> int:
     found, block = 0, np.empty(min(WINDOW, where.length), np.uint8)
     with open_range(where, what) as source:
@@ -474,7 +494,7 @@ def check_crc(where: ByteRange, what: str = "storage") -> None:
     where = located(where, what)
     if where.crc32 is None:
         return
-    known = files.crc32_of(where.path, where.offset, where.length) if where.packing is None else None
+    known = _known_crc(where)
     found = _crc(where, what) if known is None else known
     if found != where.crc32:
         error = ChecksumMismatch(

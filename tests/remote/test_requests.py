@@ -20,7 +20,7 @@ from statecli.formats._source import Source
 from statecli.formats._zip import Archive
 
 from ..formats.msgpacks import Extension, pack
-from .server import BEFORE_HEADERS
+from .server import BEFORE_HEADERS, After
 
 HEAD = 64 << 10
 
@@ -361,6 +361,32 @@ def test_no_format_fetches_values_to_list_them(served, statecli, write, requests
     size = sum(one.stat().st_size for one in ([path] if path.is_file() else path.iterdir()))
     assert len(asked(served)) <= requests
     assert sum(one.sent for one in served.requests if one.status == 206) <= size * percent / 100
+
+
+def dcp_of_one_file(path: Path) -> Path:
+    import torch.distributed.checkpoint as dcp
+
+    held = {f"layers.{i}.weight": torch.randn(30_000) for i in range(60)}
+    dcp.save(held, storage_writer=dcp.FileSystemWriter(path / "m"), no_dist=True)
+    return path / "m"
+
+
+def torch_save(path: Path) -> Path:
+    return archive(path / "m.pt", 60, 30_000)
+
+
+@pytest.mark.parametrize(("write", "percent"), [(npz_deflated, 2), (dcp_of_one_file, 6), (torch_save, 3)])
+def test_an_audit_asks_each_record_once_and_many_at_a_time(served, statecli, write, percent):
+    """Its search for pickles is a request for each record at most, 40 of them on their way together."""
+    path = write(served.folder)
+    served.listing = "python"
+    crowd = Crowd(40)
+    served.behave("m*[tzp]", After(2, crowd))
+    assert statecli("audit", served.url(path.name) + "/" * path.is_dir()).code == 0
+    assert crowd.most >= 40
+    size = sum(one.stat().st_size for one in ([path] if path.is_file() else path.iterdir()))
+    assert len(asked(served)) <= 60 + 6
+    assert served.sent <= size * percent / 100
 
 
 def test_files_of_many_ranks_are_asked_for_side_by_side(served, statecli):
