@@ -254,7 +254,7 @@ class _Known:
         from statecli.sharing import tasks
 
         other = self._known(key) if key in self._owners else known
-        if not _is_same(other.result, known.result):
+        if other is not known and not _is_same(other.result, known.result):
             path = self._parts[part].path
             raise UnreadableError(f"{path}: line {known.line}: says otherwise of a task than another part: {_AGAIN}")
         if not known.derived or other is known:
@@ -293,14 +293,15 @@ class _Known:
         from statecli.sharing import sound, tasks
 
         known = self._known(key)
-        field = sound.wrong(key.function, task, known.result)
+        result = known.result
+        field = sound.wrong(key.function, task, result)
         if field is not None:
             path, what = self._parts[self._owners[key]].path, tasks.name_of(task) or next(tasks.paths(task), "")
             why = f"has a result that {what} cannot have ({field})"
             raise UnreadableError(f"{path}: line {known.line}: {why}: have its share done again")
-        self._failed |= tasks.is_failed(known.result)
+        self._failed |= tasks.is_failed(result)
         self._unasked.pop(key, None)
-        return known.result
+        return result
 
     def refuse_surplus(self) -> None:
         """Raises for a result of no task, once the command is done. What fails has fewer tasks come after it."""

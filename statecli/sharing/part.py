@@ -15,6 +15,7 @@ import json
 import math
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
@@ -25,6 +26,7 @@ from statecli.errors import ChecksumMismatch, StateError, UnreadableError
 from statecli.sharing.share import MOST
 from statecli.sharing.tasks import RESULTS, Identity, Key
 from statecli.state import Place
+from statecli.values.run import Found
 
 SCHEMA = "statecli.part/1"
 _FAMILY = "statecli.part/"
@@ -89,11 +91,16 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Known(NamedTuple):
-    """What came of a task: a result or an error, and the line of the part that says so."""
+    """What came of a task, as `found` was packed, and the line of the part that says so."""
 
-    result: Any
+    found: Any
     line: int
     derived: bool
+
+    @property
+    def result(self) -> Any:
+        """The result, or an error."""
+        return msgspec.msgpack.decode(self.found, type=Found) if isinstance(self.found, bytes) else self.found
 
 
 class Part(NamedTuple):
@@ -165,7 +172,7 @@ def read(path: str) -> Part:
         where = number + last.endswith(b"\n")
         raise UnreadableError(f"{path}: breaks off in line {where}: have its share done again")
     _refuse_end(path, number, last, len(results), made.hexdigest())
-    _refuse_others(path, head, sum(not one.derived for one in results.values()))
+    _refuse_count(path, head, sum(not one.derived for one in results.values()))
     return Part(path, head, results)
 
 
@@ -178,7 +185,7 @@ def _refuse_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> 
         raise UnreadableError(f"{path}: is not what was written: its last line has the digest of other lines")
 
 
-def _refuse_others(path: str, head: Head, own: int) -> None:
+def _refuse_count(path: str, head: Head, own: int) -> None:
     """Raises for results that are missing, and for some of tasks that its share has not."""
     if own < head.own:
         why = f"lacks the results of {head.own - own} of its {head.own} tasks"
@@ -245,10 +252,19 @@ def _task(path: str, number: int, raw: bytes) -> tuple[Key, Known]:
     found = _as(Line, raw, path, number)
     if found.function not in RESULTS:
         _refuse(path, number, f"is of {found.function[:40]!r}, which does no task")
-    key = Key(found.function, found.key)
+    key = Key(sys.intern(found.function), found.key)
     if found.error is not None:
         return key, Known(_error(found.error, path, number), number, found.derived)
-    return key, Known(_converted(RESULTS[found.function], found.result, path, number), number, found.derived)
+    result = _converted(RESULTS[found.function], found.result, path, number)
+    return key, Known(_packed(result), number, found.derived)
+
+
+def _packed(result: Any) -> Any:
+    """What most results are takes a kilobyte as Python has it, and a tenth of that in bytes."""
+    try:
+        return msgspec.msgpack.encode(result) if isinstance(result, Found) else result
+    except OverflowError:  # an integer of 65 bits
+        return result
 
 
 def _error(found: Error, path: str, number: int) -> StateError:

@@ -80,7 +80,7 @@ def plan(of: Sequence[Key]) -> str:
 
 
 def name_of(task: Any) -> str:
-    """The tensor's name, for people; a fingerprint has none."""
+    """The tensor's name, for people."""
     if isinstance(task, TensorInfo):
         return task.fqn
     if isinstance(task, tuple):

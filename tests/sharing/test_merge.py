@@ -121,6 +121,40 @@ def test_whatever_a_checkpoint_holds(same, count, zipped):
     assert same(count, "audit", "a.pt", "b.pt", "--values") == []
 
 
+def odd(seed: int) -> dict[str, torch.Tensor]:
+    """What is no number, several in a byte, beyond float64 when it is squared, a view without end, or in parts."""
+    raw = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, 4000).astype("u1"))
+    kinds = ("complex32", "complex128", "float4_e2m1fn_x2", "float8_e8m0fnu", "bits8", "bits16", "bits2x4")
+    weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(seed))
+    sign = 1 if seed == 1 else -1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        halves = torch.quantize_per_channel(weight, torch.rand(40) + 0.1, torch.zeros(40), 0, torch.quint4x2)
+        nested = torch.nested.nested_tensor([weight[:3], weight[:5]])
+        csr = (weight * (weight > 1)).to_sparse_csr()
+    return {
+        **{name: raw.clone().view(getattr(torch, name)) for name in kinds if hasattr(torch, name)},
+        **{"halves": halves, "nested": nested, "csr": csr, "scalar": torch.tensor(float(seed))},
+        "nan": torch.full((3, 1), float("nan") if seed == 1 else 2.0).expand(3, 50),
+        "both": torch.full((1,), complex(float(seed), float("nan"))).expand(300),
+        "conjugate": torch.complex(weight, weight).conj(),
+        "endless": (torch.arange(100.0) + seed).as_strided((40, 40), (1, 1)),
+        "huge": torch.full((300_000,), 1.7e308 * sign, dtype=torch.float64),
+        "ends": torch.tensor([1e308, -1e308, float("nan"), 5e-324, float("inf")], dtype=torch.float64) * sign,
+        "cast": torch.complex(weight, weight) if seed == 1 else weight,
+    }
+
+
+def test_no_result_of_an_odd_tensor_is_taken_for_impossible(same):
+    """What parts are refused for is what no tensor can have, of whatever type."""
+    for seed, name in ((1, "a.pt"), (2, "b.pt")):
+        torch.save(odd(seed), name)
+    for more in ((), ("--bitwise",), ("--atol", "0.1")):
+        assert same(2, "diff", "a.pt", "b.pt", *more) == []
+    same(2, "inspect", "a.pt", "--stats")
+    same(2, "audit", "a.pt", "b.pt", "--values", "--against", "a.pt")
+
+
 def test_every_output_is_that_of_the_undivided_command(same):
     """What is drawn and folded too: histograms are of values that are read for the page."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):

@@ -8,7 +8,9 @@ import math
 import os
 import shutil
 import threading
+import tracemalloc
 from pathlib import Path
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 import pytest
@@ -465,6 +467,25 @@ def test_an_endless_line_is_refused(parts, refusal, monkeypatch):
     assert refusal("x") == "x: line 2: is longer than any line that --shard writes"
     Path("x").write_bytes(bytes(1 << 20))
     assert refusal("x") == "x: line 1: is longer than any line that --shard writes"
+
+
+def test_a_part_is_held_once(tmp_path):
+    """Of a part of many tasks twice its bytes are needed, not those of all its lines and of what they say at once."""
+    wide, count = Wide(1.2345678, 3), 20_000
+    one = Found(Tally(5, 3, 600, 1.5, *[wide] * 5))
+    head = part.Head(part.SCHEMA, "0", "C", "diff", {}, (1, 1), (), count, count, {})
+    made = (
+        part.line(tasks.Key("run_batch", f"{n:032x}"), f"layers.{n}.mlp.weight", 1 << 23, one) for n in range(count)
+    )
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b"".join(part.written(head, made)))
+    with patch.object(part, "PIECE", 1 << 16):
+        tracemalloc.start()
+        results = part.read(str(path)).results
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert results[tasks.Key("run_batch", "0" * 32)].result == one
+    assert peak < 2 * path.stat().st_size
 
 
 def test_a_part_is_read_from_a_pipe(parts, statecli):
