@@ -212,9 +212,17 @@ def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False)
     except _Unfetched as error:
         raise UnreadableError(f"{path}: {error}") from error
     except UnreadableError as error:  # as above
-        if files.is_remote(path):
+        if files.is_remote(path) and not _is_empty(path):
             raise UnreadableError(f"{path}: {error}") from error
         return []
+
+
+def _is_empty(path: str) -> bool:
+    """Whether there is nothing in it that could have come."""
+    try:
+        return files.size(path) == 0
+    except UnreadableError:
+        return False
 
 
 def _ends(one: Stored) -> list[tuple[int, int]]:

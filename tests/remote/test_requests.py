@@ -397,3 +397,15 @@ def test_files_of_many_ranks_are_asked_for_side_by_side(served, statecli):
     served.behave("*.distcp", crowd)
     assert statecli("inspect", served.url("m/")).code == 0
     assert crowd.most >= 50
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_an_empty_file_is_no_file_that_did_not_come(served, statecli, name):
+    """An audit of a folder with one says of it what it says of the folder on disk, the rules that ran included."""
+    path = dcp_of_one_file(served.folder)
+    (path / name).write_bytes(b"")
+    served.listing = "python"
+    near, far = (statecli("audit", "-f", "json", one) for one in (path, served.url("m")))
+    assert far.code == near.code == 2
+    assert far.out.replace(served.url("m"), str(path)) == near.out
+    assert far.err.replace(served.url("m"), str(path)) == near.err
