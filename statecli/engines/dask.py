@@ -1,4 +1,7 @@
-"""Dask: the workers of a cluster, by `distributed.Client.get_executor`."""
+"""Dask: the workers of a cluster, by `distributed.Client`.
+
+Its own `get_executor` makes an error of a result that came while its worker died.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import asyncio
 import importlib
 import logging
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -34,10 +37,12 @@ def connected(address: str) -> Iterator[Engine]:
         raise MissingDependency(f"--executor {name} needs Dask: pip install 'statecli[dask]'") from missing
     with _without_its_log():
         client = _client(Client, address, name)
+        # asyncio says of each task that fails when nobody waits for it any more that nobody did.
+        client.loop.asyncio_loop.set_exception_handler(lambda *_: None)
         try:
             _refuse_without_workers(client, name)
             # What a dead worker had is done by another without being asked for, `allowed-failures` times.
-            yield Elsewhere(client.get_executor(pure=False), name, GRAIN, _Watch(client).lost)
+            yield Elsewhere(_Tasks(client), name, GRAIN, _Watch(client).lost)
         finally:
             with suppress(OSError, *LATE):  # the results are there, or what went wrong is being told
                 client.close(timeout=1)
@@ -67,6 +72,25 @@ def _refuse_without_workers(client: Any, name: str) -> None:
         raise EngineError(f"--executor {name}: has no worker; start one with: dask worker …") from why
 
 
+class _Tasks(Executor):
+    """Dask's tasks as futures."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def submit(self, function: Callable[..., Any], /, *words: Any, **more: Any) -> Future[Any]:
+        """As `Executor.submit`."""
+        task = self._client.submit(function, *words, pure=False, **more)
+        return asyncio.run_coroutine_threadsafe(self._result(task), self._client.loop.asyncio_loop)
+
+    async def _result(self, task: Any) -> Any:
+        try:
+            return await self._client.gather(task, asynchronous=True)
+        except asyncio.CancelledError:
+            await self._client.cancel([task], asynchronous=True)
+            raise
+
+
 class _Watch:
     """Looks whether there is anybody to wait for."""
 
@@ -74,23 +98,45 @@ class _Watch:
         self._client, self._seen = client, time.monotonic()
 
     def lost(self) -> str | None:
-        """Why nothing is waited for any more: for TIMEOUT seconds there was no scheduler, or it had no worker."""
+        """Why nothing is waited for any more: for TIMEOUT seconds no scheduler answered, or it had no worker."""
+        workers = self._workers()
         now = time.monotonic()
-        connected = self._client.status == "running"
-        if connected and self._client.scheduler_info(n_workers=1)["workers"]:
+        if workers:
             self._seen = now
         if now - self._seen < TIMEOUT:
             return None
-        return "all workers are gone" if connected else "the scheduler is gone"
+        return "the scheduler is gone, or does not answer" if workers is None else "all workers are gone"
+
+    def _workers(self) -> int | None:
+        """One, where there are any; None where nobody says so."""
+        if self._client.status != "running":
+            return None
+        with suppress(OSError, *LATE):
+            return len(self._client.sync(self._identity, callback_timeout=TIMEOUT)["workers"])
+        return None
+
+    async def _identity(self) -> Any:
+        return await self._client.scheduler.identity(n_workers=1)
 
 
 @contextmanager
 def _without_its_log() -> Iterator[None]:
     """What it would write to stderr is told by us, in one line."""
-    log = logging.getLogger("distributed")
-    before = log.level
-    log.setLevel(logging.CRITICAL + 1)
+    # Dask gives some of its loggers levels of their own; those that are yet to be made have their parent's.
+    logs = [log for name in _LOGS for log in (logging.getLogger(name), *_below(name))]
+    before = [(log, log.level) for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        log.setLevel(before)
+        for log, level in before:
+            log.setLevel(level)
+
+
+_LOGS = ("distributed", "tornado")
+
+
+def _below(name: str) -> list[logging.Logger]:
+    every = list(logging.Logger.manager.loggerDict.items())
+    return [log for one, log in every if one.startswith(f"{name}.") and isinstance(log, logging.Logger)]

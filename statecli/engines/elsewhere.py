@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import CancelledError, Executor, Future, wait
 from typing import Any
 
 from statecli import __version__
@@ -59,6 +59,8 @@ class Elsewhere:
     def _results(self, future: Future[bytes | str]) -> Sequence[Any] | StateError:
         try:
             answer = future.result()
+        except CancelledError:
+            return UnreadableError(f"--executor {self._name}: it gave the work up: it has ended, or was told to")
         except Exception as error:
             if _has_no_statecli(error):
                 why = f"a worker has no statecli, or an older one: install statecli {__version__} where workers run"

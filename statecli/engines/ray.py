@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
@@ -55,14 +57,36 @@ GRAIN = 256 << 20
 TIMEOUT = 10.0
 
 
+#: The first words of HTTP/2, which gRPC is spoken in, with empty settings; and the type of the frame that answers them.
+HELLO, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
+
+
 def _refuse_silence(address: str, name: str) -> None:
-    """Raises `EngineError` where nothing answers at HOST:PORT, for which Ray itself would wait for many minutes."""
+    """Raises `EngineError` where no gRPC is spoken at HOST:PORT: Ray itself would wait for many minutes, and log."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
+    deadline = time.monotonic() + TIMEOUT
     try:
         if colon:
-            socket.create_connection((host.strip("[]"), int(port)), TIMEOUT).close()
+            with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT) as server:
+                _greet(server, deadline)
     except (OSError, ValueError, OverflowError) as why:
         raise EngineError(f"--executor {name}: nothing answers there ({type(why).__name__})") from why
+
+
+def _greet(server: socket.socket, deadline: float) -> None:
+    """Raises OSError for who does not answer as HTTP/2 does by then."""
+    if os.environ.get("RAY_USE_TLS", "0") != "0":
+        return  # these would not be its first words
+    server.sendall(HELLO)
+    answer = b""
+    while len(answer) < 9:
+        server.settimeout(max(deadline - time.monotonic(), 0.001))
+        more = server.recv(9 - len(answer))
+        if not more:
+            raise ConnectionAbortedError
+        answer += more
+    if answer[3] != SETTINGS:
+        raise ConnectionAbortedError
 
 
 def _start(ray: Any, address: str, name: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import statecli as package
+from statecli.engines import ray
 from statecli.errors import EngineError, UsageError
 
 NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
@@ -93,6 +96,30 @@ def test_a_cluster_of_ray_that_does_not_answer(address, statecli):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'statecli[ray]'")
     line = told(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
     assert line.startswith(f"--executor ray:{address}: nothing answers there")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0", None], ids=["silence", "a page", "a half", "an end"]
+)
+def test_a_listener_that_is_no_cluster_of_ray(answer, statecli, monkeypatch):
+    """It accepts, and what it says is not what gRPC begins with: one line, and Ray is not asked."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr(ray, "TIMEOUT", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        accepted = thread.submit(_accept, server, answer)
+        line = told(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
+        accepted.result()[0].close()
+    assert line.startswith(f"--executor ray:{address}: nothing answers there")
+
+
+def _accept(server, answer):
+    connection, _ = server.accept()
+    if answer is None:
+        connection.shutdown(socket.SHUT_RDWR)
+    else:
+        connection.sendall(answer)
+    return connection, answer
 
 
 def test_from_python_in_the_words_of_its_arguments():

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from statecli.values.compare import Pair, compare_all
 distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install 'statecli[dask]'")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
+dask_config = pytest.importorskip("dask.config")
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -82,17 +83,65 @@ def once(do):
 # --- workers that die ------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_is_killed_in_the_middle(pairs, dask_cluster):
-    """SIGKILL to a process of a real cluster when the first result is there: the result is the same."""
+#: The first task that any worker begins does not end by itself.
+STUCK = """
+import os, time
+from statecli.values import run
+real = run.real = getattr(run, "real", run.run_batch)  # a preload may be loaded twice
+def run_batch(how, tasks):
+    try:
+        os.symlink(str(os.getpid()), {path!r})
+    except FileExistsError:
+        return real(how, tasks)
+    while True:
+        time.sleep(0.01)
+run_batch.__module__ = "statecli.values.run"
+run.run_batch = run_batch
+"""
+
+
+def killed(path, how=signal.SIGKILL):
+    """Waits for the worker that has the first task, and kills it."""
+    wait_for(path.is_symlink)
+    os.kill(int(os.readlink(path)), how)
+
+
+def test_a_worker_is_killed_in_the_middle(pairs, dask_cluster, tmp_path):
+    """SIGKILL to a process of a real cluster that has begun a task and cannot end it: the result is the same."""
     expected = compare_all(pairs, How())
-    cluster = dask_cluster()
-    with distributed.Client(cluster, set_as_default=False) as client:
-        victim = min(client.run(os.getpid).values())
-    killed = []
-    with of_dask(cluster):
-        found = compare_all(pairs, How(), progress=once(lambda: killed.append(os.kill(victim, signal.SIGKILL))))
-    assert found == expected
-    assert killed
+    (tmp_path / "preload.py").write_text(STUCK.format(path=str(tmp_path / "first")))
+    cluster = dask_cluster(preload=[str(tmp_path / "preload.py")])
+    with of_dask(cluster), ThreadPoolExecutor(1) as beside:
+        gone = beside.submit(killed, tmp_path / "first")
+        assert compare_all(pairs, How()) == expected
+        gone.result()
+
+
+def test_a_result_that_came_counts_though_its_worker_is_gone(pairs, dask_cluster, monkeypatch):
+    """Dask says that a result is lost, just after it came."""
+    expected = compare_all(pairs, How())
+    real = distributed.Client._gather
+
+    async def gathered(self, futures, *words, **more):
+        found = await real(self, futures, *words, **more)
+        for one in futures if isinstance(futures, list) else [futures]:
+            one._state.lose()
+        return found
+
+    monkeypatch.setattr(distributed.Client, "_gather", gathered)
+    with of_dask(dask_cluster(1)):
+        assert compare_all(pairs, How()) == expected
+
+
+def test_a_worker_is_stopped(pairs, workers, tmp_path):
+    """SIGSTOP: the scheduler takes its work away when it has not heard of it for `worker-ttl`."""
+    expected = compare_all(pairs, How())
+    with dask_config.set({"distributed.scheduler.worker-ttl": "2s"}):
+        cluster, _ = workers(2, STUCK.format(path=str(tmp_path / "first")))
+    with of_dask(cluster), ThreadPoolExecutor(1) as beside:
+        gone = beside.submit(killed, tmp_path / "first", signal.SIGSTOP)
+        assert compare_all(pairs, How()) == expected
+        gone.result()
 
 
 def test_the_other_worker_does_it_all(pairs, workers):
@@ -119,8 +168,9 @@ def test_all_workers_die(workers, statecli, monkeypatch):
     assert 0 < len([one for one in values if one]) < 40
 
 
-def test_the_scheduler_dies(pairs, tmp_path, monkeypatch):
-    """What it had not told by then is lost."""
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
+    """What it had not told by then is lost; one that is stopped, and says nothing, is not waited for either."""
     monkeypatch.setattr(dask, "TIMEOUT", 5.0)
     line = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
     file = tmp_path / "scheduler.json"
@@ -133,7 +183,7 @@ def test_the_scheduler_dies(pairs, tmp_path, monkeypatch):
             time.sleep(0.05)
         address = distributed.Client(scheduler_file=str(file), set_as_default=False)
         with address, working(f"dask:{address.scheduler.address}"):
-            found = compare_all(pairs, How(), progress=once(scheduler.kill))
+            found = compare_all(pairs, How(), progress=once(lambda: scheduler.send_signal(how)))
     finally:
         for process in (scheduler, worker):
             process.kill()
@@ -141,6 +191,25 @@ def test_the_scheduler_dies(pairs, tmp_path, monkeypatch):
     lost = [one for one in found if not isinstance(one, Delta)]
     assert lost
     assert all(isinstance(one, UnreadableError) for one in lost)
+
+
+LOGGING = """
+import logging, sys
+from distributed import Client
+from statecli.engines import working
+with working(sys.argv[1]):
+    for name in ("distributed", "distributed.client", "distributed.core", "distributed.later", "tornado.application"):
+        logging.getLogger(name).critical("said by %s", name)
+logging.getLogger("distributed.client").warning("said afterwards")
+"""
+
+
+def test_nothing_that_dask_logs_is_shown(dask_cluster):
+    """By none of its loggers, some of which have levels of their own, nor tornado's; afterwards they are as before."""
+    line = [sys.executable, "-c", LOGGING, f"dask:{dask_cluster(1).scheduler_address}"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
+    (told,) = done.stderr.splitlines()
+    assert told.endswith("said afterwards")
 
 
 class Dying(Executor):
