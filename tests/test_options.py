@@ -16,7 +16,9 @@ def _here(tmp_path, monkeypatch):
 
 
 TEXTS = {
-    "audit a.pt": "model lock against baseline write-baseline reason config init-device output report select ignore shard",
+    "audit a.pt": (
+        "model lock against baseline write-baseline reason config init-device output report select ignore shard"
+    ),
     "lock a.pt": "init-device output shard",
     "inspect a.pt": "to model inputs input init-device output report shard",
     "diff a.pt a.pt": "device init-device output report shard",

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from statecli.errors import ChecksumMismatch
 from statecli.sharing import tasks
 from statecli.state import Stats
@@ -101,6 +99,8 @@ def _is_product(product: Wide, before: Wide, after: Wide) -> bool:
 
 
 def _of_facts(dtype: str, elements: int, facts: Facts) -> Checks:
+    import numpy as np
+
     yield "elements", facts.elements in (elements, elements * _values(dtype))
     for name in ("nan", "inf", "zeros", "denormal"):
         yield name, 0 <= getattr(facts, name) <= facts.elements

@@ -134,7 +134,10 @@ def odd(seed: int) -> dict[str, torch.Tensor]:
         csr = (weight * (weight > 1)).to_sparse_csr()
     return {
         **{name: raw.clone().view(getattr(torch, name)) for name in kinds if hasattr(torch, name)},
-        **{"halves": halves, "nested": nested, "csr": csr, "scalar": torch.tensor(float(seed))},
+        "halves": halves,
+        "nested": nested,
+        "csr": csr,
+        "scalar": torch.tensor(float(seed)),
         "nan": torch.full((3, 1), float("nan") if seed == 1 else 2.0).expand(3, 50),
         "both": torch.full((1,), complex(float(seed), float("nan"))).expand(300),
         "conjugate": torch.complex(weight, weight).conj(),
@@ -371,7 +374,7 @@ def test_python_merges_what_it_has_a_function_for(shares):
 
 
 def test_damage_that_ends_the_audit_of_a_target_early(statecli, shares):
-    """One share meets it and the others go on: all plan the same passes, and merge ends where the whole command does."""
+    """One share meets it and the others go on: all plan the same passes, and merge ends where the command does."""
     for n, name in enumerate(("a.pt", "b.pt", "c.pt")):
         torch.save({f"w{i}": torch.full((40, 10), float(i + n)) for i in range(9)}, name)
     assert statecli("lock", "a.pt", "b.pt", "c.pt", "-o", "statecli.lock").code == 0
