@@ -346,11 +346,11 @@ def test_ctrl_c_while_dask_works(workers, tmp_path):
 
 
 THREADS = """
-import sys, time
+import os, sys, time
 from statecli import cli, interrupts
 from statecli.values import pool
 def endless(shared, batch):
-    print("began", flush=True)
+    os.write(1, b"began\\n")  # at once: two of them begin
     time.sleep(60)
 def run():
     with pool.using(pool.Threads(2)):
