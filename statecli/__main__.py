@@ -18,7 +18,11 @@ def command() -> None:
         main()
     except SystemExit as done:
         if isinstance(done.code, int):
-            _thread.start_new_thread(_end_late, (done.code,))
+            begun = _thread.allocate_lock()
+            begun.acquire()
+            _thread.start_new_thread(_end_late, (done.code, begun))
+            # Python takes down a thread that has not begun yet while it begins, and 3.11.2 dies of that (SIGSEGV).
+            begun.acquire()
         raise
 
 
@@ -48,7 +52,8 @@ def main() -> None:
         raise
 
 
-def _end_late(code: int) -> None:
+def _end_late(code: int, begun: _thread.LockType) -> None:
+    begun.release()
     time.sleep(PATIENCE)
     _end(code)
 

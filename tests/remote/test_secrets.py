@@ -369,7 +369,7 @@ def test_objects_do_not_show_what_they_hold(secret):
 
 def test_a_process_of_its_own_shows_none(secret, desk):
     """The console script, its workers and what Python itself prints at its end."""
-    line = [sys.executable, "-m", "statecli", "diff", secret("a.safetensors"), secret("no.safetensors")]
+    line = [sys.executable, "-X", "dev", "-m", "statecli", "diff", secret("a.safetensors"), secret("no.safetensors")]
     for options in ([], ["--debug"], ["-f", "json"]):
         done = subprocess.run([*line, *options], capture_output=True, text=True, check=False)
         assert done.returncode == 2
