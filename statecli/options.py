@@ -27,14 +27,10 @@ class Color(str, Enum):
     NEVER = "never"
 
 
-class SharedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What every command that reads a target takes; a field an option, by the option's name."""
+class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a result is shown, and where; a field an option, by the option's name."""
 
     all: bool = False
-    init_device: str = "cpu"
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    kind: tuple[Kind, ...] = ()
     output_format: Output = Output.TABLE
     output: str | None = None
     report: tuple[str, ...] = ()
@@ -43,6 +39,15 @@ class SharedOptions(msgspec.Struct, frozen=True, kw_only=True):
     verbose: bool = False
     no_progress: bool = False
     debug: bool = False
+
+
+class SharedOptions(OutputOptions, frozen=True, kw_only=True):
+    """What every command that reads a target takes."""
+
+    init_device: str = "cpu"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    kind: tuple[Kind, ...] = ()
 
 
 class InspectOptions(SharedOptions, frozen=True, kw_only=True):
@@ -141,7 +146,7 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     debug: bool = False
 
 
-class MergeOptions(msgspec.Struct, frozen=True, kw_only=True):
+class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     """`statecli merge`. Its command has not each of these outputs: what it has not is refused.
 
     `code` are the classes of the parts that may be imported, `url` the URLs of the parts as they were typed. `copies`:
@@ -154,19 +159,10 @@ class MergeOptions(msgspec.Struct, frozen=True, kw_only=True):
     copies: bool = False
     jobs: int = 0
     executor: Any = None
-    all: bool = False
     tree: bool = False
     name_only: bool = False
     name_status: bool = False
     lines: int | None = None
-    output_format: Output = Output.TABLE
-    output: str | None = None
-    report: tuple[str, ...] = ()
-    color: Color = Color.AUTO
-    quiet: bool = False
-    verbose: bool = False
-    no_progress: bool = False
-    debug: bool = False
 
 
 #: Globs of names of tensors: a name may be empty.

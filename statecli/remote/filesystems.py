@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from statecli.errors import MissingDependency, UnreadableError
@@ -167,6 +167,15 @@ def _listed(filesystem: Any, path: str) -> Listing:
 def _name(entry: Mapping[str, Any]) -> str:
     name: str = entry["name"].rstrip("/").rpartition("/")[2]
     return name
+
+
+def take_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefixes: Iterable[str]) -> None:
+    """Adds what one page of a bucket's listing has in the folder `prefix`: whether each name is a folder's."""
+    folders.update((key[len(prefix) :], False) for key in keys)
+    for one in prefixes:
+        name = one[len(prefix) : -1]
+        # A key and a folder may have one name.
+        folders[f"{name}/" if name in folders else name] = True
 
 
 def listing_of(folders: dict[str, bool]) -> Listing:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from statecli.errors import MissingDependency, UnreadableError
 from statecli.remote.attempts import Transient
-from statecli.remote.filesystems import PerProcess, held, imported, listing_of, span, unreached
+from statecli.remote.filesystems import PerProcess, held, imported, listing_of, span, take_page, unreached
 from statecli.remote.settings import settings
 from statecli.remote.stores import CHANGED, Known, Listing, Missing
 
@@ -94,10 +94,7 @@ async def _listed(filesystem: Any, url: str) -> Listing:
         async with await _request(filesystem, where, asked, {}) as answer:
             _refuse(answer.status, filesystem)
             page = await answer.json()
-        folders.update((one["name"][len(prefix) :], False) for one in page.get("items", ()))
-        for one in page.get("prefixes", ()):
-            inner = one[len(prefix) : -1]
-            folders[f"{inner}/" if inner in folders else inner] = True
+        take_page(folders, prefix, [one["name"] for one in page.get("items", ())], page.get("prefixes", ()))
         if not page.get("nextPageToken"):
             return listing_of(folders)
         asked["pageToken"] = page["nextPageToken"]

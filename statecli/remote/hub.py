@@ -18,7 +18,7 @@ from statecli.remote.filesystems import listing_of
 from statecli.remote.http import Http, Refused, document
 from statecli.remote.stores import Known, Listing, Missing
 
-_TYPES = {"datasets": "datasets", "spaces": "spaces", "models": "models"}
+_TYPES = frozenset(["datasets", "spaces", "models"])
 _REVISION = re.compile(r"(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+)(?:/(?P<path>.*))?", re.DOTALL)
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 

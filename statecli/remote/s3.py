@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from statecli.errors import MissingDependency, UnreadableError
 from statecli.remote.attempts import Transient
-from statecli.remote.filesystems import PerProcess, held, imported, listing_of, span, unreached
+from statecli.remote.filesystems import PerProcess, held, imported, listing_of, span, take_page, unreached
 from statecli.remote.settings import settings
 from statecli.remote.stores import CHANGED, Known, Listing, Missing
 
@@ -148,11 +148,8 @@ async def _listed(filesystem: Any, url: str) -> Listing:
         page = await filesystem._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", **more)
         if "IsTruncated" not in page:  # a page of HTML is a listing of nothing to botocore
             raise UnreadableError(_FOREIGN.format(what="it is no listing"))
-        folders.update((one["Key"][len(prefix) :], False) for one in page.get("Contents", ()))
-        for one in page.get("CommonPrefixes", ()):
-            name = one["Prefix"][len(prefix) : -1]
-            # A key and a folder may have one name.
-            folders[f"{name}/" if name in folders else name] = True
+        keys = [one["Key"] for one in page.get("Contents", ())]
+        take_page(folders, prefix, keys, [one["Prefix"] for one in page.get("CommonPrefixes", ())])
         if not page.get("IsTruncated"):
             return listing_of(folders)
         more = {"ContinuationToken": page["NextContinuationToken"]}

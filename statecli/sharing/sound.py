@@ -99,7 +99,6 @@ def _is_product(product: Wide, before: Wide, after: Wide) -> bool:
 
 
 def _of_facts(dtype: str, elements: int, facts: Facts) -> Checks:
-    import numpy as np
 
     yield "elements", facts.elements in (elements, elements * _values(dtype))
     for name in ("nan", "inf", "zeros", "denormal"):
@@ -110,7 +109,7 @@ def _of_facts(dtype: str, elements: int, facts: Facts) -> Checks:
         yield "low", _is_value(facts.low) and facts.low <= facts.high
         yield "high", _is_value(facts.high)
     kind = element(dtype)
-    width = np.dtype(kind.stored).itemsize * kind.items if kind else 0
+    width = kind.size if kind else 0
     yield "only", facts.only is None or len(facts.only) == width
     yield "digest", facts.digest is None or 0 <= facts.digest < 1 << 64
 

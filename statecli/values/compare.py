@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 import msgspec
-import numpy as np
 
 from statecli import files
 from statecli.comparison.result import Delta, How
@@ -26,7 +25,7 @@ from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import pool, sparse
 from statecli.values.blocks import as_stored, quantized, readable, why_no_numbers
-from statecli.values.elements import Element, element
+from statecli.values.elements import element
 from statecli.values.ranges import (
     check_crc,
     contiguous_strides,
@@ -231,7 +230,7 @@ def _run_on_device(how: How, tasks: list[Task], done: Callable[[Sequence[Task]],
 def _bytes(task: Task) -> int:
     dtype = task.before.dtype
     kind = element(dtype)
-    return task.count * _size(kind) if kind else task.count
+    return task.count * kind.size if kind else task.count
 
 
 # --- whether the files can be trusted -------------------------------------------------------------------------------
@@ -481,13 +480,9 @@ def _piece(data: TensorData) -> Piece | None:
     kind, where = element(data.dtype), data.storage
     if kind is None or where.packing is not None or where.boxes is not None or not _is_plain(data):
         return None
-    size = _size(kind)
+    size = kind.size
     inside = (data.offset + math.prod(data.shape)) * size <= where.length
     return Piece(where.path, where.offset + data.offset * size, data.dtype) if inside else None
-
-
-def _size(kind: Element) -> int:
-    return np.dtype(kind.stored).itemsize * kind.items
 
 
 # --- equal bytes under another name ----------------------------------------------------------------------------------
@@ -546,4 +541,4 @@ def _crc(data: TensorData, name: str) -> int | None:
 
 def _width(data: TensorData | Piece) -> int:
     kind = element(data.dtype)
-    return _size(kind) if kind else 0
+    return kind.size if kind else 0

@@ -158,7 +158,7 @@ def _is_one_piece(view: Strided) -> bool:
 def _in_one_piece(view: Strided) -> Iterator[Array]:
     kind = element(view.dtype)
     assert kind is not None  # noqa: S101 - narrows the type
-    size = np.dtype(kind.stored).itemsize * kind.items
+    size = kind.size
     start, end = view.offset * size, (view.offset + view.elements) * size
     if isinstance(view.memory, np.ndarray):
         yield view.memory[start:end]

@@ -86,6 +86,11 @@ class Element(NamedTuple):
     half: bool = False
     numbers: bool = True
 
+    @property
+    def size(self) -> int:
+        """Bytes of an element; of a stored item where that is several."""
+        return np.dtype(self.stored).itemsize * self.items
+
 
 @cache
 def element(dtype: str) -> Element | None:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
 from statecli.errors import StateError, UnreadableError
@@ -110,11 +109,7 @@ def _run(tasks: Sequence[Task], jobs: int, progress: Progress | None) -> list[Fa
 
 def _bytes(task: Task) -> int:
     kind = element(task.data.dtype)
-    return math.prod(task.data.shape) * (_size(kind) if kind else 1)
-
-
-def _size(kind: Element) -> int:
-    return np.dtype(kind.stored).itemsize * kind.items
+    return math.prod(task.data.shape) * (kind.size if kind else 1)
 
 
 # --- one task, in any process ----------------------------------------------------------------------------------------
@@ -178,7 +173,7 @@ def _blocks(view: Strided, decoder: Decoder) -> Iterator[Array]:
     if not plain or not isinstance(view.memory, Range):
         yield from rechunked(stored(view), per_block * kind.items)
         return
-    size, elements = _size(kind), view.elements
+    size, elements = kind.size, view.elements
     raw = decoder.buffer("raw", "u1", min(per_block, elements) * size)
     for start in range(0, elements, per_block):
         part = raw[: min(per_block, elements - start) * size]

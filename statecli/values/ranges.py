@@ -158,7 +158,7 @@ def is_run(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 def width(dtype: str) -> int:
     """Bytes of an element; 0 where several share them, or it is not known."""
     kind = element(dtype)
-    return np.dtype(kind.stored).itemsize * kind.items if kind and kind.values == 1 else 0
+    return kind.size if kind and kind.values == 1 else 0
 
 
 # --- what is read ----------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def out_of_bounds(view: Strided) -> str | None:
     if kind is None or 0 in view.shape:
         return None
     packed = kind.values if view.dtype in QUANTIZED else 1
-    size = np.dtype(kind.stored).itemsize * kind.items
+    size = kind.size
     end = (view.offset + span(view) + packed - 1) // packed * size
     if end > view.memory.size:
         return f"needs {end} bytes of its storage, which has {view.memory.size}"
@@ -245,7 +245,7 @@ def _items(view: Strided, kind: Element) -> Iterator[Array]:
     One view of what is in memory. From a file, a view into a buffer of each band.
     """
     dtype = np.dtype(kind.stored).newbyteorder(">" if view.big_endian else "=")
-    size = dtype.itemsize * kind.items
+    size = kind.size
     shape, strides = _merged(view.shape, view.strides)
     if len(shape) > DIMENSIONS:
         raise UnreadableError(f"{len(shape)} dimensions: more than {DIMENSIONS} cannot be read")

@@ -152,7 +152,7 @@ class Worker:
         return not np.not_equal(a, b, out=self.sums.buffer("words", "?", words)).any()
 
     def _read(self, side: int, piece: Piece, kind: Element, start: int, count: int, task: Task) -> Array:
-        size = np.dtype(kind.stored).itemsize * kind.items
+        size = kind.size
         into = self._raw[side][: count * size]
         where = ByteRange(piece.path, piece.offset + task.start * size, task.count * size)
         fill(into, self._file(piece.path), piece.offset + start * size, where, task.what)
@@ -291,8 +291,7 @@ def _element(dtype: str) -> Element:
 
 def _width(side: Piece | TensorData) -> int:
     """Bytes of an element."""
-    kind = _element(side.dtype)
-    return np.dtype(kind.stored).itemsize * kind.items
+    return _element(side.dtype).size
 
 
 def run_batch(how: How, tasks: Sequence[Task]) -> list[Found | StateError]:

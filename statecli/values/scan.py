@@ -90,7 +90,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
 def in_block(dtype: str) -> int:
     """Elements in a block of that type: where blocks begin depends on nothing else."""
     kind = element(dtype)
-    return max(BLOCK // (np.dtype(kind.stored).itemsize * kind.items), 1) if kind else BLOCK
+    return max(BLOCK // kind.size, 1) if kind else BLOCK
 
 
 def stored(items: Array, dtype: str, block: int, decoder: Decoder) -> Facts:
@@ -226,7 +226,7 @@ def mixed(number: int) -> int:
 
 def _with_bits(found: Facts, items: Array, kind: Element, block: int) -> Facts:
     raw = items.view(np.uint8)
-    size = items.itemsize * kind.items
+    size = kind.size
     digest = _native.digest(raw) if _native is not None else _digest(raw)
     first = raw[:size].tobytes()
     # Where two elements differ, the first two mostly do.

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from statecli import remote
+from statecli.remote import attempts
+
 from .gcs import CloudStorage
 from .hub import Hub
 from .server import Server
@@ -37,6 +40,15 @@ def nobody(tmp_path_factory, monkeypatch) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("HF_HOME", str(home / "hf"))
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+@pytest.fixture
+def begun(monkeypatch) -> Iterator[None]:
+    """A command of its own, that waits for nobody."""
+    monkeypatch.setattr(attempts, "FIRST", 0.0)
+    remote.forget()
+    yield
+    remote.forget()
 
 
 @pytest.fixture

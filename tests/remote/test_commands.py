@@ -11,8 +11,6 @@ from safetensors.torch import save_file
 
 from statecli import files, remote
 from statecli.errors import UnreadableError
-from statecli.remote import attempts
-from statecli.remote.settings import settings
 
 from .server import Times
 
@@ -20,15 +18,10 @@ SECRET = "hunter2-hunter2"  # noqa: S105 - it opens nothing
 
 
 @pytest.fixture(autouse=True)
-def _begun(monkeypatch, tmp_path):
-    """Each test is a command of its own in an empty folder, that waits for nobody."""
-    monkeypatch.setattr(attempts, "FIRST", 0.0)
+def _here(begun, monkeypatch, tmp_path):
+    """Each test begins in an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    remote.forget()
-    settings.cache_clear()
-    yield
-    remote.forget()
 
 
 def trained(folder: Path, seed: int = 0, *, spoiled: bool = False) -> None:

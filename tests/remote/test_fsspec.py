@@ -17,19 +17,9 @@ from statecli import files, remote
 from statecli.errors import UnreadableError
 from statecli.remote import attempts, stores
 from statecli.remote.filesystems import held, span
-from statecli.remote.settings import settings
 
 fsspec = pytest.importorskip("fsspec")
-
-
-@pytest.fixture(autouse=True)
-def _begun(monkeypatch):
-    """Each test is a command of its own, that waits for nobody."""
-    monkeypatch.setattr(attempts, "FIRST", 0.0)
-    remote.forget()
-    settings.cache_clear()
-    yield
-    remote.forget()
+pytestmark = pytest.mark.usefixtures("begun")
 
 
 @pytest.fixture

@@ -8,25 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import remote
-from statecli.remote import attempts
-from statecli.remote.settings import settings
-
 from .server import After, Gzip, Headers, OtherRange, Refuse, Times
 
 pytest.importorskip("gcsfs")
+pytestmark = pytest.mark.usefixtures("begun")
 URL = "gs://models/run/m.safetensors"
 MEDIA = "download/storage/v1/b/models/o/run/m.safetensors"
-
-
-@pytest.fixture(autouse=True)
-def _begun(monkeypatch):
-    """Each test is a command of its own, that waits for nobody."""
-    monkeypatch.setattr(attempts, "FIRST", 0.0)
-    remote.forget()
-    settings.cache_clear()
-    yield
-    remote.forget()
 
 
 @pytest.fixture

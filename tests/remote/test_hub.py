@@ -10,25 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import remote
-from statecli.remote import attempts
 from statecli.remote.hub import Place, _places
-from statecli.remote.settings import settings
 
 from .hub import SIGNATURE
 from .server import After, Headers, Refuse, Times, login_page
 
 pytest.importorskip("huggingface_hub")
+pytestmark = pytest.mark.usefixtures("begun")
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz012345"  # noqa: S105 - of nobody
-
-
-@pytest.fixture(autouse=True)
-def _begun(monkeypatch):
-    """Each test is a command of its own, that waits for nobody."""
-    monkeypatch.setattr(attempts, "FIRST", 0.0)
-    remote.forget()
-    settings.cache_clear()
-    yield
-    remote.forget()
 
 
 @pytest.fixture

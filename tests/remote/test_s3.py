@@ -14,27 +14,16 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import files, remote
-from statecli.remote import attempts, stores
+from statecli.remote import stores
 from statecli.remote.s3 import _listed
-from statecli.remote.settings import settings
 
 from .conftest import SECRET
 from .s3 import S3, refusal
 from .server import After, Cut, Headers, OtherRange, Reply, Stall, Times, ignore_range
 
 pytest.importorskip("s3fs")
+pytestmark = pytest.mark.usefixtures("begun")
 KEY = "AKIAIOSFODNN7EXAMPLE"
-
-
-@pytest.fixture(autouse=True)
-def _begun(monkeypatch):
-    """Each test is a command of its own, that waits for nobody."""
-    monkeypatch.setattr(attempts, "FIRST", 0.0)
-    remote.forget()
-    settings.cache_clear()
-    yield
-    remote.forget()
-    settings.cache_clear()
 
 
 @pytest.fixture
