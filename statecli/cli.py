@@ -390,4 +390,5 @@ def leave(run: Callable[[], int], debug: bool) -> NoReturn:
         code = console.complain(f"standard output cannot be written: {error.strerror}", debug)
     except Exception as error:  # noqa: BLE001  # a bug of ours is told in one line and ends 2
         code = console.crash(error, debug)
+    console.settle_errors()
     raise SystemExit(130 if interrupts.came else code)

@@ -237,7 +237,21 @@ def silence() -> None:
     """Python flushes stdout once more at exit; where nobody is left to write to, that goes nowhere."""
     raw: IO[str] | IO[bytes] | None = sys.stdout if _kept is None else _kept.raw
     if raw is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), raw.fileno())
+        _to_nowhere(raw)
+
+
+def settle_errors() -> None:
+    """The same for stderr: the exit code is all that is left to tell, and Python would make 120 of it."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            _to_nowhere(sys.stderr)
+
+
+def _to_nowhere(stream: IO[str] | IO[bytes]) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager
