@@ -1,4 +1,4 @@
-"""The same `diff` by two threads, two processes and two workers of Dask on this machine; what handing out costs."""
+"""The same `diff` by two threads, two processes and two workers of Dask on this machine; what a parcel costs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if __name__ == "__main__":
 #: Seconds that a parcel takes where its one task has one element; and the work of a parcel as `diff` makes them.
 PARCELS = """
 import json, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
 from statecli import engines
 from statecli.comparison.result import How
-from statecli.engines import dask
 from statecli.values import pool
 from statecli.values.run import TASK, Piece, Task, run_batch
-
-address, before, after = sys.argv[1:]
 
 def took(count, size):
     pieces = [Piece(path, 1 << 20, "bfloat16") for path in (before, after)]
@@ -39,14 +39,17 @@ def took(count, size):
     pool.run(run_batch, How(), tasks, size_of=lambda task: 2 * task.count, absent=None)
     return time.perf_counter() - begun
 
-count = dask.GRAIN // (2 * TASK)
-with engines.working("threads:1"):
-    work = min(took(count, TASK) for _ in range(5))
-dask.GRAIN = 1
-with engines.working(f"dask:{address}"):
-    took(100, 1)
-    handing = min(took(1000, 1) for _ in range(3)) / 1000
-print(json.dumps([handing, work]))
+if __name__ == "__main__":
+    before, after, name, module = sys.argv[1:]
+    made = import_module(f"statecli.engines.{module}")
+    count = made.GRAIN // (2 * TASK)
+    with engines.working("threads:1"):
+        work = min(took(count, TASK) for _ in range(5))
+    made.GRAIN = 1
+    with engines.working(name or ProcessPoolExecutor(2, get_context("spawn"))):
+        took(100, 1)
+        handing = min(took(1000, 1) for _ in range(3)) / 1000
+    print(json.dumps([handing, work]), flush=True)
 """
 
 
@@ -60,20 +63,39 @@ def rows(folder: Path) -> list[Row]:
         documents = {_said(line) for line in lines}
         assert len(documents) == 1, "the engines disagree"
         threads, processes, dask = alternate(*lines, rounds=7, accept=(1,))
-        handing, work = json.loads(_said(python(PARCELS, address, str(before), str(after)), code=0))
-    share = handing / work
+        files = (str(before), str(after))
+        parcels = [_parcel("Dask", python(PARCELS, *files, f"dask:{address}", "dask"))]
+    parcels += [
+        _parcel("Ray", python(PARCELS, *files, "ray", "ray")),
+        _parcel("a rank of MPI", _ranks(folder, *files, "mpi", "elsewhere")),
+        _parcel("a process of an `Executor`", python(PARCELS, *files, "", "elsewhere")),
+    ]
     return [
         _row("two processes", processes, threads, None),
         _row("Dask with two local workers", dask, threads, 1.3),
-        Row(
-            "handing a parcel to Dask, beside what is in one",
-            f"{handing * 1e3:.2f} ms",
-            f"the work: {work * 1e3:.0f} ms",
-            f"{share:.1%}",
-            "≤ 2 %",
-            share <= 0.02,
-        ),
+        *parcels,
     ]
+
+
+def _parcel(to: str, command: list[str]) -> Row:
+    handing, work = json.loads(_said(command, code=0))
+    return Row(
+        f"handing a parcel to {to}, beside what is in one",
+        f"{handing * 1e3:.2f} ms",
+        f"the work: {work * 1e3:.0f} ms",
+        f"{handing / work:.1%}",
+        "≤ 2 %",
+        handing <= 0.02 * work,
+    )
+
+
+def _ranks(folder: Path, *arguments: str) -> list[str]:
+    """The command, as rank 0 of three."""
+    script = folder / "parcels.py"
+    script.write_text(PARCELS)
+    interpreter = python("")[0]
+    mpiexec = str(Path(interpreter).with_name("mpiexec"))
+    return [mpiexec, "-n", "3", interpreter, "-m", "mpi4py.futures", str(script), *arguments]
 
 
 def _row(name: str, found: Median, threads: Median, limit: float | None) -> Row:

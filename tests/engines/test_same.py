@@ -13,8 +13,6 @@ import msgspec
 import pytest
 
 import statecli as package
-from statecli.engines import dask
-from statecli.values import pool
 
 COMMANDS = {
     "diff": ("diff", "before.pt", "after.pt", "-f", "json"),
@@ -26,10 +24,8 @@ COMMANDS = {
 
 
 @pytest.fixture(autouse=True)
-def _one_task_a_batch(checkpoints, monkeypatch):
+def _here(checkpoints, monkeypatch, one_task_a_parcel):
     monkeypatch.chdir(checkpoints)
-    monkeypatch.setattr(pool, "BATCH", 1)
-    monkeypatch.setattr(dask, "GRAIN", 1)
 
 
 @pytest.fixture

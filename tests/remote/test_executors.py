@@ -11,8 +11,6 @@ import torch
 from safetensors.torch import save_file
 
 import statecli as package
-from statecli.engines import dask
-from statecli.values import pool
 
 from .server import After, Basic, Refuse
 
@@ -20,10 +18,8 @@ PASSWORD = "sesame-opens-it"  # noqa: S105 - it opens nothing
 
 
 @pytest.fixture
-def secret(served, monkeypatch):
+def secret(served, monkeypatch, one_task_a_parcel):
     """The URL of a file, with the password that it takes; each task is a parcel."""
-    monkeypatch.setattr(pool, "BATCH", 1)
-    monkeypatch.setattr(dask, "GRAIN", 1)
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     for n, name in enumerate(("a.safetensors", "b.safetensors")):
         save_file({f"w{i}": torch.full((50_000,), float(i + n * (i % 2))) for i in range(8)}, served.folder / name)
