@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 
 from statecli.errors import MissingDependency, UnreadableError
 from statecli.remote.attempts import repeated
+from statecli.remote.credentials import place as host_of
 from statecli.remote.filesystems import listing_of
 from statecli.remote.http import Http, Refused, document
 from statecli.remote.stores import Known, Listing, Missing
@@ -124,6 +125,11 @@ class Hub:
             return repeated(lambda: document(where, self._headers))
         except Refused as why:
             raise self._refused(why, place) from None
+        except UnreadableError as why:
+            if type(why) is not UnreadableError:
+                raise
+            # The URL does not name it.
+            raise UnreadableError(f"the hub, {host_of(self._endpoint)}: {why}") from None
 
     def _refused(self, why: Refused, place: Place) -> UnreadableError:
         """What an answer of the hub means to whoever asked."""

@@ -259,6 +259,17 @@ def test_a_folder_of_a_repository(net, statecli):
     ]
 
 
+def test_a_hub_that_does_not_answer_is_named(monkeypatch, statecli):
+    """Its host is not in the URL."""
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("STATECLI_RETRIES", "0")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    found = statecli("inspect", "hf://org/net")
+    refused = "the hub, 127.0.0.1:9: the server cannot be reached: connection refused; try again later"
+    assert (found.code, found.err) == (2, f"statecli: hf://org/net: {refused}\n")
+
+
 def test_the_package_is_named(monkeypatch, statecli):
     """Where huggingface_hub is not installed."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
