@@ -10,6 +10,8 @@ import time
 
 #: Seconds that what a model has begun (threads, processes, exit handlers) has to end. Python would wait for ever.
 PATIENCE = 2.0
+#: Those after which a thread that has begun sleeps.
+SETTLED = 0.001
 
 
 def command() -> None:
@@ -17,13 +19,19 @@ def command() -> None:
     try:
         main()
     except SystemExit as done:
-        if isinstance(done.code, int):
-            begun = _thread.allocate_lock()
-            begun.acquire()
-            _thread.start_new_thread(_end_late, (done.code, begun))
-            # Python takes down a thread that has not begun yet while it begins, and 3.11.2 dies of that (SIGSEGV).
-            begun.acquire()
+        # Without threads, and without what a model has imported, there is nobody whom Python would wait for.
+        if isinstance(done.code, int) and "threading" in sys.modules:
+            _wait_no_longer_than_patience(done.code)
         raise
+
+
+def _wait_no_longer_than_patience(code: int) -> None:
+    begun = _thread.allocate_lock()
+    begun.acquire()
+    _thread.start_new_thread(_end_late, (code, begun))
+    # Python takes down a thread that is not at rest yet when it ends, and 3.11.2 dies of that now and then (SIGSEGV).
+    begun.acquire()
+    time.sleep(SETTLED)
 
 
 def main() -> None:

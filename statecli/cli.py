@@ -250,7 +250,7 @@ def _share(options: Any, command: str) -> AbstractContextManager[Any]:
 def _part(share: Any, path: str | None, broken: Sequence[str] = ()) -> int:
     """Writes what came of a share; the exit code: 2 where some of it could not be done, which the part says too."""
     console.write(share.part(broken), path)
-    told = list(dict.fromkeys(share.failed))
+    told = [message for message, _ in fold.causes(dict.fromkeys(share.failed))]
     for message in told[:TOLD]:
         console.complain(message, debug=False)
     if len(told) > TOLD:

@@ -22,8 +22,15 @@ _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]*::)*[a-zA-Z][a-zA-Z0-9+.-]+://")
 _TYPO = re.compile(r"(?!-|[\w./\\-]+:[\w.]+\(.*\)$)[^\s:@]*:\S+@")
 #: A host by its number: `[::1]`.
 _ADDRESS = re.compile(r"^\[[0-9a-fA-F:.]*\]")
+#: What makes a way of a URL a glob.
+_MAGIC = re.compile(r"[*[]")
 #: Schemes that lie in nothing else, so that `::` is a part of their ways.
 _PLAIN = frozenset(f"{scheme}://" for scheme in ("http", "https", "s3", "s3a", "gs", "gcs", "hf"))
+#: What alone begins a query where `?` may be in a name.
+_QUERY = {"s3": "?versionId=", "s3a": "?versionId=", "gs": "?generation=", "gcs": "?generation=", "hf": None}
+
+#: How many folders may lie in each other: a server may list itself in each of its folders.
+DEEPEST = 64
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -91,10 +98,19 @@ def link(url: str) -> Link:
     found = _URL.match(url)
     assert found is not None, "no URL"  # noqa: S101 - whoever asks has one
     scheme, behind = url[: found.end()], url[found.end() :]
-    # An address of IPv6 in its brackets has `::` too.
-    end = re.search(r"[?]" if is_plain(scheme) else r"[?]|::(?![0-9a-fA-F:.]*\])", behind)
-    at = end.start() if end else len(behind)
+    at = query_at(scheme, behind)
+    if not is_plain(scheme):
+        # An address of IPv6 in its brackets has `::` too.
+        end = re.search(r"::(?![0-9a-fA-F:.]*\])", behind[:at])
+        at = end.start() if end else at
     return Link(scheme, behind[:at], behind[at:])
+
+
+def query_at(scheme: str, behind: str) -> int:
+    """Where the query begins in what is behind a `scheme://`; its length where there is none."""
+    mark = _QUERY.get(scheme.removesuffix("://").rpartition("::")[2].lower(), "?")
+    at = -1 if mark is None else behind.find(mark)
+    return len(behind) if at < 0 else at
 
 
 def shown(text: str) -> str:
@@ -103,18 +119,23 @@ def shown(text: str) -> str:
     `remote` knows the rest from now on. `file:///…` is the path.
     """
     if "://" not in text or os.path.lexists(text):
-        if _TYPO.match(text) and not os.path.lexists(text.partition("#")[0]):
-            _remote().hide_in_typo(text)
-        return text
+        return _local(text)
     option, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
     if value[:7].lower() == "file://":
         from urllib.request import url2pathname
 
-        return option + equals + url2pathname(value[7:].removeprefix("localhost"))
+        return option + equals + _local(url2pathname(value[7:].removeprefix("localhost")))
     if is_remote(value) and os.path.lexists(value):
         return text
     found: str = _remote().named(value) if is_remote(value) else _remote().named_in(value)
     return option + equals + found
+
+
+def _local(text: str) -> str:
+    """The same; what may be a password in it, where it names no file, is shown nowhere from now on."""
+    if _TYPO.match(text) and not os.path.lexists(text.partition("#")[0]):
+        _remote().hide_in_typo(text)
+    return text
 
 
 def harmless(text: str) -> str:
@@ -315,9 +336,9 @@ def absolute(path: str) -> str:
 
 
 def has_magic(text: str) -> bool:
-    """Whether it may be a glob; the `?` before a URL's query is none."""
+    """Whether it may be a glob; `?` is none in a URL."""
     if is_remote(text):
-        text = _ADDRESS.sub("", link(text).way)
+        return _MAGIC.search(_ADDRESS.sub("", link(text).way)) is not None
     return re.search(r"[*?[]", text) is not None
 
 
@@ -332,37 +353,45 @@ def matching(pattern: str) -> list[str]:
         return glob.glob(pattern, recursive=True)
     scheme, way, rest = link(pattern)
     steps = way.split("/")
-    fixed = next(n for n, step in enumerate(steps) if has_magic(step))
+    fixed = next(n for n, step in enumerate(steps) if _MAGIC.search(step))
     if fixed == 0 and not rest.startswith("::"):
         raise UnreadableError(f"{pattern}: the glob is of a host or a bucket: name it")
-    return list(dict.fromkeys(_matching(scheme + "/".join(steps[:fixed]) + rest, steps[fixed:])))
+    # To fnmatch, `?` is a wildcard, but in brackets.
+    globs = [re.sub(r"(\[[^]]+\])|\?", lambda found: found[1] or "[?]", step) for step in steps[fixed:]]
+    return list(dict.fromkeys(_matching(scheme + "/".join(steps[:fixed]) + rest, globs)))
 
 
-def _matching(around: str, steps: list[str]) -> Iterator[str]:
+def _matching(around: str, steps: list[str], depth: int = 0) -> Iterator[str]:
     """What is in a folder of a URL, by the steps of a glob that are left; an empty last one takes folders alone."""
+    if depth > DEEPEST:
+        raise UnreadableError(f"{around}: lies in more than {DEEPEST} folders: name one further in")
     if not any(steps):
         scheme, way, behind = link(around)
         yield scheme + "/".join((way.rstrip("/"), *steps)) + behind if steps else around
         return
     first, rest = steps[0], steps[1:]
     if first == "**":
-        yield from _matching(around, rest)
+        yield from _matching(around, rest, depth)
     for name in _names_in(around):
         if name.startswith(".") and not first.startswith("."):
             continue
         inner = join(around, name)
         if first == "**":
             yield from () if rest else (inner,)
-            yield from _matching(inner, steps) if isdir(inner) else ()
+            yield from _matching(inner, steps, depth + 1) if isdir(inner) else ()
         elif fnmatchcase(name.rstrip("/"), first) and (not rest or isdir(inner)):
-            yield from _matching(inner, rest)
+            yield from _matching(inner, rest, depth + 1)
 
 
 def _names_in(around: str) -> list[str]:
+    needed = f"{around}: the glob needs the names of what is there"
     try:
-        return names(around)
+        found = names(around)
     except UnreadableError as why:
-        raise UnreadableError(f"{around}: the glob needs the names of what is there: {why}") from why
+        raise UnreadableError(f"{needed}: {why}") from why
+    if (beside := unlisted(around)) is not None:
+        raise UnreadableError(f"{needed}: {beside}")
+    return found
 
 
 def ahead(paths: Iterable[str]) -> None:

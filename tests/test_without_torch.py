@@ -52,7 +52,9 @@ def test_checkpoints_are_read_without_torch(files, name, options):
     assert json.loads(found.stdout)["tensors"]
 
 
-@pytest.mark.parametrize("args", [("inspect", "net.py:Net"), ("inspect", "a.pt", "--model", "net.py:Net")], ids=str)
+@pytest.mark.parametrize(
+    "args", [("inspect", "net.py:Net"), ("inspect", "a.pt", "--model", "net.py:Net"), ("verify", "net.py:Net")], ids=str
+)
 def test_a_class_without_torch_is_one_line(files, args):
     """What to install, and exit 2."""
     args = [str(files / arg) if "." in arg else arg for arg in args]

@@ -135,8 +135,10 @@ def _path(one: _Found) -> str:
 
 
 def _key(text: str) -> str:
-    """What is no path, a class or a section, is known by its text."""
-    return files.absolute(text) if files.exists(text) else text
+    """What is no path, a class or a section, is known by its text. In buckets a file and a folder may have one name."""
+    if not files.exists(text):
+        return text
+    return f"{files.absolute(text)}/" if files.isdir(text) else files.absolute(text)
 
 
 def _names(found: Collection[_Found]) -> dict[str, str]:
@@ -185,8 +187,13 @@ def natural(text: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text)]
 
 
-def _in_folder(path: str, taken: frozenset[str] = frozenset()) -> Iterator[_Found]:
-    """What is in a folder but for the files that are `taken`: those of a model whose folder is around it."""
+def _in_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Found]:
+    """What is in a folder, `depth` below what was named, but for the files that are `taken`: those of a model whose
+    folder is around it.
+    """
+    if depth > files.DEEPEST:
+        yield Target(path, Status.FAILED, f"{path}: lies in more than {files.DEEPEST} folders: name one further in")
+        return
     try:
         names = sorted(files.names(path), key=natural)
     except OSError as error:
@@ -206,9 +213,13 @@ def _in_folder(path: str, taken: frozenset[str] = frozenset()) -> Iterator[_Foun
     for name in names:
         inner = next(ahead)
         if files.isdir(inner):
-            yield from _inner(inner, name, taken | held)
+            yield from _inner(inner, name, taken | held, depth + 1)
         elif inner not in taken | held:
             yield from _file(inner)
+    if (why := files.unlisted(path)) is not None:
+        # What was not looked at has not passed.
+        reason = f"{path}: what else is in it is not known: {why}: name its files"
+        yield Target(files.join(here, "*"), Status.FAILED, reason)
 
 
 def _ahead(paths: Iterable[str]) -> Iterator[str]:
@@ -228,13 +239,13 @@ def _members(path: str) -> frozenset[str]:
         return frozenset(name for name in files.names(path) if _folder.INDEX.search(name))
 
 
-def _inner(path: str, name: str, taken: frozenset[str]) -> Iterator[_Found]:
+def _inner(path: str, name: str, taken: frozenset[str], depth: int) -> Iterator[_Found]:
     if name.startswith(".") or name in TOOLS:
         yield Target(path, Status.SKIPPED, "a hidden folder, or a tool's")
     elif files.islink(path):
         yield Target(path, Status.SKIPPED, "a link to a folder")
     else:
-        yield from _in_folder(path, taken)
+        yield from _in_folder(path, taken, depth)
 
 
 def _file(path: str) -> Iterator[str | Target]:

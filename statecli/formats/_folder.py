@@ -116,7 +116,8 @@ def _instead(path: str, names: list[str], folders: list[str]) -> str:
     if inner and "model_index.json" in names:
         return f"is a pipeline of diffusers: name one of its components: {_shown.names(inner)}"
     if inner:
-        return f"is a folder without a checkpoint of its own; folders in it hold some: {_shown.names(inner)}"
+        looked = f" (of the first {MAX_INNER} of {len(folders)} folders)" if len(folders) > MAX_INNER else ""
+        return f"is a folder without a checkpoint of its own; folders in it hold some: {_shown.names(inner)}{looked}"
     if around:
         links = f"{_shown.name(around[0])} is a link to a folder around it, and no file of weights"
         return f"is a folder without a checkpoint: {links}"

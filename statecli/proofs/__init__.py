@@ -133,12 +133,13 @@ def verified(subject: Subject, request: Request, done: Callable[[Check], None] =
 
 
 def _subject(request: Request, given: Any) -> Subject:
-    from statecli.proofs import inputs, subject
-
     spec = target.spec_of(request.target)
     if spec is None:
         raise UsageError(f"{request.target}: names no model class; write file.py:Class or package.module:Class")
     built = target.model(spec, init_device=request.init_device, values=False)
+    # These import torch, which `target.model` misses in a line.
+    from statecli.proofs import inputs, subject
+
     if given is None:
         found, why_not = inputs.find(request.input, request.inputs, built)
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache
 
 from statecli import files
@@ -31,18 +32,35 @@ def tried(
     """What of the usual names is in the folder, which cannot be listed; `why`, if nothing is."""
     inner = {name: files.join(path, name) for name in usual()}
     ahead(list(inner.values()))
-    found = {}
-    for name, where in inner.items():
-        error = _error(object_of(where))
-        if error is None:
-            found[name] = False
-        elif not isinstance(error, (Missing, Unsure)):  # whether it is there is not known
-            return error
+    errors = {name: _error(object_of(where)) for name, where in inner.items()}
+    for name, error in _untold(errors):
+        return UnreadableError(f"{name} may be in it: {error}") if isinstance(error, Unsure) else error
+    found = {name: False for name, error in errors.items() if error is None}
     if found:
         return Listing(found, f"it cannot be listed ({why}), and was asked for the names {', '.join(usual())} alone")
     none = f"none of the {len(inner)} usual names of a checkpoint's files is in it: name a file"
     text = f"cannot be listed ({why}), and {none}"
     return Missing(text) if isinstance(why, Missing) else UnreadableError(text)
+
+
+def _untold(errors: dict[str, UnreadableError | None]) -> Iterator[tuple[str, UnreadableError]]:
+    """Of which names it is not known whether they are there.
+
+    A server may answer what is missing with a refusal, or with a page; then it answers most of these names so. Many
+    refuse whatever begins with a dot.
+    """
+    kinds = Counter(_kind(error) for error in errors.values() if error is not None)
+    usual = max(kinds, key=kinds.__getitem__, default=None)
+    for name, error in errors.items():
+        if error is None or isinstance(error, Missing):
+            continue
+        if not isinstance(error, Unsure) or (_kind(error) != usual and not name.startswith(".")):
+            yield name, error
+
+
+def _kind(error: UnreadableError) -> Hashable:
+    """What answers have in common that mean the same."""
+    return Missing if isinstance(error, Missing) else (type(error), getattr(error, "status", 0))
 
 
 def with_hidden(found: Listing, path: str, object_of: Callable[[str], Object]) -> Listing:

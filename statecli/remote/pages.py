@@ -10,8 +10,6 @@ from urllib.parse import unquote, urljoin, urlsplit
 _BEGINS = (b"<!doctype html", b"<html", b"<head", b"<body", b"<title", b"<script", b"<!--")
 #: What stands over an empty listing.
 _LISTING = re.compile(r"index of|directory listing|listing of", re.IGNORECASE)
-#: What no name of a file has.
-_NO_NAME = re.compile(r"[/\\\x00-\x1f\x7f]")
 
 
 def is_html(head: bytes) -> bool:
@@ -63,6 +61,7 @@ def _inner(hrefs: list[str], base: str, url: str) -> Iterator[tuple[str, bool]]:
         if (link.scheme, link.netloc) != (folder.scheme, folder.netloc) or link.query or link.fragment:
             continue
         around, _, last = link.path.rstrip("/").rpartition("/")
-        name = unquote(last)
-        if unquote(around) + "/" == way and name not in ("", ".", "..") and not _NO_NAME.search(name):
+        # A slash in a name makes a way of it: as it is written here nobody finds the file, and so it is not left out.
+        name = last if "/" in unquote(last) else unquote(last)
+        if unquote(around) + "/" == way and name not in ("", ".", ".."):
             yield name, link.path.endswith("/")

@@ -80,8 +80,8 @@ class Share:
         self._stamps: dict[str, Stamp] = {}
         self._lines: dict[Key, Line] = {}
         self._tasks: set[Key] = set()
-        #: What was said of the tasks that could not be done.
-        self.failed: list[str] = []
+        #: The tensors of the tasks that could not be done, each with what was said.
+        self.failed: list[tuple[str, str]] = []
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         """As `pool.Ledger`. What fails is kept, and nothing here ends for it: the passes after it have tasks too."""
@@ -113,7 +113,7 @@ class Share:
         from statecli.sharing import part, tasks
 
         if tasks.is_failed(result):
-            self.failed.append(str(getattr(result, "reason", result)))
+            self.failed.append((tasks.name_of(task), str(getattr(result, "reason", result))))
         self._lines[key] = part.line(key, tasks.name_of(task), size, result, derived=derived)
 
     def part(self, broken: Iterable[str] = ()) -> Iterator[bytes]:

@@ -261,6 +261,11 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
         ("checkpoint-10/model.safetensors", "runs/events"),
         "is a folder without a checkpoint of its own; folders in it hold some: checkpoint-10",
     ),
+    "more folders than are looked into": (
+        tuple(f"{n:03}/model.safetensors" for n in range(201)),
+        "is a folder without a checkpoint of its own; folders in it hold some: 000, 001, 002, 003, and 196 more "
+        "(of the first 200 of 201 folders)",
+    ),
     "torch.distributed.checkpoint": (
         (".metadata", "__0_0.distcp"),
         ".metadata: unknown opcode 0x78 (byte 0)",

@@ -138,6 +138,20 @@ def test_a_lock_of_urls_names_them(web, statecli):
     ]
 
 
+def test_a_file_and_a_folder_of_one_name_are_both_audited(bucket, statecli, tmp_path):
+    """A bucket has such keys, and no disk."""
+    import boto3
+
+    save_file({"w": torch.ones(2)}, tmp_path / "good.safetensors")
+    save_file({"w": torch.full((2,), torch.nan)}, tmp_path / "bad.safetensors")
+    client = boto3.client("s3")
+    client.upload_file(str(tmp_path / "good.safetensors"), "models", "amb/m.safetensors")
+    client.upload_file(str(tmp_path / "bad.safetensors"), "models", "amb/m.safetensors/model.safetensors")
+    for target in ("s3://models/amb", "s3://models/amb/*", "s3://models/amb/**"):
+        found = statecli("audit", target, "--values", "-f", "json")
+        assert (found.code, {one["rule"] for one in found.json["findings"]}) == (1, {"nan"}), target
+
+
 def test_a_lock_and_a_server_that_is_not_there(statecli, tmp_path):
     """One line, although nobody knows a folder above it."""
     (tmp_path / "one").mkdir()

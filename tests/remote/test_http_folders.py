@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -63,7 +64,7 @@ def test_a_folder_is_read_as_on_disk(folder, style, slash, statecli):
 
 
 def test_links_that_lead_away_are_no_names():
-    """Absolute, relative, of other hosts, upwards, with a query, with a slash or a control character inside."""
+    """Absolute, relative, of other hosts, upwards, with a query. Nobody hides a file by an odd name: that is there."""
     hrefs = [
         "a.bin", "./b.bin", "/d/c.bin", "http://host/d/d.bin", "sub/", "?C=N;O=D", "#top", "../", "/", "..", ".",
         "sub/e.bin", "//other/d/f.bin", "https://host/d/g.bin", "http://host:81/d/h.bin", "/dd/i.bin", "a.bin?x=1",
@@ -72,7 +73,35 @@ def test_links_that_lead_away_are_no_names():
     ]  # fmt: skip
     text = "".join(f'<a href="{href}">x</a>' for href in hrefs)
     found = pages.names(f"<html><body>{text}</body></html>", "http://host/d/")
-    assert found == {"a.bin": False, "b.bin": False, "c.bin": False, "d.bin": False, "sub": True, "j.bin": False}
+    odd = dict.fromkeys(["%2e%2e%2fetc", "a%2Fb", "a\\b", "a\0b"], False)
+    assert found == {**dict.fromkeys(["a.bin", "b.bin", "c.bin", "d.bin", "j.bin"], False), "sub": True, **odd}
+
+
+@pytest.mark.parametrize("style", ["python", "nginx", "apache"])
+def test_no_name_hides_a_file_from_an_audit(served, statecli, style):
+    """A backslash or a line's end in it; on disk the same is found."""
+
+    class Evil:
+        def __reduce__(self):
+            return (os.system, ("echo pwned",))
+
+    served.listing = style
+    save_file({"w": torch.ones(1)}, served.folder / "ok.safetensors")
+    for name in ("x\\y.pt", "x\ny.pt", "x\x7fy.pt"):
+        torch.save({"w": torch.zeros(1), "x": Evil()}, served.folder / name)
+    local, far = (statecli("audit", where, "-f", "json") for where in (served.folder, served.url("")))
+    assert (local.code, far.code) == (1, 1)
+    assert len(far.json["findings"]) == len(local.json["findings"]) >= 3
+
+
+def test_a_folder_that_lists_itself_ends(served, statecli):
+    """Each page has a link to one more folder."""
+    served.behave("*/", lambda request, reply: reply.become(page(200, '<title>Index of /</title><a href="a/">a/</a>')))
+    for target in (served.url("d/"), served.url("d/**")):
+        found = statecli("audit", target)
+        assert found.code == 2
+        assert "lies in more than 64 folders: name one further in" in found.err
+        assert found.err.count("\n") == 1
 
 
 def test_a_base_of_a_page_is_heeded():
@@ -145,6 +174,34 @@ def test_a_folder_that_nobody_lists_is_asked_for_the_usual_names(folder, slash, 
     for name in ("model.safetensors", "model.safetensors.index.json", ".metadata", "latest", "adapter_config.json"):
         assert name in table
     assert f"(HTTP {status})" in table
+
+
+def test_an_audit_of_what_cannot_be_listed_has_not_passed(folder, statecli):
+    """What was found is judged, and what has another name was not looked at; a glob does not pretend to know it."""
+    torch.save({"w": torch.zeros(1)}, folder.folder / "net" / "inner" / "other.pt")
+    folder.behave("net/inner/", Refuse(403))
+    url = folder.url("net/inner/")
+    found = statecli("audit", url, "-f", "json")
+    assert found.code == 2
+    assert {one["target"]: one["status"] for one in found.json["targets"]}[f"{url}*"] == "failed"
+    assert f"{url}: what else is in it is not known: it cannot be listed (access is refused (HTTP 403)" in found.err
+    globbed = statecli("audit", f"{url}*.safetensors")
+    assert globbed.code == 2
+    assert "the glob needs the names of what is there: it cannot be listed" in globbed.err
+    assert statecli("audit", folder.url("net/inner/model.safetensors")).code == 0
+
+
+@pytest.mark.parametrize("fault", [Refuse(403), login_page, Refuse(418)], ids=["403", "login", "418"])
+def test_a_usual_name_that_is_refused_is_not_taken_for_absent(folder, statecli, fault):
+    """Where the server says of others that they are not there."""
+    torch.save({"w": torch.zeros(2, 2)}, folder.folder / "net" / "inner" / "pytorch_model.bin")
+    folder.behave("net/inner/", Refuse(403))
+    folder.behave("net/inner/model.safetensors", fault)
+    url = folder.url("net/inner/")
+    for command in ("inspect", "audit", "lock"):
+        found = statecli(command, url, *(("-o", "-") if command == "lock" else ()))
+        assert found.code == 2, found
+        assert "model.safetensors may be in it: " in found.err
 
 
 def test_the_usual_names_are_asked_for_once_each(folder, statecli):

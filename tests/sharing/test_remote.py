@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ..remote.server import Server, Signed
+from ..remote.server import After, Refuse, Server, Signed
 
 SECRET = "wJalrXUtnFEMI-that-no-part-may-have"  # noqa: S105 - it opens nothing
 
@@ -52,6 +52,16 @@ def test_a_remote_target_that_changed_is_named(server, statecli, shares):
     result = statecli("merge", *paths)
     said = f"statecli: {url}: has changed since {paths[0]} was made: have all shares done again\n"
     assert (result.code, result.out, result.err) == (2, "", said)
+
+
+def test_one_cause_is_one_line(server, statecli):
+    """However many tensors of a share it concerns."""
+    save_file({f"l.{n}.w": torch.full((9_000,), 1.0) for n in range(40)}, server.folder / "c.safetensors")
+    server.behave("c.safetensors", After(1, Refuse(403)))
+    result = statecli("inspect", server.url("c.safetensors"), "--stats", "--shard", "1/2", "-o", "1.jsonl")
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert "more tensors: access is refused (HTTP 403)" in result.err
 
 
 def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
