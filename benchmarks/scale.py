@@ -46,7 +46,7 @@ class Diff:
     latency: float = _given(0.03, "chosen: seconds to the first byte")
     price: float = _given(0.0004, "chosen: dollars for 1,000 requests (S3's standard class)")
     uneven: float = _given(1.015, "made: the fullest of 64 shares beside an even one, `plan`")
-    task: float = _given(512 * 2**20, "statecli's own: bytes that are handed out together")
+    task: float = _given(512 * 2**20, "statecli's own: bytes of one side that are handed out together, at most")
     overhead: float = _given(0.003, "measured: seconds to hand out a task of Dask, `run.py executors`; 0 for shares")
 
 
@@ -75,14 +75,15 @@ def diff_rows(of: Diff) -> Iterator[tuple[str, ...]]:
     alone = 0.0
     for workers in WORKERS:
         share = 2 * of.bytes / workers * (of.uneven if workers > 1 else 1)
-        brought = min(of.network, of.store / workers if of.store else math.inf)
-        network = share / brought
+        # The store sends what all shares have together.
+        sent = 2 * of.bytes / of.store if of.store else 0.0
+        network = max(share / of.network, sent)
         compare = share / 2 / (of.rate * of.cores)
         # One scheduler hands out all of them, however many workers there are, and while they work.
-        handing = 2 * of.bytes / of.task * of.overhead
+        handing = of.bytes / of.task * of.overhead
         whole = of.metadata + max(network, compare, handing)
         alone = alone or whole
-        wire = "the store" if of.store and brought < of.network else "network"
+        wire = "the store" if network == sent else "network"
         bound = max((network, wire), (compare, "cores"), (handing, "scheduler"))[1]
         yield (
             str(workers),
@@ -104,9 +105,8 @@ def diff_lines(of: Diff) -> Iterator[str]:
     flight = of.network / of.request * of.latency
     needed = f"{_bytes(of.network)}/s × {of.latency} s / {_bytes(of.request)} = {flight:.1f}"
     yield f"requests in flight that hide {of.latency * 1000:.0f} ms: {needed}"
-    tasks = 2 * of.bytes / of.task
-    yield f"tasks: 2 × {_bytes(of.bytes)} / {_bytes(of.task)} = {tasks:,.0f}"
-    work = of.task / 2 / of.rate
+    yield f"tasks: {_bytes(of.bytes)} / {_bytes(of.task)} = {of.bytes / of.task:,.0f}"
+    work = of.task / of.rate
     yield f"overhead: {of.overhead * 1000:.1f} ms of {work * 1000:.0f} ms a task = {of.overhead / work:.1%}"
 
 
@@ -235,14 +235,37 @@ def _shard(path: Path, tensors: list[tuple[str, tuple[int, ...]]]) -> None:
 
 
 def plan(folder: Path) -> None:
-    """How even the shares of `diff --shard` are: the fullest beside an even one."""
+    """What `diff` hands out to Dask, and how even the shares of `diff --shard` are: the fullest beside an even one."""
     sys.path.insert(0, str(ROOT))
     from statecli import target
     from statecli.sharing.cut import Cut
 
+    print(f"tasks: {_tasks(folder):,}", "", sep="\n")
     # All tasks of a pair of tensors are in one share.
     sizes = [tensor.nbytes for tensor in target.checkpoint(str(folder / "before")).tensors]
     print(table(_shares(Cut, sizes)))
+
+
+def _tasks(folder: Path) -> int:
+    """How many there are: all are handed out, and none is done."""
+    from statecli import errors
+    from statecli.comparison.run import Request, compare
+    from statecli.engines.dask import GRAIN
+    from statecli.values import pool
+
+    handed = []
+
+    class Counting:
+        grain = GRAIN
+
+        def run(self, _: Any, __: Any, batches: Any, place: Any) -> None:
+            handed.append(len(batches))
+            for n in range(len(batches)):
+                place(n, errors.UnreadableError("not done"))
+
+    with pool.using(Counting()):
+        compare(Request(str(folder / "before"), str(folder / "after")))
+    return handed[0]
 
 
 def _shares(cut: Any, sizes: list[int]) -> Iterator[tuple[str, ...]]:
@@ -298,6 +321,13 @@ def _cpu_of_a_file(folder: Path, count: int = 400) -> float:
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
+def _above_zero(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
 def main() -> None:
     """One of the subcommands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -308,7 +338,8 @@ def main() -> None:
     for name, kind in (("diff", Diff), ("hub", Hub)):
         command = commands.add_parser(name)
         for one in fields(kind):
-            command.add_argument(f"--{one.name}", type=float, default=one.default, help=one.metadata["source"])
+            kind_of = float if one.name in ("store", "overhead", "latency", "price") else _above_zero
+            command.add_argument(f"--{one.name}", type=kind_of, default=one.default, help=one.metadata["source"])
     asked = vars(parser.parse_args())
     name = asked.pop("command")
     if name == "make":
