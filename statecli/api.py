@@ -51,6 +51,11 @@ def path_of(target: object) -> str:
     raise UsageError(f"a path, a spec such as 'net.py:Net' or an nn.Module is needed, not {type(target).__name__}")
 
 
+def engine_of(executor: Any) -> Any:
+    """It, with what may be shown of an address."""
+    return files.shown(executor) if isinstance(executor, str) else executor
+
+
 def text(value: object) -> str | None:
     """A device, a dtype or a spec as it is written on the command line."""
     return None if value is None else str(value).removeprefix("torch.")
@@ -114,6 +119,12 @@ def _words(option: str, given: Iterable[Any] | None, of: type[_Word]) -> tuple[_
     return tuple(known[word] for word in asked)
 
 
+def _count(jobs: object) -> int:
+    if type(jobs) is not int:
+        raise UsageError(f"--jobs {jobs}: must be a whole number")
+    return jobs
+
+
 def diff_options(before: object, after: object, **given: Any) -> DiffOptions:
     """The parameters of `statecli.diff` as the options of the command. Raises UsageError."""
     from statecli.options import DiffOptions
@@ -124,6 +135,8 @@ def diff_options(before: object, after: object, **given: Any) -> DiffOptions:
         "kind": kinds,
         "device": str,
         "init_device": str,
+        "executor": engine_of,
+        "jobs": _count,
         **{name: functools.partial(many, name) for name in globs},
     }
     options = {name: read[name](value) if name in read else value for name, value in given.items()}
@@ -140,6 +153,7 @@ def inspect(target: Any, inputs: Any, executor: Any = None, **given: Any) -> Ins
 
     files.forget()
     request = _inspect_request(target, **given)
+    executor = engine_of(executor)
     engines.check(executor)
     if executor is not None and (is_live(target) or spec_of(request.target) or not request.stats):
         raise UsageError(f"--executor {engines.named(executor)}: is for stats=True of a checkpoint")
@@ -197,6 +211,7 @@ def merge(parts: Any, **given: Any) -> Inspection | Diff:
 
     several = (parts,) if isinstance(parts, (str, os.PathLike)) else parts
     code, url = many("code", given.pop("code")), tuple(map(files.shown, many("url", given.pop("url"))))
+    given["executor"] = engine_of(given.get("executor"))
     options = MergeOptions(parts=tuple(map(path_of, several)), code=code, url=url, **given)
     engines.check(options.executor, jobs=options.jobs)
     with merging(options) as command, engines.working(options.executor):

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from statecli import files
-from statecli.errors import StateError, UsageError
+from statecli.errors import EngineError, MissingDependency, StateError, UnreadableError, UsageError
 
 _Found = TypeVar("_Found")
 
@@ -17,6 +17,7 @@ __tracebackhide__ = True  # pytest shows the caller's line
 
 #: What the command line calls otherwise.
 _ARGUMENTS = {"input": "inputs", "check": "checks", "i": "include", "x": "exclude"}
+_OF_PACKAGES = (EngineError, MissingDependency, UnreadableError)
 #: What stands as it is behind an argument's name, and the words of the command line that its own advice uses.
 _PLAIN = r"'[^']*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)"
 _ADVISED = r"fake-cuda|meta|values"
@@ -30,7 +31,8 @@ def told(given: dict[str, Any], ask: Callable[[], _Found]) -> _Found:
         if isinstance(error, UsageError):
             error.args = (in_python(str(error), given),)
         error.args = tuple(files.harmless(one) if isinstance(one, str) else one for one in error.args)
-        cause = error.__cause__
+        # That of a store or an engine was raised by a package, whose frames may hold what must not be shown.
+        cause = None if isinstance(error, _OF_PACKAGES) else error.__cause__
         theirs = _theirs(cause.__traceback__) if cause is not None else None
         # Whoever shows the variables of each frame shows no URL as it was typed.
         given.clear()

@@ -8,6 +8,7 @@ import string
 import subprocess
 import sys
 import traceback
+import zipfile
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+import statecli
 from statecli.remote import connections, secrets
 from statecli.remote.http import Http
 
+from .s3 import S3
 from .server import After, Basic, Cut, Redirect, Refuse, Server, Signed, login_page
 
 pytest.importorskip("urllib3")
@@ -225,7 +228,7 @@ def test_no_frame_behind_an_error_holds_one(server, behaviour, secret, monkeypat
 
 
 def test_what_the_libraries_log_has_none(server, secret, caplog):
-    """Whatever is logged of their work, in the user's own handlers; what else is logged there stays as it is."""
+    """Whatever is logged of their work, in the user's own handlers; what others log stays as it is."""
     import logging
 
     import statecli as api
@@ -236,14 +239,55 @@ def test_what_the_libraries_log_has_none(server, secret, caplog):
     server.behave("a.safetensors", malformed)
     with caplog.at_level(logging.DEBUG):
         api.inspect(secret("a.safetensors"))
-        logging.getLogger("urllib3.connectionpool").warning("GET /other?sig=%s", "of-the-user-itself")
+        logging.getLogger("urllib3.connectionpool").warning("GET /other?page=7 %s", "of-the-user-itself")
+        logging.getLogger("urllib3.made.later").warning("%d", TOKEN)
         logging.getLogger("mine").warning("of mine: %s", TOKEN)
     text = "\n".join(logging.Formatter().format(one) for one in caplog.records)
     assert "Failed to parse headers" in text
     assert "a.safetensors?token=…" in text
     assert "of-the-user-itself" in text
+    assert "do not fit" in text
     assert f"of mine: {TOKEN}" in text
     assert_none(text.replace(f"of mine: {TOKEN}", ""))
+
+
+@pytest.mark.parametrize("chain", ["zip://a.safetensors::", "simplecache::", "filecache::", "blockcache::"])
+def test_what_fsspec_logs_of_a_chain_has_none(chain, server, secret, desk):
+    """Whose loggers are made while it works: in a process of its own, where nothing has imported them."""
+    with zipfile.ZipFile(server.folder / "a.zip", "w") as file:
+        file.write(server.folder / "a.safetensors", "a.safetensors")
+    url = chain + secret("a.zip" if chain.startswith("zip") else "a.safetensors")
+    text = logged(f"import statecli; print(len(statecli.inspect({url!r}).state.tensors))")
+    assert "DEBUG:urllib3.connectionpool" in text
+    assert_none(text)
+
+
+def test_what_botocore_logs_has_none(tmp_path, monkeypatch):
+    """It logs each header, what it signs and the signature; credentials of a file are in no variable."""
+    pytest.importorskip("s3fs")
+    (tmp_path / "bucket").mkdir()
+    save_file({"w": torch.arange(4.0)}, tmp_path / "bucket" / "a.safetensors")
+    lines = ["[default]", f"aws_access_key_id = AKIA{TOKEN.upper()}", f"aws_secret_access_key = {SIGNED}"]
+    (tmp_path / "credentials").write_text("\n".join([*lines, f"aws_session_token = {TOKEN}"]))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    with S3(tmp_path) as s3:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url().rstrip("/"))
+        text = logged("import statecli; print(len(statecli.inspect('s3://bucket/a.safetensors').state.tensors))")
+        signatures = [one.headers["authorization"].rpartition("=")[2] for one in s3.requests]
+        assert [one.headers["x-amz-security-token"] for one in s3.requests] == [TOKEN] * len(signatures)
+    assert "DEBUG:botocore.auth:CanonicalRequest" in text
+    assert signatures
+    for one in (f"AKIA{TOKEN.upper()}", *signatures):
+        assert one not in text
+    assert_none(text)
+
+
+def logged(code):
+    """All that is logged by a process that runs this, and that it came to its end."""
+    every = "import logging; logging.basicConfig(level=logging.DEBUG); "
+    found = subprocess.run([sys.executable, "-c", every + code], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    return found.stdout + found.stderr
 
 
 @pytest.mark.parametrize(
@@ -365,6 +409,17 @@ def test_objects_do_not_show_what_they_hold(secret):
     assert_none(
         repr(handle), repr(remote._objects), repr(remote.access()), str(remote.access()), repr(Http({"A": TOKEN}))
     )
+
+
+@pytest.mark.parametrize("option", ["executor", "jobs"])
+def test_an_argument_that_is_wrong_shows_none(secret, option):
+    """In the error, what is behind it, and the variables of frames, but for the one that was called."""
+    wrong = {option: "x" if option == "jobs" else f"dask:tcp://me:{TOKEN}@127.0.0.1:1"}
+    with pytest.raises(statecli.StateError) as raised:
+        statecli.diff(secret("a.safetensors"), secret("b.safetensors"), **wrong)
+    error = raised.value.with_traceback(raised.value.__traceback__.tb_next.tb_next)
+    assert (error.__cause__, error.__context__) == (None, None)
+    assert_none("".join(traceback.TracebackException.from_exception(error, capture_locals=True).format()))
 
 
 def test_a_process_of_its_own_shows_none(secret, desk):
