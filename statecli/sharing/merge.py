@@ -149,6 +149,9 @@ def _refuse_changed(one: Part, *, copies: bool) -> None:
 
     for path, now in tasks.identities(one.head.files).items():
         then = one.head.files[path]
+        if then.version is None and then.bytes >= 0 and not copies:
+            why = "whoever has it tells no version of it, so that none can tell whether all parts are of one"
+            raise UsageError(f"{path}: {why}: give --copies if it has not changed since")
         if now == then or (copies and not now.is_another(then)):
             continue
         if now.bytes < 0:

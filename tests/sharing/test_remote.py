@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ..remote.server import After, Refuse, Server, Signed
+from ..remote.server import After, Headers, Refuse, Server, Signed
 
 SECRET = "wJalrXUtnFEMI-that-no-part-may-have"  # noqa: S105 - it opens nothing
 
@@ -52,6 +52,18 @@ def test_a_remote_target_that_changed_is_named(server, statecli, shares):
     result = statecli("merge", *paths)
     said = f"statecli: {url}: has changed since {paths[0]} was made: have all shares done again\n"
     assert (result.code, result.out, result.err) == (2, "", said)
+
+
+def test_what_tells_no_version_is_not_taken_for_the_same(server, statecli, shares):
+    """It may have been replaced between two shares; who knows better says so."""
+    server.behave("*", Headers(ETag=None, Last_Modified=None))
+    url = server.url("a.safetensors")
+    paths, codes = shares(2, "inspect", url, "--stats")
+    assert codes == [0, 0]
+    result = statecli("merge", *paths)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"statecli: {url}: whoever has it tells no version of it")
+    assert statecli("merge", *paths, "--copies").code == 0
 
 
 def test_one_cause_is_one_line(server, statecli):
