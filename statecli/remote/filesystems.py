@@ -8,13 +8,17 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecli.errors import MissingDependency, UnreadableError
 from statecli.remote.attempts import Transient
 from statecli.remote.settings import settings
-from statecli.remote.stores import CHANGED, Known, Listing, Missing
+from statecli.remote.stores import Known, Listing, Missing, Unsure, merged
+
+if TYPE_CHECKING:
+    from statecli.remote import chains
 
 _Made = TypeVar("_Made")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -24,7 +28,7 @@ WHOLE = 16 << 20
 _VERSIONS = ("ETag", "etag", "generation", "content_md5", "md5", "LastModified", "last_modified", "mtime", "created")
 
 #: What Python says of an object that is no archive, by what it was taken for.
-_NO_ARCHIVE = {"zip": "BadZipFile", "tar": "ReadError"}
+_NO_ARCHIVE = {"zip": ("BadZipFile", "EOFError", "error"), "tar": ("ReadError", "EOFError", "BadGzipFile", "error")}
 
 
 def imported() -> Any:
@@ -75,13 +79,6 @@ def held(data: bytes, start: int, end: int) -> bytes:
     return data
 
 
-class _Instance(NamedTuple):
-    """A filesystem, the class that knows how its paths are written, and the lock of those that are not thread-safe."""
-
-    filesystem: Any
-    lock: threading.Lock
-
-
 class Filesystem:
     """A filesystem of fsspec; `url` is any of those that it is for.
 
@@ -89,77 +86,109 @@ class Filesystem:
     """
 
     def __init__(self, url: str) -> None:
-        self._instance = PerProcess(lambda: _instance(url))
+        self._instance = PerProcess(lambda: _Instance(url))
         self._scheme = url.partition("://")[0]
 
     def get(self, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
         """As `Store.get`."""
-        return self._asked(lambda filesystem: _got(filesystem, _path(url), offset, length, known))
+        return self._asked(lambda instance: _got(instance, url, offset, length, known))
 
     def listing(self, url: str) -> Listing:
         """As `Store.listing`."""
-        return self._asked(lambda filesystem: _listed(filesystem, _path(url)))
+        return self._asked(lambda instance: _listed(instance, url))
 
-    def _asked(self, ask: Callable[[Any], _Made]) -> _Made:
-        filesystem, lock = _anew(self._instance, self._scheme)
+    def _asked(self, ask: Callable[[_Instance], _Made]) -> _Made:
         try:
-            if filesystem.async_impl:
-                return ask(filesystem)
-            with lock:
-                return ask(filesystem)
+            return ask(self._instance())
+        except ImportError as missing:
+            # fsspec's own text names the package, and nothing of the URL.
+            told = str(missing) if missing.__cause__ is not None else f"a package is missing: {missing.name}"
+            raise MissingDependency(f"{self._scheme}://: {' '.join(told.split())}") from None
         except Exception as why:  # noqa: BLE001 - each of a hundred packages raises its own
             raise _said(why, self._scheme) from None
 
 
-def _anew(instance: PerProcess[_Instance], scheme: str) -> _Instance:
-    try:
-        return instance()
-    except ImportError as missing:
-        # fsspec's own text names the package, and nothing of the URL.
-        told = str(missing) if missing.__cause__ is not None else f"a package is missing: {missing.name}"
-        raise MissingDependency(f"{scheme}://: {' '.join(told.split())}") from None
-    except Exception as why:  # noqa: BLE001 - as above
-        raise _said(why, scheme) from None
+class _Instance:
+    """A filesystem of one process, made where it is first needed, and who may ask it at a time."""
+
+    def __init__(self, url: str) -> None:
+        known = imported().available_protocols()
+        from statecli.remote import chains
+
+        self._chains, self._around = chains, chains.Around()
+        written, token = self._around.written(url)
+        for scheme in re.findall(r"([a-zA-Z][a-zA-Z0-9+.-]*)(?=://)", written):
+            if scheme.lower() not in known and (token is None or scheme != chains.SCHEME):
+                raise UnreadableError(f"fsspec knows no {scheme}://")
+        self._url, self._lock = url, threading.Lock()
+        self._made: Any = None
+        self._members: chains.Members | None = None
+
+    @contextmanager
+    def asked(self) -> Iterator[Any]:
+        """Around asking the filesystem: those that are not made for it are asked by one thread at a time."""
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+                self._members = self._chains.members(self._made)
+        with nullcontext() if self._made.async_impl else self._lock:
+            yield self._made
+
+    def path(self, url: str) -> str:
+        """The way in the filesystem."""
+        path: str = imported().core._un_chain(self._around.written(url)[0], {})[0][0]
+        return path
+
+    def version(self, url: str) -> Known:
+        """The size of a file, and what tells two versions apart: of it, or of what it lies in."""
+        path = self.path(url)
+        with self.asked() as filesystem:
+            found = filesystem.info(path)
+        if found["type"] == "directory":
+            raise Missing("is a folder")
+        if found.get("size") is None:
+            raise UnreadableError("its size is not told, and so it cannot be read in parts: download it first")
+        token = self._around.written(url)[1]
+        outer = None if token is None else self._around.known(token)
+        if outer is None:
+            version = next((str(found[key]) for key in _VERSIONS if found.get(key) is not None), None)
+            return int(found["size"]), version
+        first, second, *_ = f"{outer[1] or ''}\n".split("\n")
+        return int(found["size"]), f"{first}\n{second}\n{outer[0]} {found.get('CRC', '')}"
+
+    def read(self, url: str, offset: int, end: int) -> bytes:
+        """Bytes of a file."""
+        path = self.path(url)
+        with self.asked() as filesystem:
+            if self._members is None:
+                return bytes(filesystem.cat_file(path, start=offset, end=end))
+        return self._members.get(path, offset, end - offset)
+
+    def _make(self) -> Any:
+        url, token = self._around.written(self._url)
+        ours = {} if token is None else {self._chains.SCHEME: {"around": self._around}}
+        try:
+            # Its caches would outlive the command.
+            found, _ = imported().core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **ours)
+        except (Missing, Unsure) as why:
+            # An archive is none of the files that may be in a folder of its name.
+            kind = Missing if isinstance(why, Missing) else UnreadableError
+            raise kind(f"the object behind its `::` {why}" if str(why).startswith("is ") else str(why)) from None
+        return found
 
 
-def _instance(url: str) -> _Instance:
-    fsspec = imported()
-    for scheme in re.findall(r"([a-zA-Z][a-zA-Z0-9+.-]*)(?=://)", url):
-        if scheme.lower() not in fsspec.available_protocols():
-            raise UnreadableError(f"fsspec knows no {scheme}://")
-    # Its caches would outlive the command.
-    found, _ = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
-    return _Instance(found, threading.Lock())
-
-
-def _path(url: str) -> str:
-    fsspec = imported()
-    path: str = fsspec.core._un_chain(url, {})[0][0]
-    return path
-
-
-def _got(filesystem: Any, path: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
+def _got(instance: _Instance, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
     if known is None:
-        known = _version(filesystem, path)
+        known = instance.version(url)
     end = min(offset + length, known[0])
-    data = bytes(filesystem.cat_file(path, start=offset, end=end)) if offset < end else b""
-    if _version(filesystem, path) != known:
-        raise UnreadableError(CHANGED)
-    return held(data, offset, max(offset, end)), known
+    data = instance.read(url, offset, end) if offset < end else b""
+    return held(data, offset, max(offset, end)), merged(known, instance.version(url))
 
 
-def _version(filesystem: Any, path: str) -> Known:
-    found = filesystem.info(path)
-    if found["type"] == "directory":
-        raise Missing("is a folder")
-    if found.get("size") is None:
-        raise UnreadableError("its size is not told, and so it cannot be read in parts: download it first")
-    version = next((str(found[key]) for key in _VERSIONS if found.get(key) is not None), None)
-    return int(found["size"]), version
-
-
-def _listed(filesystem: Any, path: str) -> Listing:
-    found = filesystem.ls(path, detail=True)
+def _listed(instance: _Instance, url: str) -> Listing:
+    path = instance.path(url)
+    with instance.asked() as filesystem:
+        found = filesystem.ls(path, detail=True)
     own = path.strip("/")
     return listing_of({_name(one): one["type"] == "directory" for one in found if one["name"].strip("/") != own})
 
@@ -186,7 +215,7 @@ def listing_of(folders: dict[str, bool]) -> Listing:
 def _said(why: Exception, scheme: str) -> Exception:
     """The error of ours for one of a package, whose own text may hold what must not be shown."""
     if isinstance(why, (UnreadableError, MissingDependency, Transient)):
-        return why
+        return why.with_traceback(None)  # whose frames hold the URL of what a chain lies in
     if isinstance(why, FileNotFoundError):
         return Missing("is not there")
     if isinstance(why, (IsADirectoryError, NotADirectoryError)):
@@ -196,7 +225,7 @@ def _said(why: Exception, scheme: str) -> Exception:
     if "Credential" in type(why).__name__:
         return UnreadableError("no credentials were found that may read it: log in where it lies")
     kind = scheme.rpartition("::")[2].lower()
-    if type(why).__name__ == _NO_ARCHIVE.get(kind):
+    if type(why).__name__ in _NO_ARCHIVE.get(kind, ()):
         return UnreadableError(f"the object behind its `::` is no {kind} archive, or a damaged one")
     return unreached(why)
 

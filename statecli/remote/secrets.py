@@ -24,7 +24,10 @@ _VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_KEY|_SAS", re.IGNORE
 _SHORTEST_VALUE = 8
 
 #: Whose loggers tell of URLs and headers.
-_LOGS = "urllib3 fsspec s3fs aiobotocore botocore boto3 gcsfs aiohttp huggingface_hub"
+_LOGS = (
+    "urllib3 fsspec s3fs aiobotocore botocore boto3 gcsfs google aiohttp huggingface_hub "
+    "adlfs azure msal requests requests_oauthlib httpx httpcore paramiko"
+)
 _LOGGERS = frozenset(_LOGS.split())
 
 _END = r"[^\s\"'<>&;,()\[\]{}…]"
@@ -33,7 +36,9 @@ _LOOKS = (
     re.compile(r"((?<![\w+.-])[a-z][\w+.-]*://)[^\s\"'<>/?@…]+(?=@)", re.IGNORECASE),
     re.compile(rf"((?:[?&]|%3F|%26)[\w.%~-]{{1,64}}?(?:=|%3D)){_END}+", re.IGNORECASE),
     re.compile(
-        rf"([\w-]*(?:signature|credential|token|secret|password|passwd|api_?key)['\"]?\s*[=:]\s*['\"]?){_END}+", re.I
+        r"([\w-]*(?:signature|credential|token|secret|secret_?access_?key|password|passwd|api_?key)"
+        rf"['\"]?\s*[=:>]\s*(?:b?['\"])?){_END}+",
+        re.IGNORECASE,
     ),
     re.compile(r"(\b(?:Basic|Bearer|Digest|AWS4-HMAC-SHA256)\s+)[\w.~+/=-]{6,}"),
     re.compile(r"((?:set-)?cookie['\"]?\s*:\s*['\"]?)[^\r\n'\"]+", re.IGNORECASE),
@@ -69,24 +74,39 @@ def without(text: str) -> str:
 
 
 def quiet() -> None:
-    """What the libraries that ask servers log, wherever the user sends it, is without what is known to be secret."""
+    """What the libraries that ask servers log, wherever the user sends it, is without secrets from now on.
+
+    Most of their loggers do not exist before the first request does, and a filter is of one logger alone.
+    """
     import logging
 
-    for name in list(logging.root.manager.loggerDict):
-        if name.partition(".")[0] in _LOGGERS:
-            logging.getLogger(name).addFilter(_without_in_record)
+    make = logging.getLogRecordFactory()
+    if getattr(make, "is_quiet", False):
+        return
+
+    def made(*args: Any, **named: Any) -> logging.LogRecord:
+        record = make(*args, **named)
+        if record.name.partition(".")[0] in _LOGGERS:
+            _clean(record)
+        return record
+
+    made.is_quiet = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(made)
 
 
-def _without_in_record(record: Any) -> bool:
+def _clean(record: Any) -> None:
     import traceback
 
-    text = record.getMessage()
+    try:
+        text = record.getMessage()
+    except Exception:  # noqa: BLE001 - whoever writes it would show what they are
+        record.msg, record.args = f"{MARK} (a text and arguments that do not fit it)", ()
+        return
     if record.exc_info and record.exc_info[1] is not None:
         text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
-    clean = _replaced(without(text), _maybe)
+    clean = scrubbed(text)
     if clean != text:
         record.msg, record.args, record.exc_info = clean, (), None
-    return True
 
 
 def _replaced(text: str, words: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -203,12 +203,13 @@ NAMES = st.text("abc.-_é ", min_size=1, max_size=5).filter(lambda name: name.st
 ROOTS = st.sampled_from(
     ["s3://bucket", "https://host:80", "https://[::1]:80", "hf://org/net@v1", "simplecache::s3://b", "memory://x"]
 )
-RESTS = st.sampled_from(["", "?version=3", "::https://host/a.zip", "::https://host/a.zip?version=3"])
+RESTS = st.sampled_from(["", "?versionId=3", "::https://host/a.zip", "::https://host/a.zip?version=3"])
 
 
 @given(ROOTS, st.lists(NAMES, min_size=1, max_size=4), RESTS)
 def test_joining_and_splitting_are_inverse(root, names, rest):
-    """The query stays at the end, and so does what an archive lies in."""
+    """The query stays at the end, and so does what an archive lies in. (`?` is in names of the hub.)"""
+    assume(not (root.startswith("hf") and rest.startswith("?")))
     folder = f"zip://top{rest}" if rest.startswith("::") else root + rest
     path = files.join(folder, *names)
     assert path.endswith(rest)
