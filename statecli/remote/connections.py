@@ -19,7 +19,8 @@ from statecli.remote.settings import Settings, settings
 CONNECT = 10.0
 #: Files or folders of certificates, as other programs are told of them.
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-_PROXY = "write them into its URL in the environment: http://USER:PASSWORD@…"
+_PROXY = "the proxy of the environment"
+_LOG_IN = "write them into its URL in the environment: http://USER:PASSWORD@…"
 
 
 def ask(url: str, headers: dict[str, str]) -> Any:
@@ -32,18 +33,30 @@ def ask(url: str, headers: dict[str, str]) -> Any:
     except ImportError as missing:
         raise MissingDependency("URLs need the package urllib3: pip install 'statecli[remote]'") from missing
     try:
-        return _pool(*_way(url), os.getpid(), settings()).urlopen(
-            "GET", url, headers=headers, redirect=False, retries=False, preload_content=False, decode_content=False
+        pools = _pool(*_way(url), os.getpid(), settings())
+    except urllib3.exceptions.ProxySchemeUnknown:
+        error: StateError | Transient = UnreadableError(
+            f"{_PROXY} is none that can be used: only http:// and https:// are"
         )
-    except (urllib3.exceptions.HTTPError, ValueError) as why:
-        error = failed(why)
+    except ValueError:
+        error = UnreadableError(f"{_PROXY} is no URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY): write http://HOST:PORT")
+    else:
+        try:
+            return pools.urlopen(
+                "GET", url, headers=headers, redirect=False, retries=False, preload_content=False, decode_content=False
+            )
+        except (urllib3.exceptions.HTTPError, ValueError) as why:
+            error = failed(why)
     # Outside, so that the error has no other behind it, which would hold the URL.
     raise error
 
 
 @cache
 def _pool(scheme: str, proxy: str | None, process: int, how: Settings) -> Any:
-    """The connections of this process, which a forked one must not use; certificates are loaded once."""
+    """The connections of this process, which a forked one must not use; certificates are loaded once.
+
+    Raises ValueError for a proxy that is none.
+    """
     del process
     import urllib3
 
@@ -61,7 +74,10 @@ def _pool(scheme: str, proxy: str | None, process: int, how: Settings) -> Any:
     known = {} if link.user is None else urllib3.make_headers(proxy_basic_auth=unquote(link.user))
     for value in known.values():
         secrets.remember(value.rpartition(" ")[2], unquote(link.user or "").rpartition(":")[2])
-    return _paced(urllib3.ProxyManager(link.scheme + link.way, proxy_headers=known, **options))
+    found = urllib3.ProxyManager(link.scheme + link.way, proxy_headers=known, **options)
+    if found.proxy is None or not found.proxy.host:
+        raise ValueError
+    return _paced(found)
 
 
 def _paced(pools: Any) -> Any:
@@ -108,8 +124,6 @@ def failed(why: Exception) -> StateError | Transient:
 
     if isinstance(why, exceptions.ProxyError):
         return _of_proxy(str(why.original_error))
-    if isinstance(why, exceptions.ProxySchemeUnknown):
-        return UnreadableError("the proxy of the environment is none that can be used: only http:// and https:// are")
     if isinstance(why, (exceptions.LocationValueError, ValueError)):
         return UnreadableError(NO_URL)
     if isinstance(why, exceptions.NameResolutionError):
@@ -145,10 +159,10 @@ def _is_garbage(inner: object) -> bool:
 
 def _of_proxy(said: str) -> UnreadableError | Transient:
     if "407" in said:
-        return UnreadableError(f"the proxy asks for a user and a password (HTTP 407): {_PROXY}")
+        return UnreadableError(f"the proxy asks for a user and a password (HTTP 407): {_LOG_IN}")
     if "Tunnel connection failed" in said:
         return UnreadableError(f"the proxy refuses to connect to the server ({said.partition(': ')[2][:40]})")
-    return Transient("the proxy of the environment cannot be reached")
+    return Transient(f"{_PROXY} cannot be reached")
 
 
 def _of_name(inner: BaseException | None) -> UnreadableError | Transient:

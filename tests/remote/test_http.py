@@ -364,13 +364,21 @@ def test_a_busy_server_says_when(server, statecli, monkeypatch, refused):
     assert len(slept) == 4
 
 
-@pytest.mark.parametrize("text", ["no", "-1", "0", "nan", "1e9"])
-def test_patience_is_a_number(server, text, monkeypatch, statecli):
-    """Or one line names the variable."""
-    monkeypatch.setenv("STATECLI_TIMEOUT", text)
-    result = statecli("inspect", server.url(NAME))
-    assert (result.code, result.out) == (2, "")
-    assert result.err == f"statecli: STATECLI_TIMEOUT={text}: must be a number above 0\n"
+@pytest.mark.parametrize(
+    ("name", "texts", "wanted"),
+    [
+        ("TIMEOUT", ["no", "-1", "0", "nan", "1e9"], "a number above 0"),
+        ("RETRIES", ["no", "-1", "0.001", "1000000"], "a whole number from 0 on"),
+        ("CONNECTIONS", ["no", "-1", "0", "2.5", "1000000"], "a whole number above 0"),
+    ],
+)
+def test_settings_are_numbers(server, name, texts, wanted, monkeypatch, statecli):
+    """Or one line names the variable, and says which."""
+    for text in texts:
+        monkeypatch.setenv(f"STATECLI_{name}", text)
+        result = statecli("inspect", server.url(NAME))
+        assert (result.code, result.out) == (2, "")
+        assert result.err == f"statecli: STATECLI_{name}={text}: must be {wanted}, below 1,000,000\n"
 
 
 # --- redirects ------------------------------------------------------------------------------------------------------
@@ -742,6 +750,17 @@ def test_a_proxy_that_is_not_there_is_one_line(server, refused, monkeypatch, onc
     assert refused(server.url(NAME)).endswith(": the proxy of the environment cannot be reached; try again later")
     monkeypatch.setenv("http_proxy", f"socks5://out:{PASSWORD}@127.0.0.1:9")
     assert "the proxy of the environment is none that can be used" in refused(server.url(NAME))
+
+
+@pytest.mark.parametrize("proxy", ["http://{}@127.0.0.1:99999", "http://{}@[bad", "[bad", "http://", "http://me:{}"])
+def test_a_proxy_that_is_no_url_is_said_to_be_the_one_at_fault(server, refused, monkeypatch, proxy):
+    """Not the URL that was asked for; nothing of it is shown."""
+    monkeypatch.setenv("http_proxy", proxy.format(f"out:{PASSWORD}"))
+    why = refused(server.url(NAME))
+    assert why == (
+        f"{server.url(NAME)}: the proxy of the environment is no URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY): "
+        "write http://HOST:PORT"
+    )
 
 
 def test_ways_of_all_kinds_are_asked_for_as_they_are_meant(served, statecli):
