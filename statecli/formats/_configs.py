@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from statecli import files
 from statecli.errors import UnreadableError
-from statecli.formats import _json
+from statecli.formats import _json, _shown
 from statecli.formats._digests import Digests
 from statecli.formats._reading import Reading
 from statecli.formats._settings import Settings, scalars
@@ -58,7 +58,8 @@ def noted(path: str, state: ModelState) -> ModelState:
             settings.put_below(stem, _settings(stem, small(where, longest)))
         except UnreadableError as error:
             why = str(error).removeprefix("it ")
-            odd.append(Oddity("config-unread", f"{stem}.json: not read, for it {why}"))
+            because = f", for it {why}" if _shown.is_predicate(why) else f": {why}"
+            odd.append(Oddity("config-unread", f"{stem}.json: not read{because}"))
     if not settings.beside and not odd:
         return state
     return replace(state, metadata=settings, oddities=(*state.oddities, *odd))
@@ -69,7 +70,7 @@ def document(path: str, name: str) -> dict[str, Any]:
     try:
         raw = small(files.join(path, name), FILES["config"])
     except UnreadableError as error:
-        raise type(error)(f"{name} {error}") from error.__cause__
+        raise type(error)(_shown.with_reason(name, error)) from error.__cause__
     found, repeats = _json.object_of(raw, name)
     _json.refuse(repeats, name)
     return found

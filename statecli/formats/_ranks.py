@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import _shown
 from statecli.formats._source import Source
 from statecli.state import Evidence, Kind, Oddity, TensorInfo
 
@@ -29,7 +30,7 @@ def small(path: str, what: str, most: int) -> bytes:
                 raise MalformedError(f"has {source.size} bytes, and names no folder")
             return source.read(0, source.size)
     except UnreadableError as error:
-        raise type(error)(f"{what} {error}") from error.__cause__
+        raise type(error)(_shown.with_reason(what, error)) from error.__cause__
 
 
 def lost(fqn: str, section: str, why: str) -> TensorInfo:

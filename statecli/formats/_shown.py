@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 #: Characters of a name, dimensions of a shape that a message shows.
 MAX_NAME = 200
 MAX_DIMS = 8
+#: What a text begins with that has the name before it for its subject.
+_PREDICATE = re.compile(r"(?:answers|cannot|changed|claims|does|ends|has|holds|is|lacks|lies|names|nests|stores) ")
 
 
 def name(text: str) -> str:
@@ -15,6 +18,16 @@ def name(text: str) -> str:
         return "''"
     text = _cut(text)
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def with_reason(what: str, why: object) -> str:
+    """What is wrong behind what it is wrong with: `x.json is empty`, but `x.json: the connection was cut`."""
+    return f"{what} {why}" if is_predicate(str(why)) else f"{what}: {why}"
+
+
+def is_predicate(why: str) -> bool:
+    """Whether it begins with a verb, and so says nothing without what it is said of."""
+    return _PREDICATE.match(why) is not None
 
 
 def quoted(text: str) -> str:

@@ -227,7 +227,7 @@ class _Files:
                 with Source(files.join(path, name)) as source:
                     self.sizes[name] = source.size
             except UnreadableError as error:
-                self._give_up([name], f"{_shown.name(name)} {error}", "copy it again")
+                self._give_up([name], _shown.with_reason(_shown.name(name), error), "copy it again")
 
     def _refuse_outside(self) -> None:
         names = [name for name in self.ends if name in ("", ".", "..") or name[0] == "~" or _NO_NAME.search(name)]
@@ -358,7 +358,7 @@ def _bytes_of(path: str, name: str) -> bytes:
     try:
         return small(files.join(path, name), MAX_METADATA)
     except UnreadableError as error:
-        raise type(error)(f"{name} {error}") from error.__cause__
+        raise type(error)(_shown.with_reason(name, error)) from error.__cause__
 
 
 def _holds_bytes(path: str) -> bool:

@@ -197,7 +197,7 @@ def _document(path: str, what: str) -> dict[str, Any]:
                 raise MalformedError(f"has {source.size} bytes, more than the {MAX_INDEX} that an index may have")
             raw = source.read(0, source.size)
     except UnreadableError as error:
-        raise type(error)(f"{what} {error}") from error.__cause__
+        raise type(error)(_shown.with_reason(what, error)) from error.__cause__
     document, repeats = _json.object_of(raw, what)
     _json.refuse(repeats, what)
     return document

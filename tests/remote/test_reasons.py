@@ -1,0 +1,70 @@
+"""What is said of a file in a folder that did not come: its name, and a sentence that goes on from it or is whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import remote
+
+from .server import Cut, Refuse, login_page
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    """No request is tried a second time."""
+    monkeypatch.setenv("STATECLI_RETRIES", "0")
+    remote.forget()
+
+
+REASONS = [
+    (Refuse(404), " is not there (HTTP 404)"),
+    (login_page, " is an HTML page, perhaps a login or an error page (HTTP 200)"),
+    (Refuse(403), ": access is refused (HTTP 403): no user and no password were sent"),
+    (Refuse(503), ": the server is busy (HTTP 503); try again later"),
+    (Cut(10), ": the connection was cut after 10 of "),
+]
+
+
+@pytest.fixture
+def sharded(served):
+    folder = served.folder / "net"
+    folder.mkdir()
+    save_file({"w": torch.zeros(4)}, folder / "model-00001-of-00001.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"w": "model-00001-of-00001.safetensors"}}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "net" * 10}))
+    served.listing = "python"
+    return served
+
+
+@pytest.mark.parametrize(("fault", "reason"), REASONS)
+def test_an_index_that_did_not_come(sharded, refused, fault, reason):
+    """By the folder, and by its own name."""
+    sharded.behave(f"net/{INDEX}", fault)
+    assert f"{INDEX}{reason}" in refused(sharded.url("net/"))
+
+
+@pytest.mark.parametrize(("fault", "reason"), REASONS)
+def test_the_metadata_of_a_distributed_checkpoint_that_did_not_come(served, refused, fault, reason):
+    """The same words."""
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"w": torch.zeros(4)}, storage_writer=dcp.FileSystemWriter(served.folder / "run"), no_dist=True)
+    served.listing = "python"
+    served.behave("run/.metadata", fault)
+    assert f".metadata{reason}" in refused(served.url("run/"))
+
+
+@pytest.mark.parametrize(("fault", "reason"), REASONS)
+def test_a_configuration_that_did_not_come(sharded, statecli, fault, reason):
+    """A note, for the weights are read without it."""
+    sharded.behave("net/config.json", fault)
+    found = statecli("inspect", sharded.url("net/"), "-f", "json")
+    (odd,) = [one["message"] for one in found.json["notes"] if one["name"] == "config-unread"]
+    because = f", for it{reason}" if reason.startswith(" ") else reason
+    assert odd.startswith(f"config.json: not read{because}")
