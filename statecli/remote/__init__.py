@@ -9,6 +9,7 @@ What is known of an object or a folder is known for one command; `forget` begins
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,7 +20,7 @@ import msgspec
 
 from statecli import files
 from statecli.errors import StateError, UnreadableError
-from statecli.remote import folders, objects
+from statecli.remote import attempts, folders, objects
 from statecli.remote import names as _names
 from statecli.remote.attempts import repeated
 from statecli.remote.objects import Handle, Missing, Object
@@ -70,6 +71,7 @@ def forget() -> None:
         known.clear()
     _store.cache_clear()
     settings.cache_clear()
+    attempts.forget()
     forget_stores()
 
 
@@ -206,9 +208,8 @@ def is_in_use() -> bool:
 
 
 def crc32_of(path: str, offset: int, length: int) -> int | None:
-    """That of these bytes, where all of them were read as values."""
-    sums = _object(path).sums
-    return sums.of(offset, offset + length) if sums else None
+    """That of these bytes, where all of them were read as values, or are here."""
+    return _object(path).crc32_of(offset, offset + length)
 
 
 def confirm(path: str) -> None:
@@ -230,6 +231,8 @@ class Access(msgspec.Struct, frozen=True):
     urls: dict[str, _names.Typed]
     known: dict[str, tuple[int, str | None]]
     moved: dict[str, dict[int, tuple[int, int]]]
+    #: Which command it is that wants it.
+    command: str
 
     def __repr__(self) -> str:
         return f"Access({', '.join(self.urls)})"
@@ -243,11 +246,15 @@ def access() -> Access:
         except UnreadableError as why:
             raise type(why)(f"{path}: {why}") from why
     known = {path: one.known for path, one in _objects.items() if one.known is not None}
-    return Access(dict(_names.typed), known, {path: one.moved for path, one in _objects.items() if one.moved})
+    moved = {path: one.moved for path, one in _objects.items() if one.moved}
+    return Access(dict(_names.typed), known, moved, remembered.setdefault(Access, os.urandom(8).hex()))
 
 
 def accept(found: Access) -> None:
     """Takes over what another process knows."""
+    if remembered.get(Access) != found.command:  # a worker lives on, and what it could not reach may answer now
+        remembered[Access] = found.command
+        attempts.forget()
     _names.typed.update(found.urls)
     for path, known in found.known.items():
         if path not in _objects:
@@ -329,7 +336,8 @@ def _told(path: str) -> Listing | UnreadableError:
 
 def _listing(path: str) -> Listing | UnreadableError:
     try:
-        found = repeated(lambda: _store(path).listing(_names.url_of(path)))
+        url = _names.url_of(path)
+        found = repeated(lambda: _store(path).listing(url), url)
         found = folders.with_hidden(found, path, _object)
     except UnreadableError as why:
         return why

@@ -1,4 +1,7 @@
-"""Asking again, later and later, where that may help: a connection that broke, a server that is busy."""
+"""Asking again, later and later, where that may help: a connection that broke, a server that is busy.
+
+A file has thousands of ranges, and a folder hundreds of files: what was in vain for one is not waited for with each.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from statecli import files
 from statecli.errors import UnreadableError
 from statecli.remote import secrets
 from statecli.remote.settings import settings
@@ -17,6 +21,11 @@ FIRST, LONGEST = 0.2, 20.0
 #: Seconds that a server may ask to wait; nobody sits before a terminal for longer and knows why.
 PATIENCE = 20.0
 
+#: By URL, why it was asked for in vain as often as that may help: it is not asked for again.
+_lost: dict[str, str] = {}
+#: Places of such, where one attempt is enough until one succeeds.
+_silent: set[str] = set()
+
 
 class Transient(Exception):
     """What went wrong this time; `after` seconds, if the server says when it is worth asking again."""
@@ -26,24 +35,51 @@ class Transient(Exception):
         self.after = after
 
 
-def repeated(attempt: Callable[[], _Result]) -> _Result:
-    """The result of the first attempt that succeeds.
+def forget() -> None:
+    """The next command finds out anew what answers."""
+    _lost.clear()
+    _silent.clear()
 
-    Raises UnreadableError where none did, and whatever an attempt raises that is no `Transient`.
+
+def repeated(attempt: Callable[[], _Result], url: str) -> _Result:
+    """The result of the first attempt that succeeds, of those to get something of what is behind the URL.
+
+    Raises UnreadableError where none did, now or earlier, and whatever an attempt raises that is no `Transient`.
     """
-    retries = settings().retries
+    place = _place(url)
+    retries = 0 if place in _silent else settings().retries
     secrets.quiet()
     for count in range(retries + 1):
+        if url in _lost:  # since, in another thread, too
+            raise UnreadableError(_lost[url])
         try:
-            return attempt()
+            result = attempt()
         except Transient as why:
-            if why.after is not None and why.after > PATIENCE:
-                raise UnreadableError(f"{why}: it asks to wait {why.after:,.0f} s; try again later") from None
-            if count == retries:
-                times = f", {retries + 1} times" if retries else ""
-                raise UnreadableError(f"{why}{times}; try again later") from None
-            time.sleep(min(LONGEST, why.after if why.after is not None else _pause(count)))
+            if count < retries and (why.after is None or why.after <= PATIENCE):
+                time.sleep(min(LONGEST, why.after if why.after is not None else _pause(count)))
+                continue
+            text = _in_vain(why, count)
+        else:
+            _silent.discard(place)
+            return result
+        _silent.add(place)
+        raise UnreadableError(_lost.setdefault(url, text))
     raise AssertionError  # pragma: no cover - range(1) or more
+
+
+def _in_vain(why: Transient, retries: int) -> str:
+    if why.after is not None and why.after > PATIENCE:
+        return f"{why}: it asks to wait {why.after:,.0f} s; try again later"
+    return f"{why}{f', {retries + 1} times' if retries else ''}; try again later"
+
+
+def _place(url: str) -> str:
+    """Scheme and host, or bucket; of a chain those of what it leads to."""
+    link = files.link(url)
+    behind = link.rest.removeprefix("::")
+    if behind != link.rest and files.is_remote(behind):
+        return _place(behind)
+    return link.scheme + link.way.partition("/")[0]
 
 
 def _pause(count: int) -> float:

@@ -30,8 +30,10 @@ _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next')
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _LENGTH = re.compile(r"\d{1,19}")
 _EMPTY = re.compile(r"(?:bytes )?\*/(?P<size>\d{1,19})")
-#: Whoever means a folder of such a name ends it with a slash.
-_FILE = re.compile(r"\.(?:safetensors|bin|pth?|ckpt|gguf|msgpack|json|npy|npz|pkl|distcp|metadata|txt|py|onnx|h5)$")
+#: Whoever means a folder of such a name, also one with a section behind it, ends it with a slash.
+_FILE = re.compile(
+    r"\.(?:safetensors|bin|pth?|ckpt|gguf|msgpack|json|npy|npz|pkl|distcp|metadata|txt|py|onnx|h5)(?:#[^/]*)?$"
+)
 _BUSY = frozenset([408, 425, 429, 500, 502, 503, 504])
 _ELSEWHERE = frozenset([301, 302, 303, 307, 308])
 #: What the end of a signature, or another server, is answered with.
@@ -87,7 +89,7 @@ class Http:
     def get(self, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
         """As `Store.get`, tried again where that may help: what came before a cut is not asked for twice."""
         if url not in self._wholes:
-            return repeated(_Range(self, url, offset, length, known).fetch)
+            return repeated(_Range(self, url, offset, length, known).fetch, url)
         data, found = self._wholes[url]
         return data[offset : offset + length], merged(known, found)
 

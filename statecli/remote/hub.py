@@ -122,7 +122,7 @@ class Hub:
 
     def _told(self, where: str, place: Place) -> tuple[Any, str | None]:
         try:
-            return repeated(lambda: document(where, self._headers))
+            return repeated(lambda: document(where, self._headers), where)
         except Refused as why:
             raise self._refused(why, place) from None
         except UnreadableError as why:

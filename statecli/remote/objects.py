@@ -99,7 +99,7 @@ class Object:
     def get(self, offset: int, length: int) -> bytes:
         """These bytes, fetched."""
         try:
-            data, known = repeated(lambda: self._store.get(self._url, offset, length, self.known))
+            data, known = repeated(lambda: self._store.get(self._url, offset, length, self.known), self._url)
             with self._lock:  # several are on their way, and each may tell more of the version
                 self.known = merged(self.known, known)
         except UnreadableError as why:
@@ -271,6 +271,13 @@ class Object:
         return offset, stop
 
     # --- values -------------------------------------------------------------------------------------------------------
+
+    def crc32_of(self, offset: int, end: int) -> int | None:
+        """CRC-32 of these bytes, where all of them were read as values, or are here."""
+        if self.sums is None:
+            return None
+        is_sure = self._real(offset, end) == (offset, end) and not self._unconfirmed(offset, end)
+        return self.sums.of(offset, end, self.here if is_sure else lambda *_: None)
 
     def window(self, offset: int, stop: int) -> memoryview:
         """Bytes from `offset` on, up to `stop` at most: those that are here, or else fetched, and not kept."""

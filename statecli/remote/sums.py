@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
-from collections.abc import Iterable
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable
 from functools import cache
 
 #: The polynomial of CRC-32, reflected: its highest power has the lowest bit.
@@ -15,22 +17,38 @@ class Sums:
 
     def __init__(self) -> None:
         self._pieces: dict[int, tuple[int, int]] = {}
+        self._starts: list[int] = []
+        self._lock = threading.Lock()
 
     def add(self, start: int, data: memoryview, cuts: Iterable[int]) -> None:
         """The bytes from `start` on, as pieces that end at each of the `cuts` among them, which are sorted."""
         at, end = start, start + len(data)
         for cut in (*(cut for cut in cuts if start < cut < end), end):
             if self._pieces.get(at, (0, 0))[0] < cut:
-                self._pieces[at] = cut, zlib.crc32(data[at - start : cut - start])
+                self._put(at, cut, zlib.crc32(data[at - start : cut - start]))
             at = cut
 
-    def of(self, start: int, end: int) -> int | None:
-        """CRC-32 of all bytes from `start` to `end`; None where no pieces make them up."""
+    def _put(self, start: int, end: int, crc: int) -> None:
+        with self._lock:
+            if start not in self._pieces:
+                insort(self._starts, start)
+            self._pieces[start] = end, crc
+
+    def of(self, start: int, end: int, here: Callable[[int, int], bytes | None]) -> int | None:
+        """CRC-32 of all bytes from `start` to `end`; None where no pieces make them up.
+
+        `here` has bytes between pieces, as of a header that was read before the values behind it.
+        """
         found = 0
         while start < end:
             stop, crc = self._pieces.get(start, (0, 0))
             if not start < stop <= end:
-                return None
+                following = bisect_right(self._starts, start)
+                stop = min([end, *self._starts[following : following + 1]])
+                data = here(start, stop - start)
+                if data is None:
+                    return None
+                crc = zlib.crc32(data)
             found = joined(found, crc, stop - start)
             start = stop
         return found

@@ -55,7 +55,7 @@ def test_values_that_did_not_come_end_2_whatever_is_asked(served, statecli, tmp_
     served.behave("*", Within(fault))
     url, baseline = served.url("m.safetensors"), tmp_path / "b.json"
     for options in ((), ("--select", "nan"), ("--ignore", "unread-values")):
-        asked = ("audit", url, "--values", *options)
+        asked = ("audit", url, "--values", "--jobs", "1", *options)  # behind what did not come nothing is asked for
         remote.forget()
         found = statecli(*asked, "-f", "json")
         assert (found.code, found.json["passed"]) == (2, False)

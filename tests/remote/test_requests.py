@@ -278,6 +278,47 @@ def test_a_record_that_has_another_name_is_not_read(served, statecli):
     assert (found.code, "local header disagrees" in found.err) == (2, True)
 
 
+@pytest.mark.parametrize("question", [("lock", "-o", "-"), ("audit",), ("inspect",)], ids=lambda question: question[0])
+def test_below_a_name_with_a_section_no_folder_is_tried(served, statecli, question):
+    """No file is called `m.ckpt#model`, and no folder: the name is asked for once, and then its file is read."""
+    torch.save({"model": {"w": torch.zeros(30_000)}, "optimizer": {"state": {}}}, served.folder / "m.ckpt")
+    asked_first, *others = question
+    assert statecli(asked_first, f"{served.url()}m.ckpt#model", *others).code == 0
+    assert {one.path for one in served.requests} <= {"m.ckpt#model", "m.ckpt"}
+    assert len(served.requests) <= 3
+
+
+def arrays(path: Path) -> Path:
+    """Stored, not deflated: large ones, and small ones between them that are fetched with their neighbours."""
+    random = np.random.default_rng(0)
+    sizes = [1_500_000, 1000, 3, 40_000, 1_500_000, 1000]
+    np.savez(path / "m.npz", **{f"a{i}": random.normal(size=size) for i, size in enumerate(sizes)})
+    return path / "m.npz"
+
+
+@pytest.mark.parametrize("question", [*VALUES, ("audit", "--values")], ids=lambda question: question[0])
+def test_the_checksum_of_an_array_takes_no_second_journey(served, statecli, question):
+    """It is of the header too, which is here since the array was listed."""
+    path = arrays(served.folder)
+    assert statecli(*question, served.url("m.npz")).code == 0
+    assert served.sent <= path.stat().st_size + (16 << 10)
+
+
+@pytest.mark.parametrize("question", VALUES)
+@pytest.mark.parametrize("place", [-20, 100, 11_000_000])
+def test_an_array_that_was_damaged_is_found_by_its_checksum(served, statecli, question, place):
+    """In its header, near its beginning and in its middle; as on disk."""
+    path = arrays(served.folder)
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b"\x93NUMPY", len(raw) // 2) + 128 + place
+    assert place > 0 or raw[at] == ord(" ")
+    raw[at] ^= ord(" ") ^ ord("\t")
+    path.write_bytes(raw)
+    near, far = (statecli(*question, one) for one in (path, served.url("m.npz")))
+    assert (far.code, far.out) == (near.code, near.out) == (2, "")
+    assert far.err.replace(served.url("m.npz"), str(path)) == near.err
+
+
 # --- all other formats: so many requests, and of the file so few per cent
 
 
