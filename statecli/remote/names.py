@@ -22,6 +22,8 @@ _PLAIN = re.compile(r"(?:[\w./~+ -]|%2[0F])*", re.IGNORECASE)
 _PARAMETER = re.compile(r"[\w.~%\[\]-]{1,40}")
 #: Parameters whose values are secret for sure; others say a format or a date.
 _SECRET = re.compile("sig|token|secret|passw|pwd|key|auth|cred|session|jwt", re.IGNORECASE)
+#: Such a value where no query is, and all behind it: it may have a `/`.
+_TOKEN = re.compile(rf"[?#][^/]*?(?:{_SECRET.pattern})[^/=]*=.*", re.IGNORECASE | re.DOTALL)
 #: Schemes in which what stands before `@` is no user: `hf://gpt2@main`, `abfs://container@account`.
 _NO_USER = frozenset(("hf", "abfs", "abfss", "az", "adl", "wasb", "wasbs"))
 
@@ -63,8 +65,9 @@ def parts(url: str) -> Link:
         user, _, _ = host.rpartition("@")
     elif "@" in rest and _odd_port(host):
         user, _, _ = rest.rpartition("@")
-    way, sign, query = rest[0 if user is None else len(user) + 1 :].partition("?")
-    return Link(scheme + mark, user, way, query if sign else None)
+    way = rest[0 if user is None else len(user) + 1 :]
+    at = files.query_at(scheme, way)
+    return Link(scheme + mark, user, way[:at], way[at + 1 :] if at < len(way) else None)
 
 
 def _odd_port(host: str) -> bool:
@@ -114,8 +117,8 @@ def _pairs(url: str, hidden: str) -> Iterator[tuple[str, Typed]]:
     scheme = before + link.scheme
     user = "" if link.user is None else f"{link.user}@"
     user_shown = "" if link.user is None else f"{_user(link.user, hidden)}@"
-    steps = link.way.split("/")
-    steps_shown = [_host(steps[0], hidden), *(_step(step, hidden) for step in steps[1:])]
+    steps = _steps(link.way)
+    steps_shown = [_step(_host(steps[0], hidden), hidden), *(_step(step, hidden) for step in steps[1:])]
     for n in range(len(steps), 0, -1):
         way = "/".join(steps[:n])
         yield (
@@ -133,8 +136,8 @@ def _link(url: str, hidden: str) -> str:
     if "://" not in url:
         return url
     link = parts(url)
-    first, *steps = link.way.split("/")
-    way = "/".join((_host(first, hidden), *(_step(step, hidden) for step in steps)))
+    first, *steps = _steps(link.way)
+    way = "/".join((_step(_host(first, hidden), hidden), *(_step(step, hidden) for step in steps)))
     user = "" if link.user is None else f"{_user(link.user, hidden)}@"
     return link.scheme + user + way + _query(link.query, hidden)
 
@@ -164,10 +167,16 @@ def _user(text: str, hidden: str) -> str:
     return hidden
 
 
+def _steps(way: str) -> list[str]:
+    token = _TOKEN.search(way)
+    at = token.start() if token else len(way)
+    *folders, last = way[:at].split("/")
+    return [*folders, last + way[at:]]
+
+
 def _step(step: str, hidden: str) -> str:
-    """`;jsessionid=…` and the like."""
-    name, *more = step.split(";")
-    return ";".join((name, *(_parameter(one, hidden) if "=" in one else one for one in more)))
+    """`;jsessionid=…`, `#access_token=…`, and `?signature=…` where `?` begins no query."""
+    return re.sub(r"(?<=[;?#])[^;?#]*=[^;?#]*", lambda found: _query(found[0], hidden)[1:], step)
 
 
 def _query(query: str | None, hidden: str) -> str:

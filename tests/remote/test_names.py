@@ -68,7 +68,10 @@ def urls(draw):
     way = draw(st.lists(steps, min_size=1, max_size=3))
     if draw(st.booleans()):
         way[0] += f";jsessionid={quote(draw(secrets), safe='')}"
-    return f"{draw(schemes)}://{draw(users())}{draw(hosts)}/{'/'.join(way)}{draw(queries())}"
+    scheme, query = draw(schemes), draw(queries())
+    if scheme in ("s3", "gs"):  # where any other `?` is in a name
+        query = query.replace("?", "?versionId=1&" if scheme == "s3" else "?generation=1&", 1)
+    return f"{scheme}://{draw(users())}{draw(hosts)}/{'/'.join(way)}{query}"
 
 
 @given(url=urls())
@@ -135,6 +138,14 @@ def test_what_is_around_and_beside_is_asked_for_with_the_same_credentials(url, b
         ("HTTPS://ME:PW@HOST/M.PT", "HTTPS://…@HOST/M.PT"),
         ("s3://bucket/run-*/m.pt?versionId=3HL4kqt+x", "s3://bucket/run-*/m.pt?versionId=3HL4kqt+x"),
         ("s3://key:secret@bucket/m.pt", "s3://…@bucket/m.pt"),
+        ("s3://bucket/d?d/m.pt", "s3://bucket/d?d/m.pt"),
+        ("gs://bucket/d?d/m.pt?generation=17", "gs://bucket/d?d/m.pt?generation=17"),
+        ("hf://org/net/m?d.pt", "hf://org/net/m?d.pt"),
+        ("s3://bucket/m.pt?X-Amz-Signature=a/b&Expires=5", "s3://bucket/m.pt?X-Amz-Signature=…&Expires=…"),
+        ("https://host/m.pt#access_token=a/b", "https://host/m.pt#access_token=…"),
+        ("https://host/m.pt#access_token=a&sig=b", "https://host/m.pt#access_token=…&sig=…"),
+        ("https://host#access_token=a/b", "https://host#access_token=…"),
+        ("https://me:pw@host/m.pt#access_token=a", "https://…@host/m.pt#access_token=…"),
         ("hf://gpt2@main/model.safetensors", "hf://gpt2@main/model.safetensors"),
         ("hf://org/net@refs/pr/1/model.safetensors", "hf://org/net@refs/pr/1/model.safetensors"),
         ("abfs://container@account.example/m.pt", "abfs://container@account.example/m.pt"),
@@ -178,6 +189,7 @@ def test_a_name_that_is_typed_is_no_other_url():
         ('net.py:Net(weights="https://me:pw@host/m.pt?sig=5")', 'net.py:Net(weights="https://…@host/m.pt?sig=…")'),
         ("see https://me:pw@host/m.pt", "see https://…@host/m.pt"),
         ("a//b", "a//b"),
+        ("file:///a/b", "/a/b"),
         ("model.pt", "model.pt"),
         (
             "--reason=at https://me:pw@host/, twice: https://me:pw@host/",
@@ -189,6 +201,31 @@ def test_whatever_is_typed_is_shown_without_secrets(text, expected):
     """Behind an option, in a class's arguments, in a sentence."""
     assert files.shown(text) == expected
     assert files.shown(expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "way", "rest"),
+    [
+        ("s3://bucket/d?d/m.pt", "bucket/d?d/m.pt", ""),
+        ("s3a://bucket/d?d?versionId=5", "bucket/d?d", "?versionId=5"),
+        ("gs://bucket/d?versionId=5", "bucket/d?versionId=5", ""),
+        ("gcs://bucket/d?generation=5", "bucket/d", "?generation=5"),
+        ("hf://org/net/d?d", "org/net/d?d", ""),
+        ("https://host/d?d", "host/d", "?d"),
+        ("simplecache::s3://bucket/d?d", "bucket/d?d", ""),
+        ("zip://m?x.pt::https://host/a.zip", "m", "?x.pt::https://host/a.zip"),
+    ],
+)
+def test_where_a_query_begins(text, way, rest):
+    """In a bucket `?` is in names, but for what says a version."""
+    assert files.link(text)[1:] == (way, rest)
+    assert not files.has_magic(text)
+
+
+@pytest.mark.parametrize("url", ["file://me:hidden-2@host/m.pt", "FILE://me:hidden-2@host/m.pt"])
+def test_a_password_of_a_file_url_is_hidden(url):
+    """No file has one, and so it is that of another URL."""
+    assert files.harmless(files.shown(url)) == "me:…@host/m.pt"
 
 
 def test_a_class_gets_the_url_that_was_typed():
