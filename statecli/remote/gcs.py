@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from urllib.parse import quote
 
@@ -46,12 +47,21 @@ class CloudStorage:
 
 
 def _filesystem() -> Any:
-    imported()
     try:
+        imported()
         import gcsfs
-    except ImportError:
+    except (ImportError, MissingDependency):
         raise MissingDependency("gs:// needs the package gcsfs: pip install 'statecli[gs]'") from None
-    return gcsfs.GCSFileSystem(skip_instance_cache=True, use_listings_cache=False)
+    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    try:
+        found = gcsfs.GCSFileSystem(skip_instance_cache=True, use_listings_cache=False)
+    except (IsADirectoryError, PermissionError):
+        found = None
+    # gcsfs takes others, or none, in their place.
+    if found is None or (named and not found.credentials.token and found.credentials.method != "google_default"):
+        what = "a file that holds no Google credentials" if os.path.isfile(named or "") else "no file"
+        raise UnreadableError(f"GOOGLE_APPLICATION_CREDENTIALS names {what}: name one, or unset it")
+    return found
 
 
 def _parts(url: str) -> tuple[str, str, dict[str, str]]:
@@ -96,6 +106,8 @@ async def _listed(filesystem: Any, url: str) -> Listing:
             page = await answer.json()
         take_page(folders, prefix, [one["name"] for one in page.get("items", ())], page.get("prefixes", ()))
         if not page.get("nextPageToken"):
+            if prefix and not folders:  # an empty folder has itself
+                raise Missing("is not there")
             return listing_of(folders)
         asked["pageToken"] = page["nextPageToken"]
 

@@ -7,7 +7,9 @@ AWS_NO_SIGN_REQUEST says so.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from traceback import walk_tb
+from types import FrameType
 from typing import Any, TypeVar
 
 from statecli.errors import MissingDependency, UnreadableError
@@ -23,6 +25,8 @@ _BUSY = frozenset(
 )
 #: What may be another answer later, whoever gave it.
 _AGAIN = frozenset([408, 429, 500, 502, 503, 504])
+#: What leads elsewhere.
+_MOVED = frozenset([301, 302, 303, 307, 308])
 _NO_BUCKET = "its bucket is not there"
 #: What the codes of S3 mean to whoever asked.
 _CODES = {
@@ -50,6 +54,32 @@ _REFUSED_TO_ALL = (
     "access is refused (HTTP 403): no AWS credentials were found, and without them it may not be read; log in, or set "
     "AWS_PROFILE"
 )
+_REFUSED_UNSIGNED = (
+    "access is refused (HTTP 403): AWS_NO_SIGN_REQUEST asks without AWS credentials, and without them it may not be "
+    "read; unset it"
+)
+#: What is at fault, by a part of the name of what in botocore looked for credentials and had none.
+_SOURCES = {
+    "SSO": "there is no AWS login, or it has expired; log in again: aws sso login",
+    "WebIdentity": "AWS gives no credentials for a web identity: check AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN",
+    "AssumeRole": "AWS gives no credentials for the role of your profile: check role_arn and source_profile in the AWS "
+    "configuration, or log in again",
+    "Process": "the program that credential_process in the AWS configuration names gives no credentials: run it",
+    "Container": "the container gives no AWS credentials: check AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "EnvProvider": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: set both",
+    "": "your AWS credentials cannot be used ({name}); log in again",
+}
+#: The variables that say where S3 is, the one that counts first.
+_ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
+#: What is at fault where nothing was asked for yet, by a part of the error's name.
+_SETTINGS = {
+    "ProfileNotFound": "AWS_PROFILE names a profile that is not in the AWS configuration",
+    "ConfigParseError": "the AWS configuration is not written as one: mend {path}",
+    "InvalidRegion": "no region of AWS is called so: set AWS_DEFAULT_REGION",
+    "EndpointResolution": "the endpoint of S3 is no URL: set {endpoint} to http://… or https://…",
+    "ValueError": "the endpoint of S3 is no URL: set {endpoint} to http://… or https://…",
+    "": "the AWS configuration cannot be used ({name}): check the variables AWS_… and ~/.aws/config",
+}
 
 
 class S3:
@@ -57,7 +87,7 @@ class S3:
 
     def __init__(self) -> None:
         self._signed, self._unsigned = PerProcess(_filesystem), PerProcess(lambda: _filesystem(anon=True))
-        self._anonymous = os.environ.get("AWS_NO_SIGN_REQUEST", "").lower() in ("1", "true", "yes", "on")
+        self._anonymous = _is_unsigned()
 
     def get(self, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
         """As `Store.get`."""
@@ -82,6 +112,10 @@ class S3:
         return self._asked(ask)
 
 
+def _is_unsigned() -> bool:
+    return os.environ.get("AWS_NO_SIGN_REQUEST", "").lower() in ("1", "true", "yes", "on")
+
+
 def _filesystem(*, anon: bool | None = None) -> Any:
     imported()
     try:
@@ -97,10 +131,46 @@ def _filesystem(*, anon: bool | None = None) -> Any:
         "read_timeout": patience.timeout,
         "max_pool_connections": patience.connections,
         "retries": {"total_max_attempts": 1},
+        "http_session_cls": _session(),
     }
     found.config_kwargs = {**found.config_kwargs, **ours}
     found.retries = 1  # `attempts` asks again
     return found
+
+
+def _session() -> type:
+    """How aiobotocore asks, but for redirects: aiohttp would follow them anywhere, and take session tokens along.
+
+    botocore itself follows those to another region.
+    """
+    from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
+    from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
+
+    class Session(AIOHTTPSession):  # type: ignore[misc]  # it has no types
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            return _Direct(await super()._get_session(proxy_url))
+
+    try:
+        AioConfig(http_session_cls=Session)
+        AIOHTTPSession._get_session  # noqa: B018 - what is not there cannot be told not to follow
+    except (AttributeError, TypeError):
+        raise MissingDependency("s3:// needs another aiobotocore: pip install -U s3fs aiobotocore") from None
+    return Session
+
+
+class _Direct:
+    """A session of aiohttp that follows no redirect, and refuses those that name no region."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    async def request(self, *what: Any, **options: Any) -> Any:
+        answer = await self._session.request(*what, **options, allow_redirects=False)
+        leads_away = "Location" in answer.headers or answer.method == "HEAD"  # by which botocore asks for the region
+        if answer.status in _MOVED and leads_away and "x-amz-bucket-region" not in answer.headers:
+            answer.close()
+            raise UnreadableError(_FOREIGN.format(what=f"HTTP {answer.status}"))
+        return answer
 
 
 def _parts(url: str) -> tuple[str, str, dict[str, str]]:
@@ -151,6 +221,8 @@ async def _listed(filesystem: Any, url: str) -> Listing:
         keys = [one["Key"] for one in page.get("Contents", ())]
         take_page(folders, prefix, keys, [one["Prefix"] for one in page.get("CommonPrefixes", ())])
         if not page.get("IsTruncated"):
+            if prefix and not folders:  # an empty folder has itself
+                raise Missing("is not there")
             return listing_of(folders)
         more = {"ContinuationToken": page["NextContinuationToken"]}
 
@@ -172,19 +244,52 @@ def _answer(why: BaseException) -> tuple[str | None, int]:
 
 def _said(why: Exception, *, anonymous: bool) -> Exception:
     """The error of ours; the text of theirs may hold what must not be shown."""
+    own = _unready(why)
+    if own is not None:
+        return own
     code, status = _answer(why)
     if code is not None:
         return _foreign(code, status) or _told(code, status, anonymous=anonymous)
     name = type(why).__name__
-    if name == "ProfileNotFound":
-        return UnreadableError("AWS_PROFILE names a profile that is not in the AWS configuration")
     if name == "ParamValidationError":
         return UnreadableError(_CODES["InvalidBucketName"])
-    if "Credential" in name or "Token" in name or "SSO" in name:
-        return UnreadableError(f"your AWS credentials cannot be used ({name}); log in again")
     if name in ("SSLError", "CertificateError"):
         return UnreadableError("the server's certificate is not trusted: set AWS_CA_BUNDLE to the one that signed it")
+    inner = getattr(why, "kwargs", {}).get("error")
+    if isinstance(inner, UnreadableError):
+        return inner
+    if isinstance(inner, (FileNotFoundError, IsADirectoryError, PermissionError)):
+        return UnreadableError("AWS_CA_BUNDLE names no file of certificates that can be read")
+    if isinstance(inner, ValueError):
+        return UnreadableError("your AWS credentials hold what no header may: set them again, without line breaks")
     return unreached(why)
+
+
+def _unready(why: Exception) -> Exception | None:
+    """The error where S3 was not asked, for want of credentials or of a configuration; None where it was."""
+    frames = list(_frames(why))
+    modules = {frame.f_globals.get("__name__", "").removeprefix("aio") for frame in frames}
+    name = type(why).__name__
+    if modules & {"botocore.credentials", "botocore.tokens"} and name not in ("ConfigParseError", "ProfileNotFound"):
+        error = unreached(why)
+        if isinstance(error, Transient):
+            return Transient(f"no AWS credentials came: {error}")
+        makers = {type(frame.f_locals.get("self")).__name__ for frame in frames}
+        told = next(told for part, told in _SOURCES.items() if any(part in maker for maker in makers))
+        return UnreadableError(told.format(name=name))
+    if "botocore.session" not in modules and name != "EndpointResolutionError":
+        return None
+    endpoint = next((one for one in _ENDPOINTS if os.environ.get(one)), "endpoint_url in the AWS configuration")
+    told = next(told for part, told in _SETTINGS.items() if part in name)
+    return UnreadableError(told.format(name=name, endpoint=endpoint, path=getattr(why, "kwargs", {}).get("path")))
+
+
+def _frames(why: Exception) -> Iterator[FrameType]:
+    """Where an error came by, also before s3fs made another of it."""
+    error: BaseException | None = why
+    while error is not None:
+        yield from (frame for frame, _ in walk_tb(error.__traceback__))
+        error = error.__cause__
 
 
 def _foreign(code: str, status: int) -> Exception | None:
@@ -205,7 +310,8 @@ def _told(code: str, status: int, *, anonymous: bool) -> Exception:
     if code == "NoSuchKey":
         return Missing("is not there")
     if code in ("AccessDenied", "AllAccessDisabled"):
-        return UnreadableError(_REFUSED_TO_ALL if anonymous else _REFUSED)
+        refused = _REFUSED_UNSIGNED if _is_unsigned() else _REFUSED_TO_ALL
+        return UnreadableError(refused if anonymous else _REFUSED)
     if code in _CODES:
         return (Missing if code in ("NoSuchBucket", "NoSuchVersion") else UnreadableError)(_CODES[code])
     return UnreadableError(f"cannot be read: S3 says {code}")

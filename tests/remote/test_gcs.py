@@ -87,5 +87,46 @@ def test_an_empty_object_is_an_empty_file(gs, statecli):
 def test_the_package_is_named(monkeypatch, statecli):
     """Where gcsfs is not installed."""
     monkeypatch.setitem(sys.modules, "gcsfs", None)
+    line = "statecli: gs:// needs the package gcsfs: pip install 'statecli[gs]'\n"
+    assert (statecli("inspect", URL).code, statecli("inspect", URL).err) == (2, line)
+    monkeypatch.setitem(sys.modules, "fsspec", None)  # which gcsfs brings
+    assert statecli("inspect", URL).err == line
+
+
+def test_names_with_marks(gs, statecli):
+    """`?` is in a name, and so is the `#` of one that was listed."""
+    folder = gs.folder / "models" / "odd"
+    for name in ("a#b?c.safetensors", "p#q/model.safetensors", "d?d/model.safetensors"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        save_file({"w": torch.zeros(2)}, folder / name)
+    found = statecli("audit", "gs://models/odd/", "-f", "json")
+    assert (found.code, len(found.json["targets"]), found.err) == (0, 3, "")
+    assert statecli("audit", "gs://models/odd/d?*").code == 0
+
+
+def test_a_folder_that_is_not_there(gs, statecli):
+    """With a slash as without."""
+    for url in ("gs://models/nope", "gs://models/nope/"):
+        assert statecli("inspect", url).err.startswith(f"statecli: {url}: is not there")
+
+
+@pytest.mark.parametrize(
+    ("written", "line"),
+    [
+        (None, "names no file"),
+        ("folder", "names no file"),
+        ("{", "names a file that holds no Google credentials"),
+        ('{"type": "service_account", "private_key": "hidden-3"}', "names a file that holds no Google credentials"),
+    ],
+)
+def test_credentials_that_are_named_and_none(gs, statecli, monkeypatch, tmp_path, written, line):
+    """gcsfs would go without them, or take others."""
+    path = tmp_path / "key.json"
+    if written == "folder":
+        path.mkdir()
+    elif written:
+        path.write_text(written)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
     found = statecli("inspect", URL)
-    assert (found.code, found.err) == (2, "statecli: gs:// needs the package gcsfs: pip install 'statecli[gs]'\n")
+    told = f"statecli: {URL}: GOOGLE_APPLICATION_CREDENTIALS {line}: name one, or unset it\n"
+    assert (found.code, found.err, gs.requests) == (2, told, [])

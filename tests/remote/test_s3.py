@@ -19,7 +19,7 @@ from statecli.remote.s3 import _listed
 
 from .conftest import SECRET
 from .s3 import S3, refusal
-from .server import After, Cut, Headers, OtherRange, Reply, Stall, Times, ignore_range
+from .server import After, Cut, Headers, OtherRange, Redirect, Reply, Server, Stall, Times, ignore_range
 
 pytest.importorskip("s3fs")
 pytestmark = pytest.mark.usefixtures("begun")
@@ -155,6 +155,38 @@ def test_a_key_with_a_hash(bucket, tmp_path, statecli):
     assert statecli("inspect", url).err == f"statecli: {bucket.url('odd/a')}: is not there; {told}\n"
 
 
+def test_keys_with_a_question_mark(bucket, tmp_path, statecli):
+    """It begins no query, and is no wildcard; what was listed can be read, with a `#` too."""
+    for name in ("a#b?c.safetensors", "p#q/model.safetensors", "d?d/model.safetensors", "dxd/model.safetensors"):
+        path = tmp_path / "up" / "odd" / name
+        written(path.parent, path.name)
+    bucket.upload(tmp_path / "up")
+    for way, count in {
+        "odd/": 4,
+        "odd": 4,
+        "odd/*": 4,
+        "odd/*/": 3,
+        "odd/d?d": 1,
+        "odd/d?*": 1,
+        "odd/d?d/*": 1,
+    }.items():
+        remote.forget()
+        found = statecli("audit", bucket.url(way), "-f", "json")
+        assert (found.code, len(found.json["targets"]), found.err) == (0, count, ""), way
+    remote.forget()
+    for way in ("odd/d?d", "odd/d?d/", "odd/d?d/model.safetensors"):
+        assert statecli("inspect", bucket.url(way)).code == 0
+
+
+def test_a_folder_that_is_not_there(bucket, statecli):
+    """With a slash as without; one that somebody made is empty."""
+    for url in (bucket.url("nope"), bucket.url("nope/")):
+        for command in ("inspect", "audit"):
+            assert f"{url}: is not there\n" in statecli(command, url).err
+    bucket._client.put_object(Bucket=bucket.name, Key="made/", Body=b"")
+    assert statecli("inspect", bucket.url("made/")).err == f"statecli: {bucket.url('made/')}: is an empty folder\n"
+
+
 def test_a_walk_lists_a_folder_once(s3, signed, statecli):
     """With a slash at its end, too."""
     written(s3.folder / "models" / "run-1")
@@ -229,6 +261,21 @@ def test_a_bucket_of_another_region_is_found(s3, signed, statecli, monkeypatch):
     written(s3.folder / "models", "n.safetensors")
     assert statecli("diff", "s3://models/m.safetensors", "s3://models/n.safetensors").code == 0
     assert [one.status for one in s3.requests].count(301) == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_elsewhere_is_not_followed(s3, signed, statecli, monkeypatch, status):
+    """Whoever is there gets no session token, and its bytes are no object's."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "hidden-token-4")
+    written(s3.folder / "models")
+    with Server(s3.folder) as other:
+        s3.behave("*", Redirect(other.url("models/m.safetensors").replace("127.0.0.1", "localhost"), status=status))
+        for url in ("s3://models/m.safetensors", "s3://models/"):
+            found = statecli("inspect", url)
+            told = f"statecli: {url}: no S3 gave this answer (HTTP {status}): check AWS_ENDPOINT_URL"
+            assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+            assert found.err.startswith(told)
+        assert other.requests == []
 
 
 # --- credentials
@@ -383,6 +430,81 @@ def test_a_profile_that_there_is_not(s3, statecli, monkeypatch):
     found = statecli("inspect", "s3://models/m.safetensors")
     assert (found.code, found.err.count("\n")) == (2, 1)
     assert "AWS_PROFILE" in found.err
+
+
+ROLE = "role_arn=arn:aws:iam::123456789012:role/x\n"
+SSO = "sso_start_url=https://nobody.example\nsso_region=us-east-1\nsso_account_id=1\nsso_role_name=r\n"
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        (SSO, "log in again: aws sso login"),
+        ("sso_session=s\nsso_account_id=1\nsso_role_name=r\n", "log in again: aws sso login"),
+        ("credential_process=/nobody/has/this\n", "the program that credential_process in the AWS configuration names"),
+        ("credential_process=echo hidden-5\n", "the program that credential_process in the AWS configuration names"),
+        (f"{ROLE}source_profile=nobody\n", "check role_arn and source_profile"),
+        (f"{ROLE}source_profile=b\n[profile b]\naws_access_key_id=A\naws_secret_access_key=B\n", "check role_arn"),
+        (f"{ROLE}web_identity_token_file=/nobody/has/hidden-5\n", "check AWS_WEB_IDENTITY_TOKEN_FILE"),
+        ("no equals sign", "the AWS configuration is not written as one: mend /"),
+        ("region=us east\n", "no region of AWS is called so: set AWS_DEFAULT_REGION"),
+        ("retry_mode=none\n", "the AWS configuration cannot be used (InvalidRetryModeError)"),
+        ("endpoint_url=127.0.0.1:80\n", "is no URL: set endpoint_url in the AWS configuration to http://"),
+    ],
+)
+def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tmp_path, profile, words):
+    """It is said what of it is at fault, and nobody is told that the object cannot be read."""
+    (tmp_path / "config").write_text(f"[profile p]\n{profile}")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "p")
+    if "endpoint_url" in profile:
+        monkeypatch.delenv("AWS_ENDPOINT_URL")
+    if not profile.startswith(("sso", "role")):  # a process, or what else is not asked when there are some
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    if profile.startswith("region"):
+        monkeypatch.delenv("AWS_DEFAULT_REGION")
+    s3.behave("*", refusal(403, "AccessDenied"))
+    found = statecli("inspect", "s3://models/m.safetensors")
+    assert (found.code, found.out) == (2, "")
+    assert words in found.err.splitlines()[-1]
+    assert "hidden-5" not in found.err.splitlines()[-1]
+    assert not [one for one in s3.requests if one.path.startswith("models")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("AWS_ENDPOINT_URL", "127.0.0.1:5555", "no URL: set AWS_ENDPOINT_URL to http://… or https://…"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:port", "no URL: set AWS_ENDPOINT_URL to http://… or https://…"),
+        ("AWS_ENDPOINT_URL_S3", "ftp://127.0.0.1", "no URL: set AWS_ENDPOINT_URL_S3 to http://… or https://…"),
+        ("AWS_DEFAULT_REGION", "us east/1", "no region of AWS is called so: set AWS_DEFAULT_REGION"),
+        ("AWS_SESSION_TOKEN", "hidden-6\n7", "set them again, without line breaks"),
+        ("AWS_SECRET_ACCESS_KEY", "", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: set both"),
+    ],
+)
+def test_a_variable_that_says_nothing(s3, signed, statecli, monkeypatch, name, value, words):
+    """It is named."""
+    monkeypatch.setenv(name, value)
+    found = statecli("inspect", "s3://models/m.safetensors")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert words in found.err
+    assert "hidden-6" not in found.err
+
+
+def test_certificates_that_are_not_there(s3, signed, statecli, monkeypatch):
+    """The variable is named."""
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/nobody/has/this.pem")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
+    assert "AWS_CA_BUNDLE names no file" in statecli("inspect", "s3://models/m.safetensors").err
+
+
+def test_refused_unsigned_on_request(s3, signed, statecli, monkeypatch):
+    """There are credentials, and whoever asked without them may do so."""
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "yes")
+    s3.behave("*", refusal(403, "AccessDenied"))
+    err = statecli("inspect", "s3://models/m.safetensors").err
+    assert "AWS_NO_SIGN_REQUEST asks without AWS credentials" in err
+    assert "were found" not in err
 
 
 def test_new_credentials_count_for_the_next_call(s3, monkeypatch):
