@@ -2,18 +2,20 @@
 
 What float32 can carry is done in one pass by `_native.c` where it was compiled, and by numpy where not: it writes into
 buffers that are used again and again and fit a core's second-level cache.
+
+numpy's sums are made by ufuncs alone, of which IEEE 754 and a fixed order of the terms say every bit. BLAS (`dot`,
+`vecdot`) and `einsum` may be faster, and add in as many lanes as a processor has, or a release of them likes.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from statecli.comparison.result import How
 from statecli.values.elements import Array, Decoder
-from statecli.values.tally import ROW, SAFE, SMALL, Tally, Wide
+from statecli.values.tally import SAFE, SMALL, TERMS, Tally, Wide
 
 try:
     from statecli.values import _native
@@ -22,12 +24,10 @@ except ImportError:  # there was no compiler when statecli was installed
 
 #: The types whose blocks the compiled kernel reads as they are stored.
 STORED = frozenset(("float32", "bfloat16", "float16"))
-_rows: Any = getattr(np, "vecdot", None) or (lambda a, b, out: np.einsum("ij,ij->i", a, b, out=out))
-_ONES = np.ones(ROW, np.float32)
 
 
 def made_of() -> str:
-    """What does the sums here, "C" or "numpy": the two differ in the last bits."""
+    """What does the sums here, "C" or "numpy": the two differ in the last bits, and neither by processor or release."""
     return "numpy" if _native is None else "C"
 
 
@@ -105,7 +105,7 @@ def norm(block: Array, decoder: Decoder) -> Tally:
                 return found
         elif block.dtype == np.float32:
             padded = _padded(block, decoder, "before")
-            squares = _squares(padded)
+            squares = _squares(padded, decoder)
             if SMALL <= squares < np.inf or (squares == 0 and not block.any()):
                 same = Wide(squares)
                 return Tally(finite=block.size, before=same, after=same, product=same)
@@ -147,14 +147,8 @@ def _in_passes(before: Array, after: Array, decoder: Decoder, changed: Array | N
     gap = np.subtract(b, a, out=decoder.buffer("gap", "f4", a.size))
     if changed is None:
         changed = np.not_equal(gap, 0, out=decoder.buffer("changed", "?", gap.size))
-    x, y, d = a.reshape(-1, ROW), b.reshape(-1, ROW), gap.reshape(-1, ROW)
-    sums = decoder.buffer("sums", "f4", 4 * len(x)).reshape(4, -1)
-    _rows(x, x, out=sums[0])
-    _rows(y, y, out=sums[1])
-    _rows(d, d, out=sums[2])
-    np.abs(gap, out=gap)
-    _rows(d, _ONES.reshape(1, -1), out=sums[3])
-    norm_a, norm_b, squares, sum_abs = map(float, sums.sum(axis=1, dtype=np.float64))
+    norm_a, norm_b, squares = (_squares(one, decoder) for one in (a, b, gap))
+    sum_abs = _added(np.abs(gap, out=gap))
     # An infinity or a NaN on one side, or an overflow, is in its norm.
     if not math.isfinite(norm_a + norm_b + squares) or any(
         _may_have_vanished(*one) for one in ((norm_a, before), (norm_b, after), (squares, gap))
@@ -163,7 +157,7 @@ def _in_passes(before: Array, after: Array, decoder: Decoder, changed: Array | N
     # |b - a|² = |a|² + |b|² - 2 a·b spares a pass, and loses no digit unless the two point apart: then products cancel.
     product = (norm_a + norm_b - squares) / 2
     if product < (norm_a + norm_b) / 4:
-        product = float(np.einsum("i,i->", a.astype(np.float64), b.astype(np.float64)))
+        product = float(np.add.reduce(a.astype(np.float64) * b))
     count = int(np.count_nonzero(changed))
     return Tally(
         changed=count,
@@ -179,19 +173,23 @@ def _in_passes(before: Array, after: Array, decoder: Decoder, changed: Array | N
 
 
 def _padded(block: Array, decoder: Decoder, purpose: str) -> Array:
-    """Whole rows, the last of them filled up with zeros; the block itself where it is."""
-    if block.size % ROW == 0:
+    """So many values that TERMS divides them, the last of them zeros; the block itself where it has."""
+    if block.size % TERMS == 0:
         return block
-    size = -(-block.size // ROW) * ROW
+    size = -(-block.size // TERMS) * TERMS
     padded = decoder.buffer(purpose, "f4", size)
     padded[: block.size] = block
     padded[block.size :] = 0
     return padded
 
 
-def _squares(block: Array) -> float:
-    rows = block.reshape(-1, ROW)
-    return float(_rows(rows, rows, out=np.empty(len(rows), np.float32)).sum(dtype=np.float64))
+def _squares(block: Array, decoder: Decoder) -> float:
+    return _added(np.multiply(block, block, out=decoder.buffer("squares", "f4", block.size)))
+
+
+def _added(block: Array) -> float:
+    """The sum of TERMS rows: of each column in float32, and of these in float64."""
+    return float(np.add.reduce(np.add.reduce(block.reshape(TERMS, -1), axis=0).astype(np.float64)))
 
 
 def _may_have_vanished(squares: float, block: Array) -> bool:
@@ -203,12 +201,25 @@ def _may_have_vanished(squares: float, block: Array) -> bool:
 
 def _gap(before: Array, after: Array, one: Array, two: Array, finite: Array) -> Array:
     """|after - before| where both are `finite`, in float64; `one` and `two` are the same values, widened."""
-    gap: Array = np.abs(two[finite] - one[finite])
+    gap = _size(two[finite] - one[finite])
     for whole, other, real in ((before, after, two.real), (after, before, one.real)):
         if whole.dtype.kind in "iu" and whole.dtype.itemsize == 8:
             hidden = _rounded_away(whole, real)[finite]
-            gap = np.hypot(hidden, gap) if other.dtype.kind == "c" else gap + hidden
+            gap = _length(hidden, gap) if other.dtype.kind == "c" else gap + hidden
     return gap
+
+
+def _size(values: Array) -> Array:
+    """|values|. Of complex ones numpy's own has other last bits on other processors."""
+    return _length(values.real, values.imag) if values.dtype.kind == "c" else np.abs(values)
+
+
+def _length(one: Array, other: Array) -> Array:
+    """The root of the sum of their squares, which are near 1: none overflows or vanishes."""
+    exponent = np.frexp(np.maximum(np.abs(one), np.abs(other)))[1]
+    squares = (np.square(np.ldexp(side, -exponent)) for side in (one, other))
+    length: Array = np.ldexp(np.sqrt(np.add(*squares)), exponent)
+    return length
 
 
 def _rounded_away(whole: Array, real: Array) -> Array:
@@ -232,12 +243,12 @@ def _differ(before: Array, after: Array, finite: Array, gap: Array, how: How) ->
 
 def _beyond(before: Array, after: Array, gap: Array, how: How) -> Array:
     """Where the gap is larger than the tolerance."""
-    limit = how.atol + how.rtol * np.abs(before)
+    limit = how.atol + how.rtol * _size(before)
     beyond: Array = gap > limit
     far = ~np.isfinite(gap + limit)
     # A quarter of any gap fits float64, and no gap is larger than a limit whose quarter does not.
     before, after = before[far] / 4, after[far] / 4
-    beyond[far] = np.abs(after - before) > how.atol / 4 + how.rtol * np.abs(before)
+    beyond[far] = _size(after - before) > how.atol / 4 + how.rtol * _size(before)
     return beyond
 
 
@@ -307,7 +318,7 @@ def _scaled(values: Array) -> tuple[Array, int]:
 
 
 def _product(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
-    return Wide(float(np.einsum("i,i->", a, b)), (power_a + power_b) // 2)
+    return Wide(float(np.add.reduce(a * b)), (power_a + power_b) // 2)
 
 
 def bits_differ(before: Array, after: Array, items: int) -> Array:

@@ -144,7 +144,7 @@ def _all_finite(chunk: Array, low: float | int, high: float | int, zeros: int, d
         np.ldexp(work, -exponent, out=work)
     mean = float(np.add.reduce(work)) / chunk.size
     np.subtract(work, mean, out=work)
-    deviation = math.sqrt(float(np.einsum("i,i->", work, work)) / chunk.size)
+    deviation = math.sqrt(float(np.add.reduce(np.square(work, out=work))) / chunk.size)
     scaled = min(max(mean, math.ldexp(low, -exponent)), math.ldexp(high, -exponent)) if exponent else mean
     return Partial(chunk.size, math.ldexp(scaled, exponent), math.ldexp(deviation, exponent), low, high, zeros)
 
@@ -159,8 +159,9 @@ def partial_of_codes(counts: Array, worth: Array) -> Partial:
     if not counts.size:
         return Partial(nan=nan, inf=inf)
     count, low, high = int(counts.sum()), float(worth.min()), float(worth.max())
-    mean = min(max(float(np.dot(counts, worth)) / count, low), high)
     # No type with so few codes comes near the square root of what float64 holds; an absurd scale may: then no std.
     with np.errstate(over="ignore", invalid="ignore"):
-        deviation = math.sqrt(float(np.dot(counts, np.square(worth - mean))) / count)
+        # Not by BLAS, whose last bits depend on the processor.
+        mean = min(max(float(np.add.reduce(counts * worth)) / count, low), high)
+        deviation = math.sqrt(float(np.add.reduce(counts * np.square(worth - mean))) / count)
     return Partial(count, mean, deviation, low, high, zeros, nan, inf)

@@ -1,8 +1,8 @@
 """How two tensors' values differ, as sums that can be added up: of one block, of a task, of a tensor.
 
-Blocks of float32 (all that float16, bfloat16 and float8 decode to) are summed in rows of `ROW` products, and these in
-float64: a lane of a vector unit adds a handful of terms before float64 takes over, and products of two bfloat16 are
-exact. The result is within 1e-6 of a sum in float64 throughout, at twice its speed. A block with anything in it that
+Blocks of float32 (all that float16, bfloat16 and float8 decode to) are summed `TERMS` products at a time, and these
+sums in float64; products of two bfloat16 are exact. The result is within 1e-6 of a sum in float64 throughout, at twice
+its speed. A block with anything in it that
 float32 cannot carry (NaN, infinities, squares that overflow or vanish) is done again in float64, and one that float64
 cannot carry is scaled by a power of two, which changes no digit.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from statecli.comparison.result import Delta
 
 #: Products summed in float32 before float64 takes over.
-ROW = 256
+TERMS = 16
 #: A sum of squares in float32 below this may have lost what vanished on the way.
 SMALL = 2.0**-80
 #: Values of this size and above, or below its inverse, are scaled before they are squared in float64.

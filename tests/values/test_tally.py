@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from statecli.comparison.result import How
 from statecli.values import kernels
 from statecli.values.elements import Decoder, element
-from statecli.values.tally import ROW, Tally, Wide
+from statecli.values.tally import TERMS, Tally, Wide
 
 torch = pytest.importorskip("torch")
 
@@ -59,16 +59,17 @@ def test_nothing_added_changes_nothing(way):
 
 
 def test_one_large_and_many_small(way):
-    """The worst for float32: in each row one 1 and 255 that vanish beside it one by one, not together."""
-    gap = np.full(4 * ROW, 2.0**-12.5, np.float32)
-    gap[::ROW] = 1
+    """The worst for float32: in each sum a 1 first, and then what vanishes beside it one by one, not together."""
+    gap = np.full(64 * TERMS, 2.0**-12.5, np.float32)
+    gap[:64] = 1  # of numpy, whose terms lie as far apart as they can
+    gap.reshape(-1, 128)[:, :16] = 1  # of C, whose terms lie in 16 lanes of 128
     zeros = np.zeros_like(gap)
     found = kernels.tally(zeros, gap, How(), Decoder())
     assert found.squares.value() == pytest.approx(float(np.square(gap.astype(np.float64)).sum()), rel=1e-6)
     assert found.sum_abs.value() == pytest.approx(float(gap.astype(np.float64).sum()), rel=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, ROW - 1, ROW, ROW + 1, 3 * ROW + 17])
+@pytest.mark.parametrize("n", [1, TERMS - 1, TERMS, TERMS + 1, 3 * TERMS + 17])
 def test_rows_that_are_not_full(n, way):
     """What fills up the last row counts for nothing, and leaves nothing behind for the next block."""
     decoder = Decoder()
