@@ -13,7 +13,7 @@ import msgspec
 
 from statecli import files
 from statecli.errors import MalformedError, UnreadableError, UsageError
-from statecli.formats import _json
+from statecli.formats import _json, _shown
 from statecli.formats._source import Source
 from statecli.places import named
 from statecli.render.json import encoded
@@ -118,7 +118,7 @@ def document(path: str, what: str) -> dict[str, object]:
                 raise MalformedError(f"has {source.size:,} bytes, more than the {LONGEST:,} that one may have")
             raw = source.read(0, source.size)
     except UnreadableError as why:
-        raise type(why)(f"{path}: {what} {why}") from why
+        raise type(why)(f"{path}: {_shown.with_reason(what, why)}") from why
     if raw.startswith(MARKERS) or any(b"\n" + marker in raw for marker in MARKERS):
         raise MalformedError(f"{path}: {what} has conflict markers of a merge: write it again")
     found, repeats = _json.object_of(raw, f"{path}: {what}")

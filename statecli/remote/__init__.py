@@ -252,9 +252,9 @@ def access() -> Access:
 
 def accept(found: Access) -> None:
     """Takes over what another process knows."""
-    if remembered.get(Access) != found.command:  # a worker lives on, and what it could not reach may answer now
+    if remembered.get(Access) != found.command:  # a worker lives on, and what it knows may be so no longer
+        forget()
         remembered[Access] = found.command
-        attempts.forget()
     _names.typed.update(found.urls)
     for path, known in found.known.items():
         if path not in _objects:

@@ -103,6 +103,11 @@ class _Response(http.client.HTTPResponse):
         super().begin()
         self._pace.body()
 
+    def _read_and_discard_trailer(self) -> None:
+        # What stands behind the last chunk may go on for ever, as a head may.
+        self._pace.head(settings().timeout)
+        super()._read_and_discard_trailer()  # type: ignore[misc]  # of the standard library, and its own
+
 
 class _Plain(HTTPConnection):
     def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -92,6 +92,9 @@ def quiet() -> None:
 
     made.is_quiet = True  # type: ignore[attr-defined]
     logging.setLogRecordFactory(made)
+    # What nobody has asked for is not written to stderr: what is wrong is said there in one line, by us.
+    for name in _LOGGERS:
+        logging.getLogger(name).addHandler(logging.NullHandler())
 
 
 def _clean(record: Any) -> None:

@@ -123,6 +123,11 @@ def endless_trailers(start, last, n):
     yield from for_ever(b"X-A: b\r\n" * 1000)
 
 
+def endless_trailers_of_a_whole(start, last, n):
+    yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(FILE) + b"0\r\n"
+    yield from for_ever(b"X-A: b\r\n" * 1000)
+
+
 def ssh(start, last, n):
     yield b"\x00SSH-2.0-OpenSSH\r\n"
     yield from for_ever(b"")
@@ -164,6 +169,7 @@ AGAIN = "; try again later"
         (endless_line, GARBAGE),
         (endless_chunk_size, f"{GARBAGE}; 0 of 65,536 bytes came{AGAIN}"),
         (endless_trailers, "the server contradicts itself about how many bytes it answers with"),
+        (endless_trailers_of_a_whole, f"{STALLS}the head of its answer did not end{WAITED}; {len(FILE):,} bytes came{AGAIN}"),
         (ssh, GARBAGE),
         (missing, "is not there (HTTP 404)"),
         (missing_and_dripping, "is not there (HTTP 404)"),
