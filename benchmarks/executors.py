@@ -45,7 +45,7 @@ if __name__ == "__main__":
     count = made.GRAIN // (2 * TASK)
     with engines.working("threads:1"):
         work = min(took(count, TASK) for _ in range(5))
-    made.GRAIN = 1
+    pool.BATCH = made.GRAIN = 1
     with engines.working(name or ProcessPoolExecutor(2, get_context("spawn"))):
         took(100, 1)
         handing = min(took(1000, 1) for _ in range(3)) / 1000

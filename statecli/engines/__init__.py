@@ -67,7 +67,8 @@ def _opened(executor: Any) -> AbstractContextManager[Engine]:
     if not isinstance(executor, str):
         from statecli.engines.elsewhere import Elsewhere
 
-        return nullcontext(Elsewhere(executor, name))
+        workers = getattr(executor, "_max_workers", 0)  # the standard library's have nothing to be asked by
+        return nullcontext(Elsewhere(executor, name, workers if isinstance(workers, int) else 0))
     if name in ("threads", "processes"):
         return nullcontext(_LOCAL[name](count or pool.cores()))
     if name == "dask":

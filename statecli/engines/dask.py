@@ -18,8 +18,8 @@ from statecli.engines.elsewhere import Elsewhere
 from statecli.errors import EngineError, MissingDependency
 from statecli.values.pool import Engine
 
-#: Bytes of small tasks in a parcel: a task of Dask takes 2 to 3 ms of its scheduler, client and worker together, and
-#: comparing these a hundred times as long.
+#: Bytes of small tasks in a parcel, at most: a task of Dask takes 2 to 3 ms of its scheduler, client and worker
+#: together, and comparing these a hundred times as long.
 GRAIN = 512 << 20
 #: Before Python 3.11 these are two.
 LATE = (TimeoutError, asyncio.TimeoutError)
@@ -42,7 +42,7 @@ def connected(address: str) -> Iterator[Engine]:
         try:
             _refuse_without_workers(client, name)
             # What a dead worker had is done by another without being asked for, `allowed-failures` times.
-            yield Elsewhere(_Tasks(client), name, GRAIN, _Watch(client).lost)
+            yield Elsewhere(_Tasks(client), name, _threads(client), GRAIN, _Watch(client).lost)
         finally:
             with suppress(OSError, *LATE):  # the results are there, or what went wrong is being told
                 client.close(timeout=1)
@@ -70,6 +70,13 @@ def _refuse_without_workers(client: Any, name: str) -> None:
         client.wait_for_workers(1, timeout=TIMEOUT)
     except LATE as why:
         raise EngineError(f"--executor {name}: has no worker; start one with: dask worker …") from why
+
+
+def _threads(client: Any) -> int:
+    """Of all workers together; 0 where nobody says so, which is told when their results are waited for."""
+    with suppress(OSError, *LATE):
+        return sum(client.sync(client.scheduler.ncores, callback_timeout=TIMEOUT).values())
+    return 0
 
 
 class _Tasks(Executor):

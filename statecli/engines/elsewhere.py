@@ -9,23 +9,40 @@ from typing import Any
 from statecli import __version__
 from statecli.engines.parcel import Parcel, do, pack, unpack
 from statecli.errors import EngineError, StateError, UnreadableError
+from statecli.values import pool
 from statecli.values.pool import Function, Place, uninterrupted
 
-#: Bytes of small tasks in a parcel: one takes half a millisecond to another process of this machine or a rank of MPI,
-#: and comparing these a hundred times as long.
+#: Bytes of small tasks in a parcel, at most: one takes half a millisecond to another process of this machine or a rank
+#: of MPI, and comparing these a hundred times as long.
 GRAIN = 128 << 20
+#: Parcels for each worker, at least, where there is so much to do: none is idle long while another does its last one.
+EACH = 4
+#: Workers of an engine that does not say how many it has.
+MANY = 64
 #: Seconds between two looks at whether anybody is left to wait for.
 LOOK = 1.0
 
 
 class Elsewhere:
-    """Its futures are those of an executor; `lost` says, while they are waited for, that nobody will do them."""
+    """Its futures are those of an executor, of so many `workers`, 0: nobody knows.
+
+    `lost` says, while they are waited for, that nobody will do them.
+    """
 
     def __init__(
-        self, executor: Executor, name: str, grain: int | None = None, lost: Callable[[], str | None] = lambda: None
+        self,
+        executor: Executor,
+        name: str,
+        workers: int,
+        grain: int | None = None,
+        lost: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self.grain = GRAIN if grain is None else grain
-        self._executor, self._name, self._lost = executor, name, lost
+        self._executor, self._name, self._workers, self._lost = executor, name, workers or MANY, lost
+        self._grain = GRAIN if grain is None else grain
+
+    def grain(self, size: int) -> int:
+        """As `Engine.grain`."""
+        return max(min(self._grain, size // (EACH * self._workers)), pool.BATCH)
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:
         """As `Engine.run`. Raises `EngineError` for a worker of another statecli, or of none."""

@@ -27,7 +27,7 @@ def ranks() -> Iterator[Engine]:
     MPI._set_abort_status = lambda status: None  # noqa: ARG005 - its own name
     with MPIPoolExecutor() as executor:
         try:
-            yield Elsewhere(executor, "mpi")
+            yield Elsewhere(executor, "mpi", MPI.COMM_WORLD.Get_size() - 1)
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise

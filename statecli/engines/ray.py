@@ -46,13 +46,14 @@ def started(address: str) -> Iterator[Engine]:
     if own:
         _start(ray, address, name)
     try:
-        yield Elsewhere(_Tasks(ray), name, GRAIN)
+        yield Elsewhere(_Tasks(ray), name, int(ray.cluster_resources().get("CPU", 0)), GRAIN)
     finally:
         if own:
             ray.shutdown()
 
 
-#: Bytes of small tasks in a parcel: a task of Ray takes 1 ms, and comparing these more than a hundred times as long.
+#: Bytes of small tasks in a parcel, at most: a task of Ray takes 1 ms, and comparing these more than a hundred times as
+#: long.
 GRAIN = 256 << 20
 #: Seconds that a cluster has to answer.
 TIMEOUT = 10.0

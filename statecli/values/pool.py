@@ -48,8 +48,8 @@ Place = Callable[[int, "Sequence[Any] | StateError"], None]
 class Engine(Protocol):
     """What does batches of tasks, one after another or many at once, anywhere."""
 
-    #: Bytes of small tasks that it is given together, at least.
-    grain: int
+    def grain(self, size: int) -> int:
+        """Bytes of small tasks that it is given together, at least, where all have so many; 0: BATCH."""
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:
         """Calls `place` once for each batch, in any order, in this thread. Whatever is raised ends all of them.
@@ -191,7 +191,7 @@ def _run(
     engine = _engine.get() if jobs != 1 else None
     if engine is None:
         engine = _default(sum(map(size_of, tasks)), jobs)
-    cut = list(batches(tasks, size_of, engine.grain))
+    cut = list(batches(tasks, size_of, engine.grain(sum(size_of(task) + OVERHEAD for task in tasks))))
     found: list[Any] = [[absent] * len(batch) for batch in cut]
 
     def place(n: int, results: Sequence[Any] | StateError) -> None:
@@ -249,7 +249,8 @@ def attempt(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | StateError:
 class _Here:
     """This process."""
 
-    grain = 0
+    def grain(self, size: int) -> int:  # noqa: ARG002 - as `Engine`
+        return 0
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:
         for n, batch in enumerate(batches):
@@ -259,10 +260,12 @@ class _Here:
 class Processes:
     """Forked processes of this machine; threads where there is no fork."""
 
-    grain = 0
-
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
+
+    def grain(self, size: int) -> int:  # noqa: ARG002 - as `Engine`
+        """As `Engine.grain`."""
+        return 0
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:
         """As `Engine.run`. What a killed worker had is tried once more, alone: it may have been short of memory."""
@@ -296,10 +299,12 @@ class Processes:
 class Threads:
     """Threads of this process."""
 
-    grain = 0
-
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
+
+    def grain(self, size: int) -> int:  # noqa: ARG002 - as `Engine`
+        """As `Engine.grain`."""
+        return 0
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:
         """As `Engine.run`."""

@@ -115,6 +115,14 @@ def test_a_worker_is_killed_in_the_middle(pairs, dask_cluster, tmp_path):
         gone.result()
 
 
+def test_a_parcel_leaves_work_for_each_thread_of_the_cluster(dask_cluster, monkeypatch):
+    """Of 400 MB, which would be one parcel by what Dask costs."""
+    monkeypatch.setattr(dask, "GRAIN", 512 << 20)
+    monkeypatch.setattr(pool, "BATCH", 16 << 20)
+    with of_dask(dask_cluster(2)):
+        assert pool._engine.get().grain(400 << 20) == 50 << 20
+
+
 def test_a_result_that_came_counts_though_its_worker_is_gone(pairs, dask_cluster, monkeypatch):
     """Dask says that a result is lost, just after it came."""
     expected = compare_all(pairs, How())
@@ -379,8 +387,10 @@ def test_an_engine_is_asked_for_the_smallest_work(monkeypatch):
     """One tensor of one element goes to it; what asks for one worker stays here."""
 
     class Engine:
-        grain = 0
         asked = 0
+
+        def grain(self, size):
+            return 0
 
         def run(self, function, shared, batches, place):
             self.asked += 1
