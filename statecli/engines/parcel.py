@@ -16,12 +16,15 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from msgspec.structs import astuple, replace
+
 from statecli import __version__, files
-from statecli.errors import EngineError, StateError, UnreadableError
+from statecli.errors import ChecksumMismatch, EngineError, StateError, UnreadableError
 from statecli.sharing.tasks import identities
-from statecli.state import ByteRange
+from statecli.state import ByteRange, Stats
 from statecli.values import kernels
 from statecli.values.run import Piece
+from statecli.values.scan import Facts
 
 #: What a worker can be asked to do: a function's name -> its module.
 FUNCTIONS = {
@@ -51,19 +54,38 @@ def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Par
     """The parcel of a batch. Paths in it that are relative are so to this process's folder."""
     name = function.__name__
     assert FUNCTIONS[name] == function.__module__, name  # noqa: S101 - a function that no worker would do
-    paths: set[str] = set()
+    here = os.path.join(os.getcwd(), MARK)
+    file = io.BytesIO()
+    packer = _Packer(file, here)
+    packer.dump((shared, batch))
+    known = {path: _known(path) for path in sorted(packer.paths)}
+    packed = pickle.dumps((here, known, files.access(), file.getvalue()))
+    return io.BytesIO(pickle.dumps(_Call(made_here(), name, packed)))
 
-    def local(one: object) -> str | None:
-        # A path is met in what it is the path of before it is met itself.
-        if type(one) is str:
-            return one if one in paths and not os.path.isabs(one) else None
-        if isinstance(one, (ByteRange, Piece)) and one.path and not files.is_remote(one.path):
-            paths.add(one.path)
-        return None
 
-    tasks = _packed((shared, batch), local)
-    known = {path: _known(path) for path in sorted(paths)}
-    return io.BytesIO(pickle.dumps(_Call(made_here(), name, _packed((os.getcwd(), known, files.access(), tasks)))))
+#: What stands between the folder of the command and a path of it: the same file, in letters that nobody else writes, so
+#: that what a worker says of the file is told from all that is said of anything else.
+MARK = os.path.join(".", ".", "")
+
+
+class _Packer(pickle.Pickler):
+    """Makes the paths absolute that it meets, and nothing else; `paths` are the local ones, as they were."""
+
+    def __init__(self, file: io.BytesIO, here: str) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._here = here
+        self.paths: dict[str, str] = {}
+
+    def reducer_override(self, one: Any) -> Any:
+        """As `Pickler.reducer_override`: by its type alone, since a name or a dtype may read as a path does."""
+        if type(one) not in (ByteRange, Piece):
+            return NotImplemented
+        path, *rest = astuple(one)
+        if not path or files.is_remote(path):
+            return NotImplemented
+        if path not in self.paths:
+            self.paths[path] = os.path.join(self._here, path)
+        return type(one), (self.paths[path], *rest)
 
 
 class _Call:
@@ -83,28 +105,44 @@ def work(made: tuple[str, str], function: str, packed: bytes) -> bytes | str:
     """
     if made != made_here():
         return f"{_named(*made_here())}, this command is {_named(*made)}: install the same statecli on both"
-    folder, known, access, tasks = _unpacked(packed, str)
-    absolute = {path: os.path.join(folder, path) for path in known}
-    found = _attempt(lambda: _done(function, absolute, known, access, tasks))
+    here, known, access, tasks = pickle.loads(packed)  # noqa: S301 - it came the way the engine's own pickles come
+    found = _attempt(lambda: _done(function, here, known, access, tasks))
+    return pickle.dumps(Answer(_told(found, here)))
 
-    def relative(one: object) -> str | None:
-        if type(one) is not str or folder not in one:
-            return None
-        for path, there in absolute.items():
-            one = one.replace(there, path)
-        return one
 
-    return _packed(found, relative)
+class Answer(NamedTuple):
+    """Is what a worker gives back; anything else was given by something else."""
+
+    found: Sequence[Any] | Exception
+
+
+def _told(found: Any, here: str) -> Any:
+    """The same in the command's own paths. They are in what is said in words, and in places, alone."""
+    if isinstance(found, (list, tuple)):
+        return [_told(one, here) for one in found]
+    if isinstance(found, Exception):
+        found.args = tuple(str(one).replace(here, "") for one in found.args)
+    if isinstance(found, ChecksumMismatch) and found.place is not None:
+        found.place = replace(found.place, path=found.place.path.removeprefix(here))
+    if isinstance(found, (Facts, Stats)) and found.reason:
+        return replace(found, reason=found.reason.replace(here, ""))
+    return found
 
 
 def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
     """What `work` gave: a result for each task, or one error for all of them.
 
-    Raises `EngineError` for a worker that refuses, and whatever a bug raised there.
+    Raises `EngineError` for a worker that refuses, and for what no worker gave; and whatever a bug raised there.
     """
     if isinstance(answer, str):
         raise EngineError(f"a worker refuses: it is {answer}")
-    found = _unpacked(answer, str)
+    try:
+        given = pickle.loads(answer)  # noqa: S301 - as what was sent
+    except Exception as why:  # bytes of whatever it is may raise anything
+        raise EngineError(f"what came back is no result of statecli ({type(why).__name__})") from why
+    if not isinstance(given, Answer):
+        raise EngineError(f"what came back is no result of statecli (it is of type {type(given).__name__})")
+    found: Any = given.found
     if isinstance(found, RuntimeError):
         raise found
     results: Sequence[Any] | StateError = found
@@ -115,14 +153,12 @@ def _named(version: str, kernel: str) -> str:
     return f"statecli {version} with its kernel in {kernel}"
 
 
-def _done(
-    name: str, absolute: dict[str, str], known: dict[str, Known | None], access: Any, packed: bytes
-) -> Sequence[Any]:
-    _refuse_others(absolute, known)
+def _done(name: str, here: str, known: dict[str, Known | None], access: Any, tasks: bytes) -> Sequence[Any]:
+    _refuse_others(here, known)
     files.accept(access)
-    shared, batch = _unpacked(packed, lambda path: absolute[path])
+    shared, batch = pickle.loads(tasks)  # noqa: S301 - as what is around it
     results: Sequence[Any] = getattr(importlib.import_module(FUNCTIONS[name]), name)(shared, batch)
-    _refuse_others(absolute, known)  # one may have been copied over it meanwhile
+    _refuse_others(here, known)  # one may have been copied over it meanwhile
     return results
 
 
@@ -157,10 +193,10 @@ def _samples(path: str, _stamp: tuple[int, ...]) -> str | None:
     return identities([path])[path].version
 
 
-def _refuse_others(absolute: dict[str, str], known: dict[str, Known | None]) -> None:
+def _refuse_others(here: str, known: dict[str, Known | None]) -> None:
     """Raises `UnreadableError` where the worker has no such file, or another than the command."""
     for path, then in known.items():
-        why = _difference(_known(absolute[path]), then)
+        why = _difference(_known(os.path.join(here, path)), then)
         if why is not None:
             raise UnreadableError(
                 f"{path}: {why.format(there=f'on the worker {socket.gethostname()}')}: workers need the same file by "
@@ -187,35 +223,3 @@ def _attempt(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | Exception:
         return error
     except Exception as error:  # noqa: BLE001 - a bug is told where the command is, which may not know its class
         return RuntimeError(f"{type(error).__name__}: {error}")
-
-
-# --- names that mean something else there ----------------------------------------------------------------------------
-
-
-class _Packer(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, named: Callable[[object], str | None]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._named = named
-
-    def persistent_id(self, obj: object) -> str | None:
-        return self._named(obj)
-
-
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, known: Callable[[str], str]) -> None:
-        super().__init__(file)  # its bytes were made by `_packed`, and came the way the engine's own pickles come
-        self._known = known
-
-    def persistent_load(self, name: str) -> str:
-        return self._known(name)
-
-
-def _packed(what: Any, named: Callable[[object], str | None] = lambda _: None) -> bytes:
-    """As bytes; texts of which `named` knows another are this other one where they are unpacked."""
-    file = io.BytesIO()
-    _Packer(file, named).dump(what)
-    return file.getvalue()
-
-
-def _unpacked(packed: bytes, known: Callable[[str], str]) -> Any:
-    return _Unpacker(io.BytesIO(packed), known).load()

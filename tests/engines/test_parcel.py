@@ -6,17 +6,19 @@ import os
 import pickle
 import shutil
 import socket
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import statecli as package
 from statecli import files, formats
-from statecli.engines import parcel
+from statecli.engines import elsewhere, parcel, working
 from statecli.engines.parcel import do, pack, unpack, work
 from statecli.errors import EngineError, MalformedError, UnreadableError
+from statecli.values import pool
 from statecli.values import stats as stats_module
 from statecli.values.stats import Task, stats, stats_batch
 
@@ -51,6 +53,55 @@ def test_a_worker_stands_in_another_folder(tasks, tmp_path, monkeypatch):
     assert isinstance(damaged, MalformedError)
     assert str(damaged).startswith("a.pt: v: checksum wrong")
     assert damaged.place.path == "a.pt"
+
+
+@pytest.mark.parametrize(
+    "name", ["float32", "float64", "strided", "model", "parameter", "assumed", "l.w", "w", "blake3", "sha256", "a b"]
+)
+def test_a_file_is_named_like_something_else_that_travels(name, tmp_path, monkeypatch, statecli):
+    """A dtype, a layout, a tensor, an algorithm: only what is a path is taken for one."""
+    monkeypatch.chdir(tmp_path)
+    for path, seed in ((name, 0), ("other", 1)):
+        numbers = torch.Generator().manual_seed(seed)
+        values = torch.randn(5000, generator=numbers, dtype=torch.float64)
+        state = {"l.w": values.float(), "w": values, "odd": values[::2], "c": values.to(torch.complex64)}
+        torch.save({"model": state, "sha256": values.half(), "blake3": values > 0}, path)
+    damaged = bytearray((tmp_path / name).read_bytes())
+    damaged[damaged.index(state_bytes(name)) + 9] ^= 1
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / name).write_bytes(damaged)
+    commands = [
+        ("diff", name, "other", "-f", "json"),
+        ("diff", "other", name, "-f", "json"),
+        ("inspect", name, "--stats", "-f", "json"),
+        ("lock", name, "-o", "-"),
+        ("lock", name, "-o", "-", "--digest", "sha256"),
+        ("audit", name, "--values", "-f", "json"),
+    ]
+    for words in (*commands, "in a folder of its own"):
+        if isinstance(words, str):  # what goes wrong is told in the command's own words
+            monkeypatch.chdir(tmp_path / "broken")
+            words = ("inspect", name, "--stats", "-f", "json")
+        expected = statecli(*words)
+        with ThreadPoolExecutor(2) as threads, working(threads):
+            assert statecli(*words) == expected, words
+        assert expected.code == (2 if os.path.basename(os.getcwd()) == "broken" else int(words[0] in ("diff", "audit")))
+
+
+def state_bytes(path):
+    """What `l.w` has in its file."""
+    return torch.load(path)["model"]["l.w"].numpy().tobytes()
+
+
+def test_a_name_that_is_a_path_stays_one(tasks, tmp_path):
+    """What is said of a file has its path once as it was typed; a tensor's name is what it is, whatever it reads as."""
+    name = str(tmp_path / "a.pt")
+    found = unpack(do(pack(stats_batch, None, [Task(replace(task.tensor, fqn=name), ()) for task in tasks])))
+    assert found == [stats(task.tensor) for task in tasks]
+    shortened(tmp_path / "a.pt")
+    cut = tuple(Task(replace(task.tensor, fqn=name), ()) for task in tasks)
+    for error in unpack(do(pack(stats_batch, None, cut))):
+        assert str(error).startswith(f"a.pt: {name}: ")
 
 
 def shortened(path):
@@ -155,7 +206,7 @@ def test_another_statecli_is_refused(tasks, made, monkeypatch):
     """Its fields may mean something else, its kernel rounds otherwise; not even the tasks are unpacked."""
     packed = pack(stats_batch, None, tasks)
     monkeypatch.setattr(parcel, "made_here", lambda: made)
-    monkeypatch.setattr(parcel, "_unpacked", None)
+    monkeypatch.setattr(parcel, "pickle", None)
     answer = do(sent(packed))
     monkeypatch.undo()
     with pytest.raises(EngineError, match=rf"it is statecli {made[0]} with its kernel in {made[1]}, this command is "):
@@ -190,3 +241,58 @@ def test_what_is_shown_of_a_parcel_holds_no_secret(tasks, monkeypatch):
     assert "a.pt" not in repr(packed)
     unpack(do(sent(packed)))
     assert given == [{"token": "s3cr3t"}]
+
+
+# --- how many --------------------------------------------------------------------------------------------------------
+
+
+class Counting(ThreadPoolExecutor):
+    """Says how many parcels it was given."""
+
+    parcels = 0
+
+    def submit(self, *words):
+        """As `Executor.submit`."""
+        self.parcels += 1
+        return super().submit(*words)
+
+
+def test_no_worker_is_idle_beside_one_that_has_it_all(tmp_path, monkeypatch):
+    """Each has its turn about four times, of a whole that would be one parcel by its bytes."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({f"w{n}": torch.randn(50_000) for n in range(64)}, "a.pt")
+    monkeypatch.setattr(pool, "BATCH", 1 << 16)
+    with Counting(3) as counting:
+        package.inspect("a.pt", stats=True, executor=counting)
+    assert 9 <= counting.parcels <= 24
+
+
+def test_a_parcel_has_bytes_enough_and_not_too_many():
+    """Between 16 MiB, which a process of this machine is given too, and what makes little of handing them out."""
+    engine = elsewhere.Elsewhere(Executor(), "x", 2)
+    assert [engine.grain(size << 20) for size in (1, 400, 1 << 20)] == [16 << 20, 50 << 20, elsewhere.GRAIN]
+    unknown = elsewhere.Elsewhere(Executor(), "x", 0)
+    assert unknown.grain(400 << 20) == 16 << 20
+
+
+# --- what no worker gave ---------------------------------------------------------------------------------------------
+
+
+class Giving(Executor):
+    """Gives back what it has, whatever it is given."""
+
+    def __init__(self, answer):
+        self._answer = answer
+
+    def submit(self, function, *words):
+        """Does nothing."""
+        future = Future()
+        future.set_result(self._answer)
+        return future
+
+
+@pytest.mark.parametrize("answer", [None, b"garbage", b"", pickle.dumps([1, 2]), pickle.dumps(None), 3, b"\x80"])
+def test_an_executor_gives_back_what_no_worker_gave(tasks, answer):
+    """An error that names it, and no traceback of whatever it is."""
+    with pytest.raises(EngineError, match="--executor Giving: what came back is no result of statecli"):
+        package.inspect("a.pt", stats=True, executor=Giving(answer))
