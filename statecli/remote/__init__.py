@@ -143,7 +143,8 @@ def is_listed(path: str) -> bool:
 
 def unlisted(path: str) -> str | None:
     """Why the names in the folder are not all of them, if that is so."""
-    found = _trials.get(files.absolute(path))
+    path = files.absolute(path)
+    found = _trials.get(path, _listings.get(path))
     return found.unlisted if isinstance(found, Listing) else None
 
 

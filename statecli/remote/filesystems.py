@@ -207,8 +207,18 @@ def take_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefix
         folders[f"{name}/" if name in folders else name] = True
 
 
+def bucket_listing(folders: dict[str, bool], prefix: str) -> Listing:
+    """What all pages have together. Raises Missing for a folder that no key is in, and that is no key itself."""
+    if prefix and not folders:
+        raise Missing("is not there")
+    named = {name: is_folder for name, is_folder in folders.items() if name.strip("/")}
+    # An empty folder's own key has no name in it, and that is no key behind two slashes.
+    nameless = any(is_folder for name, is_folder in folders.items() if name not in named)
+    return Listing(named, "no name is that of what lies behind two slashes (//)" if nameless else None)
+
+
 def listing_of(folders: dict[str, bool]) -> Listing:
-    """Without what no name can mean: a store may have `folder//m.pt`."""
+    """Without what no name can mean."""
     return Listing({name: is_folder for name, is_folder in folders.items() if name.strip("/") not in ("", ".", "..")})
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from statecli.errors import MissingDependency, UnreadableError
 from statecli.remote.attempts import Transient
-from statecli.remote.filesystems import PerProcess, held, imported, listing_of, span, take_page, unreached
+from statecli.remote.filesystems import PerProcess, bucket_listing, held, imported, span, take_page, unreached
 from statecli.remote.settings import settings
 from statecli.remote.stores import CHANGED, Known, Listing, Missing
 
@@ -106,9 +106,7 @@ async def _listed(filesystem: Any, url: str) -> Listing:
             page = await answer.json()
         take_page(folders, prefix, [one["name"] for one in page.get("items", ())], page.get("prefixes", ()))
         if not page.get("nextPageToken"):
-            if prefix and not folders:  # an empty folder has itself
-                raise Missing("is not there")
-            return listing_of(folders)
+            return bucket_listing(folders, prefix)
         asked["pageToken"] = page["nextPageToken"]
 
 

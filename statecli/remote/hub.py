@@ -50,6 +50,8 @@ class Hub:
         if constants.HF_HUB_OFFLINE:
             raise UnreadableError("the hub is not asked: HF_HUB_OFFLINE is set")
         self._endpoint = constants.ENDPOINT
+        if not self._endpoint.startswith(("http://", "https://")):
+            raise UnreadableError("HF_ENDPOINT is no URL: write https://HOST")
         token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = Http(self._headers)

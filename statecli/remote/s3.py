@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from statecli.errors import MissingDependency, UnreadableError
 from statecli.remote.attempts import Transient
-from statecli.remote.filesystems import PerProcess, held, imported, listing_of, span, take_page, unreached
+from statecli.remote.filesystems import PerProcess, bucket_listing, held, imported, span, take_page, unreached
 from statecli.remote.settings import settings
 from statecli.remote.stores import CHANGED, Known, Listing, Missing
 
@@ -221,9 +221,7 @@ async def _listed(filesystem: Any, url: str) -> Listing:
         keys = [one["Key"] for one in page.get("Contents", ())]
         take_page(folders, prefix, keys, [one["Prefix"] for one in page.get("CommonPrefixes", ())])
         if not page.get("IsTruncated"):
-            if prefix and not folders:  # an empty folder has itself
-                raise Missing("is not there")
-            return listing_of(folders)
+            return bucket_listing(folders, prefix)
         more = {"ContinuationToken": page["NextContinuationToken"]}
 
 

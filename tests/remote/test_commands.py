@@ -152,6 +152,26 @@ def test_a_file_and_a_folder_of_one_name_are_both_audited(bucket, statecli, tmp_
         assert (found.code, {one["rule"] for one in found.json["findings"]}) == (1, {"nan"}), target
 
 
+def test_no_key_hides_from_an_audit(bucket, statecli, tmp_path):
+    """What has a name that is no path's is named as skipped, and what has none is said to be there."""
+    import boto3
+
+    save_file({"w": torch.ones(2)}, tmp_path / "m.safetensors")
+    client = boto3.client("s3")
+    for key in ("odd/m.safetensors", "odd/../up.safetensors", "odd/./dot.safetensors"):
+        client.upload_file(str(tmp_path / "m.safetensors"), "models", key)
+    client.put_object(Bucket="models", Key="odd/")
+    found = statecli("audit", "s3://models/odd/", "-f", "json")
+    assert found.code == 0
+    reasons = {one["target"]: one.get("reason") for one in found.json["targets"]}
+    hidden = "a hidden folder, or a tool's"
+    assert reasons["s3://models/odd/.."] == reasons["s3://models/odd/."] == hidden
+    client.upload_file(str(tmp_path / "m.safetensors"), "models", "odd//y.safetensors")
+    found = statecli("audit", "s3://models/odd/")
+    assert found.code == 2
+    assert "what else is in it is not known: no name is that of what lies behind two slashes (//)" in found.err
+
+
 def test_a_lock_and_a_server_that_is_not_there(statecli, tmp_path):
     """One line, although nobody knows a folder above it."""
     (tmp_path / "one").mkdir()

@@ -270,6 +270,15 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch, statecli):
     assert (found.code, found.err) == (2, f"statecli: hf://org/net: {refused}\n")
 
 
+def test_an_endpoint_that_is_no_url_is_named(monkeypatch, statecli):
+    """urllib3 would warn of it on stderr."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "nonsense")
+    found = statecli("inspect", "hf://org/net")
+    assert (found.code, found.err) == (2, "statecli: hf://org/net: HF_ENDPOINT is no URL: write https://HOST\n")
+
+
 def test_the_package_is_named(monkeypatch, statecli):
     """Where huggingface_hub is not installed."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
