@@ -83,14 +83,16 @@ def test_nothing_unpickles_or_evaluates():
     """No module imports pickle, marshal or zipfile, or calls eval, exec or torch.load.
 
     The proofs do what a user would to a model of the user's own: load what they themselves have just saved of it. And a
-    worker of an engine unpickles what this command wrote for it, as Dask, Ray and MPI do with all that they carry.
+    worker of an engine unpickles what this command wrote for it, as Dask, Ray and MPI do with all that they carry. What
+    lies in the archive that a chain (`zip://…::https://…`) names is unpacked by fsspec, with zipfile; a checkpoint is not.
     """
     ours = {PACKAGE / "proofs" / f"{name}.py" for name in ("roundtrip",)}
     ours |= {PACKAGE / "engines" / "parcel.py"}
     for path in MODULES:
         named = {module.partition(".")[0] for module, _ in imports(path)}
         forbidden = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "zipfile"}
-        assert path in ours or not named & forbidden, path
+        allowed = {"zipfile"} if path == PACKAGE / "remote" / "chains.py" else set()
+        assert path in ours or not (named & forbidden) - allowed, path
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
