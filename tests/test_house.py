@@ -84,7 +84,7 @@ def test_nothing_unpickles_or_evaluates():
 
     The proofs do what a user would to a model of the user's own: load what they themselves have just saved of it. And a
     worker of an engine unpickles what this command wrote for it, as Dask, Ray and MPI do with all that they carry. What
-    lies in the archive that a chain (`zip://…::https://…`) names is unpacked by fsspec, with zipfile; a checkpoint is not.
+    lies in the archive that a chain (`zip://…::https://…`) names is unpacked by fsspec, with zipfile; no checkpoint is.
     """
     ours = {PACKAGE / "proofs" / f"{name}.py" for name in ("roundtrip",)}
     ours |= {PACKAGE / "engines" / "parcel.py"}

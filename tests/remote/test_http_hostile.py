@@ -154,6 +154,7 @@ def too_many_chunks(start, last, n):
 
 
 STALLS = "the server stalls: "
+NO_END = "the head of its answer did not end"
 WAITED = f" in {SECONDS:g} s (STATECLI_TIMEOUT)"
 GARBAGE = "the server does not speak HTTP, or not so that it can be understood"
 AGAIN = "; try again later"
@@ -162,14 +163,14 @@ AGAIN = "; try again later"
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (dripping_head, f"{STALLS}the head of its answer did not end{WAITED}{AGAIN}"),
-        (only_continue, f"{STALLS}the head of its answer did not end{WAITED}{AGAIN}"),
+        (dripping_head, f"{STALLS}{NO_END}{WAITED}{AGAIN}"),
+        (only_continue, f"{STALLS}{NO_END}{WAITED}{AGAIN}"),
         (dripping_body, f"{STALLS}too little came{WAITED}; [0-9]{{1,3}} of 65,536 bytes came{AGAIN}"),
         (endless_headers, GARBAGE),
         (endless_line, GARBAGE),
         (endless_chunk_size, f"{GARBAGE}; 0 of 65,536 bytes came{AGAIN}"),
         (endless_trailers, "the server contradicts itself about how many bytes it answers with"),
-        (endless_trailers_of_a_whole, f"{STALLS}the head of its answer did not end{WAITED}; {len(FILE):,} bytes came{AGAIN}"),
+        (endless_trailers_of_a_whole, f"{STALLS}{NO_END}{WAITED}; {len(FILE):,} bytes came{AGAIN}"),
         (ssh, GARBAGE),
         (missing, "is not there (HTTP 404)"),
         (missing_and_dripping, "is not there (HTTP 404)"),
