@@ -28,7 +28,7 @@ def test_an_example_runs(line, served, statecli, tmp_path, monkeypatch):
     for name in ("net", "step-100", "step-200"):
         (served.folder / name).mkdir()
         save_file({"w": torch.ones(2)}, served.folder / name / "model.safetensors")
-    net = served.folder / "net"
+    net, served.listing = served.folder / "net", "python"
     weight_map = {"w": "model.safetensors"}
     (net / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")

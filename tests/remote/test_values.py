@@ -142,7 +142,8 @@ def test_what_was_compared_before_the_server_died_is_shown(served, statecli, tmp
     patience.cache_clear()
     here = safetensors(tmp_path, weights(0, 12))
     safetensors(served.folder, weights(0, 12))
-    served.behave("*", After(9, Cut(None)))
+    # Of 13 windows one of two threads has seven, and a tensor has five.
+    served.behave("*", After(14, Cut(None)))
     try:
         found = statecli("diff", here, served.url("m.safetensors"), "--jobs", "2", "-f", "plain")
     finally:
