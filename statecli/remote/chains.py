@@ -33,6 +33,8 @@ READERS = 17
 _LINK = re.compile(r"::([a-zA-Z][a-zA-Z0-9+.-]*://)")
 #: By which fsspec tells how an archive is packed.
 _SUFFIX = re.compile(r"\.[a-zA-Z0-9]{1,5}$")
+#: It does not know these.
+_SHORT = {".tgz": ".gz", ".tbz2": ".bz2", ".tbz": ".bz2", ".txz": ".xz"}
 #: The header before a member: the lengths of its name and of what is behind that, before the bytes.
 _HEADER = struct.Struct("<26x2H")
 
@@ -56,7 +58,8 @@ class Around:
         if outer is None:
             return url, None
         suffix = _SUFFIX.search(files.link(outer).way)
-        token = sha256(outer.encode()).hexdigest() + (suffix[0] if suffix else "")
+        ending = suffix[0] if suffix else ""
+        token = sha256(outer.encode()).hexdigest() + _SHORT.get(ending.lower(), ending)
         self._urls[token] = outer
         return f"{before}::{SCHEME}://{token}", token
 

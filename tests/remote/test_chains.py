@@ -39,7 +39,7 @@ def local(served) -> Path:
             file.writestr("before.bin", os.urandom(1 << 20))
             file.write(path, "in/m.safetensors")
             file.writestr("behind.bin", os.urandom(1 << 20))
-    for name in ("a.tar", "a.tar.gz"):
+    for name in ("a.tar", "a.tar.gz", "a.tgz"):
         with tarfile.open(served.folder / name, "w:gz" if name.endswith("gz") else "w") as file:
             file.addfile(tarfile.TarInfo("empty"), io.BytesIO())
             file.add(path, "in/m.safetensors")
@@ -53,7 +53,7 @@ def impatient(monkeypatch) -> None:
 
 
 def chains(server: Server) -> list[str]:
-    archives = {"zip": ("a.zip", "d.zip"), "tar": ("a.tar", "a.tar.gz")}
+    archives = {"zip": ("a.zip", "d.zip"), "tar": ("a.tar", "a.tar.gz", "a.tgz")}
     inner = [f"{kind}://in/m.safetensors::{server.url(name)}" for kind, names in archives.items() for name in names]
     return [*inner, *(f"{cache}::{server.url('m.safetensors')}" for cache in CACHES)]
 
