@@ -54,7 +54,7 @@ def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Par
     """The parcel of a batch. Paths in it that are relative are so to this process's folder."""
     name = function.__name__
     assert FUNCTIONS[name] == function.__module__, name  # noqa: S101 - a function that no worker would do
-    here = os.path.join(os.getcwd(), MARK)
+    here = os.path.join(_folder(), MARK)
     file = io.BytesIO()
     packer = _Packer(file, here)
     packer.dump((shared, batch))
@@ -63,9 +63,17 @@ def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Par
     return io.BytesIO(pickle.dumps(_Call(made_here(), name, packed)))
 
 
+def _folder() -> str:
+    """This process's; none where it was removed: no relative path leads anywhere from there."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
 #: What stands between the folder of the command and a path of it: the same file, in letters that nobody else writes, so
 #: that what a worker says of the file is told from all that is said of anything else.
-MARK = os.path.join(".", ".", "")
+MARK = os.path.join(*["."] * 9, "")
 
 
 class _Packer(pickle.Pickler):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import save_file
 
 import statecli as package
 from statecli import files, formats
@@ -296,3 +297,16 @@ def test_an_executor_gives_back_what_no_worker_gave(tasks, answer):
     """An error that names it, and no traceback of whatever it is."""
     with pytest.raises(EngineError, match="--executor Giving: what came back is no result of statecli"):
         package.inspect("a.pt", stats=True, executor=Giving(answer))
+
+
+def test_a_folder_that_was_removed_is_none_of_a_parcel_with_absolute_paths(tmp_path, monkeypatch):
+    """As without an executor; and what the user writes with dots is told as it was written."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    sides = []
+    for name, value in (("a", 0.0), ("b", 1.0)):
+        save_file({"w": torch.full((3,), value)}, tmp_path / name)
+        sides.append(f"{tmp_path}/././{name}")
+    with ThreadPoolExecutor(1) as executor:
+        assert package.diff(*sides, executor=executor) == package.diff(*sides)
