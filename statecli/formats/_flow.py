@@ -10,7 +10,7 @@ whatever is left of it in the tree.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from statecli.formats import _array_types, _deferred, _gadgets, _globals, _shown
@@ -128,7 +128,11 @@ class Flow:
                 if type(part) is Obj:
                     self.note(part, "gives what a storage is looked up by")
 
-    def _call(self, made: Obj) -> None:
+    def _call(self, made: Obj, depth: int = 0) -> None:
+        """Judge a call, and each call that it makes at once of what it is given."""
+        if depth > _MAX_INDIRECT:
+            self.note(made.cls, f"is called through more than {_MAX_INDIRECT} functions that call what they are given")
+            return
         if type(made.cls) is not Global:
             self.note(made.cls, "returns what it calls next")
             return
@@ -140,6 +144,10 @@ class Flow:
         for place in _gadgets.CALLERS.get(name, ()):
             if place < len(made.args):
                 self._callee(made.cls, name, place, made.args[place])
+        for indirect in calls_made_by(name, made.args):
+            if type(indirect.cls) is Global:
+                self.called.add(id(indirect.cls))
+                self._call(indirect, depth + 1)
         self._rebuilt(made.cls, name, made.args)
         if name in _CONVERTERS:
             self._converted(made.cls, made.args)
@@ -183,8 +191,6 @@ class Flow:
         if called == "torch._tensor._rebuild_from_type_v2" and len(args) > 2:
             if type(args[2]) is not tuple or type(args[-1]) is Obj:
                 self.note(name, "is given an object where arguments or a state belong")
-            elif type(args[0]) is Global:
-                self._rebuilt(name, plain(args[0]), args[2])
             for one in args[3] if len(args) > 3 and type(args[3]) is tuple else args[3:]:
                 self._attributes(name, called, one)
         elif called == "torch._utils._rebuild_parameter_with_state" and len(args) > 3:
@@ -263,7 +269,9 @@ class Flow:
         why = f"is called by {name}"
         if type(value) is Global:
             called = plain(value)
-            if called in _NEVER or not _fits(name, place, called) or (called in _ARRAYS and "numpy" not in name):
+            expected = _EXPECTED.get((name, place))
+            never = called in _NEVER or (called in _ARRAYS and "numpy" not in name)
+            if never if expected is None else _is_clean(called) and not called.startswith(expected):
                 self.note(value, why)
             if name not in _LATER:
                 self.called.add(id(value))
@@ -448,10 +456,41 @@ _LOOKED_UP = frozenset(["as_subclass", "detach", "requires_grad_", "extend", "ap
 _CONTAINERS = frozenset([dict, list, tuple, SetOf, Persistent])
 
 
-def _fits(caller: str, place: int, called: str) -> bool:
-    """Whether this is what the caller is given there by those who write it."""
-    if caller == "torch._tensor._rebuild_from_type_v2" and place == 0:
-        return called.startswith("torch._utils._rebuild_") or called == _JAGGED
-    if caller == "copyreg._reconstructor" and place == 1:
-        return called.startswith("builtins.")
-    return True
+#: How many functions that call what they are given may stand one in another.
+_MAX_INDIRECT = 8
+#: What picklers put where a function takes something to call, by its plain name's beginning. Other clean names there
+#: are misused; names that are not clean are reported by themselves.
+_EXPECTED = {
+    ("torch._tensor._rebuild_from_type_v2", 0): ("torch._utils._rebuild_", _JAGGED),
+    ("copyreg._reconstructor", 1): ("builtins.",),
+    ("array._array_reconstructor", 0): ("array.array",),
+    **{(f"numpy.{core}.multiarray._reconstruct", 0): ("numpy.ma.", *_ARRAYS) for core in ("core", "_core")},
+    ("numpy.ma.core._mareconstruct", 0): ("numpy.ma.",),
+    ("numpy.ma.core._mareconstruct", 1): tuple(_ARRAYS),
+    **{(constructor, 1): (_gadgets.BIT_GENERATOR_CONSTRUCTOR,) for constructor in _gadgets.GENERATOR_CONSTRUCTORS},
+    (_gadgets.BIT_GENERATOR_CONSTRUCTOR, 0): _gadgets.BIT_GENERATORS,
+    **{
+        (f"numpy.random.{module}.__pyx_unpickle_SeedSequence", 0): (f"numpy.random.{module}.SeedSequence",)
+        for module in ("bit_generator", "_bit_generator")
+    },
+}
+
+
+def calls_made_by(function: str, args: tuple[Value, ...]) -> Iterator[Obj]:
+    """Yield the calls that a clean function makes at once of what it is given, with the arguments that it passes on."""
+    match function, args:
+        case "copyreg.__newobj__", (cls, *rest):
+            yield Obj(cls, tuple(rest), "newobj")
+        case "copyreg.__newobj_ex__", (cls, rest, kwargs):
+            named = kwargs if type(kwargs) is dict else None
+            yield Obj(cls, rest if type(rest) is tuple else (rest,), "newobj", named)
+        case "copyreg._reconstructor", (_, base, state):
+            yield Obj(base, (state,))
+        case "torch._tensor._rebuild_from_type_v2", (rebuild, _, rest, *_):
+            yield Obj(rebuild, rest if type(rest) is tuple else (rest,))
+        case _gadgets.BIT_GENERATOR_CONSTRUCTOR, (bit_generator, *_):
+            yield Obj(bit_generator, ())
+        case constructor, (bit_generator,) if constructor in _gadgets.GENERATOR_CONSTRUCTORS:
+            yield Obj(bit_generator, ())
+        case constructor, (bit_generator, create, *_) if constructor in _gadgets.GENERATOR_CONSTRUCTORS:
+            yield Obj(create, (bit_generator,))

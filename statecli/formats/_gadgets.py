@@ -281,6 +281,15 @@ _KINDS = re.compile(
     r"|__torch__\.[\w.]+",
     re.ASCII,
 )
+#: Functions of numpy that call their second argument with the first, or the first where it is alone and a class.
+GENERATOR_CONSTRUCTORS = tuple(names("numpy.random._pickle", "__randomstate_ctor __generator_ctor"))
+#: Calls its argument where that is a class.
+BIT_GENERATOR_CONSTRUCTOR = "numpy.random._pickle.__bit_generator_ctor"
+#: The classes that these make an object of.
+BIT_GENERATORS = tuple(
+    f"numpy.random.{name}"
+    for name in ("_mt19937.MT19937", "_pcg64.PCG64", "_pcg64.PCG64DXSM", "_philox.Philox", "_sfc64.SFC64")
+)
 #: What calls what it is given, and at which places of its arguments: a plain name must stand there.
 CALLERS = {
     "functools.partial": (0,),
@@ -292,9 +301,8 @@ CALLERS = {
     "array._array_reconstructor": (0,),
     "numpy.ma.core._mareconstruct": (0, 1),
     **{f"{core}.multiarray._reconstruct": (0,) for core in ("numpy.core", "numpy._core")},
-    "numpy.random._pickle.__randomstate_ctor": (1,),
-    "numpy.random._pickle.__generator_ctor": (1,),
-    "numpy.random._pickle.__bit_generator_ctor": (0,),
+    **dict.fromkeys(GENERATOR_CONSTRUCTORS, (1,)),
+    BIT_GENERATOR_CONSTRUCTOR: (0,),
     "numpy.random.bit_generator.__pyx_unpickle_SeedSequence": (0,),
     "numpy.random._bit_generator.__pyx_unpickle_SeedSequence": (0,),
 }

@@ -607,6 +607,53 @@ HIDDEN = {
     "a class of TorchScript": called(stacked("__torch__.evil", "Run")),
 }
 
+RANDOM = "numpy.random._pickle"
+DEEPSPEED = stacked("accelerate.utils.dataclasses", "DeepSpeedPlugin")
+HF_CONFIG = stacked("transformers.integrations.deepspeed", "HfDeepSpeedConfig")
+STATE, GENERATOR, BITS = (
+    stacked(RANDOM, name) for name in ("__randomstate_ctor", "__generator_ctor", "__bit_generator_ctor")
+)
+FROM_TYPE, TENSOR = stacked("torch._tensor", "_rebuild_from_type_v2"), stacked("torch", "Tensor")
+# Clean functions that call a class which is given to them, by themselves and through each other.
+INDIRECT = {
+    "a configuration called by a random state": called(STATE, b"}", HF_CONFIG),
+    "a configuration called by a random state, given alone": called(STATE, HF_CONFIG),
+    "a configuration called by a random state through the default": called(STATE, DEEPSPEED, BITS),
+    "a configuration called by a random state through another": called(STATE, DEEPSPEED, STATE),
+    "a configuration called by a generator": called(GENERATOR, b"}", HF_CONFIG),
+    "a configuration called by a generator, given alone": called(GENERATOR, DEEPSPEED),
+    "a configuration called by a generator as a copy makes it": stacked("copyreg", "__newobj__")
+    + GENERATOR
+    + DEEPSPEED
+    + b"\x86R",
+    "a plugin called by the bits of a generator": called(BITS, DEEPSPEED),
+    "a module called by the bits of a generator": called(BITS, stacked("torch.nn.modules.linear", "Identity")),
+    "a path called by the bits of a generator": called(BITS, stacked("pathlib", "PosixPath")),
+    "a state of the process called by the bits of a generator": called(
+        BITS, stacked("accelerate.state", "PartialState")
+    ),
+    "a configuration as a masked array": called(
+        stacked("numpy.ma.core", "_mareconstruct"), DEEPSPEED, stacked("numpy", "ndarray"), b"K\x00\x85", short("b")
+    ),
+    "a configuration as an array": called(
+        stacked("numpy.core.multiarray", "_reconstruct"), DEEPSPEED, b"K\x00\x85", short("b")
+    ),
+    "a configuration as the seed of a generator": called(
+        stacked("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"), HF_CONFIG, number(1), b"N"
+    ),
+    "an object as the state of a list": called(
+        stacked("copyreg", "_reconstructor"),
+        stacked("collections", "UserList"),
+        stacked("builtins", "list"),
+        stacked("types", "SimpleNamespace") + b")\x81",
+    ),
+    "3,000 tensors rebuilt one by another": FROM_TYPE
+    + (b"(" + FROM_TYPE + TENSOR) * 3001
+    + b")Nt"
+    + b"Nt" * 3000
+    + b"R",
+}
+
 # Clean names put to another use than to hold data: ours, no advisory's.
 MODULE = stacked("torch.nn.modules.linear", "Identity") + b")\x81"
 FLOWS = {
@@ -711,7 +758,7 @@ FLOWS = {
     "a class of torch on no list": four(called(stacked("torch.optim.swa_utils", "Module"))),
     "type() of something": four(called(stacked("builtins", "type"), short("X"), b")", b"}")),
     "operator.getitem of something": four(called(stacked("_operator", "getitem"), b"}", short("a"))),
-    **{name: four(body) for name, body in (METHODS | HIDDEN).items()},
+    **{name: four(body) for name, body in (METHODS | HIDDEN | INDIRECT).items()},
 }
 
 # A stream that a scanner's own reading of the opcodes took for another one.
@@ -919,6 +966,13 @@ def test_a_published_bypass_is_flagged_and_does_not_run(name, tmp_path, monkeypa
     assert [one for one in set(sys.modules) - before if not one.startswith(ours)] == []
 
 
+# DeepSpeedPlugin reads the environment and a file when it is made; here it makes a file.
+CALLS_THE_PLUGIN = """
+import pickle
+from accelerate.utils.dataclasses import DeepSpeedPlugin
+DeepSpeedPlugin.__post_init__ = lambda self: open('PWNED', 'w')
+pickle.load(open('model.bin', 'rb'))
+"""
 # What loads some of the above, to see that they would do it; the process makes a file, or dies.
 LOADED = {
     "flow: a method by another name, given an element": "import pickle; pickle.load(open('model.bin', 'rb'))",
@@ -926,6 +980,9 @@ LOADED = {
     "flow: a file overwritten by the text of an error": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "flow: objects that are told to be none": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "flow: an array of objects over bytes": "import pickle; print(pickle.load(open('model.bin', 'rb')))",
+    "flow: a plugin called by the bits of a generator": CALLS_THE_PLUGIN,
+    "flow: a configuration called by a random state through the default": CALLS_THE_PLUGIN,
+    "flow: a configuration called by a generator, given alone": CALLS_THE_PLUGIN,
     "file: a tar": "import torch; torch.load('model.bin', weights_only=False)",
 }
 
@@ -935,6 +992,8 @@ def test_what_is_flagged_does_harm_where_it_is_loaded(name, tmp_path):
     """The libraries that are installed still do what the attack wants of them."""
     if "method" in name or "overwritten" in name:
         pytest.importorskip("transformers")
+    if LOADED[name] == CALLS_THE_PLUGIN:
+        pytest.importorskip("accelerate")
     (tmp_path / "model.bin").write_bytes(ALL[name])
     done = subprocess.run([sys.executable, "-c", LOADED[name]], cwd=tmp_path, capture_output=True, check=False)
     assert (tmp_path / "PWNED").exists() or done.returncode < 0

@@ -16,6 +16,7 @@ from statecli.finding import Severity
 
 from ..formats.attacks import Member, build, called, named, pickled, records, state_dict, tensor, text
 
+RANDOM = "numpy.random._pickle"
 RULES = ("unsafe-global", "unknown-global", "whole-module-pickle", "nested-pickle", "unscanned-pickle")
 
 
@@ -63,6 +64,13 @@ def test_unsafe_global_spares_a_partial_of_clean_names(found, tmp_path):
     bad = called(named("functools", "partial"), named("os", "system"))
     (finding,) = found("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=bad)))
     assert finding.about == "os.system"
+
+
+@pytest.mark.parametrize("args", [(text("MT19937"),), (text("MT19937"), named(RANDOM, "__bit_generator_ctor"))])
+def test_unsafe_global_spares_a_random_state_of_any_numpy(args, found, tmp_path):
+    """numpy 1.24 to 1.26 also write the function that makes the bit generator of its name."""
+    pickle = state_dict(w=tensor(), x=called(named(RANDOM, "__randomstate_ctor"), *args))
+    assert not found("unsafe-global", write(tmp_path / "a.pt", pickle))
 
 
 def test_unknown_global_finds_a_class_of_somebody(found, tmp_path):
