@@ -334,6 +334,7 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     `exact`: its bytes lie in the file as they are, so that a name's position counts from `place.offset`.
     `unread` says why it, or what is in `where`, could not be read to the end. `doer` is set of what is no pickle but
     code in the file, and is who does what `names` say: "loading it", or "its code" when that is called.
+    `by_torch_load`: `torch.load(path)` unpickles it. `protocol` is the pickle protocol that it declares, 0 if none.
     """
 
     where: str
@@ -344,3 +345,5 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     exact: bool = False
     unread: str | None = None
     doer: str | None = None
+    by_torch_load: bool = False
+    protocol: int = 0

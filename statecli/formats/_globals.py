@@ -6,6 +6,7 @@ every deny-list of known attacks has been got round. A test holds it against the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from statecli.formats._dtypes import BITS, STORAGE_DTYPES
@@ -45,6 +46,26 @@ _OTHERS = (
     "torch.storage.TypedStorage",
     "torch.storage.UntypedStorage",
 )
+#: Names that `import torch` adds to the list with `torch.serialization.add_safe_globals`.
+_ADDED_BY_TORCH = (
+    "torch.distributed._mesh_layout._FlatLayout",
+    "torch.distributed._mesh_layout._MeshLayout",
+    "torch.nested._internal.nested_tensor.NestedTensor",
+    "torch.nested._internal.nested_tensor._rebuild_njt",
+)
+#: Names that torch.load admits after `import torch.distributed.tensor`.
+_ADDED_BY_DTENSOR = (
+    "torch.distributed.device_mesh.DeviceMesh",
+    "torch.distributed.tensor.DTensor",
+    "torch.distributed.tensor._dtensor_spec.DTensorSpec",
+    "torch.distributed.tensor._dtensor_spec.ShardOrderEntry",
+    "torch.distributed.tensor._dtensor_spec.TensorMeta",
+    "torch.distributed.tensor.placement_types.Partial",
+    "torch.distributed.tensor.placement_types.Replicate",
+    "torch.distributed.tensor.placement_types.Shard",
+    "torch.distributed.tensor.placement_types._StridedShard",
+)
+_ADDED_BY_DYNAMO = ("torch._dynamo.decorators._DimRange",)
 
 
 @lru_cache(maxsize=1)
@@ -66,3 +87,18 @@ def allowed() -> frozenset[str]:
 def foreign(names: list[str]) -> list[str]:
     """Those names that are not on the list. Python 2's `__builtin__` counts as Python 3's."""
     return [name for name in names if name.replace("__builtin__.", "builtins.", 1) not in allowed()]
+
+
+def refused_by_torch_load(names: Iterable[str]) -> list[str]:
+    """Return the names, in order and once each, for which `torch.load(path)` refuses a file.
+
+    The names are as Python 3 calls them (`_gadgets.renamed`).
+    """
+    return [name for name in dict.fromkeys(names) if name not in allowed() and name not in _ADDED_BY_TORCH]
+
+
+def module_that_admits(name: str) -> str | None:
+    """Return the module of torch whose import adds the name to the list of `torch.load`; None if there is none."""
+    if name in _ADDED_BY_DTENSOR:
+        return "torch.distributed.tensor"
+    return "torch._dynamo" if name in _ADDED_BY_DYNAMO else None

@@ -310,7 +310,7 @@ class _Scan:
         if _is_tar(head):
             self._tar(first)
         self.pieces.append(first)
-        return self._drained()
+        return _mark_loaded_by_torch(self._drained(), self.whole)
 
     def run_at(self, places: Iterable[Stored]) -> list[ScannedPickle]:
         """What lies at places that are loaded as files of their own, by whatever name: an archive may hold another."""
@@ -387,7 +387,9 @@ class _Scan:
         if piece.sure or not _is_harmless(scanner, unread):
             mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
             why, exact = str(unread) if unread else None, region.base is not None
-            self.found.append(ScannedPickle(where, region.span, mentions, modules, piece.hidden, exact, why))
+            protocol = scanner.data[1] if scanner.data[:1] == b"\x80" and len(scanner.data) > 1 else 0
+            pickle = ScannedPickle(where, region.span, mentions, modules, piece.hidden, exact, why, protocol=protocol)
+            self.found.append(pickle)
             if key and region.size == piece.region.size and not (scanner.inner or unread) and len(self.read) < MAX_KEPT:
                 self.read[key] = self.found[-1]
         for start, data in scanner.inner:
@@ -564,6 +566,23 @@ class _Scan:
                 self._member(rest, name, piece.depth, fields[3] != STORED, sure, last not in own)
                 own.discard(last)
             at += 4
+
+
+def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: _Region) -> list[ScannedPickle]:
+    """Set `by_torch_load` on the pickles that `torch.load` of the file unpickles.
+
+    These are `data.pkl` of an archive without `constants.pkl` (torch.jit.load reads an archive that has it), or the
+    first five pickles of a legacy file.
+    """
+    usual = [n for n, one in enumerate(pickles) if not one.hidden and one.doer is None]
+    if whole.head.startswith(_ZIP):
+        is_script = any(pickles[n].where.endswith("/constants.pkl") for n in usual)
+        loaded = [n for n in usual if not is_script and re.fullmatch(r"[^/]+/data\.pkl", pickles[n].where)]
+    else:
+        loaded = usual[:_LEGACY] if torch_legacy.sniff("", whole.head) else []
+    for n in loaded:
+        pickles[n] = structs.replace(pickles[n], by_torch_load=True)
+    return pickles
 
 
 def _key(region: _Region) -> bytes | None:

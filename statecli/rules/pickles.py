@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import structs
 
+from statecli import files
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, a_file, the_pickles
 from statecli.finding import Severity
-from statecli.formats import _gadgets, _shown
+from statecli.formats import _folder, _gadgets, _globals, _shown
 from statecli.state import Mention, Place, ScannedPickle
 
 _LENGTH = 1
@@ -209,4 +210,86 @@ def _broken(subject: Subject, pickle: ScannedPickle, unread: str) -> Found:
     return Found(message, help=help, place=pickle.place, about=pickle.where)
 
 
-RULES = (unsafe_global, unknown_global, whole_module_pickle, nested_pickle, unscanned_pickle)
+#: Protocols from here on have opcodes that torch's unpickler does not know (FRAME, torch 2.13).
+_REFUSED_PROTOCOL = 4
+#: Formats of libraries that load their files with `weights_only=False` or with a list of their own.
+_OWN_LOADERS = frozenset(["deepspeed", "megatron"])
+#: What to save in place of an object, by the beginning of its class's name.
+_REPLACEMENTS = (
+    (("argparse.Namespace", "types.SimpleNamespace"), "vars(namespace) for a namespace"),
+    (("pathlib.",), "str(path) for a path"),
+    (("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"), "value.item() for a numpy scalar"),
+    (
+        ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray"),
+        "torch.from_numpy(array) for a numpy array",
+    ),
+    (("numpy.core.", "numpy._core.", "numpy.dtype"), "a tensor, a number or text for a numpy object"),
+    (("collections.defaultdict",), "dict(mapping) for a defaultdict"),
+    (("collections.deque", "builtins.range", "builtins.slice"), "list(sequence) for a deque, a range or a slice"),
+    (("builtins.frozenset",), "set(items) for a frozenset"),
+    (("datetime.", "zoneinfo."), "date.isoformat() for a date or a time"),
+    (("decimal.", "fractions.", "uuid.", "ipaddress."), "str(value) for a number, an identifier or an address"),
+    (("omegaconf.",), "OmegaConf.to_container(config) for a configuration"),
+    (("builtins.", "copyreg.", "copy_reg."), ""),
+)
+
+
+@rule(Severity.WARNING, a_file, the_pickles)
+def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
+    """`torch.load(path)` refuses the file, because a pickle in the file imports a name that is not on torch's list.
+
+    Why: since torch 2.6, `torch.load` sets `weights_only=True` and refuses every name outside its list. Everyone who
+    loads the file must pass `weights_only=False`, which lets the file run any code, or call `add_safe_globals` for
+    each name. The list is that of torch 2.13. torch.load refuses a pickle of protocol 4 or later for its opcodes.
+    A training library opens its own files with a list of its own: the states of DeepSpeed and Megatron, and a
+    `training_args.bin` or `rng_state.pth` that is audited by itself, are a note. In the audit of a training folder
+    the rule passes over these two.
+
+    Example: `torch.save({"model": model.state_dict(), "args": args}, path)`, where `args` is an `argparse.Namespace`.
+
+    Fix: save tensors, dicts, lists, numbers and text alone: `vars(args)`, `str(path)`, `value.item()`,
+    `dict(mapping)`. A module: its `state_dict()`.
+    """
+    for pickle in subject.pickles:
+        is_companion = _folder.COMPANIONS.match(files.name(pickle.place.path)) is not None
+        if not pickle.by_torch_load or (is_companion and subject.member(pickle.place)):
+            continue
+        names = _globals.refused_by_torch_load(".".join(_gadgets.renamed(one.module, one.name)) for one in pickle.names)
+        if pickle.protocol >= _REFUSED_PROTOCOL:
+            names = []
+            why, help = f"is a pickle of protocol {pickle.protocol}", "save it without pickle_protocol"
+        elif names:
+            why, help = f"imports {', '.join(map(_shown.name, names))}", _replacements(names, pickle)
+        else:
+            continue
+        message = f"torch.load refuses it by default: {_where(subject, pickle)} {why}"
+        severity = Severity.NOTE if is_companion or subject.state.format in _OWN_LOADERS else None
+        yield Found(message, help=help, severity=severity, place=pickle.place, about=", ".join(names))
+
+
+def _replacements(names: list[str], pickle: ScannedPickle) -> str:
+    """Return what to do about each refused name: what to save in place of its object, or not to load the file."""
+    if any(_harm(mention) for mention in pickle.names if not _is_clean(mention)):
+        return "do not load it with weights_only=False; ask who published it"
+    imports = dict.fromkeys(map(_globals.module_that_admits, names))
+    if None not in imports:
+        return f"import {' and '.join(filter(None, imports))} before torch.load"
+    if pickle.modules:
+        return "save model.state_dict() for a module"
+    found = dict.fromkeys(_replacement(name) for name in names)
+    return f"save {', '.join(text for text in found if text) or 'plain data for each of them'}"
+
+
+def _replacement(name: str) -> str:
+    known = (text for prefixes, text in _REPLACEMENTS if name.startswith(prefixes))
+    return next(known, f"plain data for {_shown.name(name)}")
+
+
+RULES = (
+    unsafe_global,
+    unknown_global,
+    whole_module_pickle,
+    needs_weights_only_false,
+    nested_pickle,
+    unscanned_pickle,
+)

@@ -416,7 +416,7 @@ def test_the_pickles_of_a_checkpoint_that_lacks_a_shard_are_judged_once(tmp_path
     torch.save({"a": torch.zeros(2), "x": Runs()}, tmp_path / "m-1.bin")
     (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "m-1.bin", "b": "m-2.bin"}}')
     (target,) = audit(Request((str(tmp_path),))).targets
-    assert sorted(one.rule for one in target.findings) == ["missing-shard", "unsafe-global"]
+    assert sorted(one.rule for one in target.findings) == ["missing-shard", "needs-weights-only-false", "unsafe-global"]
 
 
 def test_missing_shard_finds_a_gap_in_a_numbered_series(tmp_path):

@@ -170,7 +170,7 @@ def test_what_torchs_quantized_modules_pack_is_spared(tmp_path, make):
     """They keep their weights in plain attributes of C++ and save them themselves: a whole module, and nothing else."""
     torch.save(make(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),))).targets
-    assert {one.rule for one in target.findings} == {"whole-module-pickle"}
+    assert {one.rule for one in target.findings} == {"whole-module-pickle", "needs-weights-only-false"}
 
 
 @pytest.mark.filterwarnings("ignore")

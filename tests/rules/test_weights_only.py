@@ -1,0 +1,114 @@
+"""`needs-weights-only-false` fires for a file exactly when `torch.load(path)` refuses it for a name that it imports."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from statecli.auditing.run import Request, audit
+from statecli.finding import Severity
+from statecli.formats import _globals
+
+from .test_ordinary_pickles import ORDINARY, WHOLE
+
+RULE = "needs-weights-only-false"
+
+
+def refusals(path):
+    (target,) = audit(Request((str(path),), select=(RULE,))).targets
+    return target.findings
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process():
+    """Leave out the names that other tests added to the list of torch.load by importing more of torch."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    names = {f"{one.__module__}.{one.__qualname__}": one for one in before}
+    torch.serialization.add_safe_globals([names[name] for name in _globals._ADDED_BY_TORCH])
+    yield
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(before)
+
+
+def is_refused_by_torch(path):
+    """Whether torch refuses it for a name; None where torch fails before it comes to the names."""
+    try:
+        torch.load(path)
+    except pickle.UnpicklingError as error:
+        return any(text in str(error) for text in ("Unsupported global", "must be imported", "Unsupported operand 149"))
+    except AttributeError:  # torch 2.13 cannot load a complex tensor of a legacy file
+        return None
+    return False
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("writer", [{}, {"_use_new_zipfile_serialization": False}, {"pickle_protocol": 4}])
+@pytest.mark.parametrize("name", [*ORDINARY, *WHOLE])
+def test_the_rule_agrees_with_torch_load(name, writer, tmp_path):
+    """The oracle is the installed torch, over what training libraries and scripts save."""
+    torch.save((ORDINARY | WHOLE)[name](), tmp_path / "a.pt", **writer)
+    assert is_refused_by_torch(tmp_path / "a.pt") in (None, bool(refusals(tmp_path / "a.pt")))
+
+
+def test_needs_weights_only_false_finds_a_namespace_and_a_numpy_scalar(tmp_path):
+    """The finding names both and says what to save in place of each."""
+    torch.save({"w": torch.ones(1), "args": argparse.Namespace(a=1), "loss": np.float64(1)}, tmp_path / "a.pt")
+    (finding,) = refusals(tmp_path / "a.pt")
+    assert finding.severity is Severity.WARNING
+    assert "argparse.Namespace, numpy._core.multiarray.scalar" in finding.message
+    assert "vars(namespace) for a namespace, value.item() for a numpy scalar" in finding.help
+
+
+def test_needs_weights_only_false_spares_a_state_dict_with_settings_of_plain_data(tmp_path):
+    """The replacements that the rule's help proposes load by default."""
+    saved = {"w": torch.ones(1), "args": vars(argparse.Namespace(a=1)), "loss": np.float64(1).item()}
+    torch.save(saved, tmp_path / "a.pt")
+    assert not refusals(tmp_path / "a.pt")
+    assert torch.load(tmp_path / "a.pt")["args"] == {"a": 1}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_is_not_a_matter_of_names(tmp_path):
+    """torch.load passes the archive on to torch.jit.load, and refuses weights_only for it whatever it imports."""
+    torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "a.pt")
+    assert not refusals(tmp_path / "a.pt")
+
+
+def test_a_harmful_file_is_not_recommended_for_weights_only_false(tmp_path):
+    """The help does not say how to load it."""
+
+    class Runs:
+        def __reduce__(self):
+            return print, ("x",)
+
+    torch.save({"w": torch.ones(1), "x": Runs(), "y": subprocess.Popen}, tmp_path / "a.pt")
+    (finding,) = refusals(tmp_path / "a.pt")
+    assert finding.help.startswith("do not load it")
+
+
+def test_a_file_of_a_training_library_by_itself_is_a_note(tmp_path):
+    """Its own loader admits the names."""
+    torch.save({"numpy": np.random.get_state()}, tmp_path / "rng_state.pth")
+    (finding,) = refusals(tmp_path / "rng_state.pth")
+    assert finding.severity is Severity.NOTE
+
+
+def test_the_list_has_what_import_torch_adds_and_no_more():
+    """In a process of its own: tests import more of torch, which adds names."""
+    print_names = (
+        "import torch; print(*(f'{f.__module__}.{f.__qualname__}' for f in torch.serialization.get_safe_globals()))"
+    )
+    added = {}
+    for more in ("", "import torch.distributed.tensor; "):
+        ran = subprocess.run([sys.executable, "-c", more + print_names], capture_output=True, text=True, check=True)
+        added[more] = set(ran.stdout.split())
+    alone, with_dtensor = added.values()
+    assert alone == set(_globals._ADDED_BY_TORCH)
+    assert with_dtensor - alone == set(_globals._ADDED_BY_DTENSOR)
