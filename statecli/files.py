@@ -343,14 +343,15 @@ def has_magic(text: str) -> bool:
 
 
 def matching(pattern: str) -> list[str]:
-    """As `glob.glob` with `**`: of a URL by what its folders are said to hold.
+    """As `glob.glob` with `**` and with hidden names: of a URL by what its folders are said to hold.
 
-    Raises UnreadableError for a folder of a URL that cannot be listed.
+    Of hidden folders there are those whose parents match; no step of the glob but one that begins with a dot enters
+    them. Raises UnreadableError for a folder of a URL that cannot be listed.
     """
     if not is_remote(pattern):
         import glob
 
-        return glob.glob(pattern, recursive=True)
+        return list(dict.fromkeys((*glob.glob(pattern, recursive=True), *_hidden(pattern))))
     scheme, way, rest = link(pattern)
     steps = way.split("/")
     fixed = next(n for n, step in enumerate(steps) if _MAGIC.search(step))
@@ -359,6 +360,20 @@ def matching(pattern: str) -> list[str]:
     # To fnmatch, `?` is a wildcard, but in brackets.
     globs = [re.sub(r"(\[[^]]+\])|\?", lambda found: found[1] or "[?]", step) for step in steps[fixed:]]
     return list(dict.fromkeys(_matching(scheme + "/".join(steps[:fixed]) + rest, globs)))
+
+
+def _hidden(pattern: str) -> Iterator[str]:
+    """Yield the hidden files that a local glob matches, and the hidden folders that it does not enter."""
+    import glob
+
+    steps = pattern.split(os.sep)
+    for n, step in enumerate(steps):
+        if step.startswith(".") or not has_magic(step):
+            continue
+        above = [*steps[:n], *(["**"] if step == "**" else []), ".*"]
+        for path in glob.iglob(os.sep.join(above), recursive=True):
+            if step in ("*", "**") or fnmatchcase(os.path.basename(path), step):
+                yield from (path,) if n == len(steps) - 1 or os.path.isdir(path) else ()
 
 
 def _matching(around: str, steps: list[str], depth: int = 0) -> Iterator[str]:
@@ -373,10 +388,10 @@ def _matching(around: str, steps: list[str], depth: int = 0) -> Iterator[str]:
     if first == "**":
         yield from _matching(around, rest, depth)
     for name in _names_in(around):
-        if name.startswith(".") and not first.startswith("."):
-            continue
         inner = join(around, name)
-        if first == "**":
+        if name.startswith(".") and not first.startswith(".") and isdir(inner):
+            yield from (inner,) if first == "**" or fnmatchcase(name.rstrip("/"), first) else ()
+        elif first == "**":
             yield from () if rest else (inner,)
             yield from _matching(inner, steps, depth + 1) if isdir(inner) else ()
         elif fnmatchcase(name.rstrip("/"), first) and (not rest or isdir(inner)):

@@ -6,7 +6,6 @@ A file is replaced by a whole one, or stays what it was.
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -86,7 +85,13 @@ def _read(options: SharedOptions | LockOptions | MergeOptions) -> Iterator[str]:
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str):
                 yield from (text, places.file_of(text))
-                yield from () if os.path.lexists(text) else glob.iglob(text, recursive=True)
+                yield from () if os.path.lexists(text) else _matches(text)
+
+
+def _matches(text: str) -> Iterator[str]:
+    """Yield the local files that a glob matches, as far as it is one."""
+    if files.has_magic(text) and not files.is_remote(text):
+        yield from files.matching(text)
 
 
 def refuse(one: Written, options: SharedOptions | LockOptions | MergeOptions) -> None:

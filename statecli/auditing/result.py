@@ -8,6 +8,7 @@ from enum import Enum
 import msgspec
 
 from statecli.finding import Finding, Severity
+from statecli.scope import NotChecked, merge_not_checked
 from statecli.state import Oddity
 
 
@@ -35,7 +36,10 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """One target. `reason` says why it failed or was skipped; the rest is of one that was audited."""
+    """One target. `reason` says why it failed or was skipped; the rest is of one that was audited.
+
+    `not_checked` lists what no rule has looked at: a skipped file, or values that were not read.
+    """
 
     target: str
     status: Status
@@ -48,6 +52,7 @@ class Target(msgspec.Struct, frozen=True):
     ran: tuple[str, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Oddity, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
 
     @property
     def own_reason(self) -> str | None:
@@ -78,6 +83,11 @@ class Audit(msgspec.Struct, frozen=True):
     def count(self, status: Status) -> int:
         """How many targets became that."""
         return sum(target.status is status for target in self.targets)
+
+    @property
+    def not_checked(self) -> tuple[NotChecked, ...]:
+        """What no rule has looked at, added up over all targets."""
+        return merge_not_checked(entry for target in self.targets for entry in target.not_checked)
 
     @property
     def ran(self) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from statecli.locking.file import Lock
 from statecli.modules import auto
 from statecli.places import located, named
 from statecli.rules import RULES
+from statecli.scope import NotChecked
 from statecli.stamps import stamps
 from statecli.state import Kind, ModelState, ScannedPickle
 
@@ -211,7 +212,17 @@ class _Run:
         self.left_out |= {text} if left_out else set()
         beside = isinstance(error, BarePickle) and text not in self.named and not is_called_weights(text)
         status = Status.SKIPPED if left_out or beside else Status.FAILED
-        return Target(files.harmless(text), status, files.harmless(str(error)), findings=tuple(found), ran=tuple(ran))
+        unchecked = (NotChecked("file", 1, "no tensor matches the filters"),) if left_out else ()
+        if beside and not ran:
+            unchecked = (NotChecked("file", 1, "bare pickle"),)
+        return Target(
+            files.harmless(text),
+            status,
+            files.harmless(str(error)),
+            findings=tuple(found),
+            ran=tuple(ran),
+            not_checked=unchecked,
+        )
 
     # --- what a target is, and what it is held to -------------------------------------------------------------------
 

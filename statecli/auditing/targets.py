@@ -20,6 +20,7 @@ from statecli.auditing.result import Status, Target
 from statecli.errors import UnreadableError
 from statecli.formats import FORMATS, _folder, _foreign
 from statecli.formats._source import Source
+from statecli.scope import NotChecked
 
 #: Files of these names are meant to be checkpoints: one that cannot be read has failed, whatever it is. Of the `.bin`
 #: those of WEIGHTS are, and pointers.
@@ -170,10 +171,13 @@ def _named(text: str, nothing: Status, homes: Homes) -> Iterator[_Found]:
         except UnreadableError as error:
             yield Target(text, Status.FAILED, str(error))
             return
-        for path in found:
+        names_hidden = files.name(text).startswith(".")
+        hidden = [] if names_hidden else [path for path in found if _is_hidden(path) and files.isdir(path)]
+        yield from (_hidden_folder(path) for path in hidden)
+        for path in (path for path in found if path not in hidden):
             model = homes.instead(path)
             yield from _folder_of(path) if files.isdir(path) else _file(path) if model is None else (model,)
-        if not found:
+        if len(found) == len(hidden):
             yield Target(text, nothing, f"{text}: matches no file")
 
 
@@ -241,9 +245,9 @@ def _members(path: str) -> frozenset[str]:
 
 def _inner(path: str, name: str, taken: frozenset[str], depth: int) -> Iterator[_Found]:
     if name.startswith(".") or name in TOOLS:
-        yield Target(path, Status.SKIPPED, "a hidden folder, or a tool's")
+        yield _hidden_folder(path)
     elif files.islink(path):
-        yield Target(path, Status.SKIPPED, "a link to a folder")
+        yield skipped_folder(path, "a link to a folder", "link")
     else:
         yield from _in_folder(path, taken, depth)
 
@@ -264,13 +268,34 @@ def _file(path: str) -> Iterator[str | Target]:
         yield path
     else:
         # Without its first words, so that the text files of a folder are skipped for one reason.
-        yield Target(path, Status.SKIPPED, f"is {what.partition(' that begins ')[0]}")
+        yield skipped_file(path, what.partition(" that begins ")[0])
+
+
+def skipped_file(path: str, what: str) -> Target:
+    """Return the target of a file that no rule looks at; `what` says what it is (`a 7z archive: unpack it first`)."""
+    noun = re.split(r"[,;:(]", what.removeprefix("a ").removeprefix("an "), maxsplit=1)[0].strip()
+    return Target(path, Status.SKIPPED, f"is {what}", not_checked=(NotChecked("file", 1, noun),))
+
+
+def _hidden_folder(path: str) -> Target:
+    return skipped_folder(path, "a hidden folder, or a tool's", "hidden or a tool's")
+
+
+def _is_hidden(path: str) -> bool:
+    return files.name(path.rstrip("/")).startswith(".")
+
+
+def skipped_folder(path: str, reason: str, why: str) -> Target:
+    """Return the target of a folder that no rule looks into; `why` is the short form of the reason."""
+    return Target(path, Status.SKIPPED, reason, not_checked=(NotChecked("folder", 1, why),))
 
 
 def _unread(path: str, error: UnreadableError) -> Target:
-    """A file that nobody called a checkpoint, and that cannot be read; what did not come from afar may be any."""
-    with suppress(UnreadableError):
-        if not files.is_remote(path) or not files.size(path):
+    """Return the target of a file that cannot be opened: failed, unless nothing can be loaded from it now."""
+    with suppress(UnreadableError, OSError):
+        if not files.is_remote(path) and not os.path.isfile(path):
+            return skipped_file(path, "a broken link" if os.path.islink(path) else "a pipe, a socket or a device")
+        if not files.size(path):
             return Target(path, Status.SKIPPED, str(error))
     return Target(path, Status.FAILED, f"{path}: {error}")
 

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 from statecli.render._escape import visible
-from statecli.report import Cell, Report
+from statecli.report import Cell, Report, scope_notes
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -36,6 +36,9 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
     if not table.told:
         out.writerow(names)
         out.writerows(map(_written, row) for row in table.rows)
+        for finding in scope_notes(report):
+            cells = {"severity": finding.severity.value, "rule": finding.rule, "message": finding.message}
+            out.writerow(_written(cells.get(name)) for name in names)
         return
     out.writerow([*names, "finding"])
     section = names.index("section") if "section" in names else None

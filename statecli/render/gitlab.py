@@ -16,7 +16,7 @@ from statecli.finding import Finding, Severity
 from statecli.places import Located, file_of, fingerprinted, of
 from statecli.render._escape import sentence, visible
 from statecli.render.json import encoded
-from statecli.report import Report
+from statecli.report import Report, scope_notes
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -46,6 +46,8 @@ def _issues(report: Report) -> Iterator[_Issue]:
     for finding, fingerprint, which in fingerprinted(unread):
         yield _issue(finding, _unique(fingerprint, which), "blocker", Located(file_of(finding.target)))
     for finding, fingerprint, which in fingerprinted(report.findings):
+        yield _issue(finding, _unique(fingerprint, which), SEVERITIES[finding.severity], of(finding))
+    for finding, fingerprint, which in fingerprinted(scope_notes(report)):
         yield _issue(finding, _unique(fingerprint, which), SEVERITIES[finding.severity], of(finding))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from statecli.render._escape import name, sentence
-from statecli.report import Case, Outcome, Report
+from statecli.report import Case, Outcome, Report, scope_notes
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -27,9 +27,14 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
     everything = [case for cases in suites.values() for case in cases]
     sink.utf8(b'<?xml version="1.0" encoding="UTF-8"?>\n')
     _put(sink, f'<testsuites name="statecli"{_counted(everything)}>\n')
-    for suite, cases in suites.items():
+    properties = "".join(
+        f'   <property name="{_name(note.rule)}" value="{_written(note.message)}"/>\n' for note in scope_notes(report)
+    )
+    for number, (suite, cases) in enumerate(suites.items()):
         skipped = sum(case.outcome is Outcome.SKIPPED for case in cases)
         _put(sink, f' <testsuite name="{_name(suite)}"{_counted(cases)} skipped="{skipped}">\n')
+        if properties and number == 0:
+            _put(sink, f"  <properties>\n{properties}  </properties>\n")
         for case in cases:
             _put(sink, _case(case))
         _put(sink, " </testsuite>\n")

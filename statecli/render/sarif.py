@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from statecli import __version__
@@ -17,7 +17,7 @@ from statecli.finding import Finding
 from statecli.places import fingerprinted, of
 from statecli.render._escape import name, sentence
 from statecli.render.json import encoded
-from statecli.report import Report, RuleText, Trouble
+from statecli.report import Report, RuleText, Trouble, scope_notes
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -37,7 +37,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
     sink.utf8(b'{"$schema":' + encoded(SCHEMA) + b',"version":"2.1.0","runs":[{\n"tool":{"driver":')
     driver = {"name": "statecli", "version": __version__, "semanticVersion": __version__}
     sink.utf8(encoded({**driver, "rules": [_rule(rule) for rule in rules.values()]}))
-    sink.utf8(b'},\n"invocations":[' + encoded(_invocation(report.troubles)) + b'],\n"results":[')
+    sink.utf8(b'},\n"invocations":[' + encoded(_invocation(report)) + b'],\n"results":[')
     before = b"\n"
     for result in _results(report, index):
         sink.utf8(before + encoded(result))
@@ -60,17 +60,22 @@ def _rule(rule: RuleText) -> dict[str, Any]:
     return {**described, "properties": {"tags": [rule.about]}} if rule.about else described
 
 
-def _invocation(troubles: Iterable[Trouble]) -> dict[str, Any]:
-    told = [
-        {
-            "level": one.severity.value,
-            "message": {"text": _words(one.message)},
-            "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri(one.target)}}}],
-        }
-        for one in troubles
-    ]
+def _invocation(report: Report) -> dict[str, Any]:
+    notes = scope_notes(report)
+    told = [*map(_notification, report.troubles)]
     failed = any(one["level"] == "error" for one in told)
-    return {"executionSuccessful": not failed, "toolExecutionNotifications": told}
+    told += [{"level": "note", "message": {"text": _words(one.message)}} for one in notes if one.rule == "not-checked"]
+    configured = [Trouble(one.target, one.message, one.severity) for one in notes if one.rule == "configuration"]
+    invocation = {"executionSuccessful": not failed, "toolExecutionNotifications": told}
+    return invocation | ({"toolConfigurationNotifications": [*map(_notification, configured)]} if configured else {})
+
+
+def _notification(trouble: Trouble) -> dict[str, Any]:
+    return {
+        "level": trouble.severity.value,
+        "message": {"text": _words(trouble.message)},
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri(trouble.target)}}}],
+    }
 
 
 def _results(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,8 @@ from enum import Enum
 import msgspec
 
 from statecli.finding import Finding, Severity
+from statecli.report.text import describe_configuration, plural
+from statecli.scope import Configuration, NotChecked
 from statecli.state import Oddity
 
 
@@ -190,6 +192,10 @@ class Report(msgspec.Struct, frozen=True):
     #: Findings that are none, for the reason that was given.
     accepted: tuple[tuple[Finding, str], ...] = ()
     troubles: tuple[Trouble, ...] = ()
+    #: What the run did not check. The verdict of the page says it too.
+    not_checked: tuple[NotChecked, ...] = ()
+    #: The configuration that the run used; None where the command reads none.
+    configuration: Configuration | None = None
     #: The page without its rows, for who shows the flat table in their place; None: the page.
     foot: Callable[[], Page] | None = None
 
@@ -208,6 +214,17 @@ class Report(msgspec.Struct, frozen=True):
     def reasons(self) -> tuple[Finding, ...]:
         """The findings that make it end 1."""
         return self.findings if self.failing is None else self.failing
+
+
+def scope_notes(report: Report) -> tuple[Finding, ...]:
+    """Return what was not checked and what the configuration weakens as notes, for outputs that have no verdict."""
+    unchecked = [f"{plural(entry.count, entry.what)}: {entry.why}" for entry in report.not_checked]
+    where = "." if report.several else report.title
+    notes = [Finding("not-checked", Severity.NOTE, f"not checked: {text}", where) for text in unchecked]
+    if report.configuration is not None and report.configuration.file is not None:
+        message = describe_configuration(report.configuration)
+        notes.append(Finding("configuration", Severity.NOTE, message, report.configuration.file))
+    return tuple(notes)
 
 
 class View(msgspec.Struct, frozen=True):

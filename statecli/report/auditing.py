@@ -27,7 +27,7 @@ from statecli.report import (
     fold,
     rules,
 )
-from statecli.report.text import names, plural, size_text
+from statecli.report.text import describe_not_checked, names, plural, size_text
 
 _MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: "dim"}
 #: Lines of one group that are shown, unless each is asked for.
@@ -55,7 +55,7 @@ def of_audit(found: Audit, view: View, untold: Sequence[str] = (), told: Sequenc
     notes = [note for target in found.targets for note in target.notes] if view.verbose else []
     return Report(
         title=found.targets[0].target if len(found.targets) == 1 else plural(len(found.targets), "target"),
-        document=lambda: documents.of_audit(found, told),
+        document=lambda: documents.of_audit(found, _verdict(found), told),
         table=lambda: _flat(found),
         page=lambda: _page(found, view, untold),
         findings=found.findings,
@@ -68,6 +68,7 @@ def of_audit(found: Audit, view: View, untold: Sequence[str] = (), told: Sequenc
         cases=lambda: (*_cases(found), *(Case(_first(found), "audit", Outcome.ERROR, one) for one in untold)),
         accepted=tuple((one.finding, one.reason) for target in found.targets for one in target.accepted),
         troubles=(*_troubles(found), *(Trouble(_first(found), one) for one in untold)),
+        not_checked=found.not_checked,
     )
 
 
@@ -291,14 +292,18 @@ def _unheard(found: Audit) -> Iterator[Line]:
 
 
 def _others(found: Audit) -> list[str]:
-    """`1 failed`, `2 skipped`, `3 accepted`."""
-    parts = [f"{count:,} {status.value}" for status in list(Status)[1:] if (count := found.count(status))]
+    """`1 failed`, `2 skipped`, `3 accepted`; skipped are those that were checked as a part of another target."""
+    skipped = sum(one.status is Status.SKIPPED and not one.not_checked for one in found.targets)
+    counts = {Status.FAILED: found.count(Status.FAILED), Status.SKIPPED: skipped}
+    parts = [f"{count:,} {status.value}" for status, count in counts.items() if count]
+    if found.not_checked:
+        parts.append(f"not checked: {describe_not_checked(found.not_checked)}")
     accepted = sum(len(target.accepted) for target in found.targets)
     return [*parts, f"{accepted:,} accepted"] if accepted else parts
 
 
 def _verdict(found: Audit) -> str:
-    """`3 audited: 1 error in 1 target; 1 failed; 2 skipped; 31 rules ran, 12 skipped`.
+    """`3 audited: 1 error in 1 target; 1 failed; not checked: 2 files (text file); 31 rules ran, 12 skipped`.
 
     What is found in targets that failed, or were skipped, is counted too.
     """

@@ -36,6 +36,7 @@ from statecli.report import (
 )
 from statecli.report.changed import LETTERS, NUMBERS, largest_text, odd, relative_text, side, values_text, what
 from statecli.report.text import NOUNS, bar, plural, said, shape_text, shown, size_text
+from statecli.scope import NotChecked, merge_not_checked
 from statecli.state import Kind, ModelState, TensorInfo
 
 #: The rules of findings that are a row each.
@@ -72,7 +73,7 @@ def of_diff(diff: Diff, view: DiffView) -> Report:
     sectioned = _sectioned(diff)
     report = Report(
         title=f"{diff.before.target} → {diff.after.target}",
-        document=lambda: documents.of_diff(diff),
+        document=lambda: documents.of_diff(diff, _verdict(diff, view), _not_checked(diff)),
         table=lambda: _flat(diff, view),
         page=lambda: _page(diff, view, report),
         findings=located((_qualified(finding, sectioned) for finding in _measured(diff)), _rows(diff)),
@@ -238,6 +239,12 @@ def _verdict(diff: Diff, view: DiffView) -> str:
     if diff.broken:
         text += f"; {plural(len(diff.broken), 'tensor')} could not be compared"
     return text
+
+
+def _not_checked(diff: Diff) -> tuple[NotChecked, ...]:
+    """Return the pairs whose values were not compared, by reason."""
+    reasons = (change.not_compared for change in diff.changes if change.not_compared is not None)
+    return merge_not_checked(NotChecked("tensor", 1, f"values not compared: {reason}") for reason in reasons)
 
 
 def _damaged(diff: Diff) -> list[TensorInfo]:

@@ -19,6 +19,7 @@ from statecli.inspection import Inspection
 from statecli.locking.file import Lock
 from statecli.proofs.result import Check, Name, Verdict, Verification
 from statecli.report import RuleText
+from statecli.scope import Configuration, NotChecked
 from statecli.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
 
 
@@ -76,6 +77,7 @@ class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     metadata: Mapping[str, Scalar] = {}
     to: str | UnsetType = UNSET
     inputs: str | UnsetType = UNSET
+    verdict: str = ""
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -152,6 +154,8 @@ class DiffDocument(msgspec.Struct, frozen=True):
     notes: tuple[Oddity, ...] = ()
     broken: tuple[Broken, ...] = ()
     compared: Compared | None = None
+    verdict: str = ""
+    not_checked: tuple[NotChecked, ...] = ()
 
 
 class CellRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -202,6 +206,8 @@ class VerifyDocument(msgspec.Struct, frozen=True):
     tensors: tuple[TensorRow, ...]
     findings: tuple[Finding, ...]
     notes: tuple[Oddity, ...] = ()
+    verdict: str = ""
+    not_checked: tuple[NotChecked, ...] = ()
 
 
 class AuditSummary(msgspec.Struct, frozen=True):
@@ -241,7 +247,8 @@ class AuditDocument(msgspec.Struct, frozen=True):
     """`statecli audit -f json`. Consumers ignore keys they do not know.
 
     `passed` is what the exit code says: no finding is of `fail_on` or worse, and no target failed. `notes` are told on
-    standard error too: what is of no one target, and accepted findings that are fixed.
+    standard error too: what is of no one target, and accepted findings that are fixed. `verdict` is the line that ends
+    the text output; `not_checked` lists what no rule has looked at.
     """
 
     schema: str
@@ -255,6 +262,9 @@ class AuditDocument(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...]
     accepted: tuple[AcceptedRow, ...] = ()
     notes: tuple[Finding, ...] = ()
+    verdict: str = ""
+    not_checked: tuple[NotChecked, ...] = ()
+    configuration: Configuration = Configuration()
 
 
 class RuleRow(msgspec.Struct, frozen=True):
@@ -325,7 +335,7 @@ def of_rules(texts: Sequence[RuleText]) -> RulesDocument:
     return RulesDocument("statecli.rules/1", __version__, tuple(rows))
 
 
-def of_inspection(found: Inspection, summary: dict[str, Totals]) -> InspectDocument:
+def of_inspection(found: Inspection, summary: dict[str, Totals], verdict: str) -> InspectDocument:
     """The document of one inspection."""
     state = found.state
     return InspectDocument(
@@ -341,6 +351,7 @@ def of_inspection(found: Inspection, summary: dict[str, Totals]) -> InspectDocum
         state.metadata,
         found.to if found.to is not None else UNSET,
         found.inputs if found.inputs is not None else UNSET,
+        verdict,
     )
 
 
@@ -372,7 +383,7 @@ def _row(t: TensorInfo) -> TensorRow:
     )
 
 
-def of_diff(diff: Diff) -> DiffDocument:
+def of_diff(diff: Diff, verdict: str, not_checked: tuple[NotChecked, ...] = ()) -> DiffDocument:
     """The document of one diff; pairs that are identical are only counted."""
     return DiffDocument(
         "statecli.diff/1",
@@ -386,6 +397,8 @@ def of_diff(diff: Diff) -> DiffDocument:
         diff.notes,
         diff.broken,
         _compared(diff),
+        verdict,
+        not_checked,
     )
 
 
@@ -460,7 +473,7 @@ def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
     return {kind.value: Totals(*count) for kind, count in counts.items() if kind is not Kind.OTHER or count[0]}
 
 
-def of_verification(found: Verification) -> VerifyDocument:
+def of_verification(found: Verification, verdict: str, not_checked: tuple[NotChecked, ...] = ()) -> VerifyDocument:
     """The document of one run of the proofs."""
     return VerifyDocument(
         "statecli.verify/1",
@@ -471,6 +484,8 @@ def of_verification(found: Verification) -> VerifyDocument:
         tuple(map(_row, found.state.tensors)),
         found.findings,
         found.notes,
+        verdict,
+        not_checked,
     )
 
 
@@ -521,7 +536,7 @@ def _check(check: Check) -> CheckRow:
     )
 
 
-def of_audit(found: Audit, notes: Sequence[Finding] = ()) -> AuditDocument:
+def of_audit(found: Audit, verdict: str, notes: Sequence[Finding] = ()) -> AuditDocument:
     """The document of one audit, with notes that are none of its findings."""
     counts = Counter(finding.severity for finding in found.findings)
     statuses = Counter(target.status for target in found.targets)
@@ -551,4 +566,6 @@ def of_audit(found: Audit, notes: Sequence[Finding] = ()) -> AuditDocument:
         found.skipped,
         accepted,
         tuple(notes),
+        verdict,
+        found.not_checked,
     )

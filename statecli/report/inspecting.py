@@ -54,7 +54,7 @@ def of_inspection(found: Inspection, view: View) -> Report:
     state = found.state
     return Report(
         title=state.target,
-        document=lambda: documents.of_inspection(found, documents.totals(state.tensors)),
+        document=lambda: documents.of_inspection(found, documents.totals(state.tensors), _verdict(found)),
         table=lambda: _flat(found),
         page=lambda: _page(found, view),
         foot=lambda: _page(found, view, rows=False),
@@ -91,6 +91,12 @@ def _page(found: Inspection, view: View, *, rows: bool = True) -> Page:
         fixes=_fixes(state.tensors),
         findings=found.findings if view.unfold else fold.findings(found.findings),
     )
+
+
+def _verdict(found: Inspection) -> str:
+    """Return `1,024 tensors: 2 findings; 1 tensor could not be read`."""
+    read = f"{plural(len(found.state.tensors), 'tensor')}: {plural(len(found.findings), 'finding')}"
+    return read + (f"; {plural(len(found.broken), 'tensor')} could not be read" if found.broken else "")
 
 
 def _about(state: ModelState) -> Iterator[Oddity]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from statecli.scope import Configuration, NotChecked
 from statecli.state import Evidence, Kind, Origin, Stats, TensorInfo
 
 #: The fields of `Stats` that have a column.
@@ -87,6 +88,22 @@ def plural(count: int, noun: str) -> str:
 def place(origin: Origin) -> str:
     """`net.py:9`"""
     return f"{origin.file}:{origin.line}"
+
+
+def describe_not_checked(entries: Sequence[NotChecked], most: int = 3) -> str:
+    """Return `2 files (text file), 1 file (7z archive)`: the first reasons, and how many things have other reasons."""
+    parts = [f"{plural(entry.count, entry.what)} ({entry.why})" for entry in entries[:most]]
+    rest = sum(entry.count for entry in entries[most:])
+    return ", ".join(parts) + (f" and {rest:,} more" if rest else "")
+
+
+def describe_configuration(configuration: Configuration) -> str:
+    """Return `statecli.toml: disables 2 rules (nan, inf); fail-on = error`."""
+    if configuration.file is None:
+        return "no configuration file was used"
+    parts = [f"disables {plural(len(configuration.disabled), 'rule')} ({names(configuration.disabled, 5)})"]
+    parts = [*(parts if configuration.disabled else []), *configuration.weakened]
+    return f"{configuration.file}: {'; '.join(parts) or 'weakens no rule'}"
 
 
 def names(several: Sequence[str], most: int = 2) -> str:

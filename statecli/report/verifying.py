@@ -29,6 +29,7 @@ from statecli.report import (
     rules,
 )
 from statecli.report.text import NOUNS, kind_text, place, plural, said, shape_text, size_text
+from statecli.scope import NotChecked
 from statecli.state import Kind, ModelState, TensorInfo
 
 #: How a cell is drawn; a tensor of which a column says nothing is drawn as skipped.
@@ -68,7 +69,7 @@ def of_verification(found: Verification, view: View, asked: Sequence[Name] = ())
     notes = [note for note in found.notes if (note.name, note.fqn) not in known]
     return Report(
         title=found.state.target,
-        document=lambda: documents.of_verification(found),
+        document=lambda: documents.of_verification(found, _verdict(found), _not_checked(found)),
         table=lambda: _flat(found, view.verbose),
         page=lambda: _page(found, view),
         findings=located(found.findings, found.state.tensors),
@@ -117,6 +118,12 @@ def untold(found: Verification, asked: Sequence[Name]) -> tuple[str, ...]:
     if not lines and all(check.verdict is Verdict.SKIPPED for check in found.checks):
         lines = [f"{target}: nothing was proved: {_names(found.checks)} skipped"]
     return tuple(lines)
+
+
+def _not_checked(found: Verification) -> tuple[NotChecked, ...]:
+    """Return the proofs that were not tried, and those that are inconclusive."""
+    unproved = (one for one in found.checks if one.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE))
+    return tuple(NotChecked("proof", 1, f"{check.check.value}: {_why_not(check)}") for check in unproved)
 
 
 def _why_not(check: Check) -> str:

@@ -1,0 +1,141 @@
+"""What an audit does not check: each verdict counts it, in every output, and what cannot be opened fails."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+
+from statecli import files
+
+FOREIGN = {
+    "model.7z": b"7z\xbc\xaf\x27\x1c" + bytes(64),
+    "model.h5": b"\x89HDF\r\n\x1a\n" + bytes(64),
+    "saved_model.pb": b"\x08\x01\x12\x96\x20" + bytes(range(256)),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a clean checkpoint and three files that statecli does not read."""
+    torch.save({"w": torch.arange(3.0)}, tmp_path / "a.pt")
+    for name, content in FOREIGN.items():
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("output", ["plain", "json", "jsonl", "markdown", "html", "github"])
+def test_the_verdict_counts_files_that_were_not_checked(statecli, folder, output):
+    """`clean` never stands alone where files were skipped."""
+    found = statecli("audit", ".", "-f", output)
+    assert "not checked: 1 file (7z archive), 1 file (HDF5 file), 1 file (" in found.out
+    assert found.code == 0
+
+
+def test_json_lists_what_was_not_checked(statecli, folder):
+    """Each noun and reason with its count."""
+    entries = statecli("audit", ".", "-f", "json").json["not_checked"]
+    assert [(entry["what"], entry["count"]) for entry in entries] == [("file", 1)] * 3
+    assert entries[0]["why"] == "7z archive"
+
+
+def test_csv_has_a_row_for_each_reason(statecli, folder):
+    """A row of severity note, since CSV has no verdict."""
+    rows = list(csv.DictReader(io.StringIO(statecli("audit", ".", "-f", "csv").out)))
+    assert [row["rule"] for row in rows] == ["not-checked"] * 3
+
+
+def test_sarif_has_a_notification_for_each_reason(statecli, folder):
+    """The run is successful, and says what it did not check."""
+    (invocation,) = statecli("audit", ".", "-f", "sarif").json["runs"][0]["invocations"]
+    texts = [one["message"]["text"] for one in invocation["toolExecutionNotifications"]]
+    assert "not checked: 1 file: 7z archive" in texts
+    assert invocation["executionSuccessful"]
+
+
+def test_junit_has_a_property_for_each_reason(statecli, folder):
+    """Properties of the first suite."""
+    root = ET.fromstring(statecli("audit", ".", "-f", "junit").out)
+    assert [one.get("name") for one in root.iter("property")] == ["not-checked"] * 3
+
+
+def test_gitlab_has_an_information_for_each_reason(statecli, folder):
+    """An issue of the mildest severity."""
+    issues = statecli("audit", ".", "-f", "gitlab").json
+    assert [(one["check_name"], one["severity"]) for one in issues] == [("not-checked", "info")] * 3
+
+
+def test_hidden_folders_count_as_not_checked(statecli, folder):
+    """A walk does not enter them."""
+    (folder / ".cache").mkdir()
+    assert statecli("audit", ".", "-f", "json").json["not_checked"][0] == {
+        "what": "folder",
+        "count": 1,
+        "why": "hidden or a tool's",
+    }
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
+def test_a_local_file_that_cannot_be_opened_fails(statecli, folder, monkeypatch, error):
+    """Whatever it is called: it may hold anything."""
+    (folder / "notes.txt").write_text("hello")
+    opened = os.open
+
+    def refuse(path, *args, **kwargs):
+        if os.fspath(path).endswith("notes.txt"):
+            raise error
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(files.os, "open", refuse)
+    found = statecli("audit", ".")
+    assert found.code == 2
+    assert "notes.txt" in found.err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_pipes_and_broken_links_are_counted_and_do_not_fail(statecli, folder):
+    """Nothing can be loaded from them now; a lock file of Emacs is such a link."""
+    os.mkfifo(folder / "pipe")
+    (folder / ".#notes.txt").symlink_to("user@host.123")
+    found = statecli("audit", ".", "-f", "json")
+    reasons = {entry["why"] for entry in found.json["not_checked"]}
+    assert found.code == 0
+    assert {"pipe", "broken link"} <= {reason.partition(" or")[0] for reason in reasons}
+
+
+@pytest.mark.parametrize("glob", ["*", "*.pt", "**", "**/*.pt", "?evil.pt"])
+def test_a_glob_finds_hidden_files_as_a_folder_does(statecli, folder, glob):
+    """`folder/*` and `folder` agree on `.evil.pt`."""
+    torch.save({"w": torch.tensor([float("nan")])}, folder / ".evil.pt")
+    targets = statecli("audit", f"{folder}/{glob}", "-f", "json").json["targets"]
+    assert str(folder / ".evil.pt") in [one["target"] for one in targets if one["status"] == "audited"]
+
+
+@pytest.mark.parametrize("glob", ["*", "**", "**/*.pt"])
+def test_a_glob_counts_hidden_folders_as_a_folder_does(statecli, folder, glob):
+    """It does not enter them, and says so."""
+    (folder / ".hidden").mkdir()
+    torch.save({"w": torch.zeros(1)}, folder / ".hidden" / "b.pt")
+    found = statecli("audit", f"{folder}/{glob}", "-f", "json").json
+    assert any(entry["what"] == "folder" for entry in found["not_checked"])
+    assert not any("b.pt" in one["target"] for one in found["targets"])
+
+
+def test_a_glob_that_matches_only_hidden_folders_matches_no_file(statecli, tmp_path):
+    """Nothing was audited: exit 2."""
+    (tmp_path / ".hidden").mkdir()
+    found = statecli("audit", f"{tmp_path}/**/*.pt")
+    assert (found.code, "matches no file" in found.err) == (2, True)
+
+
+def test_a_link_that_was_audited_under_another_name_was_checked(statecli, folder):
+    """It counts as skipped."""
+    (folder / "b.pt").symlink_to("a.pt")
+    found = statecli("audit", "a.pt", "b.pt", "-f", "json").json
+    assert found["not_checked"] == []
+    assert "1 skipped" in found["verdict"]
