@@ -165,7 +165,7 @@ def textconv(path: str) -> Iterator[str]:
     try:
         state = target.checkpoint(path)
         yield from _lines(state.tensors, several=len(state.sections) > 1)
-        yield from (f"# {visible(key)} = {visible(str(value))}" for key, value in sorted(state.metadata.items()))
+        yield from (f"# {visible(key)} = {visible(str(value))}" for key, value in sorted(state.metadata.values.items()))
     except StateError as error:
         if not _is_the_files(error):
             raise

@@ -283,20 +283,34 @@ class StateDict(msgspec.Struct, frozen=True):
     is_module: bool = False
 
 
+class Settings(msgspec.Struct, frozen=True):
+    """What a source records besides its tensors (`__metadata__`, epoch, lr), by dotted path.
+
+    `types` has the types of the keys of each path that does not read as what it is: a letter for each character, and a
+    dot between two keys. {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`, which is the default and
+    is left out. `kinds` is the type of the container at a path: `dict`, `list`, or a class. `beside` are the names of
+    a folder's files whose settings stand below these names.
+    """
+
+    values: Mapping[str, Scalar] = {}
+    types: Mapping[str, str] = {}
+    kinds: Mapping[str, str] = {}
+    beside: frozenset[str] = frozenset()
+
+
 class ModelState(msgspec.Struct, frozen=True):
     """All that was read of one target, in the order of the source.
 
-    `format` is the reader's NAME, or `module`. `sections` are the dotted paths that hold tensors. `metadata` is
-    what the source says beside its tensors (`__metadata__`, epoch, lr), by dotted path; `globals` are the Python
-    names a pickle would import, with the byte offset of their first mention. `state_dicts` are of the sections that are
-    a model's; a format without any key but tensors' has none.
+    `format` is the reader's NAME, or `module`. `sections` are the dotted paths that hold tensors. `globals` are the
+    Python names a pickle would import, with the byte offset of their first mention. `state_dicts` are of the sections
+    that are a model's; a format without any key but tensors' has none.
     """
 
     target: str
     format: str
     tensors: tuple[TensorInfo, ...]
     sections: tuple[str, ...] = ("model",)
-    metadata: Mapping[str, Scalar] = {}
+    metadata: Settings = Settings()
     oddities: tuple[Oddity, ...] = ()
     globals: tuple[tuple[str, int], ...] = ()
     optimizers: tuple[OptimizerFacts, ...] = ()

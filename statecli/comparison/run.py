@@ -94,21 +94,26 @@ def _read_both(request: Request, built: dict[str, Built]) -> tuple[ModelState, M
     large = all(os.path.isfile(path) and os.path.getsize(path) >= WORTH_A_PROCESS for path in paths)
     if not large or request.jobs == 1 or not pool.forks():
         return _read(both[0], request, built), _read(both[1], request, built)
-    with pool.beside(_packed, both[1]) as after:
+    with pool.beside(pack_checkpoint, both[1]) as after:
         before, raw = _read(both[0], request, built), after()
-    return before, msgspec.msgpack.decode(raw, type=ModelState) if raw else _read(both[1], request, built)
+    return before, unpack_checkpoint(raw) or _read(both[1], request, built)
 
 
 def _paths(request: Request) -> list[str]:
     return [target.split(text)[0] for text in (request.before, request.after)]
 
 
-def _packed(text: str) -> bytes:
-    """A checkpoint's state as bytes, b"" where it holds what they cannot: a 65-bit integer, a lone surrogate."""
+def pack_checkpoint(text: str) -> bytes:
+    """Read a checkpoint and return its state as bytes; b"" where msgpack cannot hold a 65-bit integer, a surrogate."""
     try:
         return msgspec.msgpack.encode(target.checkpoint(text))
     except (OverflowError, UnicodeEncodeError):
         return b""
+
+
+def unpack_checkpoint(packed: bytes) -> ModelState | None:
+    """Return the state that `pack_checkpoint` packed; None for b""."""
+    return msgspec.msgpack.decode(packed, type=ModelState) if packed else None
 
 
 def _read(text: str, request: Request, built: dict[str, Built]) -> ModelState:

@@ -6,12 +6,11 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from statecli.comparison.result import ScalarChange, Status
 from statecli.formats import _shown
-from statecli.formats._settings import MORE, Settings, read, spelled, text_told
-from statecli.state import ModelState, Oddity, Scalar
+from statecli.formats._settings import MORE, rename, spelled, text_told
+from statecli.state import ModelState, Oddity, Scalar, Settings
 
 #: What an index of shards says of the files around it; one file has nothing of the kind.
 _OF_INDEX = frozenset(("total_size", "total_parameters"))
@@ -24,14 +23,6 @@ _LONE = "model"
 #: How an empty container is told, and what it is.
 _EMPTY: Mapping[Scalar, str] = {"{}": "dict", "[]": "list"}
 _HUGE = re.compile("-?[0-9]{19,400}")
-
-
-class _Side(NamedTuple):
-    """The settings of one state: their values and what their paths do not say, as `Settings` has it."""
-
-    values: Mapping[str, Scalar]
-    types: Mapping[str, str] = {}
-    kinds: Mapping[str, str] = {}
 
 
 def changed_scalars(
@@ -56,10 +47,10 @@ def changed_scalars(
         one, two = _moved(one, two, paired)
     same: Callable[[Scalar, Scalar], bool] = _same
     if _is_script(before) != _is_script(after):
-        one, two = _Side(one.values), _Side(two.values)
+        one, two = Settings(one.values), Settings(two.values)
     if _textual(before) != _textual(after):
         same = _number_and_text if _textual(after) else _text_and_number
-        one, two = _Side(one.values), _Side(two.values)
+        one, two = Settings(one.values), Settings(two.values)
     first, second = _spelled(one, two), _spelled(two, one)
     kinds = list(_kinds(one, two))
     if MORE in first or MORE in second:
@@ -93,7 +84,7 @@ def _of_modules(keys: Sequence[str]) -> list[Oddity]:
     return [Oddity("module-attributes", message)] if keys else []
 
 
-def _kinds(one: _Side, two: _Side) -> Iterator[ScalarChange]:
+def _kinds(one: Settings, two: Settings) -> Iterator[ScalarChange]:
     """Containers that both sides have, of two kinds; what the whole file is in is no setting."""
     for path, kind in one.kinds.items():
         if path and two.kinds.get(path, kind) != kind:
@@ -112,7 +103,7 @@ def _told_by_both(one: Mapping[str, Scalar], two: Mapping[str, Scalar]) -> dict[
     return {key: value for key, value in one.items() if key in two or key == MORE}
 
 
-def _spelled(side: _Side, other: _Side) -> dict[str, Scalar]:
+def _spelled(side: Settings, other: Settings) -> dict[str, Scalar]:
     """By path; one that is of other types on the other side, spelled out.
 
     Of a container that is empty here and is not there, what it holds there says enough.
@@ -128,9 +119,9 @@ def _spelled(side: _Side, other: _Side) -> dict[str, Scalar]:
     return told
 
 
-def _side(state: ModelState, section: str | None, other: ModelState) -> tuple[_Side, list[str]]:
+def _side(state: ModelState, section: str | None, other: ModelState) -> tuple[Settings, list[str]]:
     """The settings below the section, and those left out: attributes of whole modules that the other need not have."""
-    side = _side_of(state)
+    side = state.metadata
     start = "" if section is None else _start(side, state, section)
     modules = _modules_with_more(state, other)
     if not start and not modules:
@@ -145,12 +136,7 @@ def _side(state: ModelState, section: str | None, other: ModelState) -> tuple[_S
             return None
         return (start, "") if key.startswith(start) else ("", "") if key == MORE else None
 
-    return _renamed(side, name), [key for key in side.values if key.startswith(start) and is_left_out(key)]
-
-
-def _side_of(state: ModelState) -> _Side:
-    metadata = state.metadata
-    return _Side(metadata, metadata.types, metadata.kinds) if isinstance(metadata, Settings) else _Side(metadata)
+    return rename(side, name), [key for key in side.values if key.startswith(start) and is_left_out(key)]
 
 
 def _is_script(state: ModelState) -> bool:
@@ -163,7 +149,7 @@ def _is_exported(state: ModelState) -> bool:
 
 def _attributes_of(state: ModelState) -> tuple[str, ...]:
     """What stands before the attributes of each whole module; a program's signature has none."""
-    side = _side_of(state)
+    side = state.metadata
     return () if _is_exported(state) else tuple(_start(side, state, one) for one in state.whole_modules)
 
 
@@ -175,14 +161,19 @@ def _modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
 
 def _shared_attributes(state: ModelState, other: ModelState) -> frozenset[str]:
     """The attributes that the other's modules record too, by their paths in this one."""
-    theirs = {key[len(start) :] for start in _attributes_of(other) for key in other.metadata if key.startswith(start)}
+    theirs = {
+        key[len(start) :] for start in _attributes_of(other) for key in other.metadata.values if key.startswith(start)
+    }
     starts = _attributes_of(state)
     return frozenset(
-        key for start in starts for key in state.metadata if key.startswith(start) and key[len(start) :] in theirs
+        key
+        for start in starts
+        for key in state.metadata.values
+        if key.startswith(start) and key[len(start) :] in theirs
     )
 
 
-def _start(side: _Side, state: ModelState, section: str) -> str:
+def _start(side: Settings, state: ModelState, section: str) -> str:
     """What stands before the settings of a section; nothing where the file is nothing else."""
     start = f"{section}."
     named = section in side.kinds or any(key.startswith(start) for key in side.values)
@@ -190,21 +181,7 @@ def _start(side: _Side, state: ModelState, section: str) -> str:
     return "" if is_all and not named else start
 
 
-def _renamed(side: _Side, renaming: Callable[[str], tuple[str, str] | None]) -> _Side:
-    """The side with another beginning for each path, (old, new), and without the paths that get none."""
-    found = {key: both for key in (*side.values, *side.kinds) if (both := renaming(key)) is not None}
-    names = {key: new + key[len(old) :] for key, (old, new) in found.items()}
-    types = {
-        names[key]: read(found[key][1]) + told[len(found[key][0]) :] for key, told in side.types.items() if key in names
-    }
-    return _Side(
-        {names[key]: value for key, value in side.values.items() if key in names},
-        {key: told for key, told in types.items() if told != read(key)},
-        {names[key]: kind for key, kind in side.kinds.items() if key in names},
-    )
-
-
-def _moved(one: _Side, two: _Side, paired: Mapping[str, str]) -> tuple[_Side, _Side]:
+def _moved(one: Settings, two: Settings, paired: Mapping[str, str]) -> tuple[Settings, Settings]:
     """The settings of each section before under the name of the one that it is compared with.
 
     A section is what it is called, on both sides: which keys lead there is no setting.
@@ -214,7 +191,7 @@ def _moved(one: _Side, two: _Side, paired: Mapping[str, str]) -> tuple[_Side, _S
     names = [new + key[len(old) :] for key in one.values for old, new in [before(key)]]
     if len(set(names)) < len(names):
         return one, two  # something else of before has that name already: shown as gone and new, and nothing lost
-    return _renamed(one, before), _renamed(two, after)
+    return rename(one, before), rename(two, after)
 
 
 def _beginning(moves: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
@@ -237,25 +214,25 @@ def _own(state: ModelState, other: ModelState) -> frozenset[str]:
     own: frozenset[str] = frozenset()
     if _textual(state) and not _textual(other):
         names = {tensor.fqn for tensor in state.tensors}
-        dropped = (key for key, value in state.metadata.items() if key in names and value in names)
+        dropped = (key for key, value in state.metadata.values.items() if key in names and value in names)
         own |= _OF_SAFETENSORS | frozenset(dropped)
     if _is_script(state) and not _is_script(other):
         own |= _OF_SCRIPT
     if _is_exported(state) and not _is_exported(other):
-        own |= state.metadata.keys()
+        own |= state.metadata.values.keys()
     if "gguf" in state.format and "gguf" not in other.format:
-        own |= state.metadata.keys()
+        own |= state.metadata.values.keys()
     if "sharded" in state.format and "sharded" not in other.format:
         own |= _OF_INDEX
     beside = tuple(f"{name}." for name in _files_beside(state))
     if beside and not _files_beside(other):
-        own |= frozenset(key for key in state.metadata if key.startswith(beside))
+        own |= frozenset(key for key in state.metadata.values if key.startswith(beside))
     return own
 
 
 def _files_beside(state: ModelState) -> frozenset[str]:
     """Of a folder the files beside the weights that have settings; one file has none beside it."""
-    return state.metadata.beside if isinstance(state.metadata, Settings) else frozenset()
+    return state.metadata.beside
 
 
 def _same(before: Scalar, after: Scalar) -> bool:

@@ -16,10 +16,10 @@ from statecli.errors import UnreadableError
 from statecli.formats import _json, _shown
 from statecli.formats._digests import Digests
 from statecli.formats._reading import Reading
-from statecli.formats._settings import Settings, scalars
+from statecli.formats._settings import add_file, scalars
 from statecli.formats._source import small
 from statecli.formats._tensors import Decoder
-from statecli.state import ModelState, Oddity, Scalar
+from statecli.state import ModelState, Oddity, Scalar, Settings
 
 #: The files, by what their settings are called, and the bytes of each that are read. A Trainer logs every few steps.
 FILES = {
@@ -48,14 +48,14 @@ def beside(path: str, names: Collection[str]) -> list[str]:
 
 def noted(path: str, state: ModelState) -> ModelState:
     """The state of the folder `path` with the settings in these files, each below the name of its file."""
-    settings = Settings.of(state.metadata)
+    settings = state.metadata
     odd = []
     for stem, longest in FILES.items():
         where = files.join(path, f"{stem}.json")
         if not files.isfile(where):
             continue
         try:
-            settings.put_below(stem, _settings(stem, small(where, longest)))
+            settings = add_file(settings, stem, _settings(stem, small(where, longest)))
         except UnreadableError as error:
             why = str(error).removeprefix("it ")
             because = f", for it {why}" if _shown.is_predicate(why) else f": {why}"
@@ -82,7 +82,8 @@ def _settings(stem: str, raw: bytes) -> Settings:
     history = found.pop("log_history", None) if stem == "trainer_state" else None
     settings = scalars({key: _words(key, value) for key, value in found.items()}, reading)
     if type(history) is list:
-        settings["log_history"] = f"{len(history)} entries, {Digests(reading).of(history, stem)}"
+        told = f"{len(history)} entries, {Digests(reading).of(history, stem)}"
+        return replace(settings, values={**settings.values, "log_history": told})
     return settings
 
 
@@ -95,20 +96,19 @@ def _words(key: str, value: Any) -> Any:
     return ", ".join(sorted(value) if key in _SETS else value)
 
 
-def notes(metadata: Any) -> Iterator[tuple[str, str]]:
+def notes(settings: Settings) -> Iterator[tuple[str, str]]:
     """What a folder with these settings is, in words, each with a name: an adapter of what model, of what class."""
-    beside = getattr(metadata, "beside", ())
-    if "adapter_config" in beside:
-        of, how = (metadata.get(f"adapter_config.{key}") for key in ("base_model_name_or_path", "peft_type"))
+    values = settings.values
+    if "adapter_config" in settings.beside:
+        of, how = (values.get(f"adapter_config.{key}") for key in ("base_model_name_or_path", "peft_type"))
         yield "adapter", f"adapter{f' ({how})' if how else ''} of base model{f' {of}' if of else ': not recorded'}"
-    if "config" in beside:
-        named = metadata.get("config.architectures") or metadata.get("config._class_name")
+    if "config" in settings.beside:
+        named = values.get("config.architectures") or values.get("config._class_name")
         if named:
             yield "architecture", f"architecture {named}"
 
 
-def said(metadata: Any) -> dict[str, Scalar]:
+def said(settings: Settings) -> dict[str, Scalar]:
     """What is to be said first of a folder with these settings, by short names; what is null is not said."""
-    beside = getattr(metadata, "beside", ())
-    found = {key: metadata.get(key) for key in TOLD if key.partition(".")[0] in beside}
+    found = {key: settings.values.get(key) for key in TOLD if key.partition(".")[0] in settings.beside}
     return {key.rpartition(".")[2].strip("_"): value for key, value in found.items() if value is not None}

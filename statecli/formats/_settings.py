@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from msgspec.structs import replace
 
 from statecli.formats._digests import (
     Digests,
@@ -26,7 +28,7 @@ from statecli.formats._pickle import Global, Key, Obj
 from statecli.formats._reading import Reading
 from statecli.formats._sections import MAX_SECTION_DEPTH
 from statecli.formats._tensors import raw_bytes
-from statecli.state import Scalar
+from statecli.state import Scalar, Settings
 
 #: Characters of a settings container's path.
 MAX_SETTING = 1_000
@@ -55,39 +57,67 @@ _INT = re.compile("0|-?[1-9][0-9]*")
 _LETTERS = {str: "t", int: "i", bool: "b", type(None): "n"}
 
 
-class Settings(dict[str, Scalar]):
-    """Settings by dotted path, and what the paths do not say.
+def add_file(settings: Settings, name: str, other: Settings) -> Settings:
+    """Return the settings with those of a file next to the weights, below the file's name, which has no dot."""
+    both = join((settings, put_below(other, f"{name}.")))
+    return replace(both, beside=settings.beside | {name})
 
-    `kinds` is what the container at a path is: `dict`, `list`, or its class. `types` has, for each path that does not
-    read as what it is, the types of its keys, a letter for each character and a dot between two: {"a.1": 0} is `a.1`
-    with `ttt`, and {"a": {1: 0}} is `a.1` with `t.i`, which goes without saying.
-    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.kinds: dict[str, str] = {}
-        self.types: dict[str, str] = {}
-        #: Of a folder the files beside its weights that have settings here, each below this name.
-        self.beside: frozenset[str] = frozenset()
+def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
+    """Return the settings with another beginning for each path, (old, new), and without the paths that get None."""
+    found = {key: both for key in (*settings.values, *settings.kinds) if (both := renaming(key)) is not None}
+    # A container's path has no dot at its end.
+    names = {key: new + key[len(old) :] if key else new.removesuffix(".") for key, (old, new) in found.items()}
+    types = {
+        names[key]: read(found[key][1]) + letters[len(found[key][0]) :]
+        for key, letters in settings.types.items()
+        if key in names
+    }
+    return Settings(
+        {names[key]: value for key, value in settings.values.items() if key in names},
+        {key: letters for key, letters in types.items() if letters != read(key)},
+        {names[key]: kind for key, kind in settings.kinds.items() if key in names},
+        settings.beside,
+    )
 
-    @classmethod
-    def of(cls, metadata: Mapping[str, Scalar]) -> Settings:
-        """A copy, to which more can be added."""
-        made = cls()
-        made.update(metadata)
-        if isinstance(metadata, Settings):
-            made.kinds.update(metadata.kinds)
-            made.types.update(metadata.types)
-            made.beside = metadata.beside
-        return made
 
-    def put_below(self, name: str, other: Mapping[str, Scalar]) -> None:
-        """Add what a file says that lies beside the weights, below its name, which has no dot."""
-        settings = Settings.of(other)
-        self.update({f"{name}.{key}": value for key, value in settings.items()})
-        self.types.update({f"{name}.{key}": f"{read(name)}.{types}" for key, types in settings.types.items()})
-        self.kinds.update({f"{name}.{path}" if path else name: kind for path, kind in settings.kinds.items()})
-        self.beside |= {name}
+def put_below(settings: Settings, prefix: str) -> Settings:
+    """Return the settings with each path below the prefix, which ends with a dot or is empty."""
+    return rename(settings, lambda _: ("", prefix))
+
+
+def select(settings: Settings, is_wanted: Callable[[str], object]) -> Settings:
+    """Return the settings without the paths that are not wanted."""
+    return rename(settings, lambda key: ("", "") if is_wanted(key) else None)
+
+
+def join(several: Iterable[Settings]) -> Settings:
+    """Return all settings; where two have the same path, the later value counts."""
+    values: dict[str, Scalar] = {}
+    types: dict[str, str] = {}
+    kinds: dict[str, str] = {}
+    beside: frozenset[str] = frozenset()
+    for settings in several:
+        types = {key: letters for key, letters in types.items() if key not in settings.values}
+        values.update(settings.values)
+        types.update(settings.types)
+        kinds.update(settings.kinds)
+        beside |= settings.beside
+    return Settings(values, types, kinds, beside)
+
+
+def without_same(settings: Settings, other: Settings) -> Settings:
+    """Return the settings that the other ones lack or have with another value, type of key or container."""
+    return select(settings, lambda key: not is_same_setting(key, settings, other))
+
+
+def is_same_setting(key: str, one: Settings, other: Settings) -> bool:
+    """Return whether both have this path, with the same value, the same types of keys and the same containers."""
+    if (key in one.values) is not (key in other.values):
+        return False
+    first, second = one.values.get(key), other.values.get(key)
+    alike = type(first) is type(second) and first == second
+    return alike and one.types.get(key) == other.types.get(key) and one.kinds.get(key) == other.kinds.get(key)
 
 
 def scalars(root: Any, reading: Reading) -> Settings:
@@ -128,22 +158,24 @@ class _Found:
 
     def settings(self, more: str | None = None) -> Settings:
         """By path; of two paths that read the same, the one that does not read as what it is has it spelled out."""
-        found = Settings()
-        found.kinds = {path: " and ".join(sorted(kinds)) for path, kinds in self._kinds.items()}
+        values: dict[str, Scalar] = {}
+        spelled_types: dict[str, str] = {}
         count = Counter(path for path, _, _ in self.told)
         again: dict[str, list[Scalar]] = {}
         for path, types, value in self.told:
             key = path if count[path] == 1 else spelled(path, types)
             if key == path and types != read(path):
-                found.types[key] = types
+                spelled_types[key] = types
             again.setdefault(key, []).append(value)
-        for key, values in again.items():
+        for key, same_key in again.items():
             # Keys may be equal for us and not for Python: two of NaN.
-            for n, value in enumerate(sorted(values, key=repr)):
-                found[f"{key} ({n + 1})" if len(values) > 1 else key] = value
+            for n, value in enumerate(sorted(same_key, key=repr)):
+                values[f"{key} ({n + 1})" if len(same_key) > 1 else key] = value
         if more is not None:
-            found[MORE] = more
-        return found
+            values[MORE] = more
+        return Settings(
+            values, spelled_types, {path: " and ".join(sorted(kinds)) for path, kinds in self._kinds.items()}
+        )
 
 
 def read(path: str) -> str:

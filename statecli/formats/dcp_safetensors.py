@@ -18,7 +18,7 @@ from statecli.formats import _folder, _json, _shown
 from statecli.formats._dtypes import BITS, nbytes
 from statecli.formats._tiling import Box as Region
 from statecli.formats._tiling import fault
-from statecli.state import Box, Boxes, ByteRange, ModelState, Oddity, TensorData, TensorInfo
+from statecli.state import Box, Boxes, ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
 
 NAME = "dcp-safetensors"
 
@@ -49,16 +49,16 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
         starts = _starts(state, name)
         for tensor in state.tensors:
             pieces.setdefault(tensor.fqn, []).append(_piece(tensor, starts.get(tensor.fqn), name))
-        metadata.update({key: value for key, value in state.metadata.items() if key not in _KEYS})
+        metadata.update({key: value for key, value in state.metadata.values.items() if key not in _KEYS})
     tensors = tuple(_whole(path, fqn, boxes) for fqn, boxes in sorted(pieces.items()))
     count = f"{len(names)} shard{'s' * (len(names) > 1)}"
     told = Oddity("shards-uncounted", f"put together from {count}; how many there were is recorded nowhere")
-    return ModelState(path, NAME, tensors, metadata=metadata, oddities=(told,))
+    return ModelState(path, NAME, tensors, metadata=Settings(metadata), oddities=(told,))
 
 
 def _starts(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
     """Name -> the offset in each dimension at which the shard's piece of it begins."""
-    told = state.metadata.get(INFO)
+    told = state.metadata.values.get(INFO)
     if type(told) is not str:
         raise MalformedError(f"{name} has no {INFO} in its header: where its pieces belong is not recorded")
     document, _ = _json.object_of(told.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")

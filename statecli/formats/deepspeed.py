@@ -23,8 +23,9 @@ from statecli.errors import MalformedError, MissingShard, UnreadableError
 from statecli.formats import _folder, _shown
 from statecli.formats._graph import mapping, named, sequence
 from statecli.formats._ranks import lost, noted, small
+from statecli.formats._settings import join, put_below, rename, select
 from statecli.formats._zero import MASTER, Optimizer, Owner, Part, Piece, Rank, Shape, joined, rank_of, shapes_of
-from statecli.state import Evidence, Kind, ModelState, Oddity, Scalar, TensorInfo
+from statecli.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 
 NAME = "deepspeed"
 
@@ -264,13 +265,13 @@ def _of_rank(owner: Owner, files: Files) -> ModelState:
     stage = next((shard.stage for shard in optimizer.shards.values()), None)
     read = [*models.values(), *optimizer.ranks.values()]
     lead = next(iter(optimizer.ranks.values()), None)
-    settings = {**_of_model(rank.state.metadata), **_of_optimizer(lead.state.metadata if lead else {}, stage)}
+    settings = join((_of_model(rank.state.metadata), _of_optimizer(lead.state.metadata if lead else Settings(), stage)))
     return ModelState(
         owner.target,
         f"{NAME} zero-{stage}" if stage else NAME,
         tensors,
         tuple(dict.fromkeys(tensor.section for tensor in tensors)),
-        {f"{owner.prefix}{key}": value for key, value in settings.items()},
+        put_below(settings, owner.prefix),
         (
             *noted({one.name: one.state.oddities for one in read}),
             *_missed(owner, optimizer, models, failed),
@@ -293,17 +294,21 @@ _PARTING = re.compile(
 )
 
 
-def _of_model(metadata: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """What a model's file says beside its tensors; what it leaves open at the end."""
-    kept = (item for item in metadata.items() if item[0].partition(".")[0] not in _TOLD)
-    return dict(sorted(kept, key=lambda item: item[1] is None))
+def _of_model(settings: Settings) -> Settings:
+    """Return the settings of a model's file; those without a value are last."""
+    kept = select(settings, lambda key: key.partition(".")[0] not in _TOLD)
+    return replace(kept, values=dict(sorted(kept.values.items(), key=lambda item: item[1] is None)))
 
 
-def _of_optimizer(metadata: Mapping[str, Scalar], stage: int | None) -> dict[str, Scalar]:
-    """What one rank's file says of the optimizer, under the same names in all stages."""
-    settings = {_WITHIN.sub("optimizer.", key, count=1): value for key, value in metadata.items()}
-    kept = {key: value for key, value in settings.items() if not _PARTING.match(key)}
-    return {**kept, **({"optimizer.zero_stage": stage} if stage else {})}
+def _of_optimizer(settings: Settings, stage: int | None) -> Settings:
+    """Return what one rank's file records of the optimizer, under the same names in all stages."""
+
+    def beginning(key: str) -> tuple[str, str]:
+        match = _WITHIN.search(key)
+        return (key[: match.end()], f"{key[: match.start()]}optimizer.") if match else ("", "")
+
+    kept = select(rename(settings, beginning), lambda key: not _PARTING.match(key))
+    return replace(kept, values={**kept.values, "optimizer.zero_stage": stage}) if stage else kept
 
 
 def _models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], dict[int, str]]:
@@ -392,7 +397,7 @@ def _beside(states: list[ModelState], ranks: int) -> ModelState:
         states[0],
         tensors=tuple(tensor for state in states for tensor in state.tensors),
         sections=tuple(section for state in states for section in state.sections),
-        metadata={key: value for state in states for key, value in state.metadata.items()},
+        metadata=join(state.metadata for state in states),
         oddities=(*(odd for state in states for odd in state.oddities), apart),
         globals=tuple(dict.fromkeys(one for state in states for one in state.globals)),
         state_dicts=tuple(one for state in states for one in state.state_dicts),
@@ -401,7 +406,7 @@ def _beside(states: list[ModelState], ranks: int) -> ModelState:
 
 def _missing(state: ModelState, ranks: int) -> list[TensorInfo]:
     """A row for the model-parallel ranks that are not here."""
-    claimed = next((value for key, value in state.metadata.items() if key.endswith("mp_world_size")), None)
+    claimed = next((value for key, value in state.metadata.values.items() if key.endswith("mp_world_size")), None)
     if type(claimed) is not int or claimed <= ranks:
         return []
     why = f"mp_world_size is {claimed}, the files of {ranks} model-parallel ranks are here; copy the others"

@@ -21,7 +21,7 @@ from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown
 from statecli.formats._ggml import BLOCKS, PACKED, PLAIN, QUANTIZED
 from statecli.formats._source import Source
-from statecli.state import ByteRange, ModelState, Oddity, Packing, Place, Scalar, TensorData, TensorInfo
+from statecli.state import ByteRange, ModelState, Oddity, Packing, Place, Scalar, Settings, TensorData, TensorInfo
 
 NAME = "gguf"
 
@@ -87,7 +87,9 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         oddities += _askew(spans, alignment)
         if not any(row.damage for row in rows.values()):
             oddities += _unowned(spans, source, start, alignment)
-    return ModelState(path, NAME, tuple(rows.values()), metadata=metadata, oddities=(*oddities, *_part(metadata)))
+    return ModelState(
+        path, NAME, tuple(rows.values()), metadata=Settings(metadata), oddities=(*oddities, *_part(metadata))
+    )
 
 
 # --- the header's bytes ----------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from statecli import files
 from statecli.errors import MalformedError, MissingShard, UnreadableError
 from statecli.formats import _folder, _shown
 from statecli.formats._ranks import lost, noted, small
-from statecli.state import Kind, ModelState, Oddity, Scalar
+from statecli.formats._settings import join, put_below, without_same
+from statecli.state import Kind, ModelState, Oddity, Settings
 
 NAME = "megatron"
 
@@ -131,22 +132,19 @@ def _together(path: str, states: dict[str, ModelState], failed: dict[str, str], 
     )
 
 
-def _settings(states: dict[str, ModelState]) -> dict[str, Scalar]:
-    """Those of the first rank, and where another says something else, that behind its name."""
+def _settings(states: dict[str, ModelState]) -> Settings:
+    """Return the settings of the first rank, and those of another rank that differ, below its name."""
     (_, first), *others = states.items()
-    own = {
-        f"{name}.{key}": value
-        for name, state in others
-        for key, value in state.metadata.items()
-        if key not in first.metadata or first.metadata[key] != value
-    }
-    return {**first.metadata, **own}
+    settings = first.metadata
+    for name, state in others:
+        settings = join((settings, put_below(without_same(state.metadata, first.metadata), f"{name}.")))
+    return settings
 
 
 def _missing(path: str, states: dict[str, ModelState], failed: dict[str, str]) -> dict[str, str]:
     """Of the ranks that the arguments in the file speak of, the first few that are not here."""
     first, state = next(iter(states.items()))
-    sizes = [state.metadata.get(f"args.{size}") for size in _SIZES]
+    sizes = [state.metadata.values.get(f"args.{size}") for size in _SIZES]
     tensor, stages = (size if type(size) is int and 0 < size <= 10**5 else 1 for size in sizes)
     here = {*states, *failed}
     match = _RANK.fullmatch(first)

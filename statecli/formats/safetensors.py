@@ -15,7 +15,7 @@ from statecli import files
 from statecli.errors import MalformedError
 from statecli.formats import _json, _shown
 from statecli.formats._source import Source
-from statecli.state import ByteRange, ModelState, Oddity, TensorData, TensorInfo
+from statecli.state import ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
 
 NAME = "safetensors"
 
@@ -83,7 +83,9 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         oddities.append(Oddity("padded-header", "white space before the header's first brace: other readers refuse it"))
     if start % 8:
         oddities.append(Oddity("misaligned", f"the tensors start at byte {start}, no multiple of 8"))
-    return ModelState(path, NAME, tuple(_with_aliases(metadata, tensors)), metadata=metadata, oddities=tuple(oddities))
+    return ModelState(
+        path, NAME, tuple(_with_aliases(metadata, tensors)), metadata=Settings(metadata), oddities=tuple(oddities)
+    )
 
 
 def _raw_header(source: Source) -> tuple[bytes, int]:

@@ -21,9 +21,10 @@ from msgspec.structs import replace
 from statecli import files
 from statecli.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
 from statecli.formats import _configs, _folder, _json, _ranks, _shown, deepspeed
+from statecli.formats._settings import is_same_setting, join, put_below, select
 from statecli.formats._source import Source
 from statecli.formats.safetensors import DROPPED
-from statecli.state import ModelState, Oddity, StateDict, TensorInfo
+from statecli.state import ModelState, Oddity, Settings, StateDict, TensorInfo
 
 NAME = "sharded"
 
@@ -150,14 +151,15 @@ def _whole(state: ModelState, count: int, *, whole: bool) -> ModelState:
     Raises IndexMismatch where that is not what is here: how many parts, and how many tensors they have together, where
     the `whole` of them was read.
     """
-    parts, tensors = (state.metadata.get(f"split.{key}") for key in ("count", "tensors.count"))
+    parts, tensors = (state.metadata.values.get(f"split.{key}") for key in ("count", "tensors.count"))
     if type(parts) is int and parts != count:
         raise IndexMismatch(f"its files are numbered up to {count}, and say that they are {parts} parts")
     if whole and type(tensors) is int and tensors != len(state.tensors):
         raise IndexMismatch(f"its parts say that they have {tensors} tensors together, and have {len(state.tensors)}")
     of_parts = ("split.count", "split.tensors.count", "split.no")
-    beside = {key: value for key, value in state.metadata.items() if not key.endswith(of_parts)}
-    return replace(state, metadata=beside) if type(parts) is int else state
+    if type(parts) is not int:
+        return state
+    return replace(state, metadata=select(state.metadata, lambda key: not key.endswith(of_parts)))
 
 
 def _missing(missing: list[str], count: int, why: str) -> str:
@@ -228,7 +230,8 @@ def _indexed(index: Index, target: str, what: str, read_file: ReadFile) -> Model
     if shards.lost:
         state = _with_lost(state, shards, _lost_rows(index, target, shards))
     beside = {key: value for key, value in index.metadata.items() if type(value) in (str, int, float, bool)}
-    return replace(_noted(state, *odd), metadata={**state.metadata, **beside})
+    metadata = replace(state.metadata, values={**state.metadata.values, **beside})
+    return replace(_noted(state, *odd), metadata=metadata)
 
 
 def _lost_rows(index: Index, target: str, shards: Shards) -> list[TensorInfo]:
@@ -341,17 +344,19 @@ def _state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict, ...]:
     )
 
 
-def _common(states: list[tuple[str, ModelState]]) -> dict[str, Any]:
-    """The metadata on which those shards agree that have it; where they do not, each one's under its own name."""
-    agreed: dict[str, Any] = {}
-    for _, state in states:
-        agreed = {**state.metadata, **agreed}
-    for _, state in states:
-        agreed = {key: value for key, value in agreed.items() if state.metadata.get(key, value) == value}
-    own = {
-        f"{shard}.{key}": value for shard, state in states for key, value in state.metadata.items() if key not in agreed
-    }
-    return {**agreed, **own}
+def _common(states: list[tuple[str, ModelState]]) -> Settings:
+    """Return the settings that are the same in all shards that have them; the others below the name of their shard."""
+    sides = [state.metadata for _, state in states]
+    every = join(reversed(sides))
+    agreed = select(
+        every,
+        lambda key: all(is_same_setting(key, every, side) for side in sides if key in side.values or key in side.kinds),
+    )
+
+    def is_own(key: str) -> bool:
+        return key not in agreed.values and key not in agreed.kinds
+
+    return join((agreed, *(put_below(select(state.metadata, is_own), f"{shard}.") for shard, state in states)))
 
 
 def _unnamed(index: Index) -> list[str]:

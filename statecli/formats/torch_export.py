@@ -28,7 +28,7 @@ from statecli.formats._tensors import Decoder, Tensor
 from statecli.formats._torch_archive import check_folder, check_version, gaps_of, record_of, storages_of, word_of
 from statecli.formats._torch_objects import info_of, name_globals
 from statecli.formats._zip import STORED, Archive, Record, mentions
-from statecli.state import Evidence, Kind, ModelState, Oddity, Scalar, StateDict, TensorInfo
+from statecli.state import Evidence, Kind, ModelState, Oddity, Scalar, Settings, StateDict, TensorInfo
 
 NAME = "torch-export"
 
@@ -152,7 +152,7 @@ class _Reader:
             NAME,
             tuple(self.tensors),
             tuple(dict.fromkeys(tensor.section for tensor in self.tensors)),
-            self.metadata,
+            Settings(self.metadata),
             tuple(self.oddities),
             tuple(dict.fromkeys(self.globals)),
             (),

@@ -267,10 +267,11 @@ def _with_constants(state: ModelState, part: _Part, told: dict[str, Scalar]) -> 
     constants = [_constant(info_of(row, CONSTANTS, state.target)) for row in _rows(part.pickle.root, reading)]
     oddities = [one for one in reading.oddities if not constants or one.name != "no-tensors"]
     tensors = (replace(one, persistent=None, saved=one.kind in _REGISTERED) for one in state.tensors)
-    settings = {key: value for key, value in state.metadata.items() if not _is_usual(key, value, state.metadata)}
+    values = state.metadata.values
+    own = {key: value for key, value in values.items() if not _is_usual(key, value, values)}
     return replace(
         state,
-        metadata={**settings, **told},
+        metadata=replace(state.metadata, values={**own, **told}),
         tensors=(*tensors, *constants),
         sections=(*state.sections, *([CONSTANTS] if constants else [])),
         oddities=tuple(oddities),

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from statecli import files
 from statecli.errors import BarePickle, UnreadableError
 from statecli.formats import _configs, _folder, _globals, _shown, dcp, sharded
-from statecli.formats._settings import Settings
-from statecli.state import Evidence, Kind, ModelState, Oddity, TensorInfo
+from statecli.formats._settings import add_file
+from statecli.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 
 NAME = "trainer"
 
@@ -171,13 +171,13 @@ def _row(tensor: TensorInfo, section: str, name: str, of_model: bool) -> TensorI
 
 def _joined(model: ModelState, parts: list[tuple[str, ModelState]]) -> ModelState:
     states = [model, *(state for _, state in parts)]
-    settings = Settings.of(model.metadata)
+    settings = model.metadata
     for name, state in parts:
         # `format` says the same of each file of safetensors.
-        own = Settings.of(state.metadata)
-        if own.get("format") == model.metadata.get("format"):
-            own.pop("format", None)
-        settings.put_below(*_called(name, own))
+        own = state.metadata
+        if own.values.get("format") == model.metadata.values.get("format"):
+            own = replace(own, values={key: value for key, value in own.values.items() if key != "format"})
+        settings = add_file(settings, *_called(name, own))
     formats = dict.fromkeys(state.format for state in states if state.format != NAME)
     return replace(
         model,
@@ -197,11 +197,12 @@ def _called(name: str, settings: Settings) -> tuple[str, Settings]:
     match = _SHARDED.fullmatch(name)
     if match is None:
         return os.path.splitext(name)[0], settings
-    own = Settings()
     cut = len(match["what"]) + 1
-    own.update((key[cut:], value) for key, value in settings.items())
-    own.types.update((key[cut:], types[cut:]) for key, types in settings.types.items())
-    own.kinds.update((key[cut:], kind) for key, kind in settings.kinds.items() if key)
+    own = Settings(
+        {key[cut:]: value for key, value in settings.values.items()},
+        {key[cut:]: types[cut:] for key, types in settings.types.items()},
+        {key[cut:]: kind for key, kind in settings.kinds.items() if key},
+    )
     return match["what"] if match["number"] == "0" else name, own
 
 

@@ -348,7 +348,7 @@ def of_inspection(found: Inspection, summary: dict[str, Totals], verdict: str) -
         tuple(map(_row, state.tensors)),
         found.findings,
         state.oddities,
-        state.metadata,
+        state.metadata.values,
         found.to if found.to is not None else UNSET,
         found.inputs if found.inputs is not None else UNSET,
         verdict,

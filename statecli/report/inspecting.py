@@ -103,9 +103,10 @@ def _about(state: ModelState) -> Iterator[Oddity]:
     """What the target is as a whole, where no row can say it."""
     yield from (Oddity(name, message) for name, message in _configs.notes(state.metadata))
     if not state.tensors and not any(odd.name == "no-tensors" for odd in state.oddities):
-        keys = [f"{key}={value}" for key, value in state.metadata.items() if len(str(value)) <= 40]
+        values = state.metadata.values
+        keys = [f"{key}={value}" for key, value in values.items() if len(str(value)) <= 40]
         only = f", only metadata: {', '.join(keys[:6])}" if keys else ""
-        more = f" and {plural(rest, 'more key')}" if keys and (rest := len(state.metadata) - len(keys[:6])) else ""
+        more = f" and {plural(rest, 'more key')}" if keys and (rest := len(values) - len(keys[:6])) else ""
         yield Oddity("no-tensor", f"holds no tensor{only}{more}")
 
 
@@ -181,7 +182,7 @@ def _subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
 def _beside(state: ModelState) -> str:
     """The scalars at the top of a checkpoint (epoch, step), the first few of them."""
     # Every key of a GGUF file has a group before it.
-    plain = {key.removeprefix("general."): value for key, value in state.metadata.items()}
+    plain = {key.removeprefix("general."): value for key, value in state.metadata.values.items()}
     told = {**_configs.said(state.metadata), **{key: value for key, value in plain.items() if "." not in key}}
     top = [f"{key}={value}" for key, value in told.items() if len(str(value)) <= 40]
     return f"; {', '.join(top[:6])}" if top else ""

@@ -64,7 +64,7 @@ def missing_metadata(subject: Subject) -> Iterator[Found]:
     Fix: `safetensors.torch.save_file(state, path, metadata={"license": "apache-2.0"})`.
     """
     for key in subject.policy.require_metadata:
-        meant = _meant(key, subject.everything.metadata)
+        meant = _meant(key, subject.everything.metadata.values)
         if not meant:
             yield Found(f"{key}: the policy requires it, and the checkpoint's metadata does not have it", help=_SAVE)
         elif all(value is None or (isinstance(value, str) and not value.strip()) for value in meant.values()):

@@ -17,7 +17,7 @@ from statecli import formats
 from statecli.comparison import scalars
 from statecli.comparison.result import ScalarChange, Status
 from statecli.comparison.run import Request, compare
-from statecli.state import Kind, ModelState
+from statecli.state import Kind, ModelState, Settings
 
 from .conftest import notes
 
@@ -27,7 +27,8 @@ W = {"w": torch.arange(3.0)}
 def between(before: dict, after: dict, formats: tuple[str, str] = ("torch-zip", "torch-zip"), **more) -> list:
     """The scalars that differ, and the notes, of two states that hold nothing else."""
     states = [
-        ModelState(n, format, (), metadata=m) for n, format, m in zip("ab", formats, (before, after), strict=True)
+        ModelState(n, format, (), metadata=Settings(m))
+        for n, format, m in zip("ab", formats, (before, after), strict=True)
     ]
     found, _, notes = scalars.changed_scalars(*states, more.get("cut", (None, None)))
     return [*found, *notes]
@@ -418,12 +419,12 @@ def test_a_section_without_settings_has_none_of_those_around_it():
     """A section of a folder stands in no container of the settings that are told: they are the folder's."""
     around = {"global_steps": 2, "optimizer.lr": 0.1}
     for name in ("module", "optimizer.fp32"):
-        one = ModelState("a", "deepspeed zero-3", (), (name,), around)
-        two = ModelState("b", "torch-zip", (), ("model",), {"note": 1})
+        one = ModelState("a", "deepspeed zero-3", (), (name,), Settings(around))
+        two = ModelState("b", "torch-zip", (), ("model",), Settings({"note": 1}))
         found, _, said = scalars.changed_scalars(one, two, (name, None))
         assert ([change.key for change in found], said) == (["note"], [])
-    whole = ModelState("a", "deepspeed zero-3", (), ("optimizer",), around)
-    other = ModelState("b", "torch-zip", (), ("optimizer",), {**around, "optimizer.lr": 0.2})
+    whole = ModelState("a", "deepspeed zero-3", (), ("optimizer",), Settings(around))
+    other = ModelState("b", "torch-zip", (), ("optimizer",), Settings({**around, "optimizer.lr": 0.2}))
     assert [one.key for one in scalars.changed_scalars(whole, other, ("optimizer", "optimizer"))[0]] == ["lr"]
 
 

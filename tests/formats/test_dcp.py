@@ -103,7 +103,7 @@ def test_tensors_placed_in_every_way(ranks):
         ("nested['list'][1]", "float32", (3,), None),
     ]
     told = {"nested.epoch": 3, "nested.words.0": "a", "nested.words.1": "b", "nested.none": None, "nested.lr": 0.5}
-    assert (state.format, state.sections, dict(state.metadata)) == ("dcp", ("model",), told)
+    assert (state.format, state.sections, dict(state.metadata.values)) == ("dcp", ("model",), told)
     assert {(t.device, t.requires_grad, t.persistent, t.storage) for t in state.tensors} == {(None,) * 4}
     assert state.oddities == ()
 
@@ -129,9 +129,9 @@ def test_a_model_and_its_optimizer(ranks):
     assert len(moments) == 18
     assert moments["state['2.bias']['exp_avg']"] == "2.bias"
     assert {t.kind for t in state.tensors if t.section == "extra"} == {Kind.OTHER}
-    assert state.metadata["epoch"] == 4
-    assert state.metadata["optimizer.param_groups.0.lr"] == 0.25
-    assert state.metadata["optimizer.param_groups.0.betas.1"] == 0.999
+    assert state.metadata.values["epoch"] == 4
+    assert state.metadata.values["optimizer.param_groups.0.lr"] == 0.25
+    assert state.metadata.values["optimizer.param_groups.0.betas.1"] == 0.999
 
 
 def test_an_optimizer_flattened(ranks):
@@ -141,7 +141,7 @@ def test_an_optimizer_flattened(ranks):
     assert told["state.0.weight.exp_avg"] == (Kind.OPTIMIZER, Evidence.OPTIMIZER)
     assert told["0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
     assert told["1.running_var"][0] is Kind.BUFFER
-    assert state.metadata["optimizer.param_groups.2.bias.lr"] == 0.25
+    assert state.metadata.values["optimizer.param_groups.2.bias.lr"] == 0.25
 
 
 OPTIMIZERS: dict[str, Any] = {
@@ -285,7 +285,7 @@ def test_one_process_without_a_group(tmp_path):
     dcp.async_save(weights, checkpoint_id=tmp_path / "two", no_dist=True).result()
     for name in ("one", "two"):
         assert np.array_equal(values(tmp_path / name)["w"], np.arange(6.0).reshape(2, 3))
-        assert formats.read(str(tmp_path / name)).metadata == {"step": 7}
+        assert formats.read(str(tmp_path / name)).metadata.values == {"step": 7}
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -166,7 +166,7 @@ def test_the_folder_and_its_tag_are_one(real):
 def test_settings_are_named_alike_in_all_stages(real):
     """The epoch, and the optimizer's learning rate under one name."""
     for spec in PARTED:
-        metadata = formats.read(str(real / spec)).metadata
+        metadata = formats.read(str(real / spec)).metadata.values
         assert metadata["epoch"] == 3
         assert metadata["optimizer.param_groups.0.lr"] == 0.001
         assert metadata["optimizer.zero_stage"] == int(spec[0])

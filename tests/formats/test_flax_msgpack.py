@@ -208,7 +208,7 @@ def test_what_is_no_array_is_a_setting(flax, tmp_path):
         "raw": b"abc",
     }
     state = formats.read(written(tmp_path, flax.msgpack_serialize(content)))
-    told = state.metadata
+    told = state.metadata.values
     assert [one.fqn for one in state.tensors] == ["w"]
     assert {key: told[key] for key in ("lr", "half", "n", "negative", "on", "none", "name", "c")} == {
         "lr": 0.5,
@@ -228,7 +228,7 @@ def test_a_scalar_of_bfloat16(flax, tmp_path):
     """What no number of Python's holds is told by its bits."""
     library = pytest.importorskip("ml_dtypes")
     path = written(tmp_path, flax.msgpack_serialize({"w": numpy.ones(2), "x": library.bfloat16(1)}))
-    assert formats.read(path).metadata["x"] == "bfloat16 0x3f80"
+    assert formats.read(path).metadata.values["x"] == "bfloat16 0x3f80"
 
 
 @given(
@@ -434,7 +434,7 @@ def test_what_stands_before_the_cut_is_listed(tmp_path, inspect):
     for cut, name in ((4, "m"), (60, "(the rest)"), (75, "b")):
         path.write_bytes(whole[:-cut])
         state = formats.read(str(path))
-        assert state.metadata["step"] == 3
+        assert state.metadata.values["step"] == 3
         found = {one.fqn: one for one in state.tensors}
         assert (found["a"].shape, found["a"].damage) == ((2,), None)
         assert [one.fqn for one in state.tensors if one.damage] == [name]

@@ -154,7 +154,7 @@ def test_metadata_is_told(tmp_path):
         float64=("general.precise", 0.1),
         float32=("general.endless", float("inf")),
     )
-    metadata = dict(formats.read(str(path)).metadata)
+    metadata = dict(formats.read(str(path)).metadata.values)
     tokens, scores = metadata.pop("tokenizer.ggml.tokens"), metadata.pop("tokenizer.ggml.scores")
     assert tokens.startswith("array of 500 text, sha256 ")
     assert scores.startswith("array of 500 float32, sha256 ")
@@ -198,7 +198,7 @@ def test_another_vocabulary_is_another(tmp_path, run):
 def test_an_endless_text_is_told_by_its_beginning(tmp_path):
     """Of a text beyond 64 KiB a digest says the rest."""
     path = written(tmp_path / "m.gguf", {"w": VALUES}, chat_template="x" * 70_000)
-    told = formats.read(str(path)).metadata["tokenizer.chat_template"]
+    told = formats.read(str(path)).metadata.values["tokenizer.chat_template"]
     assert told.startswith("70000 characters, sha256 ")
     assert len(told) < 40_000
 
@@ -228,7 +228,7 @@ def test_a_folder_of_parts_is_one_model(parts, tmp_path, run):
     whole = written(tmp_path / "m.gguf", tensors, name="Tiny")
     state = formats.read(str(parts))
     assert [tensor.fqn for tensor in state.tensors] == list(tensors)
-    assert state.metadata == {"general.architecture": "llama", "general.name": "Tiny"}
+    assert state.metadata.values == {"general.architecture": "llama", "general.name": "Tiny"}
     assert run("diff", parts, whole)[0] == 0
     assert run("lock", parts, "-o", tmp_path / "one")[0] == run("lock", whole, "-o", tmp_path / "two")[0] == 0
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
@@ -249,7 +249,7 @@ def test_a_missing_part_is_named(parts, inspect):
     what = "shard m-00002-of-00003.gguf is missing: 2 of 3 are here, by their numbers; copy or download it again"
     assert (code, err) == (2, f"statecli: {parts}: {what}\n")
     assert all(f" blk.{n}.w " in out for n in (0, 1, 4))
-    assert formats.read(str(parts)).metadata == {"general.architecture": "llama", "general.name": "Tiny"}
+    assert formats.read(str(parts)).metadata.values == {"general.architecture": "llama", "general.name": "Tiny"}
 
 
 def test_parts_of_another_split_are_refused(parts, tmp_path, line):
@@ -670,14 +670,14 @@ def test_a_key_set_twice_is_told(tmp_path):
     """Readers disagree on which counts; the last does here."""
     path = built(tmp_path, [key("k", 4, U32), key("k", 4, bytes(4))])
     assert odd(path) == ["its metadata sets 'k' twice"]
-    assert formats.read(str(path)).metadata == {"k": 0}
+    assert formats.read(str(path)).metadata.values == {"k": 0}
 
 
 def test_a_vocabulary_alone_has_no_tensors(tmp_path, run):
     """Files of llama.cpp's tests are such: there is metadata, which is told, and nothing else."""
     path = built(tmp_path, [key("k", 4, U32)])
     state = formats.read(str(path))
-    assert (state.tensors, dict(state.metadata)) == ((), {"k": 7})
+    assert (state.tensors, dict(state.metadata.values)) == ((), {"k": 7})
     assert run("inspect", path) == (0, "note[no-tensor]: holds no tensor, only metadata: k=7\n")
     many = built(tmp_path, [key(f"k{n}", 4, U32) for n in range(8)])
     assert run("inspect", many)[1].endswith("k4=7, k5=7 and 2 more keys\n")
@@ -696,7 +696,7 @@ def test_ordinary_types_are_no_finding(kind, tmp_path, run):
 def test_text_that_is_none_is_escaped(tmp_path):
     """A value need not be UTF-8 to be told, a name need."""
     state = formats.read(str(built(tmp_path, [key("k", 8, text(b"a\xff"))])))
-    assert state.metadata == {"k": "a\\xff"}
+    assert state.metadata.values == {"k": "a\\xff"}
 
 
 def test_an_attack_in_the_metadata_is_inert(tmp_path, run):

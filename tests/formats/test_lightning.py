@@ -87,7 +87,7 @@ def test_what_it_trains_is_told_by_both_optimizers(checkpoint):
 
 def test_its_settings_are_told(checkpoint):
     """The epoch, Lightning's version, the hyper-parameters."""
-    metadata = formats.read(str(checkpoint)).metadata
+    metadata = formats.read(str(checkpoint)).metadata.values
     assert metadata["hyper_parameters.hidden"] == 8
     assert metadata["hyper_parameters.act"] == "gelu"
     assert metadata["pytorch-lightning_version"]
@@ -101,7 +101,7 @@ def test_what_lies_beside_its_shards_is_said(tmp_path):
     torch.save({"epoch": 1, "hyper_parameters": {"h": 3}}, tmp_path / "a.ckpt" / file)
     (odd,) = formats.read(str(tmp_path / "a.ckpt")).oddities
     assert (odd.name, file in odd.message) == ("beside", True)
-    assert formats.read(str(tmp_path / "a.ckpt" / file)).metadata["hyper_parameters.h"] == 3
+    assert formats.read(str(tmp_path / "a.ckpt" / file)).metadata.values["hyper_parameters.h"] == 3
 
 
 def test_an_audit_of_it_is_clean(statecli, checkpoint):

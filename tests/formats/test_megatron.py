@@ -56,7 +56,7 @@ def test_ranks_are_sections_of_their_own(tmp_path):
             assert weight.tied_to == ()
         assert held["mp_rank_01.optimizer.optimizer", "state[0]['exp_avg']"].shape == (4, 8)
         assert [odd.name for odd in state.oddities if odd.name != "foreign-globals"] == ["model-parallel"]
-        assert state.metadata["iteration"] == 10
+        assert state.metadata.values["iteration"] == 10
 
 
 def test_one_rank_differs_from_another_by_its_section(statecli, tmp_path):

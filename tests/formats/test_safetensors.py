@@ -471,7 +471,7 @@ def test_every_dtype_that_is_written(tmp_path):
     assert {t.fqn: (t.dtype, t.shape) for t in state.tensors} == {
         name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in sample().items()
     }
-    assert state.metadata == {"format": "pt", "note": "α"}
+    assert state.metadata.values == {"format": "pt", "note": "α"}
 
 
 def test_the_sample_leaves_out_only_what_torch_lacks():

@@ -20,7 +20,7 @@ def settings(tmp_path, **beside):
     path = str(tmp_path / "file.pt")
     torch.save({"model": {"a.weight": torch.ones(2)}, **beside}, path)
     state = formats.read(path)
-    return dict(state.metadata), state
+    return dict(state.metadata.values), state
 
 
 PLAIN = {"epoch": 3, "name": "run", "best": 0.5, "done": True, "none": None}
@@ -70,7 +70,7 @@ def test_numbers_beside_a_models_tensors(tmp_path):
     """A dict of tensors may hold a scale or an extra state as well."""
     path = str(tmp_path / "file.pt")
     torch.save({"model": {"a.weight": torch.ones(2), "scale": 1.5, "a._extra_state": {"v": 2}}}, path)
-    assert formats.read(path).metadata == {"model.scale": 1.5, "model.a._extra_state.v": 2}
+    assert formats.read(path).metadata.values == {"model.scale": 1.5, "model.a._extra_state.v": 2}
 
 
 def test_two_paths_that_read_the_same_stay_apart(tmp_path):
@@ -107,7 +107,7 @@ def test_the_order_of_a_set_means_nothing(tmp_path):
     for seed in ("1", "2"):
         path = str(tmp_path / f"{seed}.pt")
         subprocess.run([sys.executable, "-c", code, path], check=True, env={**os.environ, "PYTHONHASHSEED": seed})
-        found.append(formats.read(path).metadata)
+        found.append(formats.read(path).metadata.values)
     assert found[0] == found[1]
 
 
@@ -259,7 +259,7 @@ def test_settings_of_a_module_in_a_section(tmp_path):
     """The probability of a dropout is a setting, wherever its module is."""
     path = str(tmp_path / "file.pt")
     torch.save({"model": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.25)), "epoch": 1}, path)
-    found = formats.read(path).metadata
+    found = formats.read(path).metadata.values
     assert 0.25 in found.values()
     assert found["epoch"] == 1
 

@@ -78,7 +78,7 @@ def test_an_index_and_its_folder_are_the_same(folder):
             ("model.b", "float16", (4,)),
         ]
         assert (state.format, state.oddities) == ("sharded safetensors", ())
-        assert state.metadata == {"format": "pt", "total_size": 32}
+        assert state.metadata.values == {"format": "pt", "total_size": 32}
         assert [Path(t.data.storage.path) for t in state.tensors] == [folder / ONE, folder / TWO]
 
 
@@ -107,7 +107,7 @@ def test_metadata_on_which_shards_disagree_is_each_ones_own(folder):
     save_file({"model.a": torch.ones(4)}, folder / ONE, metadata={"format": "pt", "rank": "0"})
     (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}))
     expected = {"format": "pt", f"{ONE}.rank": "0", f"{TWO}.rank": "1"}
-    assert formats.read(str(folder)).metadata == expected
+    assert formats.read(str(folder)).metadata.values == expected
 
 
 def test_tied_storages_of_different_files_stay_apart(folder):

@@ -166,7 +166,7 @@ def test_how_the_kinds_are_known(program, tmp_path):
 
 def test_what_wrote_it_is_noted(program, tmp_path):
     """torch's version, and the schema's."""
-    told = read(new(program, tmp_path / "x.pt2")).metadata
+    told = read(new(program, tmp_path / "x.pt2")).metadata.values
     assert told["torch_version"] == str(torch.__version__)
     assert told["schema_version"].partition(".")[0].isdecimal()
 
@@ -189,7 +189,7 @@ def test_each_program_is_a_section(tmp_path):
     for row in state.tensors:
         held = programs[row.section].state_dict[row.fqn]
         assert (all_values(row.data).reshape(row.shape) == held.detach().numpy()).all()
-    assert "encoder.torch_version" in state.metadata
+    assert "encoder.torch_version" in state.metadata.values
 
 
 def test_every_dtype(tmp_path):

@@ -321,8 +321,8 @@ def test_sections_of_a_training_checkpoint(tmp_path):
     assert state.sections == ("", "model", "ema", "optimizer", "lr_scheduler")
     assert {t.kind for t in state.tensors if t.section in ("", "lr_scheduler")} == {Kind.OTHER}
     assert {t.kind for t in state.tensors if t.section == "optimizer"} == {Kind.OPTIMIZER}
-    assert state.metadata["epoch"] == 3
-    assert state.metadata["optimizer.param_groups.0.lr"] == 0.001
+    assert state.metadata.values["epoch"] == 3
+    assert state.metadata.values["optimizer.param_groups.0.lr"] == 0.001
 
 
 def test_sections_in_the_shape_of_lightning(tmp_path):
@@ -383,7 +383,7 @@ def test_a_lone_tensor_is_one_row(tmp_path):
 def test_nothing_to_list_is_an_error(tmp_path):
     """A file without a tensor is read, and refused where tensors are wanted, with what it holds instead."""
     state = read(tmp_path, {"epoch": 3})
-    assert (state.tensors, state.sections, state.metadata) == ((), (), {"epoch": 3})
+    assert (state.tensors, state.sections, state.metadata.values) == ((), (), {"epoch": 3})
     with pytest.raises(MalformedError, match=r"file\.pt: holds no tensor: the pickle is a dict of 1"):
         target.checkpoint(str(tmp_path / "file.pt"))
 

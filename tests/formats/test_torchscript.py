@@ -204,12 +204,12 @@ def test_code_is_noted(net, tmp_path):
     scripted(net, tmp_path / "x.pt")
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
         sizes = [one.file_size for one in archive.infolist() if one.filename.endswith(".py")]
-    told = read(tmp_path / "x.pt").metadata
+    told = read(tmp_path / "x.pt").metadata.values
     assert (told["code files"], told["code bytes"]) == (len(sizes), sum(sizes))
     assert "bytecode bytes" not in told
     assert (told["names.0"], told["names.1"], told["pair.1"], told["nested.0.1"]) == ("a", "b", 3, 1)
     lite(net, tmp_path / "y.ptl")
-    assert read(tmp_path / "y.ptl").metadata["bytecode bytes"] > 0
+    assert read(tmp_path / "y.ptl").metadata.values["bytecode bytes"] > 0
 
 
 def test_quantized_weights_are_listed(tmp_path):
@@ -552,6 +552,6 @@ def test_settings_that_every_module_has_are_not_told(tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.ReLU()).eval()
     net[1].train()
     torch.jit.save(torch.jit.script(net), tmp_path / "net.pt")
-    told = formats.read(str(tmp_path / "net.pt")).metadata
+    told = formats.read(str(tmp_path / "net.pt")).metadata.values
     assert told["training"] is False
     assert {key for key in told if key.endswith((".training", "hook"))} == {"_modules.1.training"}

@@ -164,7 +164,7 @@ def test_an_optimizer_of_something_else_tells_nothing(step):
 
 def test_its_settings_are_told_below_their_files(step):
     """Those of the run, of the class, of the optimizer, of the schedule, and the arguments."""
-    said = formats.read(str(step)).metadata
+    said = formats.read(str(step)).metadata.values
     state = json.loads((step / "trainer_state.json").read_text())
     assert {key: said[f"trainer_state.{key}"] for key in ("global_step", "epoch", "best_metric", "max_steps")} == {
         key: state[key] for key in ("global_step", "epoch", "best_metric", "max_steps")
@@ -208,7 +208,7 @@ def test_the_model_that_was_kept_has_the_arguments_beside_it(run):
     """No optimizer, and the folders of the steps are no part of it."""
     state = formats.read(str(run))
     assert state.sections == ("model",)
-    assert state.metadata["training_args.max_steps"] == 2
+    assert state.metadata.values["training_args.max_steps"] == 2
 
 
 def test_its_shards_and_those_of_ranks_are_its_parts(step):
@@ -312,8 +312,8 @@ def test_a_state_of_accelerate_is_read_whole(accelerated):
     assert torch.equal(found["custom_checkpoint_0.ema"]["weight"], torch.full((3,), 2.0))
     moments = torch.load(accelerated / "optimizer_1.bin")["state"][0]["exp_avg"]
     assert torch.equal(found["optimizer_1"]["state[0]['exp_avg']"], moments)
-    assert state.metadata["scheduler.step_size"] == 2
-    assert state.metadata["custom_checkpoint_0.decay"] == 0.9
+    assert state.metadata.values["scheduler.step_size"] == 2
+    assert state.metadata.values["custom_checkpoint_0.decay"] == 0.9
 
 
 def test_an_audit_of_them_finds_nothing(step, accelerated, statecli):
@@ -361,9 +361,9 @@ def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(sharded):
     known = {one.fqn: (one.kind, one.evidence) for one in state.tensors if one.section == "model"}
     assert known["0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
     assert known["1.running_mean"] == (Kind.BUFFER, Evidence.CONVENTION)
-    assert state.metadata["optimizer.param_groups.0.lr"] == 0.01
-    assert state.metadata["scheduler.step_size"] == 2
-    assert state.metadata["trainer_state.global_step"] == 2
+    assert state.metadata.values["optimizer.param_groups.0.lr"] == 0.01
+    assert state.metadata.values["scheduler.step_size"] == 2
+    assert state.metadata.values["trainer_state.global_step"] == 2
     found = held(sharded)
     moments = torch.load(sharded.parent / "optimizer.pt")["state"]
     for number, name in enumerate(["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]):
@@ -396,7 +396,7 @@ def test_further_models_of_fsdp_are_numbered(sharded):
     (sharded / "optimizer_2").mkdir()
     state = formats.read(str(sharded))
     assert state.sections[:4] == ("model", "model_1", "optimizer", "optimizer_1")
-    assert state.metadata["optimizer_1.param_groups.0.lr"] == 0.01
+    assert state.metadata.values["optimizer_1.param_groups.0.lr"] == 0.01
 
 
 def test_an_optimizer_in_shards_lies_beside_a_model_in_a_file(sharded):
@@ -452,7 +452,7 @@ def test_an_adapter_names_its_base_model(tmp_path, statecli):
         "lora_alpha": 8,
         "target_modules": "query, value",
     }
-    assert {key: state.metadata[f"adapter_config.{key}"] for key in expected} == expected
+    assert {key: state.metadata.values[f"adapter_config.{key}"] for key in expected} == expected
     told = statecli("inspect", tmp_path / "adapter", "-f", "markdown").out.replace("\\", "")
     assert "r=4, lora_alpha=8, target_modules=query, value" in told
     assert f"adapter (LORA) of base model {tmp_path / 'base'}" in told
@@ -489,4 +489,4 @@ def test_a_model_folder_beside_its_file_differs_in_nothing(tmp_path, statecli):
     assert statecli("diff", tmp_path / "one" / "model.safetensors", tmp_path / "two").code == 0
     result = statecli("diff", tmp_path / "one", tmp_path / "two", "-f", "json")
     assert [one["key"] for one in result.json["metadata"]] == ["config.hidden_act"]
-    assert formats.read(str(tmp_path / "one")).metadata["config.quantization_config.quant_method"] == "fp8"
+    assert formats.read(str(tmp_path / "one")).metadata.values["config.quantization_config.quant_method"] == "fp8"

@@ -1,0 +1,188 @@
+"""A second process reads AFTER where both files are large: its state arrives as this process would have read it."""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+import torch
+
+from statecli import formats
+from statecli.comparison import run
+from statecli.comparison.run import Request, compare
+from statecli.engines import parcel
+from statecli.state import Evidence, Kind, ModelState
+from statecli.target import checkpoint
+from statecli.values import pool
+from statecli.values.stats import Task, stats_batch
+
+from ..engines.conftest import state as every_dtype
+from ..formats import test_megatron
+from ..formats.test_same_everywhere import WRITERS, safetensors
+
+#: Settings whose paths or values a plain map of paths does not tell apart.
+SETTINGS = (
+    {"id2label": {"0": "cat"}},
+    {"x": {0: 3, 1: 4}},
+    {"x": [3, 4]},
+    {"x": (3, 4)},
+    {"x": {"0": 3, "1": 4}},
+    {"x": {"a.b": 1, True: 2, None: 3, (1, 2): 4}},
+    {"x": collections.OrderedDict(a=1)},
+    {"x": -0.0, "y": float("nan"), "z": float("-inf"), "s": 2**63, "v": 2**64, "u": -(2**70)},
+    {"x": "\ue000", "y": b"\xff", "z": {1}, "s": "", "v": True},
+    {"x": 0.0, "y": 1, "v": 1.0},
+)
+
+
+def plain(folder: Path) -> Path:
+    """A checkpoint of a training: every dtype, an optimizer, settings of all kinds."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    saved = {f"settings{n}": one for n, one in enumerate(SETTINGS)}
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, **saved}, folder / "a.pt")
+    return folder / "a.pt"
+
+
+def dtypes(folder: Path) -> Path:
+    """Sparse, quantized, tied, strided and empty tensors."""
+    torch.save(every_dtype(0), folder / "a.pt")
+    return folder / "a.pt"
+
+
+def module(folder: Path) -> Path:
+    """A module pickled whole."""
+    torch.save(torch.nn.Linear(2, 2), folder / "a.pt")
+    return folder / "a.pt"
+
+
+def arrays(folder: Path) -> Path:
+    """Arrays of numpy in a pickle, whose bytes are in the pickle itself."""
+    torch.save({"a": numpy.arange(3.0), "b": numpy.arange(3, dtype=">i4"), "c": torch.ones(2)}, folder / "a.pt")
+    return folder / "a.pt"
+
+
+def megatron(folder: Path) -> Path:
+    """Two ranks."""
+    return test_megatron.write(folder / "run")
+
+
+def split(folder: Path) -> Path:
+    """Shards of torch.save, each with settings."""
+    names = ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
+    for n, name in enumerate(names):
+        torch.save({f"w{n}": torch.ones(2), "labels": {"0": "cat", 1: "dog"}, "own": {n: "x"}}, folder / name)
+    weight_map = {f"w{n}": name for n, name in enumerate(names)}
+    (folder / "pytorch_model.bin.index.json").write_text(msgspec.json.encode({"weight_map": weight_map}).decode())
+    return folder
+
+
+ZOO = (*WRITERS, safetensors, plain, dtypes, module, arrays, megatron, split)
+
+
+@pytest.fixture(params=ZOO, ids=lambda one: one.__name__)
+def target(request, tmp_path) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return str(request.param(tmp_path))
+
+
+@pytest.fixture
+def second_process(monkeypatch) -> None:
+    """The second of two files is read by another process, however small it is."""
+    monkeypatch.setattr(run, "WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(pool, "forks", lambda: True)
+
+
+def test_every_state_survives_the_round_trip(target):
+    """Each format, all fields: what the worker packs is what was read."""
+    expected = checkpoint(target)
+    packed = run.pack_checkpoint(target)
+    assert run.unpack_checkpoint(packed) == expected
+    assert pickle.loads(pickle.dumps(expected)) == expected
+
+
+def test_every_tensor_survives_a_batch_of_an_engine(target):
+    """What travels to a worker of Dask, MPI or Ray is the task itself."""
+    tasks = tuple(Task(tensor, tensor.ranges) for tensor in formats.read(target).tensors)
+    call = parcel.pack(stats_batch, None, tasks).getvalue()
+    assert sent_tasks(call) == (None, tasks)
+
+
+def sent_tasks(call: bytes) -> Any:
+    """The tasks of a packed call, as the worker unpickles them."""
+
+    class Words(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            assert (module, name) == ("statecli.engines.parcel", "work")
+            return lambda made, function, packed: pickle.loads(pickle.loads(packed)[3])
+
+    return Words(io.BytesIO(call)).load()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=ascii)
+def test_a_copy_is_identical_with_and_without_a_second_process(settings, tmp_path, second_process):
+    """A byte-for-byte copy differs in nothing."""
+    torch.save({"w": torch.ones(2), **settings}, tmp_path / "a.pt")
+    shutil.copy(tmp_path / "a.pt", tmp_path / "b.pt")
+    both = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
+    assert [compare(Request(*both, jobs=jobs)).scalars for jobs in (1, 2)] == [(), ()]
+
+
+@pytest.mark.parametrize("other", [{0: 3, 1: 4}, {"0": 3, "1": 4}])
+def test_a_list_and_a_dict_of_its_positions_differ(other, tmp_path, second_process):
+    """Both read `x.0` and `x.1`; the containers and the keys are not the same."""
+    torch.save({"w": torch.ones(2), "x": [3, 4]}, tmp_path / "a.pt")
+    torch.save({"w": torch.ones(2), "x": other}, tmp_path / "b.pt")
+    both = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
+    one, two = (compare(Request(*both, jobs=jobs)).scalars for jobs in (1, 2))
+    assert one == two != ()
+
+
+def test_settings_of_shards_keep_their_types_of_keys(tmp_path):
+    """Shards joined into one state: a text `0` and the number 0 are two keys."""
+    for name, labels in (("one", {"0": "cat"}), ("two", {0: "cat"}), ("three", {"0": "cat"})):
+        (tmp_path / name).mkdir()
+        weight_map = {}
+        for n in range(2):
+            file = f"pytorch_model-0000{n + 1}-of-00002.bin"
+            weight_map[f"w{n}"] = file
+            torch.save({f"w{n}": torch.ones(2), "labels": labels}, tmp_path / name / file)
+        index = msgspec.json.encode({"weight_map": weight_map})
+        (tmp_path / name / "pytorch_model.bin.index.json").write_bytes(index)
+    one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
+    assert [change.key for change in compare(Request(one, two, jobs=1)).scalars] == ["labels.['0']", "labels.0"]
+    assert compare(Request(one, three, jobs=1)).scalars == ()
+
+
+def test_no_field_of_a_state_is_a_subclass_of_a_builtin():
+    """A subclass of dict, list or str loses its attributes on the way; an enumeration comes back by its value."""
+    built_in = (dict, list, tuple, str, int, float, bytes, frozenset)
+    seen, open_types = set(), [ModelState]
+    while open_types:
+        kind = open_types.pop()
+        for field in msgspec.structs.fields(kind):
+            for inner in types_in(field.type) - seen:
+                seen.add(inner)
+                if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+                    open_types.append(inner)
+                elif isinstance(inner, type) and issubclass(inner, built_in):
+                    assert inner in built_in or inner in (bool, Evidence, Kind), (kind, field.name, inner)
+
+
+def types_in(annotation: Any) -> set[Any]:
+    """An annotation, and all in its brackets."""
+    found = {annotation}
+    for inner in getattr(annotation, "__args__", ()):
+        found |= types_in(inner)
+    return found
