@@ -111,7 +111,15 @@ def _of_module(request: Request, spec: Spec, handed: Any) -> Inspection:
 
 
 def of_built(built: Built, request: Request, handed: Any = None) -> Inspection:
-    """Inspect a model that is ours: its values are overwritten where `request.stats` has not asked for them first."""
+    """Inspect a model that is ours: its values are overwritten where `request.stats` has not asked for them first.
+
+    Raises ModelError for a freed storage where forward or a move would read it.
+    """
+    calls_forward = request.input or request.inputs is not None or handed is not None
+    if calls_forward or request.to not in (None, "meta"):
+        from statecli.modules.measure import refuse_freed
+
+        refuse_freed(built.module, request.target)
     ran = _ran(built, request, handed)
     built = ran.built if ran else built
     measure = _stats_of_tensor if request.stats else None

@@ -475,6 +475,16 @@ def _raised_at(error: BaseException) -> tuple[str, int] | None:
     return _deepest(error)
 
 
+def describe_model_error(error: BaseException) -> str | None:
+    """`TypeError: message (net.py:3)` where code of neither statecli nor torch was running; None otherwise."""
+    place = _deepest(error)
+    if place is None:
+        return None
+    from statecli.modules.origin import display
+
+    return f"{type(error).__name__}: {_text(error)} ({display(place[0], {})}:{place[1]})"
+
+
 def _shown(spec: Spec, place: tuple[str, int] | None) -> str:
     if place is None or place[0].startswith("<"):
         return ""

@@ -18,7 +18,7 @@ from torch import nn
 
 from statecli.errors import ModelError
 from statecli.modules.build import Built
-from statecli.modules.tensors import is_lazy, storage
+from statecli.modules.tensors import is_freed, is_lazy, parts, storage
 from statecli.modules.walk import Walk, walk
 
 
@@ -54,6 +54,18 @@ def names(found: Walk) -> Iterator[tuple[str, torch.Tensor]]:
             yield entry.fqn, entry.tensor
     for held in found.held:
         yield held.fqn, held.tensor
+
+
+def refuse_freed(module: nn.Module, target: str) -> None:
+    """Raise ModelError for a tensor whose storage was freed: whatever reads its values kills the process."""
+    with torch._C.DisableTorchFunctionSubclass():
+        for name, tensor in names(walk(module)):
+            if is_freed(tensor):
+                size = sum(part.untyped_storage().nbytes() for part in parts(tensor))
+                raise ModelError(
+                    f"{target}: {name}: its storage was freed: it holds {size:,} bytes and {list(tensor.shape)} needs "
+                    f"{tensor.numel() * tensor.element_size():,}; give it its values back first"
+                )
 
 
 def stand_in(built: Built, found: Walk) -> Trial:

@@ -12,6 +12,8 @@ import torch
 from statecli.state import Kind
 
 _Lazy: type = vars(torch.nn.parameter)["UninitializedTensorMixin"]  # torch lists it in no stub
+#: What a class has that does not override torch's dispatch.
+_TORCH_DISPATCH = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
 _opaque_numbers = itertools.count()
 #: Nodes of an autograd graph looked through for what a tensor was computed from.
 _MAX_NODES = 10_000
@@ -103,6 +105,35 @@ def _address(store: torch.UntypedStorage) -> int:
     except RuntimeError:
         address = 0
     return address or int(store._cdata)
+
+
+def has_memory(store: torch.UntypedStorage) -> bool:
+    """Whether a storage with bytes has memory for them: that of a wrapper subclass has a size and no memory."""
+    try:
+        return store.nbytes() == 0 or store.device.type == "meta" or store.data_ptr() != 0
+    except RuntimeError:  # torch's fake tensors refuse to give an address
+        return False
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether torch would read beyond the storage of `tensor`, as after `untyped_storage().resize_(0)`.
+
+    False for meta and lazy tensors, and for subclasses with a `__torch_dispatch__`, which compute their values.
+    """
+    if is_lazy(tensor) or tensor.is_meta or type(tensor).__torch_dispatch__ not in _TORCH_DISPATCH:
+        return False
+    try:
+        return any(one.numel() > 0 and one.untyped_storage().nbytes() < _extent_bytes(one) for one in parts(tensor))
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from the start of the storage to the last element; 1 if it is quantized, because some are packed."""
+    if tensor.is_quantized:
+        return 1
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + last + 1) * tensor.element_size()
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:

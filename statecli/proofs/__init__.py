@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from statecli import inspection, target
 from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding
+from statecli.modules.build import describe_model_error
 from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.state import AN_INPUT, Kind, ModelState
 
@@ -173,6 +174,12 @@ def _proved(name: Name, subject: Subject, request: Request) -> Check:
         return _with(PROOFS[name](subject, request), inputs)
     except ModelError as error:
         return Check(name, Verdict.INCONCLUSIVE, reason=str(error).removeprefix(f"{subject.target}: "))
+    except Exception as error:
+        # A tensor subclass runs code of its own in operators that a proof calls.
+        raised = describe_model_error(error)
+        if raised is None:
+            raise
+        return Check(name, Verdict.INCONCLUSIVE, reason=raised)
 
 
 def _with(check: Check, inputs: Iterable[str]) -> Check:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from statecli.modules.tensors import is_lazy, parts, storage
+from statecli.modules.tensors import has_memory, is_lazy, parts, storage
 
 #: Values in a row before they repeat. A prime, so that a row of a matrix hardly ever begins as the last one did.
 PERIOD = 251
@@ -70,7 +70,8 @@ def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool
     Floating-point and complex ones get numbers strictly between 0 and 1 that no format with fewer bits holds, so that
     rounding changes each of them; what is counted or true is changed in its lowest bit, so that an index stays near
     where it was. It is done by storage: a tie, a view and an expanded tensor are written once. What has no memory
-    (lazy, meta, opaque) is left out. With `ends_alone` only the first and last elements of a long one are written.
+    (lazy, meta, opaque, wrapper subclasses) is left out. With `ends_alone` only the first and last elements of a long
+    tensor are written.
     """
     written: set[int | str] = set()
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
@@ -91,6 +92,8 @@ def flat_of(tensor: torch.Tensor) -> torch.Tensor | None:
             return None
         values = parts(tensor)[0]
         store = values.untyped_storage()
+        if not has_memory(store):
+            return None
         dtype = torch.uint8 if tensor.is_quantized else values.dtype
         flat = torch.empty(0, dtype=dtype, device=store.device)
         return flat.set_(store, 0, (store.nbytes() // flat.element_size(),))  # type: ignore[call-overload,no-any-return]

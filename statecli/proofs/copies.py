@@ -17,7 +17,7 @@ from torch import nn
 from statecli.errors import ModelError
 from statecli.modules import measure
 from statecli.modules.build import text_of
-from statecli.modules.tensors import derived_by, is_lazy, leaves_of, storage
+from statecli.modules.tensors import derived_by, has_memory, is_freed, is_lazy, leaves_of, storage
 from statecli.modules.walk import walk
 
 #: Bytes of a storage up to which its values are copied in any case: forward may count or look up by them.
@@ -91,12 +91,14 @@ def _in_copy(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage], *,
     """What lies where `tensor` lies, in the copy of its storage."""
     store = tensor.untyped_storage()
     if store._cdata not in storages:
-        drawn = (values or store.nbytes() <= SMALL) and store.device.type != "meta"
+        drawn = (values or store.nbytes() <= SMALL) and store.device.type != "meta" and has_memory(store)
         empty = torch.UntypedStorage(store.nbytes(), device=store.device)  # type: ignore[no-untyped-call]
         storages[store._cdata] = empty.copy_(store) if drawn else empty
     view = torch.empty(0, dtype=tensor.dtype, device=store.device)
     with torch.no_grad():
         view.set_(storages[store._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())
+        if is_freed(tensor):  # `set_` has given the copy memory that nobody has written to
+            storages[store._cdata].resize_(store.nbytes())
         view = torch._neg_view(view) if tensor.is_neg() else view
         return view.conj() if tensor.is_conj() else view
 

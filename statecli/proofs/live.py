@@ -14,6 +14,7 @@ import torch
 from statecli.errors import UsageError
 from statecli.modules import measure, settings
 from statecli.modules.spec import Spec
+from statecli.modules.tensors import is_freed
 from statecli.modules.walk import walk
 from statecli.proofs import bits, copies, inputs, subject
 from statecli.proofs.inputs import Inputs
@@ -220,4 +221,4 @@ _SMALL = 1 << 20
 
 def _is_small(tensor: torch.Tensor) -> bool:
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_inference()
-    return plain and not tensor.is_meta and tensor.nbytes <= _SMALL
+    return plain and not (tensor.is_meta or is_freed(tensor)) and tensor.nbytes <= _SMALL

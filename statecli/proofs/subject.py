@@ -94,6 +94,9 @@ class Subject:
 
 def of_built(built: Built, target: str) -> Subject:
     """Of a model that a spec names: its constructor is called again for each instance, or the one there is copied."""
+    from statecli.modules import measure
+
+    measure.refuse_freed(built.module, target)
     try:
         renames = _renames(built.module, built.again())
     except ModelError:
@@ -120,7 +123,11 @@ def of_module(module: nn.Module) -> Subject:
 
     Where it cannot be copied, `fresh` raises the reason, a ModelError, and the rows say nothing of what moves.
     """
-    return _of_copies(module, type(module).__name__, built_of(module))
+    from statecli.modules import measure
+
+    name = type(module).__name__
+    measure.refuse_freed(module, name)
+    return _of_copies(module, name, built_of(module))
 
 
 def built_of(module: nn.Module) -> Built:

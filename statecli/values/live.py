@@ -60,8 +60,12 @@ def strided_of(tensor: Any) -> Strided:
 def _storage_of(tensor: Any) -> Array:
     """The whole storage of a CPU tensor as bytes. It stays valid as long as the tensor is not resized."""
     torch: Any = sys.modules["torch"]
+    from statecli.modules.tensors import has_memory, is_freed  # imports torch
+
     storage = tensor.untyped_storage()
-    if storage.device.type != "cpu" or (storage.nbytes() and not storage.data_ptr()):
+    if is_freed(tensor):
+        raise UnreadableError(f"its storage was freed: it holds {storage.nbytes():,} bytes")
+    if storage.device.type != "cpu" or not has_memory(storage):
         raise UnreadableError(f"a {type(tensor).__name__} holds no data of its own")
     memory: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return memory

@@ -1,0 +1,153 @@
+"""Tensors that have a size and no memory: statecli neither writes nor reads through an address that is 0."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.utils._pytree import tree_map  # noqa: E402
+
+import statecli  # noqa: E402
+from statecli.errors import ModelError, UnreadableError  # noqa: E402
+from statecli.modules.build import Built  # noqa: E402
+from statecli.modules.origin import Origins  # noqa: E402
+from statecli.modules.spec import Spec  # noqa: E402
+from statecli.modules.tensors import has_memory, is_freed  # noqa: E402
+from statecli.proofs import Request, bits, subject, verified  # noqa: E402
+from statecli.proofs.result import Name  # noqa: E402
+from statecli.values.live import strided_of  # noqa: E402
+
+
+class Int8(torch.Tensor):
+    """A quantized weight as torchao writes one: int8 inside, float32 outside, no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, data, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=scale.dtype, device=data.device)
+
+    def __init__(self, data, scale):
+        self.data_, self.scale = data, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in ("detach", "clone", "alias"):
+            return cls(func(args[0].data_, **kwargs), func(args[0].scale, **kwargs))
+
+        def dense(value):
+            return value.data_.to(value.scale.dtype) * value.scale if isinstance(value, Int8) else value
+
+        return func(*tree_map(dense, args), **tree_map(dense, kwargs))
+
+
+class Refusing(torch.Tensor):
+    """A wrapper whose every operator raises."""
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (300, 300), dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func.overloadpacket.__name__)
+
+
+def int8(*shape):
+    return Int8(torch.ones(*shape, dtype=torch.int8), torch.tensor(0.5))
+
+
+def freed(tensor, to=0):
+    tensor.untyped_storage().resize_(to)
+    return tensor
+
+
+def holding(**tensors):
+    """A Linear with these as parameters, buffers or plain attributes."""
+    module = nn.Linear(4, 4)
+    for name, tensor in tensors.items():
+        if name.startswith("buffer"):
+            module.register_buffer(name, tensor)
+        else:
+            setattr(module, name, tensor)
+    return module
+
+
+@pytest.mark.parametrize("inputs", [None, "2x4"])
+def test_a_wrapper_subclass_is_verified(inputs):
+    """As weight, buffer and plain attribute; the proofs that write values leave it out."""
+    model = holding(weight=nn.Parameter(int8(4, 4), requires_grad=False), buffer=int8(40, 40), plain=int8(3, 4))
+    found = statecli.verify(model, inputs=inputs)
+    assert {row.fqn for row in found.state.tensors} == {"weight", "bias", "buffer", "plain"}
+
+
+@pytest.mark.parametrize("name", ["buffer", "plain"])
+def test_a_wrapper_that_refuses_every_operator_is_not_an_internal_error(name):
+    """What its code raises makes a proof inconclusive, and the other proofs are run."""
+    built = Built(Spec("net", "", False, "net"), *made(name), "cpu", True, lambda _, __: made(name)[0])
+    checks = verified(subject.of_built(built, "net"), Request("net")).checks
+    assert any("NotImplementedError" in (check.reason or "") for check in checks)
+    assert len(checks) == len(Name)
+
+
+def made(name):
+    """A module with a refusing wrapper, and the lines of nothing."""
+    return holding(**{name: Refusing()}), Origins({})
+
+
+def test_a_proof_writes_nothing_through_an_address_of_zero():
+    """The memory behind a wrapper is none, however many bytes its storage claims."""
+    wrapper = int8(40, 40)
+    assert wrapper.untyped_storage().nbytes() == 6400
+    assert not has_memory(wrapper.untyped_storage())
+    assert bits.flat_of(wrapper) is None
+    assert bits.perturb([wrapper]) == set()
+    with pytest.raises(UnreadableError, match="holds no data of its own"):
+        strided_of(wrapper)
+
+
+@pytest.mark.parametrize("bytes_left", [0, 8])
+@pytest.mark.parametrize("make", [torch.ones, lambda n: nn.Parameter(torch.ones(n))], ids=["tensor", "parameter"])
+def test_a_freed_storage_is_refused_by_name(make, bytes_left):
+    """As FSDP leaves a parameter: torch reads behind the end of its storage and dies, so statecli stops before it."""
+    tensor = freed(make(100), bytes_left)
+    model = holding(p=tensor)
+    with pytest.raises(
+        ModelError, match=rf"p: its storage was freed: it holds {bytes_left} bytes and \[100\] needs 400"
+    ):
+        statecli.verify(model)
+
+
+def test_the_copy_of_a_freed_storage_is_freed_too():
+    """A copy with memory of its own would show values that nobody has written."""
+    found = statecli.inspect(holding(p=freed(torch.ones(30))), stats=True)
+    assert next(row.stats for row in found.state.tensors if row.fqn == "p").max is None
+
+
+def test_the_statistics_of_a_freed_storage_are_not_made_up():
+    """They were those of memory that belongs to something else."""
+    with pytest.raises(UnreadableError, match="its storage was freed"):
+        strided_of(freed(torch.ones(30)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(3),
+        lambda: torch.ones(0),
+        lambda: torch.ones(4, 4).t()[1:, 1:],
+        lambda: torch.ones(1).expand(1000),
+        lambda: torch.ones(3, device="meta"),
+        lambda: torch.ones(4).to_sparse(),
+        lambda: torch.ones(4, 4).to_sparse_csr(),
+        lambda: torch.quantize_per_tensor(torch.ones(4), 0.5, 0, torch.qint8),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        nn.UninitializedParameter,
+        lambda: int8(2, 2),
+    ],
+    ids=["plain", "empty", "view", "expanded", "meta", "coo", "csr", "quantized", "nested", "lazy", "wrapper"],
+)
+def test_an_ordinary_tensor_is_not_freed(make):
+    """Each has all the memory that its elements need, or needs none."""
+    assert not is_freed(make())
