@@ -4,16 +4,18 @@
 functions at hand: `__import__('os').system(...)` runs there, without any pickle. What torch writes is `srepr` of an
 expression, or the expression as text (torch 2.5 and older). The graph becomes Python source, with the names of its
 inputs as they are, and that is compiled at once: `y=__import__('os').system(...)` is a parameter with a default. What
-the graph calls are operators; the nesting of its arguments names classes, which are imported.
+the graph calls are operators; the nesting of its arguments names classes, which are imported. The guards of the inputs
+are Python source too, which `ExportedProgram.module()` compiles, and which runs when the module is called.
 Sources: torch/_export/serde/serialize.py of torch 2.13 (`_parse_sym_expr`, `deserialize_graph`), torch/fx/graph.py,
-torch/utils/_pytree.py, torch/utils/_sympy/functions.py, sympy/parsing/sympy_parser.py of sympy 1.14.
+torch/export/_unlift.py (`_convert_guards_code_to_fn`), torch/utils/_pytree.py, torch/utils/_sympy/functions.py,
+sympy/parsing/sympy_parser.py of sympy 1.14.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from statecli.formats import _script_code, _shown
@@ -39,6 +41,15 @@ _TOKEN = re.compile(
     r"[A-Za-z]\w*|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])|'[\w.+-]*'|(?P<operator>[-+*/%<>=!&|~^,(])|\)", re.ASCII
 )
 _SPACE = re.compile(r"[ \t]*")
+#: What guards are made of: sizes of inputs, and functions of numbers. A key of an input has no quote and no escape.
+_GUARD_TOKEN = re.compile(
+    r"L(?:\[(?:'[^'\"\\\r\n]*'|-?\d+)\]|\.(?:size|stride|storage_offset|item)\(\)|\.[A-Za-z]\w*(?![\w(]))+"
+    r"|(?P<function>math\.[a-z]\w*|torch\._?sym_\w+|float|int|bool|abs|max|min|round|floor|ceiling|Max|Min|Mod|FloorDiv"
+    r"|IsNonOverlappingAndDenseIndicator|cast_symbool_to_symint_guardless)(?=\()"
+    r"|(?P<operator>(?:not|and|or|is|in|if|else)(?!\w)|[-+*/%<>=!&|~^,(])|\)|(?:None|True|False)(?!\w)"
+    r"|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])",
+    re.ASCII,
+)
 
 
 def expressions(document: Any) -> Iterator[str]:
@@ -57,12 +68,21 @@ def expressions(document: Any) -> Iterator[str]:
 
 def is_plain(text: str) -> bool:
     """Whether it calls nothing but what expressions are made of: no attribute, no other function, no text but names."""
+    return _is_made_of(text, _TOKEN, lambda token: token[0] in _CALLED)
+
+
+def is_plain_guard(text: str) -> bool:
+    """Whether it computes with sizes of inputs and calls nothing but functions of numbers."""
+    return _is_made_of(text, _GUARD_TOKEN, lambda token: token["function"] is not None)
+
+
+def _is_made_of(text: str, token_of: re.Pattern[str], is_function: Callable[[re.Match[str]], bool]) -> bool:
     at, opens = 0, True
     while (at := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]  # it matches nothing too
-        token = _TOKEN.match(text, at)
+        token = token_of.match(text, at)
         if token is None or (token[0] == "(" and not opens):
             return False
-        at, opens = token.end(), token["operator"] is not None or token[0] in _CALLED
+        at, opens = token.end(), token["operator"] is not None or is_function(token)
     return True
 
 
@@ -87,7 +107,7 @@ def said(document: Any) -> Iterator[Said]:
             yield Said(text, "sympy", "sympify")
     bad: set[str] = set()
     for key, text in dict.fromkeys(_texts(document)):
-        found = _operator(text) if key in _OPERATORS else _imported(key, text)
+        found = _operator(text) if key in _OPERATORS else _imported(key, text) or _guard(key, text)
         if found:
             yield found
         elif text not in bad and not _is_name(key, text):
@@ -111,6 +131,7 @@ _BREAKS = re.compile(r"[\"'\\\n\r]")
 _OPERATORS = frozenset(["target", "as_operator"])
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.\w+)?", re.ASCII)
 _ARITHMETIC = re.compile(r"(?:_operator|math)\.\w+|torch\._?sym_\w+|torch\.utils\._sympy\.\w+(?:\.\w+)*", re.ASCII)
+_GUARDS = "guards_code"
 #: JSON in texts of the JSON: how the arguments nest.
 _SPECS = frozenset(["in_spec", "out_spec", "context"])
 _MAX_SPEC = 2**20
@@ -161,6 +182,13 @@ def _operator(text: str) -> Said | None:
     if why or not _script_code.is_shipped(operator):
         return Said(text, f"torch.ops.{found[1]}", found[2], why, doer="its graph")
     return None
+
+
+def _guard(key: str, text: str) -> Said | None:
+    """A check of the inputs, which the module of the program compiles and evaluates when it is called."""
+    if key != _GUARDS or is_plain_guard(text):
+        return None
+    return Said(text, "builtins", "exec", f"compiles the guard {_shown.quoted(text)}", doer="its module")
 
 
 def _imported(key: str, text: str) -> Said | None:

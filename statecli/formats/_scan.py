@@ -28,6 +28,7 @@ from statecli.formats._expressions import said
 from statecli.formats._names import Scanner
 from statecli.formats._pickle import OverBudget, TruncatedPickle, without_gc
 from statecli.formats._source import Source
+from statecli.formats._torch_loaders import Use, uses_of
 from statecli.formats._zip import BEGINNING, STORED, Archive, Record
 from statecli.state import Mention, Place, ScannedPickle
 
@@ -69,20 +70,14 @@ _NUMPY = b"\x93NUMPY"
 _NAMED = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
 #: The pickles that an archive of torch's own has, in its top folder.
 _USUAL = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
-#: Those of TorchScript beside them, and the archives that one of torch.export is made of.
-_KNOWN = re.compile(
-    r"bytecode\.pkl|mobile_debug_handles\.pkl|traced_inputs\.pkl|code/__torch__[^\0]*\.py\.debug_pkl"
-    r"|data/(?:weights|constants|sample_inputs)/[^/]+|serialized_(?:state_dict|constants|example_inputs)\.(?:pt|json)"
-)
-#: A program of torch.export, and the bytes of it that are read.
-_PROGRAM = re.compile(r"models/[^/]+\.json|serialized_exported_program\.json")
+#: Those of TorchScript next to them.
+_KNOWN = re.compile(r"bytecode\.pkl|mobile_debug_handles\.pkl|traced_inputs\.pkl|code/__torch__[^\0]*\.py\.debug_pkl")
+#: Bytes of a program of torch.export that are read.
 _MAX_PROGRAM = 128 * 2**20
-#: Code of TorchScript, also where torch.package has it; what else runs there.
-_CODE = re.compile(r"(?:\.data/ts_code/(?:[^/]+/)?)?code/.+\.py", re.DOTALL)
-_OTHER_CODE = frozenset(["bytecode.pkl", "model.json"])
 MAX_CODE = 64 * 2**20
-#: Code for the machine, which torch loads as a library.
-_LIBRARY = re.compile(r"data/aotinductor/.+\.(?:so|dll|dylib|pyd)", re.DOTALL | re.IGNORECASE)
+#: The folder of a compiled model, and what of it is opened as a library as it is.
+_COMPILED_FOLDER = re.compile(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
+_LIBRARY = re.compile(r"\.(?:so|dll|dylib|pyd)\Z", re.IGNORECASE)
 _STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 #: The members of a tar that torch unpickles.
 _IN_TAR = frozenset(["storages", "tensors", "pickle"])
@@ -460,10 +455,20 @@ class _Scan:
             return
         if piece.region.base is not None:
             self.archives.add((piece.region.base, piece.region.size))
+        use_of = uses_of(archive)
+        compiled: dict[str, list[_Piece]] = {}
         for record in archive.records.values():
-            self._record(piece, archive, record)
+            use = use_of(record)
+            name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
+            self._record(piece, archive, record, use)
+            if use is Use.COMPILED:
+                region = piece.region.part(record.data_offset, record.compressed_size)
+                folder = _COMPILED_FOLDER.match(name)
+                compiled.setdefault(folder[0] if folder else name, []).append(_Piece(region, name, piece.depth))
+        for folder_name, pieces in compiled.items():
+            self._compiled(folder_name, pieces)
 
-    def _record(self, piece: _Piece, archive: Archive, record: Record) -> None:
+    def _record(self, piece: _Piece, archive: Archive, record: Record, use: Use) -> None:
         name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
         region = piece.region.part(record.data_offset, record.compressed_size)
         if record.method == STORED and region.size <= _LONGEST_INERT and _INERT.fullmatch(region.head):
@@ -472,22 +477,19 @@ class _Scan:
         if piece.depth:  # an archive of torch.save in an archive of torch.export
             usual = own in _USUAL and not piece.hidden
         else:
-            usual = own in _USUAL or _KNOWN.fullmatch(own) is not None
-        sure = _NAMED.search(record.name) is not None
+            usual = own in _USUAL or _KNOWN.fullmatch(own) is not None or use is Use.PICKLE
+        is_loaded = use is Use.PICKLE and not piece.depth
+        sure = is_loaded or _NAMED.search(record.name) is not None
         self._member(region, name, piece.depth, record.method != STORED, sure, not usual)
-        reads = self._reads(own, piece.depth)
+        reads = self._readers(piece.depth).get(use)
         if reads:
             reads(_inflated(region)[0] if record.method != STORED else region, name)
 
-    def _reads(self, own: str, depth: int) -> Callable[[_Region, str], None] | None:
-        """What reads a record of code, by its name in the archive."""
-        if _CODE.fullmatch(own):
-            return self._code
-        if own in _OTHER_CODE:
-            return self._other_code
-        if _LIBRARY.fullmatch(own):
-            return self._library
-        return self._program if _PROGRAM.fullmatch(own) and not depth else None
+    def _readers(self, depth: int) -> dict[Use, Callable[[_Region, str], None]]:
+        """What reads a record of code; torch loads no program in an archive inside an archive."""
+        readers: dict[Use, Callable[[_Region, str], None]]
+        readers = {Use.SCRIPT: self._code, Use.BYTECODE: self._other_code, Use.OLD_SCRIPT: self._other_code}
+        return readers if depth else {**readers, Use.PROGRAM: self._program}
 
     def _code(self, region: _Region, where: str) -> None:
         """A text of TorchScript."""
@@ -505,12 +507,18 @@ class _Scan:
             data = region.read(0, min(region.size, MAX_CODE))
             self._calls(region, where, _script_code.bytecode(data))
 
-    def _library(self, region: _Region, where: str) -> None:
-        """What AOTInductor compiled."""
-        path, _, suffix = where.rpartition(".")
-        names = (Mention(path, suffix, 0, called=True),)
-        exact = region.base is not None
-        self.found.append(ScannedPickle(where, region.span, names, exact=exact, doer="loading it"))
+    def _compiled(self, folder: str, pieces: list[_Piece]) -> None:
+        """Files of AOTInductor: its loader opens the library, or makes one with commands that are among them."""
+        escaping = [piece for piece in pieces if ".." in piece.where.split("/")]
+        libraries = [piece for piece in pieces if _LIBRARY.search(piece.where)]
+        sources = [piece for piece in pieces if piece.where.lower().endswith(".cpp")]
+        main = (escaping or libraries or sources or pieces)[0]
+        why = None if libraries else "AOTInductor's loader compiles with commands from the archive"
+        why = "AOTInductor's loader writes outside its temporary folder" if escaping else why
+        path, dot, suffix = main.where.rpartition(".")
+        name = Mention(path if dot else folder, suffix, 0, called=True, misuse=why)
+        exact = main.region.base is not None
+        self.found.append(ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer="loading it"))
 
     def _calls(self, region: _Region, where: str, found: Iterable[_script_code.Call]) -> None:
         for one in found:

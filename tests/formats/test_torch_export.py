@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -16,10 +17,12 @@ import torch
 from torch import nn
 
 from statecli import formats
+from statecli.auditing.run import Request, audit
 from statecli.errors import UnreadableError
 from statecli.formats import torch_export
-from statecli.formats._expressions import expressions, is_plain
+from statecli.formats._expressions import expressions, is_plain, is_plain_guard
 from statecli.formats._scan import scan
+from statecli.rules.pickles import RULES
 from statecli.state import Evidence, Kind
 from statecli.values.read import all_values
 
@@ -537,6 +540,70 @@ def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
     assert not mark.exists()
 
 
+#: Pickles of protocol 0 that begin like no pickle that a pickler writes.
+UNUSUAL = {"None": b"N0", "a dict": b"(dp0\n0", "a list and a tuple": b"]0)0", "a number": b"I1\n0", "text": b"Vx\n0"}
+
+
+def _in_protocol_0(begin: bytes, mark: Path) -> bytes:
+    return begin + f"cos\nsystem\n(S'touch {mark}'\ntR.".encode()
+
+
+def _declared(folder: str, name: str, **fields) -> dict[str, bytes]:
+    item = {"path_name": name, "is_param": False, "use_pickle": True, "tensor_meta": None, **fields}
+    return {f"data/{folder}/model_{folder}_config.json": _json({"config": {"obj": item}})}
+
+
+def _loads_and_is_found(path: Path, mark: Path) -> None:
+    assert "unsafe-global" in {rule for rule, _ in findings(path)}
+    assert not mark.exists()
+    with contextlib.suppress(Exception):  # whatever torch makes of the rest
+        torch.export.load(path)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("begin", UNUSUAL)
+def test_an_object_is_a_pickle_whatever_it_begins_with(begin, parts, tmp_path):
+    """torch.export.load unpickles each constant that is called an opaque object."""
+    mark = tmp_path / "ran"
+    pickle = _in_protocol_0(UNUSUAL[begin], mark)
+    records = {**parts, **_declared("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle}
+    _loads_and_is_found(built(tmp_path / "y.pt2", records), mark)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "record"),
+    [
+        ("constants", "opaque_obj_x/y", "data/constants/opaque_obj_x/y"),
+        ("constants", "opaque_obj_0", "data/constants/OPAQUE_obj_0"),
+        ("constants", "opaque_obj_/../../elsewhere", "data/constants/opaque_obj_/../../elsewhere"),
+        ("weights", "weight_0", "data/weights/weight_0"),
+        ("weights", "../constants/tensor_0", "data/weights/../constants/tensor_0"),
+        ("constants", "tensor_0", "data/constants/tensor_0"),
+    ],
+)
+def test_an_object_is_found_by_the_name_that_the_loader_joins(folder, name, record, parts, tmp_path):
+    """torch's zip reader ignores case, and no name is normalised."""
+    mark = tmp_path / "ran"
+    records = {**parts, **_declared(folder, name), record: _in_protocol_0(b"N0", mark)}
+    _loads_and_is_found(built(tmp_path / "y.pt2", records), mark)
+
+
+@pytest.mark.parametrize(
+    "name", ["data/weights/model.pt", "data/constants/model.pt", "data/sample_inputs/model.pt"], ids=lambda one: one
+)
+def test_an_archive_of_torch_save_may_be_a_stream_of_pickles(name, parts, tmp_path):
+    """torch.load takes the legacy format wherever torch.export.load has it load a record."""
+    mark = tmp_path / "ran"
+    _loads_and_is_found(built(tmp_path / "y.pt2", {**parts, name: _in_protocol_0(b"N0", mark)}), mark)
+
+
+def test_a_storage_that_begins_like_a_pickle_is_no_finding(parts, tmp_path):
+    """What a configuration declares as a storage is copied and never unpickled."""
+    storage = next(name for name in parts if name.endswith("weights/weight_0"))
+    data = b"N0cos\nsystem\n".ljust(len(parts[storage]), b"\0")
+    assert findings(built(tmp_path / "y.pt2", {**parts, storage: data})) == []
+
+
 # --- expressions -----------------------------------------------------------------------------------------------------
 
 
@@ -625,6 +692,64 @@ def test_code_among_the_expressions_is_found(writer, tmp_path):
     assert mark.exists()
 
 
+@pytest.mark.parametrize("model", ["a/model", "a/b/c", "model/x"])
+@pytest.mark.parametrize("suffix", [".json", ".JSON", ".what"])
+def test_every_record_below_models_is_a_program(model, suffix, parts, tmp_path):
+    """torch.export.load strips five characters of its name, whatever they are; an honest program lies next to it."""
+    pytest.importorskip("sympy")
+    mark = tmp_path / "ran"
+    program = json.loads(parts["models/model.json"])
+    code = {"as_expr": {"expr_str": f"__import__('pathlib').Path('{mark}').touch()", "hint": None}}
+    values = program["graph_module"]["graph"]["tensor_values"]
+    values["x" if "x" in values else next(iter(values))]["sizes"][0] = code
+    copies = {
+        name.replace("/model", f"/{model}"): data
+        for name, data in parts.items()
+        if name.startswith("data/") and "/model" in name
+    }
+    path = built(tmp_path / "y.pt2", {**parts, **copies, f"models/{model}{suffix}": _json(program)})
+    _loads_and_is_found(path, mark)
+
+
+def test_the_guards_of_real_programs_are_plain(tmp_path):
+    """Sizes of inputs, also of those in lists and dicts, computed with and compared."""
+
+    class Net(nn.Module):
+        def forward(self, x, tables):
+            rows = x.shape[0]
+            return x.sum() + torch.zeros(rows // 3 + 1).sum() + tables["a"][0].reshape(-1, 4)[:, :2].sum()
+
+    sizes = ({0: torch.export.Dim.AUTO}, {"a": [{0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}]})
+    program = torch.export.export(Net(), (torch.randn(12, 4), {"a": [torch.ones(8, 6)]}), dynamic_shapes=sizes)
+    path = new(program, tmp_path / "x.pt2")
+    with zipfile.ZipFile(path) as archive:
+        guards = json.loads(archive.read("x/models/model.json"))["guards_code"]
+    assert any("L['tables']['a'][0].size()[0]" in guard for guard in guards)
+    assert [guard for guard in guards if not is_plain_guard(guard)] == []
+    assert findings(path) == []
+
+
+def test_what_is_a_guard_and_what_is_code():
+    """A name of an input has no quote, a method is one of sizes, a function is one of numbers."""
+    plain = ["L['x'].size()[0] == 3", "math.floor(L['a b'][0].stride()[1] / 2) >= 1 and not (True)", "-(3) ** 2 != 1"]
+    code = ["__import__('os')", "L['x'].foo()", "L['x']._a", "L['x'].size()[0](1)", 'L["x"]', "L['\\x']", "(L['x'])(1)"]
+    code += ["math.__loader__(1)", "eval(1)", "lambda: 0", "x", "'a'", "L['x'][y]", "[1]", "L['x\n']", "3 (4)", "f(1)"]
+    assert [text for text in plain if not is_plain_guard(text)] == []
+    assert [text for text in code if is_plain_guard(text)] == []
+
+
+def test_code_among_the_guards_is_found(parts, tmp_path):
+    """The module of the program compiles it, and runs it when it is called."""
+    mark = tmp_path / "ran"
+    program = {**json.loads(parts["models/model.json"]), "guards_code": [f"open('{mark}', 'w')"]}
+    path = built(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)})
+    ((rule, message),) = findings(path)
+    assert rule == "unsafe-global"
+    assert message.startswith("its module calls builtins.exec, which compiles the guard")
+    torch.export.load(path).module()(torch.randn(2, 3))
+    assert mark.exists()
+
+
 class Two(nn.Module):
     """Two inputs, of which the second is not used."""
 
@@ -655,8 +780,9 @@ def forged(tmp_path):
 
 
 def findings(path):
-    found = json.loads(run("audit", path, "-f", "json", "--select", "pickles").stdout)["findings"]
-    return [(one["rule"], one["message"]) for one in found]
+    """What the rules about pickles find."""
+    (target,) = audit(Request((str(path),), select=tuple(rule.name for rule in RULES))).targets
+    return [(one.rule, one.message) for one in target.findings]
 
 
 def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
@@ -716,7 +842,47 @@ def test_a_library_in_it_is_told(forged):
     ((rule, message),) = findings(forged(**{"data/aotinductor/m/a.wrapper.so": b"\x7fELF"}))
     assert rule == "unknown-global"
     assert "data/aotinductor/m/a.wrapper.so" in message
-    assert findings(forged(**{"data/aotinductor/m/a.txt": b"\x7fELF"})) == []
+
+
+def test_whatever_lies_below_the_compiled_models_is_code(forged):
+    """Without a library the loader compiles one, with commands from the archive; there is no file to be sure of."""
+    ((rule, message),) = findings(forged(**{"data/aotinductor/m/a.txt": b"\x7fELF"}))
+    assert rule == "unsafe-global"
+    assert "which AOTInductor's loader compiles with commands from the archive" in message
+
+
+def flags(mark) -> bytes:
+    """Flags whose compiler is a line of shell."""
+    lists = ("cflags", "definitions", "include_dirs", "ldflags", "libraries_dirs", "libraries", "passthrough_args")
+    return _json({"compiler": f"touch {mark};", "compile_only": True, **{name: [] for name in lists}})
+
+
+@pytest.mark.parametrize("folder", ["data/aotinductor/model", "data/aotinductor/model/deep/er", "data/constants"])
+def test_the_commands_of_a_compiled_model_are_found(folder, parts, tmp_path):
+    """Its loader takes sources from the folder of the model, from those below it, and from that of the constants."""
+    mark = tmp_path / "ran"
+    records = {
+        "data/aotinductor/model/x.wrapper_metadata.json": _json({"AOTI_DEVICE_KEY": "cpu"}),
+        **{f"{folder}/x.wrapper_{which}_flags.json": flags(mark) for which in ("compile", "linker")},
+        f"{folder}/x.wrapper.cpp": b"",
+    }
+    path = built(tmp_path / "y.pt2", {**parts, **records})
+    assert ("unsafe-global", f"loading it calls x/{folder}/x.wrapper.cpp") in {
+        (rule, message.partition(",")[0]) for rule, message in findings(path)
+    }
+    assert not mark.exists()
+    with pytest.raises(RuntimeError, match="compile"):
+        torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    assert mark.exists()
+
+
+def test_a_file_that_leaves_the_loaders_folder_is_found(parts, tmp_path):
+    """The loader of compiled models joins names with `..` to its temporary folder."""
+    name = "data/aotinductor/model/../../../../x.txt"
+    path = built(tmp_path / "y.pt2", {**parts, "data/aotinductor/model/x.wrapper.so": b"\x7fELF", name: b""})
+    ((rule, message),) = findings(path)
+    assert rule == "unsafe-global"
+    assert "which AOTInductor's loader writes outside its temporary folder" in message
 
 
 def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):

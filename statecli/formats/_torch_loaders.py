@@ -1,0 +1,138 @@
+"""Which records of an archive torch's loaders open, and what they do with the bytes.
+
+`torch.export.load` unpickles every record below `data/` that a configuration does not declare as a plain storage, and
+loads every record below `models/` as a program, whatever its name is. The loader of AOTInductor extracts everything
+below `data/aotinductor` and `data/constants`, and compiles or opens what it finds there. Names are compared without
+case, because torch's zip reader finds a record so, and up to a NUL, because it takes them as C strings.
+Sources: torch/export/pt2_archive/_package.py, torch/export/__init__.py (`load`) and
+torch/csrc/inductor/aoti_package/model_package_loader.cpp of torch 2.13; torch/csrc/jit/serialization/import.cpp.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+from typing import Any
+
+from statecli.errors import UnreadableError
+from statecli.formats import _json
+from statecli.formats._zip import Archive, Record
+
+#: Bytes of a configuration of weights that are read.
+MAX_CONFIG = 128 * 2**20
+
+
+class Use(Enum):
+    """What a loader does with a record."""
+
+    #: torch.load or pickle.loads, from its first byte on.
+    PICKLE = auto()
+    #: A storage: its bytes are copied.
+    STORAGE = auto()
+    #: A program of torch.export.
+    PROGRAM = auto()
+    #: Source code of TorchScript.
+    SCRIPT = auto()
+    #: Operators of the lite interpreter.
+    BYTECODE = auto()
+    #: TorchScript of torch 1.0, whose code may lie in any record.
+    OLD_SCRIPT = auto()
+    #: Extracted, compiled and opened as a library by AOTInductor.
+    COMPILED = auto()
+    #: No loader is known to open it.
+    OTHER = auto()
+
+
+_FORMAT = "archive_format"
+_CONFIG = re.compile(r"data/(weights|constants)/.*_\1_config\.json", re.DOTALL)
+_PAYLOAD = re.compile(r"data/(?:weights|constants|sample_inputs)/.*", re.DOTALL)
+#: The archives of torch.save that torch 2.7 and older wrote at the top of a plain zip.
+_OLD_PAYLOAD = re.compile(r"serialized_(?:state_dict|constants|example_inputs)\.(?:pt|json)")
+_OLD_PROGRAM = "serialized_exported_program.json"
+_PROGRAMS = "models/"
+#: Prefixes without a slash at the end, because the loader compares them so.
+_COMPILED = "data/aotinductor"
+_BESIDE_COMPILED = "data/constants"
+#: What the loader of AOTInductor compiles, links or opens, by the suffix.
+_MACHINE_CODE = re.compile(r"\.(?:so|dll|dylib|pyd|cpp|o|obj)\Z")
+_SCRIPT = re.compile(r"(?:\.data/ts_code/(?:[^/]+/)?)?code/.+\.py", re.DOTALL)
+#: Constants whose names begin so hold storages; the others are objects.
+_TENSOR_CONSTANT = "tensor_"
+
+
+def uses_of(archive: Archive) -> Callable[[Record], Use]:
+    """Return what torch's loaders do with each record of the archive, read from a file itself."""
+    names = {_own(archive, record) for record in archive.records.values()}
+    exported = _FORMAT in names
+    compiled = any(name.startswith(_COMPILED) for name in names)
+    storages = set(_declared_storages(archive)) if exported else set()
+
+    def use_of(record: Record) -> Use:
+        name = _own(archive, record)
+        if compiled and _is_machine_code(name):
+            return Use.COMPILED
+        if exported and _PAYLOAD.fullmatch(name) and not _CONFIG.fullmatch(name):
+            return Use.STORAGE if name in storages else Use.PICKLE
+        if name == _OLD_PROGRAM or (exported and name.startswith(_PROGRAMS)):
+            return Use.PROGRAM
+        return Use.PICKLE if _OLD_PAYLOAD.fullmatch(name) else _use_of_script(name)
+
+    return use_of
+
+
+def _use_of_script(name: str) -> Use:
+    if _SCRIPT.fullmatch(name):
+        return Use.SCRIPT
+    return {"bytecode.pkl": Use.BYTECODE, "model.json": Use.OLD_SCRIPT}.get(name, Use.OTHER)
+
+
+def _is_machine_code(name: str) -> bool:
+    """Whether AOTInductor's loader compiles, links or opens the record, or a library that it opens may."""
+    return name.startswith(_COMPILED) or (name.startswith(_BESIDE_COMPILED) and _MACHINE_CODE.search(name) is not None)
+
+
+def _own(archive: Archive, record: Record) -> str:
+    return _key(record.name.removeprefix(f"{archive.folder}/"))
+
+
+def _key(name: str) -> str:
+    """A name as torch's zip reader compares it."""
+    return name.partition("\0")[0].translate(_LOWER)
+
+
+#: Only the letters of ASCII are folded by torch's reader.
+_LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
+
+
+def _declared_storages(archive: Archive) -> Iterator[str]:
+    """The records that every configuration which names them declares as storages; none if one cannot be read."""
+    storages: set[str] = set()
+    objects: set[str] = set()
+    for record in archive.records.values():
+        config = _CONFIG.fullmatch(_own(archive, record))
+        if config is None:
+            continue
+        try:
+            document, repeats = _json.object_of(archive.read(record, MAX_CONFIG), record.name)
+            _json.refuse(repeats, record.name)
+        except UnreadableError:
+            return
+        entries = document.get("config")
+        for entry in entries.values() if type(entries) is dict else ():
+            name = _payload(config[1], entry)
+            if name is not None:
+                (storages if _is_storage(config[1], entry) else objects).add(name)
+    yield from storages - objects
+
+
+def _payload(folder: str, entry: Any) -> str | None:
+    """The record that an entry names, joined as the loader joins it."""
+    name = entry.get("path_name") if type(entry) is dict else None
+    return _key(posixpath.join(f"data/{folder}/", name)) if type(name) is str else None
+
+
+def _is_storage(folder: str, entry: dict[str, Any]) -> bool:
+    is_tensor = folder == "weights" or entry["path_name"].startswith(_TENSOR_CONSTANT)
+    return is_tensor and not entry.get("use_pickle")
