@@ -22,6 +22,7 @@ from statecli.auditing.subject import Subject, the_values
 from statecli.auditing.targets import Homes, expand, is_called_weights
 from statecli.errors import BarePickle, FilteredOut, MissingShard, StateError, UnreadableError
 from statecli.finding import Finding, Severity
+from statecli.float_mode import with_denormals
 from statecli.formats._scan import scan
 from statecli.locking.file import Lock
 from statecli.modules import auto
@@ -331,6 +332,7 @@ def is_meant(name: str, glob: str, folder: str) -> bool:
     return inspection.matches_any((name, name.rpartition("/")[2]), (way,))
 
 
+@with_denormals
 def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Severity]) -> Target:
     found: dict[Rule, list[Finding]] = {}
     skipped = []

@@ -13,6 +13,7 @@ from statecli.comparison.pairing import Match, Way
 from statecli.comparison.result import Broken, Change, Delta, Diff, Field, Histogram, How, ScalarChange, Status
 from statecli.errors import NothingMatched, StateError
 from statecli.finding import Finding
+from statecli.float_mode import with_denormals
 from statecli.formats import _shown
 from statecli.formats._folder import INDEX
 from statecli.formats._pickle import without_gc
@@ -66,6 +67,7 @@ def compare(request: Request, progress: Progress | None = None) -> Diff:
     return of_states(request, before, after, built, seen, progress)
 
 
+@with_denormals
 def of_states(
     request: Request,
     before: ModelState,

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from statecli import files, ties
 from statecli.errors import MalformedError, UnreadableError
+from statecli.float_mode import with_denormals
 from statecli.formats import (
     _foreign,
     dcp,
@@ -55,6 +56,7 @@ FOLDERS: tuple[ModuleType, ...] = (dcp, dcp_safetensors, deepspeed, megatron, tr
 FORMATS = (*FILES, *FOLDERS)
 
 
+@with_denormals
 def read(path: str, section: str | None = None) -> ModelState:
     """The state that `path`, a file or a folder, holds, told by content and not by its name.
 

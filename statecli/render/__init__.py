@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from statecli.float_mode import with_denormals
 from statecli.render import csv, github, gitlab, html, json, jsonl, junit, markdown, plain, sarif, table
 from statecli.report import Report
 
@@ -61,6 +62,7 @@ OUTPUTS: dict[Output, ModuleType] = {
 }
 
 
+@with_denormals
 def write(report: Report, output: Output, sink: Sink, look: Look) -> None:
     """Render. A table that goes to no terminal is plain."""
     if output is Output.TABLE and not look.terminal:

@@ -20,6 +20,7 @@ import msgspec
 from statecli import files
 from statecli.comparison.result import Delta, How
 from statecli.errors import StateError, UnreadableError
+from statecli.float_mode import with_denormals
 from statecli.formats._ggml import BLOCKS
 from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import ByteRange, TensorData, TensorInfo
@@ -66,6 +67,7 @@ Progress = Callable[[str, int], None]
 # --- all of it ---------------------------------------------------------------------------------------------------
 
 
+@with_denormals
 def compare_all(
     pairs: Sequence[Pair],
     how: How,
@@ -288,6 +290,7 @@ def _damaged(tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False)
     }
 
 
+@with_denormals
 def check_batch(_: None, storages: Sequence[tuple[ByteRange, str]]) -> list[StateError | None]:
     """What is wrong with each storage, under its name; None where its bytes are those that were written."""
     with reading(*(where for where, _ in storages)):
@@ -501,6 +504,7 @@ def fingerprints(
     return pool.run(fingerprint_batch, None, works, size_of=itemgetter(0), jobs=jobs, absent=None, together=together)
 
 
+@with_denormals
 def fingerprint_batch(
     _: None, works: Sequence[tuple[int, str, tuple[TensorData, ...]]]
 ) -> list[int | StateError | None]:

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from statecli.errors import MissingDependency, StateError, UnreadableError
+from statecli.float_mode import with_denormals
 from statecli.locking.file import Algorithm
 from statecli.state import Quantizer, TensorData, TensorInfo
 from statecli.values import pool
@@ -34,6 +35,7 @@ BLOCK = 256 << 10
 Progress = Callable[[str, int], None]
 
 
+@with_denormals
 def digests(
     tensors: Sequence[TensorInfo],
     algorithm: Algorithm,
@@ -84,6 +86,7 @@ def hasher(algorithm: Algorithm) -> Callable[[], Any]:
     return blake3
 
 
+@with_denormals
 def digest_batch(algorithm: Algorithm, tensors: Sequence[TensorInfo]) -> list[str | StateError]:
     """The digest of each tensor, or what went wrong with it."""
     new = hasher(algorithm)

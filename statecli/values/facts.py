@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.errors import StateError, UnreadableError
+from statecli.float_mode import with_denormals
 from statecli.stamps import changed, stamps
 from statecli.state import TensorData, TensorInfo
 from statecli.values import pool, scan
@@ -38,6 +39,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     block: int = 0
 
 
+@with_denormals
 def read_all(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: Progress | None = None) -> list[Facts]:
     """Facts of each tensor, in order; what lies in the same place is read once.
 
@@ -115,6 +117,7 @@ def _bytes(task: Task) -> int:
 # --- one task, in any process ----------------------------------------------------------------------------------------
 
 
+@with_denormals
 def facts_of_batch(_: None, tasks: Sequence[Task]) -> list[Facts]:
     """Facts of each task; of one that cannot be read, why not."""
     decoder = Decoder()

@@ -8,6 +8,7 @@ import numpy as np
 
 from statecli.comparison.result import Delta
 from statecli.errors import StateError
+from statecli.float_mode import with_denormals
 from statecli.state import TensorData
 from statecli.values.compare import Pair
 from statecli.values.elements import Array, Decoder
@@ -17,6 +18,7 @@ from statecli.values.run import rechunked
 Spread = tuple[tuple[float, ...], tuple[int, ...]]
 
 
+@with_denormals
 def histograms(pairs: Sequence[Pair], deltas: Sequence[Delta], *, bins: int = 48) -> list[Spread | None]:
     """Edges and counts of after - before between -max |Δ| and max |Δ|, for each pair with its own `Delta`.
 

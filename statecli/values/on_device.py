@@ -13,6 +13,7 @@ import numpy as np
 
 from statecli.comparison.result import How
 from statecli.errors import MissingDependency, StateError, UsageError
+from statecli.float_mode import with_denormals
 from statecli.values.elements import Array
 from statecli.values.run import BLOCK, Found, Task, Worker
 from statecli.values.tally import SAFE, Tally, Wide
@@ -87,6 +88,7 @@ class DeviceWorker(Worker):
         )
 
 
+@with_denormals
 def run_on(how: How, tasks: tuple[Task, ...], device: Any) -> list[Found | StateError]:
     """What `run.run_batch` does, on a device of torch."""
     with DeviceWorker(how, device) as worker:

@@ -16,6 +16,7 @@ from statecli import files
 from statecli.comparison.result import How
 from statecli.errors import StateError, UnreadableError
 from statecli.files import File
+from statecli.float_mode import with_denormals
 from statecli.state import ByteRange, TensorData
 from statecli.values import kernels
 from statecli.values.elements import Arena, Array, Decoder, Element, element
@@ -294,6 +295,7 @@ def _width(side: Piece | TensorData) -> int:
     return _element(side.dtype).size
 
 
+@with_denormals
 def run_batch(how: How, tasks: Sequence[Task]) -> list[Found | StateError]:
     """The results of a batch of tasks, each its own result or its own error."""
     sides = [side for task in tasks for side in (task.before, task.after) if isinstance(side, TensorData)]

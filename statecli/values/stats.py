@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from statecli.errors import StateError, UnreadableError
+from statecli.float_mode import with_denormals
 from statecli.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
 from statecli.values import live, pool
 from statecli.values.blocks import readable
@@ -85,6 +86,7 @@ def _worth(view: Strided, decoder: Decoder) -> Array:
 # --- a checkpoint's tensors ----------------------------------------------------------------------------------------
 
 
+@with_denormals
 def stats(tensor: TensorInfo, decoder: Decoder | None = None) -> Stats:
     """The statistics of one tensor of a checkpoint, read from its file.
 
@@ -162,6 +164,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     storages: tuple[ByteRange, ...]
 
 
+@with_denormals
 def stats_all(state: ModelState, progress: Progress | None = None) -> ModelState:
     """`state` with every tensor's `stats` filled; each storage's checksum is verified once, tied tensors read once.
 
@@ -209,6 +212,7 @@ def _bytes(task: Task) -> int:
     return task.tensor.nbytes + sum(storage.length for storage in task.storages if storage.crc32 is not None)
 
 
+@with_denormals
 def stats_batch(_: None, tasks: Iterable[Task]) -> list[Stats | StateError]:
     """The statistics of each task's tensor, or what is wrong with it."""
     decoder = Decoder()
@@ -233,6 +237,7 @@ def _checked_stats(task: Task, decoder: Decoder) -> Stats | StateError:
 # --- live tensors --------------------------------------------------------------------------------------------------
 
 
+@with_denormals
 def stats_of_tensor(tensor: Any) -> Stats:
     """The same for a live torch tensor on any device; nothing is copied on the CPU, bounded pieces elsewhere."""
     if tensor.device.type == "meta":

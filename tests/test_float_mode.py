@@ -1,0 +1,163 @@
+"""What is compared and counted does not depend on the calling thread's mode for denormal numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import statecli as api
+from statecli.auditing.run import Request as AuditRequest
+from statecli.auditing.run import audit
+from statecli.engines import working
+from statecli.errors import StateError
+from statecli.float_mode import flushes_denormals, keep_denormals
+from statecli.values import facts, kernels, scan
+from statecli.values.stats import stats_of_tensor
+
+
+@pytest.fixture
+def flushing():
+    """The mode in which 2e-39 is zero."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has no such mode")
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.fixture(params=["C", "numpy"])
+def kernel(request, monkeypatch):
+    """Both ways of adding up."""
+    if request.param == "numpy":
+        monkeypatch.setattr(kernels, "_native", None)
+        monkeypatch.setattr(scan, "_native", None)
+    elif kernels._native is None:
+        pytest.skip("not compiled")
+
+
+#: By dtype two denormal numbers.
+DENORMALS = {
+    "float64": (2e-310, 3e-310),
+    "float32": (2e-39, 3e-39),
+    "bfloat16": (2e-39, 3e-39),
+    "float16": (1e-7, 2e-7),
+}
+
+
+@pytest.fixture(params=DENORMALS, ids=str)
+def files(request, tmp_path):
+    """Two files whose only tensor differs in a denormal number."""
+    for name, number in zip("ab", DENORMALS[request.param], strict=True):
+        tensor = torch.full((9,), number, dtype=torch.float64).to(getattr(torch, request.param))
+        torch.save({"w": tensor, "empty": torch.zeros(1), "note": number}, tmp_path / f"{name}.pt")
+    return str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
+
+
+def test_a_diff_is_the_same_in_either_mode(files, kernel):
+    """Changed elements, distances and settings."""
+    expected = api.diff(*files)
+    assert torch.set_flush_denormal(True)
+    try:
+        found = api.diff(*files)
+    finally:
+        torch.set_flush_denormal(False)
+    assert found == expected
+    assert [change.values.changed for change in found.changes if change.values] == [9]
+    assert [change.key for change in found.scalars] == ["note"]
+
+
+def test_statistics_are_the_same_in_either_mode(files, kernel):
+    """Of a file, of a live tensor, and the facts that rules judge."""
+
+    tensor = torch.full((9,), 2e-39)
+
+    def everything():
+        state = api.inspect(files[0], stats=True).state
+        live = stats_of_tensor(tensor)
+        return [row.stats for row in state.tensors], live, facts.read_all(state.tensors)
+
+    expected = everything()
+    assert torch.set_flush_denormal(True)
+    try:
+        found = everything()
+    finally:
+        torch.set_flush_denormal(False)
+    assert found == expected
+    assert found[0][0].zeros == 0
+    assert found[0][0].max > 0
+
+
+def test_an_audit_is_the_same_in_either_mode(tmp_path):
+    """The findings about denormal numbers among them."""
+    values = torch.full((5000,), 2e-39)
+    torch.save({"w": torch.cat([values, torch.ones(100)])}, tmp_path / "a.pt")
+    request = AuditRequest((str(tmp_path / "a.pt"),), values=True)
+    expected = audit(request)
+    assert torch.set_flush_denormal(True)
+    try:
+        assert audit(request) == expected
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_threads_compute_with_denormals(files, flushing, monkeypatch):
+    """A thread inherits the mode of the one that starts it, an engine's worker has its own."""
+    with working("threads:2"):
+        assert [change.values.changed for change in api.diff(*files).changes if change.values] == [9]
+
+
+def test_the_callers_mode_is_restored(files, flushing):
+    """After the call 2e-39 is zero again, as the caller has it."""
+    api.diff(*files)
+    assert flushes_denormals()
+    with keep_denormals():
+        assert not flushes_denormals()
+    assert flushes_denormals()
+    with pytest.raises(StateError):
+        api.diff(files[0], "missing.pt")
+    assert flushes_denormals()
+
+
+def test_a_denormal_number_is_written_as_it_is(tmp_path, flushing):
+    """A setting of 2e-310, read and printed: Python itself prints 0.0 in that mode."""
+    torch.save({"w": torch.ones(1), "note": 2e-310}, tmp_path / "a.pt")
+    settings = api.inspect(str(tmp_path / "a.pt")).state.metadata.values
+    with keep_denormals():
+        assert settings["note"] == 2e-310
+
+
+def test_a_mode_that_cannot_be_changed_is_an_error(files, flushing, monkeypatch):
+    """Better no answer than an untrue one."""
+
+    class Deaf:
+        def fegetenv(self, *_):
+            return 0
+
+        fesetenv = fegetenv
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_: Deaf())
+    with pytest.raises(StateError, match=r"call torch\.set_flush_denormal"):
+        api.diff(*files)
+
+
+def test_a_model_class_may_change_the_mode(tmp_path, statecli):
+    """Code of the user's that sets it while statecli runs changes no number."""
+    (tmp_path / "net.py").write_text(
+        "import torch\ntorch.set_flush_denormal(True)\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.w = torch.nn.Parameter(torch.tensor([1.0]))\n        self.w.data.view(torch.int32)[0] = 1427253\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "statecli", "inspect", f"{tmp_path / 'net.py'}:Net", "--stats", "-f", "json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    assert json.loads(ran.stdout)["tensors"][0]["stats"]["max"] == pytest.approx(2e-39, rel=1e-5)
