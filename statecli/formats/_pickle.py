@@ -22,6 +22,7 @@ from __future__ import annotations
 import gc
 import re
 import struct
+import sys
 from codecs import escape_decode
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ _HASHED_BYTES = 65_536
 #: Duplicate keys that are kept to be named.
 MAX_DUPLICATES = 100
 STOP = b"."
+#: The end of the open frame where no frame is open: after every byte.
+NO_FRAME = sys.maxsize
 
 Value = Any  # what a pickle can build: the classes below, and None, bool, int, float, str, bytes, list, tuple, dict
 
@@ -141,6 +144,17 @@ class TruncatedPickle(MalformedError):
     """The bytes end before the pickle does."""
 
 
+class TruncatedFrame(TruncatedPickle):
+    """A frame ends after the last byte: CPython's C unpickler refuses it, the one in Python reads what is there."""
+
+
+class MisframedPickle(MalformedError):
+    """An opcode crosses the end of its frame, a frame begins inside another, or STOP comes before the frame's end.
+
+    Unpicklers read different opcodes from such bytes. No pickler writes them.
+    """
+
+
 class OverBudget(MalformedError):
     """The pickle goes on, and reading it further would take too long or too much memory."""
 
@@ -224,6 +238,9 @@ class Machine:
         self.globals: dict[tuple[str, str], Global] = {}
         self.persistent: list[Persistent] = []
         self.duplicates: list[Value] = []
+        #: The byte after the open frame, NO_FRAME outside of frames; whether there was a frame.
+        self.frame_end = NO_FRAME
+        self.framed = False
         self.root: Value = None
         self.end = 0
         self.protocol = 0
@@ -258,6 +275,17 @@ class Machine:
         """The line for a pickle that is read no further."""
         return OverBudget(str(self.error(pos, text)))
 
+    def misframed(self, pos: int, text: str) -> MisframedPickle:
+        """The line for a frame that the opcodes before byte `pos` do not keep to."""
+        return MisframedPickle(str(self.error(pos, f"{text}, which no pickler writes")))
+
+    def end_frame(self, pos: int) -> int:
+        """Leave the open frame, which must end at byte `pos`; return the end of the frame that is open now."""
+        if pos != self.frame_end:
+            raise self.misframed(pos, f"an opcode crosses the end of its frame at byte {self.frame_end}")
+        self.frame_end = NO_FRAME
+        return NO_FRAME
+
     def _check_budgets(self, pos: int) -> None:
         if len(self.memo) + len(self.far) > MAX_MEMO * self.budget:
             raise self.too_much(pos, f"more than {MAX_MEMO * self.budget} memo entries")
@@ -271,14 +299,13 @@ class Machine:
             raise self.too_much(pos, f"names more than {MAX_GLOBALS} globals")
 
     def _burst(self, pos: int) -> int:
-        """Up to `_BURST` opcodes from byte `pos`; the byte after the last.
-
-        What torch writes for a tensor is handled here, the most frequent first, and the rest by `handlers`.
-        """
+        """Read up to `_BURST` opcodes from byte `pos` on; return the byte after the last. The most frequent are here."""
         data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.far, self.handlers
-        u32, size, fast, record = _U32, len(data), self.fast, _RECORD
+        u32, size, fast, record, frame_end = _U32, len(data), self.fast, _RECORD, self.frame_end
         try:
             for _ in repeat(None, _BURST):
+                if pos >= frame_end:
+                    frame_end = self.end_frame(pos)
                 op = data[pos]
                 pos += 1
                 if op == 0x72 or op == 0x71:  # LONG_BINPUT, BINPUT
@@ -305,8 +332,8 @@ class Machine:
                     pos += 4 + length
                     stack.append(self.text(pos - length, pos))
                 elif op == 0x28:  # MARK
-                    if fast and (match := record(data, pos)) and self.take_record(match):
-                        pos = match.end()
+                    if fast and (m := record(data, pos)) and m.end() <= frame_end and self.take_record(m):
+                        pos = m.end()
                     else:
                         self.metastack.append(stack)
                         self.stack = stack = []
@@ -321,7 +348,7 @@ class Machine:
                     stack[-1] = (stack[-1],)
                 else:
                     pos = handlers[op](self, pos)
-                    stack = self.stack
+                    stack, frame_end = self.stack, self.frame_end
         except IndexError as error:
             if pos >= size and data[pos - 1 : pos] != STOP:
                 raise self.truncated() from error
@@ -590,6 +617,8 @@ def _unknown(m: Machine, pos: int) -> int:
 def _stop(m: Machine, pos: int) -> int:
     m.root = m.stack.pop()
     m.end = pos
+    if m.frame_end != NO_FRAME and pos != m.frame_end:
+        raise m.misframed(pos, f"STOP comes before the end of its frame at byte {m.frame_end}")
     raise _Stopped
 
 
@@ -602,9 +631,14 @@ def _proto(m: Machine, pos: int) -> int:
 
 def _frame(m: Machine, pos: int) -> int:
     length: int = _U64(m.data, pos)[0]
-    if length > len(m.data) - pos - 8:
-        raise m.truncated("a frame runs past the end of the pickle")
-    return pos + 8
+    m.framed = True
+    start = pos + 8
+    if m.frame_end != NO_FRAME:
+        raise m.misframed(pos, f"a frame begins inside the frame that ends at byte {m.frame_end}")
+    if length > len(m.data) - start:
+        raise TruncatedFrame(str(m.truncated("a frame runs past the end of the pickle")))
+    m.frame_end = start + length
+    return start
 
 
 def _mark(m: Machine, pos: int) -> int:

@@ -22,11 +22,11 @@ from msgspec import structs
 
 from statecli import files, formats
 from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _folder, _json, _script_code, _shown, dcp, torch_legacy
+from statecli.formats import _folder, _frames, _json, _script_code, _shown, dcp, torch_legacy
 from statecli.formats._dcp_metadata import BUDGET, METADATA, Stored
 from statecli.formats._expressions import said
 from statecli.formats._names import Scanner
-from statecli.formats._pickle import OverBudget, TruncatedPickle, without_gc
+from statecli.formats._pickle import MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle, without_gc
 from statecli.formats._source import Source
 from statecli.formats._torch_loaders import Use, uses_of
 from statecli.formats._zip import BEGINNING, STORED, Archive, Record
@@ -50,6 +50,8 @@ _FIRST_WINDOW = 64 * 1024
 #: Bytes in which the header of a numpy array ends.
 _PAGE = 4096
 _GROWTH = 8
+#: Bytes that are read again of a pickle whose frames no pickler wrote.
+_MAX_REREAD = 16 * 2**20
 #: Bytes that tell whether a record begins like a pickle.
 _HEAD = 512
 #: Archives of one tensor of which so many bytes of the beginning and of the end are fetched before any is read.
@@ -293,6 +295,8 @@ class _Scan:
         self.read: dict[bytes, ScannedPickle] = {}
         #: Where archives lie whose records were looked at.
         self.archives: set[tuple[int, int]] = set()
+        #: The bytes of the file at which pickles were looked for because a frame ends there.
+        self.read_at: set[int] = set()
 
     def run(self) -> list[ScannedPickle]:
         """Everything that was found."""
@@ -387,9 +391,32 @@ class _Scan:
             self.found.append(pickle)
             if key and region.size == piece.region.size and not (scanner.inner or unread) and len(self.read) < MAX_KEPT:
                 self.read[key] = self.found[-1]
+            if unread and scanner.framed:
+                self._read_frames(self.found[-1], piece, at, scanner)
         for start, data in scanner.inner:
             self.pieces.append(_Piece(region.made(data), f"{where}, the string at byte {start}", piece.depth + 1))
         return scanner.end
+
+    def _read_frames(self, scanned: ScannedPickle, piece: _Piece, at: int, scanner: Scanner) -> None:
+        """Name what unpicklers import that read other opcodes from the frames of this pickle than the scanner did."""
+        data = piece.region.read(at, min(piece.region.size - at, _MAX_REREAD))
+        known = set(scanner.globals)
+        for reading in (_frames.read_in_memory(data), _frames.read_as_file(data)):
+            other, unread = self._run(reading.opcodes, scanned.where)
+            if not known.issuperset(other.globals):
+                known.update(other.globals)
+                names, modules = tuple(other.mentions()), tuple(dict.fromkeys(other.modules))
+                self.found.append(structs.replace(scanned, names=names, modules=modules, exact=False, unread=None))
+            end = at + reading.end
+            if (
+                not unread
+                and reading.end != scanner.end
+                and (start := piece.region.span.offset + end) not in self.read_at
+            ):
+                self.read_at.add(start)
+                rest = piece.region.part(end, piece.region.size - end)
+                where = f"{piece.where}, what follows the frame at byte {end}"
+                self.pieces.append(piece._replace(region=rest, where=where, depth=piece.depth + 1))
 
     def _scanned(self, region: _Region, at: int, where: str, window: int) -> tuple[Scanner, MalformedError | None]:
         """Read a pickle of which only a record's length is known: windows grow until it fits."""
@@ -410,6 +437,9 @@ class _Scan:
             scanner.run(0)
         except MalformedError as error:
             failed = error
+            odd = scanner.framed and not isinstance(error, (OverBudget, MisframedPickle))
+            if odd and _frames.read_as_file(data).dropped:
+                failed = scanner.misframed(scanner.frame_end, "an opcode crosses the end of its frame")
         self.bytes += len(data)
         self.opcodes += scanner.opcodes
         return scanner, failed
@@ -701,4 +731,5 @@ def _is_harmless(scanner: Scanner, unread: MalformedError | None) -> bool:
     """Whether what begins like a pickle imports nothing, or breaks off and only looks as if it did: text, or floats."""
     plain = any(_PLAIN.match(one.module) and _PLAIN.match(one.name) for one in scanner.globals.values())
     meant = unread is None or scanner.data[:1] == b"\x80" or scanner.calls
-    return not isinstance(unread, OverBudget) and not (scanner.globals and plain and meant)
+    odd = isinstance(unread, (OverBudget, MisframedPickle, TruncatedFrame))
+    return not odd and not (scanner.globals and plain and meant)

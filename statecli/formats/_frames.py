@@ -1,0 +1,149 @@
+"""The opcodes that CPython's C unpickler reads from a pickle whose frames no pickler wrote.
+
+A frame is a request to read that many bytes at once. Until CPython 3.13.15 and 3.14.7 the C unpickler does not keep
+opcodes within it: if an opcode needs more bytes than the frame has left, it drops those and reads on after the frame.
+So the same bytes have two meanings, by where they come from:
+
+- bytes in memory (`pickle.loads`): all of them are in the buffer, and nothing is dropped;
+- a file that is read frame by frame (`io.BytesIO`, which torch gives `data.pkl` in; an unbuffered file; any object
+  without `peek`): what is left of a frame is dropped.
+
+A buffered file lets the unpickler look ahead, so that each frame is as the first or as the second, by how many bytes
+its buffer has left. Newer versions, and the unpickler in Python, refuse such a pickle.
+
+Source: Modules/_pickle.c of CPython 3.11 (`_Unpickler_Read`, `_Unpickler_ReadInto`, `_Unpickler_Readline`,
+`_Unpickler_ReadFromFile`, `load_frame`). `Machine` refuses every pickle of which the two differ; the scan uses this
+module to name what those would import.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Opcodes of one reading: those of the largest `.metadata` that a person has reason to write take more time.
+MAX_OPCODES = 1_000_000
+_FRAME = 0x95
+_STOP = 0x2E
+#: The number of bytes after each opcode that has a fixed number of them.
+_FIXED = {
+    **dict.fromkeys(b"Khq\x80\x82", 1),
+    **dict.fromkeys(b"M\x83", 2),
+    **dict.fromkeys(b"Jjr\x84", 4),
+    **dict.fromkeys(b"G", 8),
+    **dict.fromkeys(b"().012NQR]abdelostu}\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x92\x93\x94\x97\x98", 0),
+}
+#: The number of lines.
+_LINES = {**dict.fromkeys(b"FILPSVgp", 1), **dict.fromkeys(b"ci", 2)}
+#: The width of the length that comes before the bytes.
+_COUNTED = {
+    **dict.fromkeys(b"CU\x8a\x8c", 1),
+    **dict.fromkeys(b"BTX\x8b", 4),
+    **dict.fromkeys(b"\x8d\x8e\x96", 8),
+}
+#: Whose bytes are read into the new object: first what is left of the frame, then what follows the frame.
+_WHOLE = frozenset(b"BC\x8e\x96")
+
+
+class Reading(NamedTuple):
+    """The `opcodes` that were read, without FRAME, up to STOP or to what cannot be read.
+
+    `dropped`: whether bytes of a frame were dropped. `end`: the byte from which the next unpickler reads.
+    """
+
+    opcodes: bytes
+    dropped: bool
+    end: int
+
+
+def read_as_file(data: bytes) -> Reading:
+    """Read the pickle at the start of `data` as from a file that cannot look ahead."""
+    return _Reader(data, 0).read()
+
+
+def read_in_memory(data: bytes) -> Reading:
+    """Read the pickle at the start of `data` as `pickle.loads` does."""
+    return _Reader(data, len(data)).read()
+
+
+class _EndOfData(Exception):
+    """The data ends before what is to be read."""
+
+
+class _Reader:
+    """The buffer of the unpickler: the bytes `at` to `filled` are in it, and the file goes on at `filled`."""
+
+    def __init__(self, data: bytes, filled: int) -> None:
+        self.data = data
+        self.at = 0
+        self.filled = filled
+        self.dropped = False
+        self.opcodes = bytearray()
+
+    def read(self) -> Reading:
+        """Read opcodes up to STOP, or up to the first that the unpickler refuses."""
+        try:
+            for _ in range(MAX_OPCODES):
+                if self._read_opcode():
+                    break
+        except _EndOfData:
+            pass
+        end = self.filled if self.filled < len(self.data) else self.at
+        return Reading(bytes(self.opcodes), self.dropped, end)
+
+    def _read_opcode(self) -> bool:
+        """Read one opcode with what belongs to it; return whether it is the last."""
+        (op,) = self._bytes(1)
+        if op == _FRAME:
+            self._fill(int.from_bytes(self._bytes(8), "little"))
+            return False
+        self.opcodes.append(op)
+        if op in _FIXED:
+            self.opcodes += self._bytes(_FIXED[op])
+        elif op in _LINES:
+            for _ in range(_LINES[op]):
+                self.opcodes += self._line()
+        elif op in _COUNTED:
+            length = self._bytes(_COUNTED[op])
+            self.opcodes += length
+            read = self._whole if op in _WHOLE else self._bytes
+            self.opcodes += read(int.from_bytes(length, "little"))
+        else:
+            return True
+        return op == _STOP
+
+    def _fill(self, length: int) -> None:
+        """Have at least so many bytes in the buffer; what is in it is dropped if it is less."""
+        if length <= self.filled - self.at:
+            return
+        if length > len(self.data) - self.filled:
+            raise _EndOfData
+        self.dropped |= self.at < self.filled
+        self.at = self.filled
+        self.filled += length
+
+    def _bytes(self, length: int) -> bytes:
+        self._fill(length)
+        return self._take(self.at + length)
+
+    def _whole(self, length: int) -> bytes:
+        if length > len(self.data) - self.at:
+            raise _EndOfData
+        self.filled = max(self.filled, self.at + length)
+        return self._take(self.at + length)
+
+    def _line(self) -> bytes:
+        """A line of the buffer if one ends there, else the line at which the file goes on."""
+        end = self.data.find(b"\n", self.at, self.filled) + 1
+        if not end:
+            self.dropped |= self.at < self.filled
+            self.at = self.filled
+            end = self.data.find(b"\n", self.at) + 1
+            if not end:
+                raise _EndOfData
+            self.filled = end
+        return self._take(end)
+
+    def _take(self, end: int) -> bytes:
+        taken = self.data[self.at : end]
+        self.at = end
+        return taken

@@ -1,0 +1,256 @@
+"""Frames of protocol 4: what CPython's C unpickler reads of those that no pickler writes, and what the scan reports."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+import struct
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from statecli.auditing.run import Request, audit
+from statecli.finding import Severity
+from statecli.formats import _frames, _scan
+from statecli.formats._pickle import MisframedPickle, TruncatedFrame, load
+
+from .attacks import PROTO, STOP, build, called, named, number, records, state_dict, tensor, text
+from .test_fuzz import outcome, record
+
+#: Makes a file, and leaves one value on the stack.
+PAYLOAD = called(named("os", "system"), text("touch PWNED"))
+#: DUP and POP, with which no string begins that is read as a pickle.
+NO_PICKLE = b"20"
+PROTO_4 = b"\x80\x04"
+#: Bytes after which a buffered reader of any usual size has nothing left.
+BUFFER = 131_072
+#: Frames of at least so many bytes are read from a buffered file without a look ahead.
+PREFETCH = 131_072
+
+
+def frame(length: int) -> bytes:
+    """FRAME."""
+    return b"\x95" + struct.pack("<Q", length)
+
+
+def hide_in_string(payload: bytes) -> bytes:
+    """A string whose length crosses the frame's end: it is empty to C, and covers the payload to others."""
+    return frame(2) + b"B" + bytes([len(payload) + 2]) + bytes(4) + payload + b"00"
+
+
+def hide_after_number(payload: bytes) -> bytes:
+    """A number that crosses the frame's end; what C takes for its last bytes begins a string to others."""
+    return frame(3) + b"G\0\0" + bytes(6) + b"C" + bytes([len(NO_PICKLE + payload)]) + NO_PICKLE + payload + b"00"
+
+
+def hide_in_nested_frame(payload: bytes) -> bytes:
+    """A frame that reaches over the end of the frame around it: C drops the beginning of a string."""
+    payload = NO_PICKLE + payload
+    return b"N" + frame(9 + 2) + frame(len(payload)) + b"C" + bytes([len(payload)]) + payload + b"00"
+
+
+def hide_after_large_frame(payload: bytes) -> bytes:
+    """The first, in a frame so large that a buffered file is read without a look ahead."""
+    filler = b"N0" * (PREFETCH // 2)
+    return frame(len(filler) + 2) + filler + hide_in_string(payload).removeprefix(frame(2))
+
+
+HIDES = (hide_in_string, hide_after_number, hide_in_nested_frame, hide_after_large_frame)
+
+
+def at_buffer_end(hidden: bytes) -> bytes:
+    """Text, then the frame: one byte of its content is in the reader's buffer."""
+    filler = BUFFER - 1 - len(PROTO_4 + b"V\n0") - (hidden.index(frame(0)[:1]) + len(frame(0)))
+    return PROTO_4 + b"V" + b"a" * filler + b"\n0" + hidden
+
+
+def write_zip(folder: Path, hide: Callable[[bytes], bytes]) -> None:
+    """An archive whose data.pkl hides the payload before an ordinary state_dict."""
+    body = state_dict(w=tensor()).removeprefix(PROTO)
+    (folder / "model.pt").write_bytes(build(records(PROTO_4 + hide(PAYLOAD) + body)))
+
+
+def write_dcp(folder: Path, hide: Callable[[bytes], bytes]) -> None:
+    """A folder of torch.distributed.checkpoint whose `.metadata` hides the payload before what torch wrote."""
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=folder, no_dist=True)
+    honest = pickle.dumps(pickle.loads((folder / ".metadata").read_bytes()), protocol=3)
+    (folder / ".metadata").write_bytes(at_buffer_end(hide(PAYLOAD)) + honest[2:])
+
+
+def write_legacy(folder: Path, overlong: int) -> None:
+    """A stream whose pickle number `overlong` has a frame that reaches over its STOP, into the only storage.
+
+    At the frame's end is another pickle, which runs the payload first, and those that follow it.
+    """
+    count = 40_000
+    of_stream = tensor(numel=count, size=(count,)).replace(b"tQ", b"NtQ")
+    bodies = [
+        *(number(0x1950A86A20F9469CFC6C), number(1001), b"}" + text("little_endian") + b"\x88s"),
+        *(b"}" + text("w") + of_stream + b"s", b"]" + text("0") + b"a"),
+    ]
+    numel, filler = struct.pack("<q", count), bytes(PREFETCH)
+    following = b"".join(map(framed, bodies[overlong + 1 :]))
+    first = bodies[overlong] + STOP + following + numel + filler
+    skipped = b"".join(map(framed, bodies[:overlong])) + PROTO_4 + frame(len(first)) + first
+    evil = [PAYLOAD + b"0" + bodies[overlong + 1], *bodies[overlong + 2 :]]
+    storage = filler + b"".join(map(framed, evil[:-1])) + framed(evil[-1] if overlong == 3 else b"]")
+    (folder / "model.pt").write_bytes(skipped + storage[len(filler) :].ljust(4 * count - len(filler), b"\0"))
+
+
+def framed(body: bytes) -> bytes:
+    """A pickle of protocol 4 in one frame."""
+    return PROTO_4 + frame(len(body) + 1) + body + STOP
+
+
+#: Each file: what writes it into a folder, its name there and what loads it.
+LOAD = "torch.load('model.pt', weights_only=False)"
+LOAD_DCP = "torch.distributed.checkpoint.load({'w': torch.ones(2)}, checkpoint_id='.', no_dist=True)"
+FILES = {
+    **{f"data.pkl: {hide.__name__}": (partial(write_zip, hide=hide), "model.pt", LOAD) for hide in HIDES},
+    **{f".metadata: {hide.__name__}": (partial(write_dcp, hide=hide), ".", LOAD_DCP) for hide in HIDES},
+    **{f"legacy: pickle {n}": (partial(write_legacy, overlong=n), "model.pt", LOAD) for n in range(4)},
+}
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory) -> Path:
+    """A folder for each of the files."""
+    root = tmp_path_factory.mktemp("hostile")
+    for number_, (write, _, _) in enumerate(FILES.values()):
+        (root / str(number_)).mkdir()
+        write(root / str(number_))
+    return root
+
+
+def place_of(name: str, root: Path) -> Path:
+    return root / str([*FILES].index(name))
+
+
+@pytest.fixture(scope="module")
+def fired(hostile) -> set[str]:
+    """The files that ran their payload when torch loaded them."""
+    program = "import contextlib, os, torch, torch.distributed.checkpoint\n" + "\n".join(
+        f"os.chdir({str(place_of(name, hostile))!r})\nwith contextlib.suppress(Exception): {load}"
+        for name, (_, _, load) in FILES.items()
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=120)
+    return {name for name in FILES if (place_of(name, hostile) / "PWNED").exists()}
+
+
+def test_torch_runs_what_a_frame_hides(fired):
+    """Until CPython refuses such frames, each of the files runs its payload."""
+    assert fired == set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_with_a_frame_that_no_pickler_writes_is_not_clean(name, hostile):
+    """`unscanned-pickle` reports the frame, and `unsafe-global` the name that torch imports."""
+    targets = audit(Request((str(place_of(name, hostile) / FILES[name][1]),))).targets
+    errors = [one for target in targets for one in target.findings if one.severity is Severity.ERROR]
+    assert {one.rule for one in errors} >= {"unscanned-pickle", "unsafe-global"}
+    assert any("os.system" in one.message for one in errors)
+
+
+@pytest.mark.parametrize("place", ["bytes", "text"])
+def test_a_frame_that_hides_a_payload_is_found_in_a_string_of_a_pickle(place, tmp_path):
+    """Such a string is read as a pickle; without its frame it would import nothing."""
+    hidden = PROTO_4 + hide_in_nested_frame(PAYLOAD) + b"N."
+    value = b"B" + struct.pack("<I", len(hidden)) + hidden if place == "bytes" else text(hidden.decode("latin-1"))
+    (tmp_path / "model.pt").write_bytes(build(records(state_dict(w=tensor(), x=value))))
+    (target,) = audit(Request((str(tmp_path / "model.pt"),))).targets
+    assert {one.rule for one in target.findings} >= {"unscanned-pickle", "unsafe-global"}
+
+
+CROSSING = {
+    "an opcode crosses the end of its frame": frame(2) + b"J" + bytes(4),
+    "a frame begins inside the frame": frame(20) + frame(1) + bytes(20),
+    "STOP comes before the end of its frame": frame(3) + b"N.0",
+    "a frame runs past the end of the pickle": frame(3) + b"N.",
+}
+
+
+@pytest.mark.parametrize("name", CROSSING)
+def test_a_frame_that_no_pickler_writes_is_refused_in_one_line(name):
+    """Unpicklers read different opcodes from such bytes: neither reading is shown as the content."""
+    with pytest.raises((MisframedPickle, TruncatedFrame), match=name):
+        load(PROTO_4 + CROSSING[name])
+
+
+def test_a_length_that_crosses_the_end_of_a_frame_is_the_frames_fault(tmp_path):
+    """Read on, the string would be longer than the file; C reads another length. Both names are reported."""
+    data = PROTO_4 + frame(2) + b"X\xff" + struct.pack("<I", 0) + named("os", "system") + b"."
+    (tmp_path / "a.pkl").write_bytes(data)
+    first, second = _scan.scan(str(tmp_path / "a.pkl"))
+    assert "an opcode crosses the end of its frame" in first.unread
+    assert [one.qualified for one in second.names] == ["os.system"]
+
+
+VALUES = {
+    "many small": {f"layer.{n}": [n, float(n), (n, str(n))] for n in range(6000)},
+    "large strings": [b"b" * 100_000, "t" * 100_000, "é" * 70_000, b"c" * 65_536, b"d" * 65_535, "short"] * 2,
+    "a large string in a dict": {"a": {"b": b"b" * 300_000}, "c": OrderedDict(d=1), "e": bytearray(200_000)},
+    "a small value": None,
+    "array": np.arange(50_000),
+    "names": [OrderedDict, complex(1, 2), frozenset([1]), {2}],
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_frames_that_picklers_write_are_read(name):
+    """Frames of 64 KiB, large strings outside of frames, pickles one after another: all are read to their end."""
+    for pickler, protocol in product((pickle.Pickler, pickle._Pickler), (4, 5)):
+        file = io.BytesIO()
+        writer = pickler(file, protocol)
+        writer.dump(VALUES[name])
+        end = file.tell()
+        writer.clear_memo()
+        writer.dump(VALUES[name])
+        assert load(file.getvalue()).end == end
+        assert load(file.getvalue(), start=end).end == file.tell()
+        optimized = pickletools.optimize(file.getvalue()[:end])
+        assert load(optimized).end == len(optimized)
+
+
+def test_a_frame_may_end_in_any_place_but_inside_an_opcode():
+    """A tensor's record that is taken in one step has the frame's end where its opcodes have it, in both machines."""
+    whole = record()
+    begin = whole.index(b"h\2(")
+    for end in range(begin, len(whole) - 1):
+        data = whole[:2] + frame(end - 2) + whole[2:]
+        assert outcome(data, fast=True) == outcome(data, fast=False)
+        is_boundary = end in BOUNDARIES
+        assert isinstance(outcome(data, fast=True), str) is not is_boundary
+
+
+BOUNDARIES = {at for _, _, at in pickletools.genops(record()) if at}
+
+
+def test_the_opcodes_after_a_frame_are_those_that_cpython_reads():
+    """What is left of a frame is dropped from a file, and nothing in memory."""
+    data = PROTO_4 + hide_in_string(PAYLOAD) + b"N."
+    assert _frames.read_as_file(data).opcodes == PROTO_4 + b"B" + bytes(4) + PAYLOAD + b"00N."
+    assert _frames.read_in_memory(data).opcodes == data.replace(frame(2), b"")
+
+
+def test_every_opcode_is_read_with_what_belongs_to_it():
+    """The table of arguments is that of the standard library."""
+    counts = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT8U: 8}
+    for one in pickletools.opcodes:
+        argument = one.arg.n if one.arg else 0
+        code = ord(one.code)
+        if argument >= 0:
+            assert code == 0x95 or _frames._FIXED[code] == argument
+        elif argument == pickletools.UP_TO_NEWLINE:
+            assert _frames._LINES[code] == (2 if one.name in ("GLOBAL", "INST") else 1)
+        else:
+            assert _frames._COUNTED[code] == counts.get(argument, 4)
