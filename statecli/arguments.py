@@ -75,8 +75,11 @@ VerboseAudit = Annotated[bool, typer.Option("--verbose", "-v", help="Also what r
 VerboseDiff = Annotated[bool, typer.Option("--verbose", "-v", help="Also where first, mean, L2, cosine.")]
 Configuration = Annotated[
     str | None,
-    typer.Option("--config", metavar="FILE", help="This one, not the nearest statecli.toml or pyproject.toml."),
+    typer.Option(
+        "--config", metavar="FILE", help="Use this configuration, not the nearest statecli.toml or pyproject.toml."
+    ),
 ]
+NoConfiguration = Annotated[bool, typer.Option("--no-config", help="Use no configuration file.")]
 Executors = Annotated[
     str | None,
     typer.Option(
@@ -280,6 +283,7 @@ def audit(
     ] = None,
     reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why --write-baseline does.")] = None,
     config: Configuration = None,
+    no_config: NoConfiguration = False,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Nothing to audit is no error.")] = False,
     as_found: Annotated[
         bool, typer.Option("--as-found", help="Take each file as a walk over its folder does: a shard is its model.")
@@ -423,13 +427,14 @@ def rules(
 @app.command()
 def config(
     path: Configuration = None,
+    no_config: NoConfiguration = False,
     output_format: Form = Output.TABLE,
     output: To = None,
     color: Colors = Color.AUTO,
     debug: Debug = False,
 ) -> None:
     """Print the configuration that is in force for audit here, and where each key of it comes from."""
-    cli.leave(lambda: cli.config(path, output_format, output, color.value), debug)
+    cli.leave(lambda: cli.config(path, no_config, output_format, output, color.value), debug)
 
 
 @app.command()

@@ -352,7 +352,7 @@ def rules(name: str | None, output_format: Output, output: str | None, color: st
     return console.publish(ruling.of_rules(texts), [Written(output_format, path, f"-o {path}")], color, quiet=False)
 
 
-def config(path: str | None, output_format: Output, output: str | None, color: str) -> int:
+def config(path: str | None, no_config: bool, output_format: Output, output: str | None, color: str) -> int:
     """`statecli config`; the exit code."""
     from statecli.auditing import asked
     from statecli.auditing.config import load
@@ -360,7 +360,7 @@ def config(path: str | None, output_format: Output, output: str | None, color: s
 
     refuse_nothing(path, "--config")
     refuse_nothing(output, "--output")
-    found = load(path)
+    found = load(path, no_config=no_config)
     report = configuring.of_config(asked.in_force(found), found.path)
     where = None if output == outputs.STDOUT else output
     return console.publish(report, [Written(output_format, where, f"-o {where}")], color, quiet=False)

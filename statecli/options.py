@@ -120,6 +120,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     write_baseline: str | None = None
     reason: str | None = None
     config: str | None = None
+    no_config: bool = False
     allow_empty: bool = False
     as_found: bool = False
     jobs: int = 0

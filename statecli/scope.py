@@ -22,12 +22,13 @@ class Configuration(msgspec.Struct, frozen=True):
     """The configuration that a run used: its file, None where it used the defaults, and what it weakens.
 
     `disabled` are the rules that it switches off; `weakened` its other entries that let more pass, a line each
-    (`severity.unsafe-global = note`).
+    (`severity.unsafe-global = note`). `no_config`: the command line says that no file is to be used.
     """
 
     file: str | None = None
     disabled: tuple[str, ...] = ()
     weakened: tuple[str, ...] = ()
+    no_config: bool = False
 
 
 def merge_not_checked(entries: Iterable[NotChecked]) -> tuple[NotChecked, ...]:

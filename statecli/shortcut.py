@@ -119,7 +119,7 @@ COMMANDS = {
     "audit": Command(
         AuditOptions,
         ("targets",),
-        {**FLAGS, **_flags("values", "frozen_only", "allow_empty", "as_found")},
+        {**FLAGS, **_flags("values", "frozen_only", "allow_empty", "as_found", "no_config")},
         {
             **VALUES,
             "--model": ("model", str),

@@ -8,9 +8,12 @@ from statecli.auditing.baseline import Baseline
 from statecli.auditing.config import Config, Loaded
 from statecli.auditing.run import Request
 from statecli.errors import UsageError
+from statecli.finding import Severity
 from statecli.locking import file
 from statecli.locking.file import Lock
 from statecli.options import AuditOptions
+from statecli.rules import RULES
+from statecli.scope import Configuration
 
 
 def request(options: AuditOptions, found: Loaded | None = None) -> Request:
@@ -49,6 +52,7 @@ def request(options: AuditOptions, found: Loaded | None = None) -> Request:
         jobs=options.jobs,
         allow_empty=options.allow_empty,
         as_found=options.as_found,
+        configuration=configuration_of(options, found),
     )
     judges.check(made, options, found)
     compared = made.policy.must_change or made.policy.must_not_change
@@ -92,7 +96,23 @@ def _baseline(options: AuditOptions, asked: Config) -> Baseline | None:
 
 def loaded(options: AuditOptions) -> Loaded:
     """The configuration that the line names, or the nearest one."""
-    return config.load(options.config)
+    return config.load(options.config, no_config=options.no_config)
+
+
+def configuration_of(options: AuditOptions, found: Loaded) -> Configuration:
+    """Return which file configures the audit and what in it lets more pass, as far as the command line leaves it."""
+    asked = found.config
+    selected = config.expand(asked.select, "select") if asked.select and not options.select else ()
+    ignored = config.expand(asked.ignore, "ignore")
+    names = [rule.name for rule in RULES]
+    disabled = [name for name in names if (selected and name not in selected) or name in ignored]
+    weakened = [f"severity.{name} = {one.value}" for name, one in asked.severity.items() if one is not Severity.ERROR]
+    weakened += [f"per-target-ignore.{glob}: {', '.join(one.rules)}" for glob, one in asked.per_target_ignore.items()]
+    if asked.fail_on is Severity.ERROR and options.fail_on is None:
+        weakened.append(f"fail-on = {asked.fail_on.value}")
+    if asked.baseline is not None and options.baseline is None:
+        weakened.append(f"baseline = {asked.baseline}")
+    return Configuration(found.path, tuple(disabled), tuple(weakened), options.no_config)
 
 
 def in_force(found: Loaded) -> list[tuple[str, object, str]]:

@@ -1,6 +1,7 @@
-"""What a project asks for: `statecli.toml`, or `[tool.statecli]` of `pyproject.toml`, the nearest one upwards.
+"""What a project asks for: `statecli.toml`, or `[tool.statecli]` of `pyproject.toml`, the nearest in the repository.
 
-`load` gives it checked: an unknown key or rule is an error with the near names. Paths in it are relative to its folder.
+`load` gives it checked: an unknown key or rule is an error with the near names. Paths in it are relative to its folder;
+those in a file outside of the repository to the current folder.
 """
 
 from __future__ import annotations
@@ -72,17 +73,22 @@ class Loaded(msgspec.Struct, frozen=True):
     @property
     def folder(self) -> str:
         """Where the file lies, from which its paths and globs are meant."""
-        return os.path.dirname(self.path or "") or "."
+        return (os.path.dirname(self.path) if self.path and _is_in_repository(self.path) else "") or "."
 
     #: The table as it stands in the file.
     raw: Mapping[str, Any] = {}
 
 
-def load(path: str | None = None, start: str = ".") -> Loaded:
-    """The configuration of `path`, else the nearest one from the folder `start` upwards, else the defaults.
+def load(path: str | None = None, start: str = ".", *, no_config: bool = False) -> Loaded:
+    """Return the configuration in `path`, else the nearest one from the folder `start` up to the repository's root.
 
-    Raises UnreadableError for a file that is no TOML, UsageError for a key, a rule or a value that makes no sense.
+    Without any file, and with `no_config`, return the defaults. Raises UnreadableError for a file that is not TOML,
+    UsageError for a key, a rule or a value that makes no sense.
     """
+    if no_config:
+        if path is not None:
+            raise UsageError(f"--config {path} and --no-config contradict each other; leave one of them out")
+        return Loaded()
     if path is not None:
         if files.is_remote(path):
             raise UsageError(f"--config {path}: is a URL, and a configuration is a file here: copy it")
@@ -99,12 +105,30 @@ def load(path: str | None = None, start: str = ".") -> Loaded:
 
 def _upwards(start: str) -> Iterable[str]:
     folder = os.path.abspath(start)
+    root = _root_of(folder)
     while True:
         yield from (path for name in FILES if os.path.isfile(path := os.path.join(folder, name)))
-        parent = os.path.dirname(folder)
-        if parent == folder:
+        if folder == root:
             return
-        folder = parent
+        folder = os.path.dirname(folder)
+
+
+def _root_of(folder: str) -> str:
+    """Return the root of the repository around an absolute folder; the folder itself where there is no repository.
+
+    Whoever can write to a folder above the repository, such as /tmp, must not configure what is judged inside it.
+    """
+    root = folder
+    while not os.path.lexists(os.path.join(root, ".git")):
+        if root == os.path.dirname(root):
+            return folder
+        root = os.path.dirname(root)
+    return root
+
+
+def _is_in_repository(path: str) -> bool:
+    root = _root_of(os.path.realpath(os.curdir))
+    return os.path.commonpath([root, os.path.realpath(path)]) == root
 
 
 def _table(path: str) -> Mapping[str, Any] | None:
@@ -171,7 +195,7 @@ def _checked(table: Mapping[str, Any], path: str) -> Loaded:
     for glob, one in config.per_target_ignore.items():
         if not one.reason.strip():
             raise UsageError(f"{path}: per-target-ignore.{glob}: its reason is empty; say why, it is shown")
-    return Loaded(_placed(config, os.path.dirname(path)), path, table)
+    return Loaded(_placed(config, os.path.dirname(path) if _is_in_repository(path) else ""), path, table)
 
 
 #: What msgspec calls the types of a TOML file, and what its users do.

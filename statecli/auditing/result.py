@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 
 from statecli.finding import Finding, Severity
-from statecli.scope import NotChecked, merge_not_checked
+from statecli.scope import Configuration, NotChecked, merge_not_checked
 from statecli.state import Oddity
 
 
@@ -69,6 +69,9 @@ class Audit(msgspec.Struct, frozen=True):
     targets: tuple[Target, ...]
     fail_on: Severity = Severity.WARNING
     unheld: str | None = None
+    configuration: Configuration = Configuration()
+    #: How many rules the configuration, --select and --ignore switch off.
+    left_out: int = 0
 
     @property
     def findings(self) -> tuple[Finding, ...]:

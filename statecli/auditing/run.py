@@ -28,7 +28,7 @@ from statecli.locking.file import Lock
 from statecli.modules import auto
 from statecli.places import located, named
 from statecli.rules import RULES
-from statecli.scope import NotChecked
+from statecli.scope import Configuration, NotChecked
 from statecli.stamps import stamps
 from statecli.state import Kind, ModelState, ScannedPickle
 
@@ -64,6 +64,7 @@ class Request(msgspec.Struct, frozen=True):
     baseline: Baseline | None = None
     allow_empty: bool = False
     as_found: bool = False
+    configuration: Configuration = Configuration()
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -102,7 +103,8 @@ def audit(
     for one in run.gone(targets):
         targets = [*(known for known in targets if known.target != one.target), one]
         done(one)
-    found = Audit(tuple(targets), request.fail_on, run.unheld(targets))
+    left_out = len(RULES) - len(request.rules)
+    found = Audit(tuple(targets), request.fail_on, run.unheld(targets), request.configuration, left_out)
     return found if request.baseline is None else accepting(found, request.baseline, whole=request.whole)
 
 

@@ -221,9 +221,9 @@ def scope_notes(report: Report) -> tuple[Finding, ...]:
     unchecked = [f"{plural(entry.count, entry.what)}: {entry.why}" for entry in report.not_checked]
     where = "." if report.several else report.title
     notes = [Finding("not-checked", Severity.NOTE, f"not checked: {text}", where) for text in unchecked]
-    if report.configuration is not None and report.configuration.file is not None:
-        message = describe_configuration(report.configuration)
-        notes.append(Finding("configuration", Severity.NOTE, message, report.configuration.file))
+    message = describe_configuration(report.configuration) if report.configuration is not None else ""
+    if report.configuration is not None and message:
+        notes.append(Finding("configuration", Severity.NOTE, message, report.configuration.file or where))
     return tuple(notes)
 
 

@@ -27,7 +27,7 @@ from statecli.report import (
     fold,
     rules,
 )
-from statecli.report.text import describe_not_checked, names, plural, size_text
+from statecli.report.text import describe_configuration, describe_not_checked, names, plural, size_text
 
 _MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: "dim"}
 #: Lines of one group that are shown, unless each is asked for.
@@ -69,6 +69,7 @@ def of_audit(found: Audit, view: View, untold: Sequence[str] = (), told: Sequenc
         accepted=tuple((one.finding, one.reason) for target in found.targets for one in target.accepted),
         troubles=(*_troubles(found), *(Trouble(_first(found), one) for one in untold)),
         not_checked=found.not_checked,
+        configuration=found.configuration,
     )
 
 
@@ -316,5 +317,6 @@ def _verdict(found: Audit) -> str:
         parts[0] += f" in {plural(bad, 'target')}"
     parts += _others(found)
     unheard = len({one.rule for one in found.skipped} - set(found.ran))
-    parts.append(f"{plural(len(found.ran), 'rule')} ran" + (f", {unheard:,} skipped" if unheard else ""))
-    return "; ".join(parts)
+    disabled = f", {found.left_out:,} disabled" if found.left_out else ""
+    parts.append(f"{plural(len(found.ran), 'rule')} ran" + (f", {unheard:,} skipped" if unheard else "") + disabled)
+    return "; ".join(filter(None, (*parts, describe_configuration(found.configuration))))

@@ -568,4 +568,5 @@ def of_audit(found: Audit, verdict: str, notes: Sequence[Finding] = ()) -> Audit
         tuple(notes),
         verdict,
         found.not_checked,
+        found.configuration,
     )

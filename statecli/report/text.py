@@ -98,12 +98,12 @@ def describe_not_checked(entries: Sequence[NotChecked], most: int = 3) -> str:
 
 
 def describe_configuration(configuration: Configuration) -> str:
-    """Return `statecli.toml: disables 2 rules (nan, inf); fail-on = error`."""
+    """Return `configuration statecli.toml: disables 2 rules (nan, inf), fail-on = error`; "" without a file."""
     if configuration.file is None:
-        return "no configuration file was used"
+        return "no configuration (--no-config)" if configuration.no_config else ""
     parts = [f"disables {plural(len(configuration.disabled), 'rule')} ({names(configuration.disabled, 5)})"]
     parts = [*(parts if configuration.disabled else []), *configuration.weakened]
-    return f"{configuration.file}: {'; '.join(parts) or 'weakens no rule'}"
+    return f"configuration {configuration.file}" + (f": {', '.join(parts)}" if parts else "")
 
 
 def names(several: Sequence[str], most: int = 2) -> str:

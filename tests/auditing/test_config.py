@@ -30,6 +30,7 @@ def written(tmp_path):
 
 def test_the_nearest_file_upwards_is_taken(tmp_path):
     """`statecli.toml` before `pyproject.toml`, which counts only where it has a table for statecli."""
+    (tmp_path / ".git").mkdir()
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text('[tool.statecli]\nfail-on = "error"\n')
@@ -103,6 +104,7 @@ def test_what_no_reader_of_toml_reads_is_one_line(tmp_path, text):
 
 def test_a_mistake_is_told_of_the_file_as_one_finds_it(tmp_path, monkeypatch):
     """From the current folder, whichever kind of mistake it is."""
+    (tmp_path / ".git").mkdir()
     (tmp_path / "inner").mkdir()
     monkeypatch.chdir(tmp_path / "inner")
     for text in ("select = nothing", "selct = []"):
@@ -179,7 +181,7 @@ def test_a_subject_stands_for_all_of_its_rules():
 def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, capsysbinary):
     """Each key of the configuration and of the policy, once."""
     (tmp_path / "statecli.toml").write_text('fail-on = "error"\n[policy]\ndtype = "float16"\n')
-    assert cli.config(str(tmp_path / "statecli.toml"), Output.JSON, None, "never") == 0
+    assert cli.config(str(tmp_path / "statecli.toml"), False, Output.JSON, None, "never") == 0
     found = {one["key"]: one for one in json.loads(capsysbinary.readouterr().out)["settings"]}
     assert (found["fail-on"]["value"], found["policy.dtype"]["value"]) == ("error", ["float16"])
     assert found["policy.dtype"]["source"].endswith("statecli.toml")

@@ -9,6 +9,7 @@ import torch
 @pytest.fixture
 def project(tmp_path, monkeypatch, statecli):
     """A configuration above a checkpoint with one finding; `audit(text, where, target)` gives the JSON."""
+    (tmp_path / ".git").mkdir()
     (tmp_path / "vendor").mkdir()
     (tmp_path / "other").mkdir()
     torch.save({"w": torch.zeros(1), "W": torch.ones(1)}, tmp_path / "vendor" / "a.pt")

@@ -141,6 +141,7 @@ def test_names_are_the_way_from_the_lock_files_folder(tmp_path, monkeypatch, sta
 def test_the_configured_lock_is_found_from_a_folder_below(tmp_path, monkeypatch, statecli):
     """Its names are meant from where it lies, not from where one stands."""
     monkeypatch.chdir(tmp_path)
+    Path(".git").mkdir()
     Path("ck").mkdir()
     torch.save({"w": torch.ones(2)}, "ck/a.pt")
     Path("statecli.toml").write_text('lock = "lock.json"\n')

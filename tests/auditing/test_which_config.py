@@ -1,0 +1,127 @@
+"""Which configuration an audit uses, and that every output says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+OFF = 'select = ["tied-tensors"]\n'
+#: Ways of a configuration to let a NaN pass, and what the outputs say of each.
+WEAKENINGS = {
+    "select": ('select = ["case-collision"]\n', "disables "),
+    "ignore": ('ignore = ["values"]\n', "disables "),
+    "severity": ('[severity]\nnan = "note"\n', "severity.nan = note"),
+    "fail-on": ('fail-on = "error"\n', "fail-on = error"),
+    "per-target-ignore": (
+        '[per-target-ignore."*.pt"]\nrules = ["nan"]\nreason = "because"\n',
+        "per-target-ignore.*.pt: nan",
+    ),
+}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A repository with a checkpoint that has a NaN in a folder of it; the current folder is that folder."""
+    repository = tmp_path / "repository"
+    (repository / "inner").mkdir(parents=True)
+    (repository / ".git").mkdir()
+    torch.save({"w": torch.tensor([float("nan"), 1.0])}, repository / "inner" / "a.pt")
+    monkeypatch.chdir(repository / "inner")
+    return repository
+
+
+def test_the_search_stops_at_the_repository(statecli, project):
+    """A file above the folder that holds `.git` is another project's."""
+    (project.parent / "statecli.toml").write_text(OFF)
+    found = statecli("audit", "a.pt", "--values", "-f", "json")
+    assert (found.code, found.json["configuration"]["file"]) == (1, None)
+
+
+def test_the_search_reaches_the_root_of_the_repository(statecli, project):
+    """The root's own file is used."""
+    (project / "statecli.toml").write_text(OFF)
+    assert statecli("audit", "a.pt", "-f", "json").json["configuration"]["file"] == "../statecli.toml"
+
+
+def test_a_worktree_whose_git_is_a_file_is_a_repository(statecli, project):
+    """`git worktree` and submodules write a file."""
+    (project / ".git").rmdir()
+    (project / ".git").write_text("gitdir: elsewhere\n")
+    (project.parent / "statecli.toml").write_text(OFF)
+    assert statecli("audit", "a.pt", "-f", "json").json["configuration"]["file"] is None
+
+
+def test_without_a_repository_only_the_current_folder_is_searched(statecli, project):
+    """Anybody may write into /tmp."""
+    (project / ".git").rmdir()
+    (project / "statecli.toml").write_text(OFF)
+    assert statecli("audit", "a.pt", "-f", "json").json["configuration"]["file"] is None
+    Path("statecli.toml").write_text(OFF)
+    assert statecli("audit", "a.pt", "-f", "json").json["configuration"]["file"] == "statecli.toml"
+
+
+def test_no_config_uses_no_file(statecli, project):
+    """Not that of the checkout, and the verdict says so."""
+    Path("statecli.toml").write_text(OFF)
+    found = statecli("audit", "a.pt", "--values", "--no-config")
+    assert found.code == 1
+    assert "no configuration (--no-config)" in found.out
+
+
+def test_config_and_no_config_contradict_each_other(statecli, project):
+    """One line, exit 2, for each command that has both."""
+    for command in (("audit", "a.pt"), ("config",)):
+        found = statecli(*command, "--config", "x.toml", "--no-config")
+        assert (found.code, "contradict each other" in found.err) == (2, True)
+
+
+def test_config_needs_no_file_in_the_checkout(statecli, project):
+    """Paths and globs of a file outside of the repository are relative to the current folder."""
+    outside = project.parent / "ci.toml"
+    assert statecli("lock", "a.pt", "-o", "lock.json").code == 0
+    text = 'lock = "lock.json"\nselect = ["lock", "nan"]\n[per-target-ignore."a.pt"]\nrules = ["nan"]\nreason = "x"\n'
+    outside.write_text(text)
+    found = statecli("audit", "a.pt", "--values", "--config", outside, "-f", "json")
+    assert "lock-mismatch" in found.json["ran"]
+    assert [one["rule"] for one in found.json["accepted"]] == ["nan"]
+
+
+def test_the_config_command_takes_no_config(statecli, project):
+    """It prints the defaults."""
+    Path("statecli.toml").write_text(OFF)
+    assert statecli("config", "--no-config", "-f", "json").json["file"] is None
+
+
+@pytest.mark.parametrize(
+    "output", ["plain", "json", "jsonl", "csv", "markdown", "html", "sarif", "junit", "github", "gitlab"]
+)
+@pytest.mark.parametrize("way", WEAKENINGS)
+def test_every_output_says_what_the_configuration_weakens(statecli, project, way, output):
+    """Its file, and each entry that lets more pass."""
+    text, said = WEAKENINGS[way]
+    Path("statecli.toml").write_text(text)
+    found = statecli("audit", "a.pt", "-f", output)
+    assert "statecli.toml" in found.out
+    assert said in found.out.replace("&#42;", "*")
+
+
+def test_json_lists_the_disabled_rules(statecli, project):
+    """Each by its name."""
+    Path("statecli.toml").write_text('ignore = ["nan", "inf"]\n')
+    found = statecli("audit", "a.pt", "-f", "json").json["configuration"]
+    assert found == {"file": "statecli.toml", "disabled": ["nan", "inf"], "weakened": [], "no_config": False}
+
+
+def test_select_on_the_line_replaces_that_of_the_configuration(statecli, project):
+    """Then the file disables nothing."""
+    Path("statecli.toml").write_text(OFF)
+    found = statecli("audit", "a.pt", "--select", "values", "--values", "-f", "json")
+    assert (found.code, found.json["configuration"]["disabled"]) == (1, [])
+
+
+def test_the_verdict_counts_rules_that_the_line_leaves_out(statecli, project):
+    """`clean` of one rule is not `clean`."""
+    assert "1 rule ran, " in (out := statecli("audit", "a.pt", "--select", "case-collision").out)
+    assert " disabled" in out
