@@ -5,6 +5,7 @@ from __future__ import annotations
 from statecli.auditing.rule import Rule
 from statecli.rules import (
     against,
+    contents,
     gradients,
     layout,
     lock,
@@ -15,6 +16,7 @@ from statecli.rules import (
     registration,
     storage,
     values,
+    weights,
 )
 
 #: In the order in which they are listed.
@@ -24,8 +26,10 @@ RULES: tuple[Rule, ...] = (
     *gradients.RULES,
     *policy.RULES,
     *values.RULES,
+    *weights.RULES,
     *placement.RULES,
     *storage.RULES,
+    *contents.RULES,
     *layout.RULES,
     *names.RULES,
     *pickles.RULES,

@@ -213,7 +213,7 @@ def _broken(subject: Subject, pickle: ScannedPickle, unread: str) -> Found:
 #: Protocols from here on have opcodes that torch's unpickler does not know (FRAME, torch 2.13).
 _REFUSED_PROTOCOL = 4
 #: Formats of libraries that load their files with `weights_only=False` or with a list of their own.
-_OWN_LOADERS = frozenset(["deepspeed", "megatron"])
+_OWN_LOADERS = ("deepspeed", "megatron")
 #: What to save in place of an object, by the beginning of its class's name.
 _REPLACEMENTS = (
     (("argparse.Namespace", "types.SimpleNamespace"), "vars(namespace) for a namespace"),
@@ -263,7 +263,7 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
         else:
             continue
         message = f"torch.load refuses it by default: {_where(subject, pickle)} {why}"
-        severity = Severity.NOTE if is_companion or subject.state.format in _OWN_LOADERS else None
+        severity = Severity.NOTE if is_companion or subject.state.format.startswith(_OWN_LOADERS) else None
         yield Found(message, help=help, severity=severity, place=pickle.place, about=", ".join(names))
 
 

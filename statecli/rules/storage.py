@@ -8,12 +8,11 @@ from heapq import heappop, heappush
 
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.storages import Storage, View, apart, share
-from statecli.auditing.subject import Subject, a_file
+from statecli.auditing.subject import Subject
 from statecli.finding import Severity
 from statecli.formats import _shown
 from statecli.formats._dtypes import BITS, is_floating, nbytes
 from statecli.places import of_range
-from statecli.report.text import names
 from statecli.state import Evidence, Kind, Place, TensorData, TensorInfo
 
 #: Unused bytes of a storage that are worth a line: a page of memory.
@@ -157,26 +156,6 @@ def _untold(subject: Subject, storage: Storage, count: int) -> Found:
     return Found(message, first.fqn, first.section, "save copies: .clone()", Severity.NOTE, place=storage.place)
 
 
-@rule(Severity.NOTE, a_file)
-def empty_parameters(subject: Subject) -> Iterator[Found]:
-    """Most parameters of a model hold no element.
-
-    Why: their names are here and their weights are not: what loads this file has no model. DeepSpeed's ZeRO-3 writes
-    such a file beside the partitions that hold the weights, and nothing that is said of it is said of them.
-
-    Example: `zero_pp_rank_0_mp_rank_00_model_states.pt`, whose `module` has `fc.weight` of shape [0].
-
-    Fix: audit the files that hold the weights, or what `zero_to_fp32.py` puts together of them.
-    """
-    for section in subject.state.sections:
-        rows = [one for one in subject.state.tensors if one.section == section and one.kind is Kind.PARAMETER]
-        empty = [one for one in rows if one.shape is not None and not one.elements]
-        if len(empty) * 2 > len(rows):
-            called = names(tuple(map(subject.called, empty)))
-            message = f"{section}: {len(empty):,} of {len(rows):,} parameters hold no element: {called}"
-            yield Found(message, None, section, "audit the files that hold the weights: they are not in this one")
-
-
 def _of_one_type(subject: Subject) -> str | None:
     meant = "gguf" in subject.state.format
     return "gguf has a type for each tensor, and what reads it computes in its own" if meant else None
@@ -292,4 +271,4 @@ def too_large(subject: Subject) -> Iterator[Found]:
         yield Found(message, help="save less of it or in a narrower dtype, or raise policy.max-bytes")
 
 
-RULES = (oversized_storage, tied_tensors, shared_slices, empty_parameters, mixed_dtypes, unexpected_dtype, too_large)
+RULES = (oversized_storage, tied_tensors, shared_slices, mixed_dtypes, unexpected_dtype, too_large)

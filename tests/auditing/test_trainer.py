@@ -301,14 +301,15 @@ def test_nothing_held_is_no_success(statecli):
 
 
 @pytest.mark.parametrize(
-    "make", [dict, torch.nn.ReLU().state_dict, lambda: torch.optim.SGD([torch.ones(1)]).state_dict()]
+    ("make", "code"),
+    [(dict, 1), (torch.nn.ReLU().state_dict, 1), (lambda: torch.optim.SGD([torch.ones(1)]).state_dict(), 0)],
 )
-def test_a_file_without_tensors_alone(statecli, make):
-    """Audited, and clean; there is nothing to lock, to list or to compare."""
+def test_a_file_without_tensors_alone(statecli, make, code):
+    """An empty state_dict is an error, settings alone are a note; there is nothing to lock, to list or to compare."""
     for legacy in (True, False):
         torch.save(make(), "a.pt", _use_new_zipfile_serialization=not legacy)
         result = statecli("audit", "a.pt", "--values", "-f", "json")
-        assert (result.code, statuses(result)) == (0, {"a.pt": "audited"})
+        assert (result.code, statuses(result)) == (code, {"a.pt": "audited"})
         assert [
             statecli(*words).code for words in (("lock", "a.pt"), ("inspect", "a.pt"), ("diff", "a.pt", "a.pt"))
         ] == [2] * 3
@@ -317,7 +318,7 @@ def test_a_file_without_tensors_alone(statecli, make):
 
 def test_filters_are_not_asked_of_what_has_no_tensor(statecli):
     """They leave nothing of it because nothing is there."""
-    torch.save({}, "run.pt")
+    torch.save({"lr": 0.1}, "run.pt")
     assert statecli("audit", "run.pt", "-i", "*.weight").code == 0
 
 

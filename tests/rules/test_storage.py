@@ -104,29 +104,6 @@ def test_a_live_class_is_told_of_its_views(found, tmp_path):
     assert "b.weight" in finding.message
 
 
-# --- empty-parameters ------------------------------------------------------------------------------------------------
-
-
-def test_empty_parameters_finds_a_model_whose_weights_lie_elsewhere(found, saved):
-    """As DeepSpeed's ZeRO-3 saves it: parameters of shape [0], and buffers as they are."""
-    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
-    for parameter in net.parameters():
-        parameter.data = torch.empty(0)
-    path = saved({"module": net.state_dict(), "param_shapes": [{"0.weight": torch.Size([3, 3])}], "ds_version": "1"})
-    (finding,) = found("empty-parameters", path)
-    assert finding.message == "module: 4 of 4 parameters hold no element: 0.weight, 0.bias and 2 more"
-    assert (finding.severity.value, finding.section) == ("note", "module")
-
-
-def test_empty_parameters_spares_a_placeholder_and_what_has_no_shape_yet(found, saved):
-    """An observer that has seen nothing; a lazy layer, which says so itself."""
-    observer = torch.ao.quantization.PerChannelMinMaxObserver()
-    state = torch.nn.Linear(3, 3).state_dict() | observer.state_dict()
-    assert state["min_val"].numel() == 0
-    assert not found("empty-parameters", saved(state))
-    assert not found("empty-parameters", saved(torch.nn.LazyLinear(3).state_dict()))
-
-
 # --- tied-tensors and shared-slices ----------------------------------------------------------------------------------
 
 

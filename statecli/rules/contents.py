@@ -1,0 +1,110 @@
+"""Rules about checkpoints that lack their contents: no tensor at all, or weights without elements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from statecli import files
+from statecli.auditing.rule import Found, rule
+from statecli.auditing.subject import Subject, a_file
+from statecli.finding import Severity
+from statecli.formats import _folder
+from statecli.report.text import names
+from statecli.state import Kind, ModelState, TensorInfo
+from statecli.target import split
+
+#: Keys under which training loops save a model's state_dict.
+_MODEL_KEYS = ("state_dict", "model_state_dict", "model")
+#: Formats of programs: a program without weights is complete.
+_PROGRAMS = frozenset(["torchscript", "torch-export"])
+#: Formats that hold a pickle, which may hold settings alone.
+_PICKLES = frozenset(["torch-zip", "torch-legacy", "trainer"])
+#: Names of tensors that hold weights. A `bias` of shape [0] is how e3nn writes a layer without bias.
+_WEIGHT = re.compile(r"(?:^|\.)(?:weight\w*|kernel|embedding\w*|lora_\w+)(?:\.\w+)*$")
+#: A buffer of e3nn's layers, whose `weight` has shape [0] if the weights are arguments of forward.
+_E3NN_BUFFER = "output_mask"
+#: Names by which DeepSpeed's ZeRO-3 records that the weights lie in other files.
+_ELSEWHERE = ("ds_version", "param_shapes", "ds_config")
+
+
+@rule(Severity.ERROR, a_file)
+def empty_checkpoint(subject: Subject) -> Iterator[Found]:
+    """A checkpoint holds no tensor, or the state_dict in it is empty.
+
+    Why: a loader with `strict=False`, and every loader of adapters, loads it without a message and leaves the model as
+    it was. Usually the filter that chose the keys matched nothing, or the process that saved had no weights
+    (FSDP, ZeRO-3). A pickle that holds settings alone, a TorchScript or torch.export program without weights are notes.
+    The rule passes over a scheduler's or a sampler's state, which has no tensors.
+
+    Example: `adapter_model.safetensors` of 16 bytes, after `get_peft_model_state_dict` on a rank without parameters.
+
+    Fix: save again on the rank that has the weights, and check the number of tensors with `statecli inspect`.
+    """
+    state, path = subject.everything, split(subject.target)[0]
+    help = "save it again from a process that holds the weights"
+    if state.tensors:
+        for key in _empty_models(state) if not _holds_a_model(state) else ():
+            yield Found(f"{key}: is empty, so that the checkpoint holds no model", help=help, about=key)
+    elif not _folder.COMPANIONS.match(files.name(path)):
+        yield Found("holds no tensor", help=help, severity=_severity_without_tensors(state))
+
+
+def _severity_without_tensors(state: ModelState) -> Severity | None:
+    is_settings = state.format in _PICKLES and bool(state.metadata.values) and not _empty_models(state)
+    return Severity.NOTE if is_settings or state.format in _PROGRAMS else None
+
+
+def _holds_a_model(state: ModelState) -> bool:
+    """Whether a section under one of the keys has tensors: a configuration may have the name of another key.
+
+    Tensors next to an empty model are in a section called `model`, which then stands for the whole file.
+    """
+    empty = set(_empty_models(state))
+    whole_file = {one.section for one in state.state_dicts if empty.intersection(one.others)}
+    return any(section in _MODEL_KEYS and section not in whole_file for section in state.sections)
+
+
+def _empty_models(state: ModelState) -> list[str]:
+    return [key for key in _MODEL_KEYS if state.metadata.values.get(key) == "{}"]
+
+
+@rule(Severity.WARNING, a_file)
+def empty_tensor(subject: Subject) -> Iterator[Found]:
+    """Weights have no element: their shape has a 0.
+
+    Why: their names are in the file and their values are not. DeepSpeed's ZeRO-3 and FSDP free the weights that a
+    process does not need; a state_dict of that moment has shape [0] for them. A file of ZeRO-3 that says so itself is
+    a note: the weights are in the partitions next to it.
+    Honest placeholders are no finding: buffers (an observer that has seen no data), biases, and e3nn's `weight` next to
+    an `output_mask`, unless more than half of a section's parameters have no element.
+
+    Example: `base_model.model.q_proj.lora_A.weight` of shape [0] in an adapter that was saved on one rank of ZeRO-3.
+
+    Fix: gather before saving: `accelerator.get_state_dict(model)`, `stage3_gather_16bit_weights_on_model_save`, or
+    `zero_to_fp32.py`.
+    """
+    is_elsewhere = subject.state.format.startswith("deepspeed") or any(
+        key == name or key.startswith(f"{name}.") for key in subject.everything.metadata.values for name in _ELSEWHERE
+    )
+    present = {(one.section, one.fqn) for one in subject.everything.tensors}
+    for section in subject.state.sections:
+        rows = [one for one in subject.state.tensors if one.section == section and one.kind is Kind.PARAMETER]
+        empty = [one for one in rows if one.shape is not None and not one.elements]
+        told = [one for one in empty if _is_weight(one, present)]
+        if len(empty) * 2 > len(rows) and told:
+            told = empty
+        if told:
+            called = names(tuple(map(subject.called, told)))
+            message = f"{section}: {len(told):,} of {len(rows):,} parameters have no element: {called}"
+            help = "audit the files that hold the weights" if is_elsewhere else "gather the weights before saving"
+            yield Found(message, None, section, help, Severity.NOTE if is_elsewhere else None)
+
+
+def _is_weight(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:
+    owner, _, _ = tensor.fqn.rpartition(".")
+    sibling = f"{owner}.{_E3NN_BUFFER}" if owner else _E3NN_BUFFER
+    return _WEIGHT.search(tensor.fqn) is not None and (tensor.section, sibling) not in present
+
+
+RULES = (empty_checkpoint, empty_tensor)

@@ -1,0 +1,124 @@
+"""Checkpoints without tensors, and weights without elements."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.auditing.run import Request, audit
+from statecli.finding import Severity
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save with torch; return the path."""
+
+    def save(state, name="a.pt"):
+        torch.save(state, tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+def adapter(folder, tensors):
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8}))
+    return folder
+
+
+# --- empty-checkpoint ------------------------------------------------------------------------------------------------
+
+
+def test_empty_checkpoint_finds_an_adapter_without_tensors(found, tmp_path):
+    """The folder is an error, whatever its configuration promises."""
+    (finding,) = found("empty-checkpoint", adapter(tmp_path / "adapter", {}))
+    assert (finding.message, finding.severity) == ("holds no tensor", Severity.ERROR)
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"state_dict": {}, "epoch": 3}, {"model": {}, "optimizer": {"a": torch.ones(1)}}]
+)
+def test_an_empty_state_dict_is_an_error(found, saved, state):
+    """By itself, among settings, and next to tensors of something else."""
+    (finding,) = found("empty-checkpoint", saved(state))
+    assert finding.severity is Severity.ERROR
+
+
+def test_settings_without_tensors_are_a_note(found, saved):
+    """A pickle may hold settings alone."""
+    (finding,) = found("empty-checkpoint", saved({"lr": 0.1, "betas": (0.9, 0.99)}, "settings.pt"))
+    assert finding.severity is Severity.NOTE
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_program_without_weights_is_a_note(found, tmp_path):
+    """A scripted function is complete without."""
+    torch.jit.script(torch.nn.ReLU()).save(tmp_path / "relu.pt")
+    (finding,) = found("empty-checkpoint", tmp_path / "relu.pt")
+    assert finding.severity is Severity.NOTE
+
+
+def test_empty_checkpoint_spares_a_schedulers_state(found, saved):
+    """It has numbers and no tensors, as a Trainer writes it next to the weights."""
+    assert not found("empty-checkpoint", saved({"last_epoch": 1}, "scheduler.pt"))
+
+
+def test_empty_checkpoint_spares_weights_next_to_a_configuration_called_model(found, saved):
+    """`model` is empty, and the weights are under `state_dict`."""
+    assert not found("empty-checkpoint", saved({"model": {}, "state_dict": torch.nn.Linear(2, 2).state_dict()}))
+
+
+# --- empty-tensor ----------------------------------------------------------------------------------------------------
+
+
+def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(found, tmp_path):
+    """Names of factors, and no element in any."""
+    names = [f"base_model.model.layers.{n}.q_proj.lora_{f}.weight" for n in range(2) for f in "AB"]
+    path = adapter(tmp_path / "adapter", {name: torch.zeros(0) for name in names})
+    (finding,) = found("empty-tensor", path)
+    assert finding.message.startswith("model: 4 of 4 parameters have no element: base_model.model.layers.0")
+    assert finding.severity is Severity.WARNING
+
+
+def test_one_empty_weight_among_others_is_found(found, saved):
+    """As FSDP leaves it where the process had no part of it."""
+    state = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).state_dict()
+    (finding,) = found("empty-tensor", saved(state | {"1.weight": torch.zeros(0)}))
+    assert finding.message == "model: 1 of 4 parameters have no element: 1.weight"
+
+
+def test_a_file_of_zero_3_that_says_so_is_a_note(found, saved):
+    """As DeepSpeed writes it next to the partitions: parameters of shape [0], and buffers as they are."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    for parameter in net.parameters():
+        parameter.data = torch.empty(0)
+    path = saved({"module": net.state_dict(), "param_shapes": [{"0.weight": torch.Size([3, 3])}], "ds_version": "1"})
+    (finding,) = found("empty-tensor", path)
+    assert finding.message == "module: 4 of 4 parameters have no element: 0.weight, 0.bias and 2 more"
+    assert (finding.severity, finding.section) == (Severity.NOTE, "module")
+
+
+def test_empty_tensor_spares_placeholders_of_real_models(found, saved):
+    """An observer that has seen no data; a lazy layer; e3nn's layers without weights and without bias."""
+    observer = torch.ao.quantization.PerChannelMinMaxObserver().state_dict()
+    assert observer["min_val"].numel() == 0
+    e3nn = {"tp.weight": torch.zeros(0), "tp.output_mask": torch.ones(4), "lin.bias": torch.zeros(0)}
+    assert not found("empty-tensor", saved(torch.nn.Linear(3, 3).state_dict() | observer | e3nn))
+    assert not found("empty-tensor", saved(torch.nn.LazyLinear(3).state_dict()))
+
+
+def test_nothing_checked_is_never_exit_0(statecli, tmp_path, monkeypatch):
+    """An empty adapter fails with --fail-on error too."""
+    monkeypatch.chdir(tmp_path)
+    adapter(tmp_path / "adapter", {})
+    assert statecli("audit", "adapter", "--fail-on", "error").code == 1
+
+
+def test_a_class_without_tensors_is_not_a_checkpoint():
+    """A layer without state is complete."""
+    (target,) = audit(Request(("torch.nn:ReLU",), select=("empty-checkpoint", "mixed-dtypes"))).targets
+    assert not target.findings

@@ -1,0 +1,80 @@
+"""Values that contradict what a checkpoint says of its training."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.finding import Severity
+
+LAYERS = range(3)
+
+
+def factors(*trained):
+    """The two factors of each layer; B is zero but in these layers."""
+    names = [f"base_model.model.layers.{n}.q_proj" for n in LAYERS]
+    made = {f"{name}.lora_A.weight": torch.randn(4, 16) for name in names}
+    return made | {f"{name}.lora_B.weight": torch.ones(16, 4) * (n in trained) for n, name in enumerate(names)}
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """Write an adapter's folder as peft and a Trainer do; return the folder."""
+
+    def write(tensors, step=None):
+        save_file(tensors, tmp_path / "adapter_model.safetensors")
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
+        if step is not None:
+            (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": []}))
+        return tmp_path
+
+    return write
+
+
+# --- untrained-adapter -----------------------------------------------------------------------------------------------
+
+
+def test_untrained_adapter_finds_zeros_after_training_steps(found, adapter):
+    """The message names the sign of training."""
+    (finding,) = found("untrained-adapter", adapter(factors(), step=500), values=True)
+    assert finding.severity is Severity.WARNING
+    assert "all 3 factors that start at zero are zero after training (trainer_state.global_step 500)" in finding.message
+
+
+def test_an_optimizers_state_is_a_sign_of_training(found, tmp_path):
+    """It is saved after a step at the earliest."""
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    torch.save({"model": factors(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    (finding,) = found("untrained-adapter", tmp_path / "a.pt", values=True)
+    assert finding.severity is Severity.WARNING
+
+
+def test_an_adapter_without_a_sign_of_training_is_a_note(found, adapter):
+    """It may have been saved before training."""
+    (finding,) = found("untrained-adapter", adapter(factors()), values=True)
+    assert finding.severity is Severity.NOTE
+
+
+def test_some_zero_factors_after_training_are_a_note(found, adapter):
+    """Not every layer needs to get a gradient."""
+    (finding,) = found("untrained-adapter", adapter(factors(0, 1), step=5), values=True)
+    assert (finding.severity, finding.message.partition(" factors")[0]) == (Severity.NOTE, "1 of 3")
+
+
+def test_untrained_adapter_spares_a_trained_one(found, adapter, tmp_path):
+    """And one in which a layer has no gradient, before anything says that it was trained."""
+    assert not found("untrained-adapter", adapter(factors(*LAYERS), step=500), values=True)
+    (tmp_path / "trainer_state.json").unlink()
+    assert not found("untrained-adapter", adapter(factors(0)), values=True)
+
+
+def test_untrained_adapter_spares_b_of_adalora(found, adapter):
+    """AdaLoRA starts with zeros in E alone; zeros in B by itself say nothing."""
+    state = {f"q.lora_{name}.weight": torch.ones(4, 4) for name in "AE"} | {"q.lora_B.weight": torch.zeros(4, 4)}
+    assert not found("untrained-adapter", adapter(state, step=5), values=True)
