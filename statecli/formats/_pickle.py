@@ -299,7 +299,7 @@ class Machine:
             raise self.too_much(pos, f"names more than {MAX_GLOBALS} globals")
 
     def _burst(self, pos: int) -> int:
-        """Read up to `_BURST` opcodes from byte `pos` on; return the byte after the last. The most frequent are here."""
+        """Read up to `_BURST` opcodes from byte `pos` on; return the byte after the last. Frequent ones are here."""
         data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.far, self.handlers
         u32, size, fast, record, frame_end = _U32, len(data), self.fast, _RECORD, self.frame_end
         try:
