@@ -532,6 +532,32 @@ def opened(path: str) -> File:
     return LocalFile(path)
 
 
+#: Device, inode, size, and the times in nanoseconds of the last write and of the last change to the inode.
+LocalVersion = tuple[int, int, int, int, int]
+
+#: The local files that were opened so far, each with its version at that time; None while nobody records them.
+_opened: ContextVar[dict[str, LocalVersion] | None] = ContextVar("opened", default=None)
+
+
+def version_of(status: os.stat_result) -> LocalVersion:
+    """Return what tells a file from the one that replaces it, and from itself after a write."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+@contextmanager
+def recording_opened() -> Iterator[dict[str, LocalVersion]]:
+    """Record each local file that this thread opens in the block, with its version when it was first opened."""
+    outer = _opened.get()
+    found: dict[str, LocalVersion] = {}
+    token = _opened.set(found)
+    try:
+        yield found
+    finally:
+        _opened.reset(token)
+        if outer is not None:
+            outer.update(found | outer)
+
+
 class LocalFile:
     """A regular file on disk. Read, not mapped: touched pages of a mapping count as the process's own memory, and a
     process that touches mapped bytes of a file which somebody cuts short is killed.
@@ -542,10 +568,14 @@ class LocalFile:
     def __init__(self, path: str) -> None:
         self._fd = _open(path)
         try:
-            self.size = _regular(self._fd)
+            status = os.fstat(self._fd)
+            self.size = _regular(status)
         except BaseException:
             self.close()
             raise
+        opened_here = _opened.get()
+        if opened_here is not None:
+            opened_here.setdefault(path, version_of(status))
 
     def read(self, offset: int, length: int) -> bytes:
         """As `File.read`. The kernel hands out at most 2 GiB at once."""
@@ -601,9 +631,8 @@ def _open(path: str) -> int:
         raise UnreadableError("cannot be opened: its name holds a NUL character") from error
 
 
-def _regular(fd: int) -> int:
+def _regular(status: os.stat_result) -> int:
     """The size of what is a regular file."""
-    status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         kind = next((name for test, name in _KINDS if test(status.st_mode)), "something else")
         raise UnreadableError(f"is {kind}, not a regular file")

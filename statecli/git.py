@@ -24,6 +24,7 @@ from statecli.formats._source import Source
 from statecli.inspection import numpy_needed
 from statecli.render._escape import visible
 from statecli.report.text import kind_text, shape_text
+from statecli.stamps import unchanged_files
 from statecli.state import TensorInfo
 
 #: What the lines are made by: stands in the driver's command line, so that a later version's are not mixed with these.
@@ -157,7 +158,16 @@ def _shown(path: str) -> str:
 
 
 def textconv(path: str) -> Iterator[str]:
-    """A checkpoint as text: sorted lines `fqn dtype shape kind digest`; a line that says what it is of all else."""
+    """A checkpoint as text: sorted lines `fqn dtype shape kind digest`; a line that says what it is of all else.
+
+    Raises `UnreadableError` for a file that changes meanwhile: git would keep the text for the content it had.
+    """
+    with unchanged_files():
+        lines = list(_lines_of(path))
+    yield from lines
+
+
+def _lines_of(path: str) -> Iterator[str]:
     pointer = pointed(path)
     if pointer is not None:
         yield pointer

@@ -14,6 +14,7 @@ from statecli import kinds, modules, target
 from statecli.errors import FilteredOut, MissingDependency, UsageError
 from statecli.finding import Finding, Severity
 from statecli.modules.spec import Spec
+from statecli.stamps import unchanged_files
 from statecli.state import Kind, ModelState, Stats, TensorInfo
 
 if TYPE_CHECKING:
@@ -101,7 +102,10 @@ def inspect(request: Request, progress: Progress | None = None, handed: Any = No
     if request.input or request.inputs is not None or handed is not None:
         asked = f"--input {request.input[0]}" if request.input else f"--inputs {request.inputs or ''}".rstrip()
         raise UsageError(f"{asked}: {request.target} is a checkpoint and has no forward to be called")
-    return _of_checkpoint(request, progress)
+    if not (request.stats or request.to):
+        return _of_checkpoint(request, progress)
+    with unchanged_files():
+        return _of_checkpoint(request, progress)
 
 
 def _of_module(request: Request, spec: Spec, handed: Any) -> Inspection:

@@ -14,7 +14,7 @@ from statecli.comparison.run import SETTINGS, VALUES_UNTOLD, Request, of_states
 from statecli.errors import MalformedError, UnreadableError, UsageError
 from statecli.formats import _folder
 from statecli.kinds import MODEL_KINDS
-from statecli.stamps import Stamp, stamps
+from statecli.stamps import Stamp
 from statecli.state import Kind, ModelState, Oddity
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ def read(text: str, init_device: str) -> Side:
     spec = target.spec_of(text)
     if spec is None:
         text = _only_model(text) if files.isdir(text) else text
-        seen = stamps([target.split(text)[0]])
-        return Side(text, target.checkpoint(text), None, seen)
+        with files.recording_opened() as opened:
+            state = target.checkpoint(text)
+        return Side(text, state, None, opened)
     built = target.model(spec, init_device=init_device, values=False)
     return Side(text, modules.read(built, text), built)
 

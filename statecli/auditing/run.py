@@ -29,7 +29,7 @@ from statecli.modules import auto
 from statecli.places import located, named
 from statecli.rules import RULES
 from statecli.scope import Configuration, NotChecked
-from statecli.stamps import stamps
+from statecli.stamps import unchanged_files
 from statecli.state import Kind, ModelState, ScannedPickle
 
 
@@ -131,18 +131,21 @@ class _Run:
         self.read: ModelState | None = None
 
     def of(self, text: str) -> Target:
-        """What becomes of one target."""
-        pickles, unscanned = self._pickles(text)
+        """What becomes of one target: a file that changes while it is audited makes the target fail."""
+        pickles: tuple[ScannedPickle, ...] = ()
         self.read = None
         try:
-            subject = self._subject(text)
-            subject = locked.of(self._with_values(subject), self.request, self.progress)
-            subject = dataclasses.replace(subject, pickles=pickles, unscanned=unscanned)
+            with unchanged_files():
+                pickles, unscanned = self._pickles(text)
+                subject = self._subject(text)
+                subject = locked.of(self._with_values(subject), self.request, self.progress)
+                subject = dataclasses.replace(subject, pickles=pickles, unscanned=unscanned)
+                found = _judged(subject, self.rules, self.request.severity)
         except StateError as error:
             return _accepted(self._failed(text, error, pickles), self.request)
         if subject.unlocked is not None:
             self.unlocked[text] = subject.unlocked
-        return _accepted(_judged(subject, self.rules, self.request.severity), self.request)
+        return _accepted(found, self.request)
 
     def _has_named_lock(self) -> bool:
         return self.request.lock is not None and self.request.is_locking and not self.request.lock.has_no_names
@@ -238,9 +241,9 @@ class _Run:
             self.folders.add(files.absolute(text))
         if self.request.as_found:
             self.folders |= {files.absolute(model.path) for model in self.homes.around(text)}
-        seen = stamps([target.split(text)[0]]) if self.request.model or self.reference else {}
-        self.read = whole = target.whole(text)
-        side = Side(text, target.part(whole, text), None, seen)
+        with files.recording_opened() as opened:
+            self.read = whole = target.whole(text)
+        side = Side(text, target.part(whole, text), None, opened)
         module = side.state if side.state.whole_modules else None
         beside = self._beside(text, whole)
         return self._held(Subject(text, self._filtered(side.state, text), policy, module, beside, whole), side)

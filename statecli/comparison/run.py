@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from statecli import inspection, modules, target
+from statecli import files, inspection, modules, target
 from statecli.comparison import expectations, fields, hints, loading, pairing, renames, scalars
 from statecli.comparison.pairing import Match, Way
 from statecli.comparison.result import Broken, Change, Delta, Diff, Field, Histogram, How, ScalarChange, Status
@@ -15,7 +15,6 @@ from statecli.errors import NothingMatched, StateError
 from statecli.finding import Finding
 from statecli.float_mode import with_denormals
 from statecli.formats import _shown
-from statecli.formats._folder import INDEX
 from statecli.formats._pickle import without_gc
 from statecli.inspection import Progress
 from statecli.modules.build import Built
@@ -62,9 +61,11 @@ def compare(request: Request, progress: Progress | None = None) -> Diff:
     all, `NothingMatched` where nothing is left to compare; a file that fails for one pair is in `Diff.broken`.
     """
     built: dict[str, Built] = {}
+    # What another process reads is opened there.
     seen = stamps(_paths(request))
-    before, after = _read_both(request, built)
-    return of_states(request, before, after, built, seen, progress)
+    with files.recording_opened() as opened:
+        before, after = _read_both(request, built)
+    return of_states(request, before, after, built, {**seen, **opened}, progress)
 
 
 @with_denormals
@@ -434,13 +435,8 @@ class _Comparison:
 
     def _moving(self, told: Sequence[Broken]) -> list[Broken]:
         """Files that changed while they were read, where no pair has said so."""
-        rows = (*self.before.tensors, *self.after.tensors)
-        held = {where.path for row in rows for where in row.ranges}
-        # In a folder, a log may be written that nobody reads.
-        held |= {path for path in _paths(self.request) if not os.path.isdir(path)}
-        ours = {path for path in changed(self.seen) if path in held or INDEX.search(path)}
-        lines = {f"{path}: {CHANGED}" for path in ours if not any(_is_of(path, one.message) for one in told)}
-        return [Broken("(file)", "", line) for line in sorted(lines)]
+        paths = (path for path in changed(self.seen) if not any(_is_of(path, one.message) for one in told))
+        return [Broken("(file)", "", f"{path}: {CHANGED}") for path in sorted(paths)]
 
     # --- what it means ----------------------------------------------------------------------------------------------
 

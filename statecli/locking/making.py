@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli import inspection, modules, target
+from statecli import files, inspection, modules, target
 from statecli.auditing import targets
 from statecli.auditing.result import Status
 from statecli.comparison.pairing import counted
@@ -15,7 +15,7 @@ from statecli.errors import FilteredOut, NothingMatched, UnreadableError
 from statecli.finding import Finding, Severity
 from statecli.locking.file import SCHEMA, Algorithm, Lock, LockedTarget, LockedTensor, refuse_twins
 from statecli.places import named
-from statecli.stamps import Stamp, changed, stamps
+from statecli.stamps import Stamp, refuse_changed, stamps
 from statecli.state import Evidence, Kind, ModelState, TensorInfo
 
 if TYPE_CHECKING:
@@ -79,8 +79,13 @@ def _expanded(texts: Sequence[str]) -> Iterable[str]:
 
 
 def _read(text: str, request: Request) -> Read:
-    path = target.split(text)[0]
-    before = stamps([path])
+    with files.recording_opened() as opened:
+        before = stamps([target.split(text)[0]])
+        found = _read_target(text, request)
+    return msgspec.structs.replace(found, stamps={**before, **opened})
+
+
+def _read_target(text: str, request: Request) -> Read:
     spec = target.spec_of(text)
     if spec is None:
         state = target.part(target.whole(text), text)
@@ -98,12 +103,12 @@ def _read(text: str, request: Request) -> Read:
         # A filter is of some of the files in a folder; whoever names a file means that one.
         if text in request.targets:
             raise
-        return Read(state, named(text, request.folder), before, f"{error}: nothing to lock", kept)
+        return Read(state, named(text, request.folder), {}, f"{error}: nothing to lock", kept)
     for tensor in state.tensors:
         if tensor.damage is not None:
             raise UnreadableError(f"{tensor.damage}; leave it out with -x {tensor.fqn!r}, or copy the file again")
     refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in state.tensors], f"{text}: has")
-    return Read(state, named(text, request.folder), before, unlocked, kept)
+    return Read(state, named(text, request.folder), {}, unlocked, kept)
 
 
 def lock(found: Sequence[Read], request: Request, progress: Progress | None = None) -> Lock:
@@ -120,7 +125,8 @@ def lock(found: Sequence[Read], request: Request, progress: Progress | None = No
     made = iter(digests(tensors, request.digest, jobs=request.jobs, progress=tell))
     for error in (one for several in damages(tensors, jobs=request.jobs) for one in several):
         raise error
-    refuse_changed(path_stamps for one in found for path_stamps in [one.stamps])
+    for one in found:
+        refuse_changed(one.stamps)
     return Lock(
         SCHEMA,
         request.digest,
@@ -144,13 +150,6 @@ def without_values(found: Sequence[Read], lock: Lock) -> Iterator[Finding]:
             why = "a class has those of its constructor" if one.state.format == "module" else "they are not in the file"
             message = f"{one.state.target}: the values of {count} of {len(lines.tensors)} tensors are not locked: {why}"
             yield Finding("values-not-locked", Severity.NOTE, message, one.state.target)
-
-
-def refuse_changed(before: Iterable[dict[str, Stamp]]) -> None:
-    """Raises `UnreadableError` for a file that is no longer the one that had this stamp."""
-    for one in before:
-        for path in changed(one):
-            raise UnreadableError(f"{path}: changed while it was read: try again")
 
 
 def locked(state: ModelState, digests: Sequence[str | None]) -> tuple[LockedTensor, ...]:
