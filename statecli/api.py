@@ -168,7 +168,7 @@ def inspect(target: Any, inputs: Any, executor: Any = None, **given: Any) -> Ins
     from statecli.proofs import live
 
     with live.untouched(target, cuda=(request.to or "").startswith("cuda")):
-        return inspection.of_built(live.copied(target, values=request.stats), request, inputs)
+        return inspection.of_live(target, request, inputs)
 
 
 def _inspect_request(target: Any, **given: Any) -> InspectRequest:

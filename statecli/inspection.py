@@ -11,13 +11,15 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli import kinds, modules, target
-from statecli.errors import FilteredOut, MissingDependency, UsageError
+from statecli.errors import FilteredOut, MissingDependency, ModelError, UsageError
 from statecli.finding import Finding, Severity
 from statecli.modules.spec import Spec
 from statecli.stamps import unchanged_files
 from statecli.state import Kind, ModelState, Stats, TensorInfo
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from statecli.modules.build import Built
     from statecli.options import InspectOptions
     from statecli.proofs.appearing import Ran
@@ -112,6 +114,25 @@ def _of_module(request: Request, spec: Spec, handed: Any) -> Inspection:
     if request.model is not None:
         raise UsageError(f"--model groups a checkpoint; {request.target} is a class already")
     return of_built(target.model(spec, init_device=request.init_device, values=request.stats), request, handed)
+
+
+def of_live(module: nn.Module, request: Request, handed: Any = None) -> Inspection:
+    """Inspect a live model, to which nothing is written: a copy is moved and called.
+
+    A model that cannot be copied is listed all the same, and what moves is not measured.
+    """
+    from statecli.proofs import live, subject
+
+    try:
+        built = live.copied(module)
+    except ModelError as error:
+        if request.to is not None or request.input or request.inputs is not None or handed is not None:
+            raise
+        why = str(error).removeprefix(f"{request.target}: ")
+        stats_of = _stats_of_tensor if request.stats else None
+        state = modules.listed(subject.built_of(module), request.target, why, stats_of=stats_of)
+        return Inspection(filtered(state, request))
+    return of_built(built, request, handed)
 
 
 def of_built(built: Built, request: Request, handed: Any = None) -> Inspection:

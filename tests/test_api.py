@@ -315,7 +315,13 @@ def test_a_model_that_cannot_be_copied_fails_that_proof_and_is_listed():
     assert all("0.lock (a lock)" in check.reason for check in found.checks if check.check is not Name.COPY)
     assert [row.fqn for row in found.state.tensors] == ["0.fc.weight", "0.fc.bias"]
     with pytest.raises(ModelError, match=r"for lock \(a lock\)"):
-        statecli.inspect(Locked())
+        statecli.inspect(Locked(), to="meta")
+    state = statecli.inspect(Locked()).state
+    assert [(row.fqn, row.saved, row.moves) for row in state.tensors] == [
+        ("fc.weight", True, None),
+        ("fc.bias", True, None),
+    ]
+    assert "cannot tell what moves: it cannot be copied, for lock (a lock)" in state.oddities[0].message
 
 
 def test_a_parameter_that_copies_share_is_never_spoiled():

@@ -33,7 +33,9 @@ def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats]
         return table.read(built, target, stats_of=stats_of)
 
 
-def listed(built: Built, target: str, why_not: str) -> ModelState:
+def listed(
+    built: Built, target: str, why_not: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
+) -> ModelState:
     """`read`, of a model that is not ours and of which there is no copy: what moves is not measured, for that reason.
 
     Nothing of it is changed. Raises ModelError.
@@ -43,7 +45,7 @@ def listed(built: Built, target: str, why_not: str) -> ModelState:
     from statecli.modules import table
 
     with torch._C.DisableTorchFunctionSubclass():
-        return table.listed(built, target, why_not)
+        return table.listed(built, target, why_not, stats_of=stats_of)
 
 
 def move(

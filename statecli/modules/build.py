@@ -47,7 +47,8 @@ class Built:
     """A model that is ours alone: `read` and `move` overwrite its values.
 
     `origins` knows the line of each assignment; `values` says whether large random initial values were drawn. `left` is
-    what the constructor made of torch's settings (see `settings`); None where no constructor was run.
+    what the constructor made of torch's settings (see `settings`); None where no constructor was run. `original` is the
+    live model that `module` is a copy of: its tensors are listed, and only the copy is moved.
     """
 
     spec: Spec
@@ -57,6 +58,12 @@ class Built:
     values: bool
     _make: Callable[[bool, int], nn.Module]
     left: Settings | None = field(default=None, kw_only=True)
+    original: nn.Module | None = field(default=None, kw_only=True)
+
+    @property
+    def listed(self) -> nn.Module:
+        """The model whose tensors are listed; nothing may be written to it if it is not `module`."""
+        return self.module if self.original is None else self.original
 
     def again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
         """A second instance, built afresh, as the first was or with other values of the random generator.

@@ -11,8 +11,7 @@ import ast
 import collections
 import functools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ _AT_END = "# at the end of __init__:\n"
 #: Types of keys that `str` writes without running the user's code.
 _PLAIN_KEYS = frozenset(id(kind) for kind in (str, int, float, bool, bytes, type(None)))
 _BEFORE = "# after super().__init__():\n"
+#: Further names of a memory that a fix shows.
+FEW_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,55 @@ class _Source:
     unpacked: bool = False
 
 
-def suggest(
-    held: Held,
-    place: tuple[str, int] | None,
-    *,
-    repeated: bool = False,
-    others: Sequence[tuple[str, torch.Tensor]] = (),
-) -> str | None:
-    """What to write instead, or None where nothing needs registering (an optimizer's state).
+@dataclass(frozen=True)
+class Others:
+    """Further names of the memory of a tensor, which a move would part from what is registered.
 
-    `repeated`: the constructor assigns the attribute more than once, so that no one statement can be replaced.
-    `others` are further names of the same memory, which a move would part from what is registered.
+    `names` are the first `FEW_NAMES` of them, `count` is how many there are. `same`: all name one tensor object.
     """
+
+    names: tuple[str, ...] = ()
+    count: int = 0
+    same: bool = True
+
+
+@dataclass(frozen=True)
+class _OfContainer:
+    """The fix for all that one container holds. `parts`: tensors with further names need another one."""
+
+    text: str | None
+    parts: bool = False
+
+
+class Suggestions:
+    """Fixes for the tensors of one model. A container is read once, however many tensors it holds."""
+
+    def __init__(self) -> None:
+        self._containers: dict[tuple[int, str, _Source | None, bool, bool], _OfContainer] = {}
+
+    def suggest(
+        self, held: Held, place: tuple[str, int] | None, *, repeated: bool = False, others: Others = Others()
+    ) -> str | None:
+        """What to write instead, or None where nothing needs registering (an optimizer's state).
+
+        `repeated`: the constructor assigns the attribute more than once, so that no one statement can be replaced.
+        """
+        return _suggested(held, place, repeated, others, self)
+
+    def for_container(self, held: Held, name: str, source: _Source | None) -> _OfContainer:
+        """The fix for the container that the first step of `held` leads to."""
+        steps = held.steps
+        has_modules = any(issubclass(type(step.held), nn.Module) for step in steps)
+        key = (id(steps[0].held), name, source, has_modules, len(steps) > 2)
+        found = self._containers.get(key)
+        if found is None:
+            found = self._containers[key] = _of_container(*key[1:], container=steps[0].held)
+        return found
+
+
+def _suggested(
+    held: Held, place: tuple[str, int] | None, repeated: bool, others: Others, known: Suggestions
+) -> str | None:
     first = held.steps[0]
     if any(issubclass(type(step.held), torch.optim.Optimizer) for step in held.steps):
         return None
@@ -71,9 +109,9 @@ def suggest(
     if any(step.how in ("closure", "default") for step in held.steps):
         return _captured(held)
     if first.how == "class":
-        return _in_class(held, name, source)
+        return _in_class(held, name, source, known)
     at_end = source is not None and (repeated or source.unpacked)
-    text = _registration(held, name, None if at_end else source, others)
+    text = _registration(held, name, None if at_end else source, others, known)
     if text is None:
         return _elsewhere(held)
     if at_end and source and source.owner != "self":
@@ -83,35 +121,40 @@ def suggest(
     return _BEFORE + text if source and source.early and not text.startswith("#") else text
 
 
-def _registration(
-    held: Held, name: str, source: _Source | None, others: Sequence[tuple[str, torch.Tensor]] = ()
-) -> str | None:
+def _registration(held: Held, name: str, source: _Source | None, others: Others, known: Suggestions) -> str | None:
     """The fix for what hangs on the attribute itself or in one container on it; None for anything further away."""
     steps = held.steps
     if len(steps) == 1 and steps[0].how == "attribute":
         return _once(name, others) if _would_part(held.tensor, source, others) else _plain(held.tensor, name, source)
-    container = steps[0].held
-    if not _is_container(container) or len(steps) < 2 or steps[1].how != "item":
+    if not _is_container(steps[0].held) or len(steps) < 2 or steps[1].how != "item":
         return None
-    if any(issubclass(type(step.held), nn.Module) for step in steps):
-        return _of_modules(container, name, source)
-    members = _members(container)
-    if len(steps) > 2 or not _all(members, torch.Tensor):
-        return None
-    return _of_tensors(container, name, source, others)
+    found = known.for_container(held, name, source)
+    if found.parts and others.count:
+        return _once(f"an attribute for each tensor of {name}", others)
+    return found.text
 
 
-def _would_part(tensor: torch.Tensor, source: _Source | None, others: Sequence[tuple[str, torch.Tensor]]) -> bool:
+def _of_container(
+    name: str, source: _Source | None, has_modules: bool, is_deeper: bool, *, container: Any
+) -> _OfContainer:
+    if has_modules:
+        return _OfContainer(_of_modules(container, name, source))
+    if is_deeper or not _all(_members(container), torch.Tensor):
+        return _OfContainer(None)
+    return _of_tensors(container, name, source)
+
+
+def _would_part(tensor: torch.Tensor, source: _Source | None, others: Others) -> bool:
     """Whether registering `tensor` leaves its further names behind. A new nn.Parameter is one object for all names
     given to it later, and keeps them together."""
-    if not others:
+    if not others.count:
         return False
     fresh = source is not None and isinstance(source.value, ast.Call)
-    return not (tensor.requires_grad and fresh and all(other is tensor for _, other in others))
+    return not (tensor.requires_grad and fresh and others.same)
 
 
-def _once(name: str, others: Sequence[tuple[str, torch.Tensor]]) -> str:
-    shown = ", ".join(other for other, _ in others[:3]) + (", …" if len(others) > 3 else "")
+def _once(name: str, others: Others) -> str:
+    shown = ", ".join(others.names) + (", …" if others.count > len(others.names) else "")
     return (
         f"# register it once, as {name}, and wherever {shown} is read, read that instead:\n"
         "# a move gives what is registered new memory, and further names stay in the old"
@@ -126,15 +169,18 @@ def part_of(fqn: str) -> str:
     )
 
 
-def _of_tensors(container: Any, name: str, source: _Source | None, others: Sequence[tuple[str, torch.Tensor]]) -> str:
+def _of_tensors(container: Any, name: str, source: _Source | None) -> _OfContainer:
     members = _members(container)
     parameters = [issubclass(type(member), nn.Parameter) or member.requires_grad for member in members]
     if any(parameters) and not all(parameters):
-        return "# put what is learned into an nn.ParameterList, and register the others with self.register_buffer"
-    twice = len({storage(member)[0] for member in members}) < len(members)
-    if (others or twice) and not _all(members, nn.Parameter):
-        return _once(f"an attribute for each tensor of {name}", others or [("a second entry", members[0])])
-    return _container("Parameter", container, name, source) if any(parameters) else _loop(container, name, source)
+        text = "# put what is learned into an nn.ParameterList, and register the others with self.register_buffer"
+        return _OfContainer(text)
+    parts = not _all(members, nn.Parameter)
+    if parts and len({storage(member)[0] for member in members}) < len(members):
+        return _OfContainer(_once(f"an attribute for each tensor of {name}", Others(("a second entry",), 1)), parts)
+    if any(parameters):
+        return _OfContainer(_container("Parameter", container, name, source), parts)
+    return _OfContainer(_loop(container, name, source), parts)
 
 
 def _of_modules(container: Any, name: str, source: _Source | None) -> str | None:
@@ -268,7 +314,7 @@ def _is_complete(value: ast.expr, count: int) -> bool:
     return isinstance(value, (ast.ListComp, ast.DictComp)) or (isinstance(value, ast.Call) and bool(value.args))
 
 
-def _in_class(held: Held, name: str, source: _Source | None) -> str | None:
+def _in_class(held: Held, name: str, source: _Source | None, known: Suggestions) -> str | None:
     where = f"# delete {name} from the class body; in __init__, after super().__init__():\n"
     if source is None or any(_attribute_like(step) for step in held.steps[1:]):
         return f"{where}# register it there with self.register_buffer"
@@ -276,7 +322,7 @@ def _in_class(held: Held, name: str, source: _Source | None) -> str | None:
         return where + _plain(held.tensor, name, source)
     if issubclass(type(held.steps[0].held), nn.Module):
         return f"{where}self.{name} = {source.text}"
-    text = _registration(held, name, source)
+    text = _registration(held, name, source, Others(), known)
     if text is None or text.startswith(_AT_END):
         return f"{where}# register it there with self.register_buffer"
     return where + text
@@ -346,34 +392,53 @@ def _in_the_way(held: Held, name: str) -> bool:
 # --- reading the assignment ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _File:
+    """A parsed source file: its lines, how it writes torch.nn, and its assignments by each line they cover.
+
+    `early` are those that come before `super().__init__()` of their own function, where nothing can be registered.
+    """
+
+    lines: list[str]
+    nn: str
+    assignments: dict[int, list[ast.Assign | ast.AnnAssign]] = field(default_factory=dict)
+    early: set[ast.stmt] = field(default_factory=set)
+
+
 @functools.lru_cache(maxsize=64)
-def _parsed(filename: str) -> tuple[str, ast.Module] | None:
+def _parsed(filename: str) -> _File | None:
     try:
         text = Path(filename).read_text("utf-8")
-        return text, ast.parse(text)
+        tree = ast.parse(text)
     except (OSError, ValueError, SyntaxError):
         return None
+    file = _File(text.split("\n"), _torch_nn(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                file.assignments.setdefault(line, []).append(node)
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            file.early.update(_early(node))
+    return file
 
 
 @functools.lru_cache(maxsize=256)
 def _read(place: tuple[str, int] | None, name: str) -> _Source | None:
     """The statement at `place` that assigns `name`; None where the line is not a plain assignment of it."""
-    parsed = _parsed(place[0]) if place else None
-    if place is None or parsed is None:
+    file = _parsed(place[0]) if place else None
+    if place is None or file is None:
         return None
-    text, tree = parsed
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno <= place[1] <= (node.end_lineno or 0):
-            found = _target(node, name)
-            if found is not None:
-                owner, value = found
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                written = [ast.unparse(target) for target in targets]
-                own = f"{owner}.{name}"
-                others = [one for one in written if one != (own if own in written else name)]
-                unpacked = any(isinstance(target, (ast.Tuple, ast.List)) for target in targets)
-                early = _is_early(tree, node)
-                return _Source(owner, value, _text(text, value), _torch_nn(tree), early, (own, *others), unpacked)
+    for node in file.assignments.get(place[1], ()):
+        found = _target(node, name)
+        if found is not None:
+            owner, value = found
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            written = [ast.unparse(target) for target in targets]
+            own = f"{owner}.{name}"
+            others = [one for one in written if one != (own if own in written else name)]
+            unpacked = any(isinstance(target, (ast.Tuple, ast.List)) for target in targets)
+            text = _text(file.lines, value)
+            return _Source(owner, value, text, file.nn, node in file.early, (own, *others), unpacked)
     return None
 
 
@@ -394,8 +459,12 @@ def _target(node: ast.Assign | ast.AnnAssign, name: str) -> tuple[str, ast.expr]
     return None
 
 
-def _text(text: str, value: ast.expr) -> str:
-    written = ast.get_source_segment(text, value) or ast.unparse(value)
+def _text(lines: list[str], value: ast.expr) -> str:
+    first, last = value.lineno - 1, (value.end_lineno or value.lineno) - 1
+    encoded = [line.encode() for line in lines[first : last + 1]]
+    encoded[-1] = encoded[-1][: value.end_col_offset]  # offsets count bytes
+    encoded[0] = encoded[0][value.col_offset :]
+    written = b"\n".join(encoded).decode()
     bare = isinstance(value, ast.Tuple) and not written.startswith("(")
     return f"({written})" if bare else written
 
@@ -417,11 +486,8 @@ def _torch_nn(tree: ast.Module) -> str:
     return f"{whole}.nn"
 
 
-def _is_early(tree: ast.Module, statement: ast.stmt) -> bool:
-    """Whether the statement comes before `super().__init__()` of its own function, where nothing can be registered."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__" and statement in node.body:
-            calls = [sub for sub in ast.walk(node) if isinstance(sub, ast.Call)]
-            starts = [c.lineno for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "__init__"]
-            return bool(starts) and statement.lineno < min(starts)
-    return False
+def _early(function: ast.FunctionDef) -> list[ast.stmt]:
+    """The statements of an `__init__` that come before its `super().__init__()`."""
+    calls = [sub for sub in ast.walk(function) if isinstance(sub, ast.Call)]
+    starts = [c.lineno for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "__init__"]
+    return [statement for statement in function.body if starts and statement.lineno < min(starts)]

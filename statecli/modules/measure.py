@@ -42,10 +42,6 @@ class Trial:
         tensor, key = self.after[name]
         return key != self.before[name] if self.identity else tensor.device.type == "meta"
 
-    def parted(self, one: str, other: str) -> bool:
-        """Whether two names lie in different storages after the move."""
-        return one in self.after and other in self.after and self.after[one][1] != self.after[other][1]
-
 
 def names(found: Walk) -> Iterator[tuple[str, torch.Tensor]]:
     """Every (name, tensor) of a walk, registered ones first."""
@@ -185,7 +181,7 @@ def saved(built: Built, found: Walk) -> Saved:
     """Call the real `state_dict()` and note what it holds, extra state and all."""
     try:
         with built.user_code("state_dict()"), _grad_free():
-            entries = dict(built.module.state_dict())
+            entries = dict(built.listed.state_dict())
     except ModelError as error:
         return Saved(reason=str(error).removeprefix(f"{built.spec.text}: "))
     known = dict(names(found))

@@ -8,6 +8,7 @@ of `fc.weight` alike.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import os
 import sys
@@ -144,19 +145,23 @@ def class_attribute(owner: type, name: str) -> tuple[str, int] | None:
         filename = inspect.getsourcefile(owner)
         if filename is None:
             return None
-        tree = ast.parse(Path(filename).read_bytes())
+        modified = os.stat(filename).st_mtime_ns
+        line = _class_lines(filename, modified, owner.__qualname__.rpartition(".")[2]).get(name)
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
-    for scope in _classes(tree, owner.__qualname__):
-        for statement in scope.body:
-            if name in _assigned(statement):
-                return filename, statement.lineno
-    return None
+    return None if line is None else (filename, line)
 
 
-def _classes(tree: ast.Module, qualname: str) -> Iterator[ast.ClassDef]:
-    wanted = qualname.rpartition(".")[2]
-    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == wanted)
+@functools.lru_cache(maxsize=64)
+def _class_lines(filename: str, modified: int, class_name: str) -> dict[str, int]:  # noqa: ARG001 - part of the key
+    """The first line that assigns each name in the bodies of the classes of that name."""
+    lines: dict[str, int] = {}
+    for node in ast.walk(ast.parse(Path(filename).read_bytes())):
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            for statement in node.body:
+                for name in _assigned(statement):
+                    lines.setdefault(name, statement.lineno)
+    return lines
 
 
 def _assigned(statement: ast.stmt) -> set[str]:

@@ -44,6 +44,22 @@ class _Row:
 
 
 @dataclass
+class _Sharing:
+    """The rows of one storage: how many there are, the largest tensor (the first of several), and the first rows."""
+
+    count: int = 0
+    largest: _Row | None = None
+    first: list[_Row] = field(default_factory=list)
+
+    def add(self, row: _Row) -> None:
+        self.count += 1
+        if self.largest is None or row.facts.elements > self.largest.facts.elements:
+            self.largest = row
+        if len(self.first) <= fix.FEW_NAMES:
+            self.first.append(row)
+
+
+@dataclass
 class _Sheet:
     built: Built
     found: Walk
@@ -51,7 +67,10 @@ class _Sheet:
     #: alias -> the row it is a further name of, and the module that keeps it.
     aliases: dict[str, tuple[_Row, Held]] = field(default_factory=dict)
     oddities: list[Oddity] = field(default_factory=list)
-    _by_storage: dict[int | str, list[_Row]] = field(default_factory=dict)
+    #: Of each name that a copy of the model does not hold as the model does: what the copy does.
+    unlike: dict[str, str] = field(default_factory=dict)
+    _by_storage: dict[int | str, _Sharing] = field(default_factory=dict)
+    suggestions: fix.Suggestions = field(default_factory=fix.Suggestions)
     _modules: dict[str, nn.Module] = field(default_factory=dict)
 
     def module(self, name: str) -> nn.Module:
@@ -60,28 +79,31 @@ class _Sheet:
             self._modules = {prefix.rstrip("."): module for prefix, module in self.found.modules}
         return self._modules[name]
 
-    def sharing(self, row: _Row) -> list[_Row]:
-        """The other rows that lie in the storage of `row`."""
+    def in_storage_of(self, row: _Row) -> _Sharing:
+        """The rows that lie in the storage of `row`, itself among them."""
         if not self._by_storage:
             for one in self.rows:
-                self._by_storage.setdefault(one.facts.storage, []).append(one)
-        return [other for other in self._by_storage[row.facts.storage] if other is not row]
+                self._by_storage.setdefault(one.facts.storage, _Sharing()).add(one)
+        return self._by_storage[row.facts.storage]
 
 
 def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
     """See `statecli.modules.read`."""
     sheet = _sheet(built)
     _measure_values(sheet, stats_of)
-    trial = measure.stand_in(built, sheet.found)
+    trial = _try_move(sheet)
     _judge(sheet, trial)
     if measure.overrides_to(built.module) and trial.reason is None:
         _judge_by_own_to(sheet)
     return _state(sheet, target)
 
 
-def listed(built: Built, target: str, why_not: str) -> ModelState:
+def listed(
+    built: Built, target: str, why_not: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
+) -> ModelState:
     """See `statecli.modules.listed`."""
     sheet = _sheet(built)
+    _measure_values(sheet, stats_of)
     sheet.oddities.append(Oddity("not-measured", f"cannot tell what moves: {why_not}"))
     return _state(sheet, target)
 
@@ -89,7 +111,7 @@ def listed(built: Built, target: str, why_not: str) -> ModelState:
 def _judge_by_own_to(sheet: _Sheet) -> None:
     """The class's own `.to` decides; where it cannot be tried, what the stand-in left behind may move all the same."""
     on_meta = sheet.built.init_device == "meta"
-    own = None if on_meta else measure.by_own_to(sheet.built, sheet.found)
+    own = None if on_meta else measure.by_own_to(sheet.built, walk(sheet.built.module))
     if own is not None:
         _judge_rows(sheet, own)
         return
@@ -98,6 +120,24 @@ def _judge_by_own_to(sheet: _Sheet) -> None:
         if row.moves is False:
             row.moves = None
             row.notes.append(f"cannot tell whether the class's own .to moves it: {why}")
+
+
+def _try_move(sheet: _Sheet) -> measure.Trial:
+    """What a move shows of the instance that may be moved; notes where that instance is unlike the original."""
+    built = sheet.built
+    if built.original is None:
+        return measure.stand_in(built, sheet.found)
+    found = walk(built.module)
+    copied = found.layout()
+    for name, how in sheet.found.layout().items():
+        if copied.get(name) is not how:
+            does = "does not hold it" if name not in copied else f"holds it as {copied[name].value}"
+            sheet.unlike[name] = does
+            message = (
+                f"{name} is {how.value} of the model, and a copy of the model {does}: cannot tell whether it moves"
+            )
+            sheet.oddities.append(Oddity("unlike-copy", message, name))
+    return measure.stand_in(built, found)
 
 
 def _measure_values(sheet: _Sheet, stats_of: Callable[[torch.Tensor], Stats] | None) -> None:
@@ -113,7 +153,7 @@ def move(
     sheet = _sheet(built)
     _check_move(sheet, target, wanted)
     _measure_values(sheet, stats_of)
-    trial = measure.stand_in(built, sheet.found)
+    trial = _try_move(sheet)
     _judge(sheet, trial)
     # A failed trial leaves the instance half moved.
     module = built.module if trial.reason is None and trial.identity else built.again()
@@ -123,7 +163,7 @@ def move(
     for name, tensor in measure.names(walk(module)):
         now.setdefault(name, tensor)
     for row in sheet.rows:
-        row.after = _after(now.get(row.fqn), wanted)
+        row.after = _after(None if row.fqn in sheet.unlike else now.get(row.fqn), wanted)
         if row.after.followed is not None:
             if row.moves is not None and row.moves is not row.after.followed:
                 row.notes.append(_treated_apart(row.moves, wanted))
@@ -135,7 +175,7 @@ def move(
 
 
 def _sheet(built: Built) -> _Sheet:
-    found = walk(built.module)
+    found = walk(built.listed)
     sheet = _Sheet(built, found)
     _odd_places(sheet)
     for entry in found.registered:
@@ -268,7 +308,7 @@ def _is_input(sheet: _Sheet, row: _Row) -> bool:
     helds = [row.held, *(sheet.aliases[alias][1] for alias in row.aliases)]
     return all(
         held is not None
-        and held.owner is sheet.built.module
+        and held.owner is sheet.built.listed
         and held.steps[0].label.rpartition(".")[2] in _INPUTS
         and held.steps[0].how in ("attribute", "class")
         for held in helds
@@ -284,7 +324,9 @@ def _judge(sheet: _Sheet, trial: measure.Trial) -> None:
         return
     _judge_rows(sheet, trial)
     for row in sheet.rows:
-        if row.fqn not in trial.after:
+        if row.fqn in sheet.unlike:
+            row.notes.append(f"cannot tell whether it moves: a copy of the model {sheet.unlike[row.fqn]}")
+        elif row.fqn not in trial.after:
             row.notes.append("gone after a move: the model clears it")
     if trial.identity:
         _broken_ties(sheet, trial)
@@ -294,23 +336,56 @@ def _judge(sheet: _Sheet, trial: measure.Trial) -> None:
 
 def _judge_rows(sheet: _Sheet, trial: measure.Trial) -> None:
     for row in sheet.rows:
-        row.moves = trial.followed(row.fqn)
+        row.moves = None if row.fqn in sheet.unlike else trial.followed(row.fqn)
 
 
 def _broken_ties(sheet: _Sheet, trial: measure.Trial) -> None:
-    groups: dict[int | str, list[_Row]] = {}
+    ties: dict[int | str, _Tie] = {}
     for row in sheet.rows:
-        above = groups.setdefault(row.facts.storage, [])
-        apart = [one.fqn for one in above if trial.parted(one.fqn, row.fqn)]
-        if apart:
-            shown = ", ".join(apart[:3]) + (f" and {len(apart) - 3} more" if len(apart) > 3 else "")
+        if row.fqn not in trial.after or row.fqn not in trial.before:
+            continue
+        # As it was in the instance that was moved: a copy may have parted what the model itself has tied.
+        tie, after = ties.setdefault(trial.before[row.fqn], _Tie()), trial.after[row.fqn][1]
+        count, names = tie.apart_from(after)
+        if count:
+            shown = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
             message = f"{row.fqn} shares one storage with {shown}, and a move gives each its own"
             sheet.oddities.append(Oddity("broken-tie", message, row.fqn))
-        above.append(row)
+        tie.add(row.fqn, after)
+
+
+#: Names that a broken tie is shown with.
+_FEW_TIED = 3
+
+
+@dataclass
+class _Tie:
+    """Names that lay in one storage before a move: how many lie in each storage after it, and the first of them.
+
+    `first` has at most three names of a storage, and six in all: for any storage, three names that lie in others.
+    """
+
+    counts: dict[int | str, int] = field(default_factory=dict)
+    total: int = 0
+    first: list[tuple[str, int | str]] = field(default_factory=list)
+
+    def add(self, fqn: str, after: int | str) -> None:
+        known = self.counts.get(after, 0)
+        if known < _FEW_TIED and len(self.first) < 2 * _FEW_TIED:
+            self.first.append((fqn, after))
+        self.counts[after] = known + 1
+        self.total += 1
+
+    def apart_from(self, after: int | str) -> tuple[int, list[str]]:
+        """How many names lie in other storages than `after`, and the first of them."""
+        names = [fqn for fqn, storage in self.first if storage != after]
+        return self.total - self.counts.get(after, 0), names[:_FEW_TIED]
 
 
 def _stale_views(sheet: _Sheet, trial: measure.Trial) -> None:
     for name, (row, held) in sheet.aliases.items():
+        if name in sheet.unlike or row.fqn in sheet.unlike:
+            continue
         if not trial.followed(row.fqn) or trial.followed(name) is not False or _set_anew(held):
             continue
         origin = sheet.built.origins.shown(_place(sheet, held))
@@ -451,11 +526,15 @@ def _fix(sheet: _Sheet, row: _Row) -> str | None:
     if row.held is None or row.moves is not False or derived_by(row.tensor):
         return None
     name = row.held.steps[0].label.rpartition(".")[2]
-    sharing = sheet.sharing(row)
-    largest = max([row, *sharing], key=lambda one: one.facts.elements)
-    if largest is not row:
-        return fix.part_of(largest.fqn)
-    others = [(alias, sheet.aliases[alias][1].tensor) for alias in row.aliases]
-    others += [(other.fqn, other.tensor) for other in sharing]
+    sharing = sheet.in_storage_of(row)
+    if sharing.largest is not None and sharing.largest.facts.elements > row.facts.elements:
+        return fix.part_of(sharing.largest.fqn)
     repeated = sheet.built.origins.repeated(row.held.owner, name)
-    return fix.suggest(row.held, row.place, repeated=repeated, others=others)
+    return sheet.suggestions.suggest(row.held, row.place, repeated=repeated, others=_others(sheet, row, sharing))
+
+
+def _others(sheet: _Sheet, row: _Row, sharing: _Sharing) -> fix.Others:
+    """The further names of the memory of `row`: its aliases, then the other rows that lie there."""
+    names = [*row.aliases[: fix.FEW_NAMES], *(other.fqn for other in sharing.first if other is not row)]
+    same = sharing.count == 1 and all(sheet.aliases[alias][1].tensor is row.tensor for alias in row.aliases)
+    return fix.Others(tuple(names[: fix.FEW_NAMES]), len(row.aliases) + sharing.count - 1, same)

@@ -195,11 +195,29 @@ class Held:
     steps: tuple[Step, ...]
 
 
+class Holding(enum.Enum):
+    """How a model holds a tensor under one name, in words."""
+
+    PARAMETER = "a parameter"
+    BUFFER = "a buffer"
+    NOT_PERSISTENT = "a non-persistent buffer"
+    UNREGISTERED = "an unregistered tensor"
+
+
+@dataclass
+class _Repeats:
+    """Names given to the further tensors of one name: the last number used, and the name of each tensor by id."""
+
+    last: int = 1
+    names: dict[int, str] = field(default_factory=dict)
+
+
 @dataclass
 class Walk:
     """All that one walk found. `cut` names places that were too deep or too many to open.
 
     `packed` names objects that hold weights in C++, out of Python's sight: a quantized layer's packed parameters.
+    `beyond` are the registered modules below such a cut.
     """
 
     registered: list[Registered] = field(default_factory=list)
@@ -208,14 +226,28 @@ class Walk:
     cut: list[tuple[str, str]] = field(default_factory=list)
     cycles: list[str] = field(default_factory=list)
     packed: list[str] = field(default_factory=list)
+    beyond: list[nn.Module] = field(default_factory=list)
     _tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    _repeats: dict[str, _Repeats] = field(default_factory=dict)
+
+    def layout(self) -> dict[str, Holding]:
+        """How each name is held."""
+        names = {held.fqn: Holding.UNREGISTERED for held in self.held}
+        for entry in self.registered:
+            if entry.tensor is not None:
+                buffer = Holding.BUFFER if entry.persistent else Holding.NOT_PERSISTENT
+                names[entry.fqn] = Holding.PARAMETER if entry.is_parameter else buffer
+        return names
 
     def name_for(self, fqn: str, tensor: torch.Tensor) -> str:
         """`fqn`, or where another tensor has it already (`__dict__` and the registries take any key) one apart."""
-        number, name = 1, fqn
+        if self._tensors.setdefault(fqn, tensor) is tensor:
+            return fqn
+        repeats = self._repeats.setdefault(fqn, _Repeats())
+        name = repeats.names.get(id(tensor), fqn)
         while self._tensors.setdefault(name, tensor) is not tensor:
-            number += 1
-            name = f"{fqn} ({number})"
+            repeats.last += 1
+            name = repeats.names[id(tensor)] = f"{fqn} ({repeats.last})"
         return name
 
 
@@ -264,10 +296,15 @@ def _registry(module: nn.Module, name: str) -> list[tuple[str, Any]]:
 
 def _registered(root: nn.Module, found: Walk) -> None:
     """The registered tree in state_dict order, every name, shared modules under each of theirs."""
-    stack: list[tuple[str, nn.Module, tuple[int, ...]]] = [("", root, ())]
+    stack: list[tuple[str, nn.Module | None, int]] = [("", root, 0)]
+    path: list[int] = []  # ids of the modules from the root to the current module
+    above: set[int] = set()
     names = 0
     while stack:
-        prefix, module, above = stack.pop()
+        prefix, module, depth = stack.pop()
+        if module is None:  # all children of the last module of `path` are done
+            above.remove(path.pop())
+            continue
         if id(module) in above:
             found.cycles.append(prefix.rstrip("."))
             continue
@@ -276,7 +313,15 @@ def _registered(root: nn.Module, found: Walk) -> None:
         if names > MAX_NAMES:
             raise ModelError(f"the model registers more than {MAX_NAMES:,} names; the first is {prefix.rstrip('.')}")
         children = [(n, child) for n, child in _registry(module, "_modules") if child is not None]
-        stack += [(f"{prefix}{n}.", child, (*above, id(module))) for n, child in reversed(children)]
+        if children and depth >= MAX_DEPTH:
+            # A name grows with each level: the names of deeper trees are quadratic, and torch recurses over them.
+            found.cut.append((prefix.rstrip("."), f"nests more than {MAX_DEPTH:,} modules"))
+            found.beyond += [child for _, child in children]
+            continue
+        path.append(id(module))
+        above.add(id(module))
+        stack.append(("", None, depth))
+        stack += [(f"{prefix}{n}.", child, depth + 1) for n, child in reversed(children)]
 
 
 def _own_tensors(prefix: str, module: nn.Module, found: Walk) -> int:
@@ -315,6 +360,8 @@ class _Search:
             self._owners[id(module)] = (module, rank)
             root = Step(None, prefix, module)
             self._queue.append(Step(root, prefix, module))
+        for module in self._found.beyond:
+            self._seen.setdefault(id(module), module)
         for entry in self._found.registered:
             # A registered tensor's own Python attributes are looked at too: `weight.tag = tensor`.
             if entry.tensor is not None and id(entry.tensor) not in self._seen:

@@ -171,7 +171,7 @@ def _proved(name: Name, subject: Subject, request: Request) -> Check:
         state = replace(subject.state, tensors=tuple(row for row in subject.state.tensors if not row.is_input))
         subject = dataclasses.replace(subject, state=state)
     try:
-        return _with(PROOFS[name](subject, request), inputs)
+        return _without_unlike(_with(PROOFS[name](subject, request), inputs), subject.state)
     except ModelError as error:
         return Check(name, Verdict.INCONCLUSIVE, reason=str(error).removeprefix(f"{subject.target}: "))
     except Exception as error:
@@ -190,6 +190,26 @@ def _with(check: Check, inputs: Iterable[str]) -> Check:
     failed = {fqn for fqn, cell in first.cells.items() if cell.verdict is Verdict.FAILED}
     carried = {fqn: Cell(Verdict.SKIPPED, reason=AN_INPUT) for fqn in inputs if fqn not in failed}
     return replace(check, columns=(replace(first, cells={**first.cells, **carried}), *others))
+
+
+def _without_unlike(check: Check, state: ModelState) -> Check:
+    """The proof, inconclusive for what a copy of the model holds in another way than the model itself."""
+    unlike = {odd.fqn: odd.message for odd in state.oddities if odd.name == "unlike-copy"}
+    if not unlike:
+        return check
+
+    def judged(fqn: str, cell: Cell) -> Cell:
+        passed = cell.verdict is Verdict.PASSED and fqn in unlike
+        return replace(cell, verdict=Verdict.INCONCLUSIVE, reason=unlike[fqn]) if passed else cell
+
+    columns = tuple(
+        replace(column, cells={fqn: judged(fqn, cell) for fqn, cell in column.cells.items()})
+        for column in check.columns
+    )
+    if columns == check.columns or check.verdict is not Verdict.PASSED:
+        return replace(check, columns=columns)
+    unsure = Verdict.INCONCLUSIVE
+    return replace(check, columns=columns, verdict=unsure, reason=_summed_up(columns, unsure))
 
 
 _CUT = (

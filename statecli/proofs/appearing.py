@@ -81,7 +81,7 @@ def run(built: Built, target: str, input: Sequence[str], inputs: str | None, han
     in_training, oddities = _in_training(subject)  # first: its instance is gone when the one that stays is built
     module, origins, in_eval = _first(subject)
     changed = {**dict.fromkeys(in_training, CHANGED_IN_TRAINING), **dict.fromkeys(in_eval, CHANGED)}
-    used = dataclasses.replace(built, module=module, origins=origins, _make=_again(subject))
+    used = dataclasses.replace(built, module=module, original=None, origins=origins, _make=_again(subject))
     return Ran(used, subject.state, changed, called_with.text, oddities)
 
 

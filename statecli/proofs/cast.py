@@ -11,6 +11,7 @@ decided so (torchmetrics keeps its sums out of half precision), as it has where 
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -232,16 +233,20 @@ class _Proof:
 
     # --- further names -----------------------------------------------------------------------------------------------
 
+    @functools.cached_property
+    def _stale_views(self) -> dict[str | None, str]:
+        """The messages of the stand-in on further names that a move leaves at the old memory."""
+        return {odd.fqn: odd.message for odd in self._stand_in.oddities if odd.name == "stale-view"}
+
     def _stale(self, row: TensorInfo) -> dict[str, Cell]:
         """The cells of further names of a tensor that was cast, which are left with the memory that it had."""
-        stale = {odd.fqn: odd.message for odd in self._stand_in.oddities if odd.name == "stale-view"}
         cells: dict[str, Cell] = {}
         for name in row.aliases:
             steps = self._steps.get(name)
             fault = steps.fault() if steps else None
             if steps is None or fault is None or fault[0] != _KEEPS or name in self._recomputed:
                 continue
-            what = f"{stale.get(name, f'{name} is another name of {row.fqn}')}: it {fault[1]}"
+            what = f"{self._stale_views.get(name, f'{name} is another name of {row.fqn}')}: it {fault[1]}"
             help = move.HELP["stale-view"]
             self._findings.append(judging.finding(self._subject, "stale-view", what, name, help=help))
             cells[name] = Cell(Verdict.FAILED, _short(steps.before), steps.after(), what)
@@ -289,7 +294,10 @@ def _declining(module: nn.Module, called: str, followed: list[str]) -> frozenset
     if torchs is None:  # the way is .to(dtype)
         return frozenset()
     own = [name for name, one in module.named_modules() if getattr(type(one), method, None) is not torchs]
-    return frozenset(name for name in own if not any(one.startswith(f"{name}." if name else "") for one in followed))
+    parts = {one[:end] for one in followed for end, sign in enumerate(one) if sign == "."} | (
+        {""} if followed else set()
+    )
+    return frozenset(name for name in own if name not in parts)
 
 
 def _integers(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import types
+from collections import ChainMap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,38 +20,87 @@ from statecli.errors import ModelError
 from statecli.modules import measure
 from statecli.modules.build import text_of
 from statecli.modules.tensors import derived_by, has_memory, is_freed, is_lazy, leaves_of, storage
-from statecli.modules.walk import walk
+from statecli.modules.walk import Holding, own_dict, walk
 
 #: Bytes of a storage up to which its values are copied in any case: forward may count or look up by them.
 SMALL = 1 << 16
 
 
-#: Every (name, tensor) of a model, which is looked for once: a live model does not change while it is proved.
-Found = list[tuple[str, torch.Tensor]]
+@dataclass(frozen=True)
+class Found:
+    """What one walk of a live model found: every (name, tensor), how each is held, and the modules.
+
+    A live model is walked once, since it does not change while it is proved.
+    """
+
+    tensors: list[tuple[str, torch.Tensor]]
+    layout: dict[str, Holding]
+    modules: list[nn.Module]
 
 
 def found_in(module: nn.Module) -> Found:
-    """Every tensor under every name."""
-    return list(measure.names(walk(module)))
+    """Every tensor under every name, and every module, registered or not."""
+    found = walk(module)
+    modules = {id(one): one for _, one in found.modules}
+    for held in found.held:
+        modules |= {id(step.held): step.held for step in held.steps if issubclass(type(step.held), nn.Module)}
+    return Found(list(measure.names(found)), found.layout(), list(modules.values()))
 
 
 def of_live(module: nn.Module, *, values: bool, found: Found | None = None) -> nn.Module:
     """A copy of `module`, with its values or with memory that nobody has written to. `found` is what is in it.
 
-    Raises ModelError where the copy would still reach a parameter of the original, and whatever its own code raises.
+    Where code of a class makes another model of it (a GraphModule registers each plain tensor as a buffer), it is
+    copied attribute by attribute, if that gives the same. Raises ModelError where the copy would still reach a
+    parameter of the original, and whatever its own code raises.
     """
     found = found_in(module) if found is None else found
-    memo = memo_of(found, values=values)
-    copied = _copied(module, memo)
-    _rebind(copied, memo)
-    _make_leaves(copied)
+    copied = _finished(_copied(module, memo := memo_of(found, values=values)), memo)
+    kinds = {id(type(one)): type(one) for one in found.modules}  # a metaclass may hash as it likes
+    itself = {key for key, kind in kinds.items() if _copies_itself(kind)}
+    own = [one for one in found.modules if id(type(one)) in itself]
+    if own and walk(copied).layout() != found.layout:
+        copied = _by_attributes(module, found, own, values=values) or copied
     _check_apart(found, copied)
     return copied
 
 
+def _finished(copied: nn.Module, memo: dict[Any, Any]) -> nn.Module:
+    _rebind(copied, memo)
+    _make_leaves(copied)
+    return copied
+
+
+#: Methods by which a class decides what a copy of it holds.
+_COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+
+
+def _copies_itself(kind: type) -> bool:
+    """Whether code that is neither Python's nor of torch.nn has a part in copying modules of this class."""
+    if issubclass(kind, torch.jit.ScriptModule):
+        return False  # its state lies in C++, and only its own code copies that
+    methods = (getattr(kind, name, None) for name in _COPYING)
+    places = (getattr(method, "__module__", None) for method in methods if method is not None)
+    return any(place is not None and not place.startswith("torch.nn.") for place in places)
+
+
+def _by_attributes(module: nn.Module, found: Found, own: list[nn.Module], *, values: bool) -> nn.Module | None:
+    """A copy in which the modules of `own` hold a copy of each attribute; None if that is not the same model either."""
+    memo = memo_of(found, values=values)
+    for one in own:
+        memo[id(one)] = object.__new__(type(one))
+    try:
+        for one in own:
+            vars(memo[id(one)]).update(copy.deepcopy(own_dict(one), memo))
+        copied = _finished(_copied(module, memo), memo)
+    except Exception:  # noqa: BLE001 - anybody's code, and there is another copy
+        return None
+    return copied if walk(copied).layout() == found.layout else None
+
+
 def non_leaves(found: Found) -> tuple[str, ...]:
     """The names of the tensors that autograd computed from others."""
-    return tuple(name for name, tensor in found if derived_by(tensor))
+    return tuple(name for name, tensor in found.tensors if derived_by(tensor))
 
 
 def memo_of(found: Found, *, values: bool) -> dict[Any, Any]:
@@ -60,7 +111,7 @@ def memo_of(found: Found, *, values: bool) -> dict[Any, Any]:
     """
     storages: dict[int, torch.UntypedStorage] = {}
     memo: dict[Any, Any] = {"torch": storages}
-    tensors = [tensor for _, tensor in found]
+    tensors = [tensor for _, tensor in found.tensors]
     memo[id(memo)] = tensors  # kept alive, as deepcopy itself does: an id that is given out again would be in it
     memo |= {id(one): _lazy_buffer(one) for one in tensors if type(one) is nn.UninitializedBuffer}
     plain = list(filter(_is_plain, tensors))
@@ -141,7 +192,7 @@ def _uncopied(module: nn.Module, memo: dict[Any, Any]) -> str | None:
     for path, one in module.named_modules():
         for name, value in vars(one).items():
             try:
-                copy.deepcopy(value, dict(memo)) if name != "_modules" else None
+                copy.deepcopy(value, ChainMap({}, memo)) if name != "_modules" else None  # type: ignore[arg-type]
             except Exception:  # noqa: BLE001 - anybody's code; this is the one that is looked for
                 return f"{path + '.' if path else ''}{name} (a {type(value).__name__})"
     return None
@@ -198,7 +249,7 @@ def _cell(cell: types.CellType, memo: dict[Any, Any]) -> types.CellType:
 
 def _check_apart(found: Found, copied: nn.Module) -> None:
     """Parameters are overwritten by proofs: one that the copy shares with the model must not be."""
-    own = {storage(tensor)[0]: name for name, tensor in found if _is_written(tensor)}
+    own = {storage(tensor)[0]: name for name, tensor in found.tensors if _is_written(tensor)}
     for name, tensor in measure.names(walk(copied)):
         original = own.get(storage(tensor)[0]) if _is_written(tensor) else None
         if original is not None:

@@ -12,6 +12,7 @@ pickles is not judged, nor is a class that cannot be pickled for a reason that i
 from __future__ import annotations
 
 import copy
+from collections import ChainMap
 from typing import Any
 
 import torch
@@ -234,7 +235,7 @@ def _uncopyable(subject: Subject, module: nn.Module) -> dict[str, str]:
     raised: dict[str, str] = {}
     for prefix, one in module.named_modules():
         for name, value in vars(one).items():
-            why = None if name in _OF_TORCH else _why_not_copied(subject, value, dict(memo))
+            why = None if name in _OF_TORCH else _why_not_copied(subject, value, ChainMap({}, memo))
             if why:
                 raised[f"{prefix}.{name}" if prefix else name] = why
     return raised
@@ -243,10 +244,10 @@ def _uncopyable(subject: Subject, module: nn.Module) -> dict[str, str]:
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
-def _why_not_copied(subject: Subject, value: object, memo: dict[int, Any]) -> str | None:
+def _why_not_copied(subject: Subject, value: object, memo: ChainMap[int, Any]) -> str | None:
     try:
         with subject.user_code("copying it"):
-            copy.deepcopy(value, memo)
+            copy.deepcopy(value, memo)  # type: ignore[arg-type]  # what it copies goes into the first map alone
     except ModelError as error:
         cause = error.__cause__
         return " ".join(f"{cause}".split()) or type(cause).__name__

@@ -150,7 +150,18 @@ def at_method(subject: Subject, method: Callable[..., Any], mend: str) -> str:
 
 
 def _on_the_way(module: nn.Module, fqn: str) -> Iterator[nn.Module]:
-    return (one for name, one in module.named_modules() if not name or re.match(rf"{re.escape(name)}[.\[]", fqn))
+    """The registered modules from `module` to the tensor called `fqn`."""
+    yield module
+    current: nn.Module | None = module
+    for part in _PART.findall(fqn)[:-1]:
+        current = current._modules.get(part) if current is not None else None
+        if current is None:
+            return
+        yield current
+
+
+#: What stands between the dots and brackets of a name.
+_PART = re.compile(r"[^.\[\]]+")
 
 
 def is_of_torch(method: Callable[..., Any]) -> bool:

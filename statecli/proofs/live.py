@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -83,15 +83,18 @@ def _beside(model: nn.Module, found: Inputs) -> Inputs:
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
-def copied(module: nn.Module, *, values: bool) -> Built:
-    """A copy of a live model as a model that is ours; `again` copies again. Raises ModelError where it cannot be."""
-    known = subject.built_of(module)
+def copied(module: nn.Module) -> Built:
+    """A live model as what was built: listed as it is, and moved as a copy; `again` copies again.
+
+    The copy has no values but small ones. Raises ModelError where the model cannot be copied.
+    """
+    known, found = subject.built_of(module), copies.found_in(module)
 
     def make(values: bool, _: int) -> nn.Module:
         with known.user_code("copying it"):
-            return copies.of_live(module, values=values)
+            return copies.of_live(module, values=values, found=found)
 
-    return replace(known, module=make(values, 0), values=values, _make=make)
+    return replace(known, module=make(False, 0), original=module, values=False, _make=make)
 
 
 # --- as it was --------------------------------------------------------------------------------------------------------
@@ -143,8 +146,11 @@ def _of_cuda() -> list[torch.Tensor]:
 @contextmanager
 def _kept(module: nn.Module) -> Iterator[None]:
     with torch._C.DisableTorchFunctionSubclass():
-        tensors = [tensor for _, tensor in measure.names(walk(module))]
-        restores = [_modes(module), _registries(module), _memory(tensors), _values(tensors), _gradients(tensors)]
+        found = walk(module)
+        tensors = [tensor for _, tensor in measure.names(found)]
+        # Not module.modules(), which recurses.
+        modules = list({id(one): one for one in (*(one for _, one in found.modules), *found.beyond)}.values())
+        restores = [_modes(modules), _registries(modules), _memory(tensors), _values(tensors), _gradients(tensors)]
     try:
         yield
     finally:
@@ -153,8 +159,8 @@ def _kept(module: nn.Module) -> Iterator[None]:
                 restore()
 
 
-def _modes(module: nn.Module) -> Callable[[], None]:
-    modes = [(one, one.training) for one in module.modules() if hasattr(one, "training")]
+def _modes(modules: Iterable[nn.Module]) -> Callable[[], None]:
+    modes = [(one, one.training) for one in modules if hasattr(one, "training")]
 
     def restore() -> None:
         for one, training in modes:
@@ -163,8 +169,8 @@ def _modes(module: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def _registries(module: nn.Module) -> Callable[[], None]:
-    registries: list[Any] = [one for part in module.modules() for one in (part._parameters, part._buffers)]
+def _registries(modules: Iterable[nn.Module]) -> Callable[[], None]:
+    registries: list[Any] = [one for part in modules for one in (part._parameters, part._buffers)]
     held = [(one, dict(one)) for one in registries if isinstance(one, dict)]  # a ScriptModule's lies in C++
 
     def restore() -> None:

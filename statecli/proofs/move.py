@@ -21,6 +21,7 @@ CPU, and the way back is tried on a pretended GPU.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -202,10 +203,15 @@ class _Proof:
         if row.fqn in self._subject.appeared:
             help = remade.MEND.format("device")
         elif not row.fix:
-            help = judging.in_own_method(self._subject, self._subject.fresh(), row.fqn, _MOVERS, mend)
+            help = judging.in_own_method(self._subject, self._instance, row.fqn, _MOVERS, mend)
         message = f"{row.fqn}: {what}"
         self._findings.append(judging.finding(self._subject, rule, message, row.fqn, severity=severity, help=help))
         return Cell(Verdict.FAILED, before, after, what)
+
+    @functools.cached_property
+    def _instance(self) -> nn.Module:
+        """An instance whose methods are looked at, and that is not called."""
+        return self._subject.fresh()
 
     def _harmless(self, row: TensorInfo) -> str | None:
         if row.fqn in self._recomputed:

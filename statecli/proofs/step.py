@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from dataclasses import dataclass, field
@@ -55,6 +56,26 @@ class _Verdicts:
     gradient: dict[str, Cell] = field(default_factory=dict)
     updated: dict[str, Cell] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of the trained instance, by FQN."""
+        return self.run.tensors()
+
+    @functools.cached_property
+    def reached(self) -> dict[str, list[str]]:
+        """The tensors that got a gradient, by their name with its numbers left open."""
+        names: dict[str, list[str]] = {}
+        for name, seen in self.run.seen.items():
+            if seen.peak is not None:
+                names.setdefault(_DIGITS.sub("#", name), []).append(name)
+        return names
+
+    @functools.cached_property
+    def reached_at_times(self) -> dict[str, list[str]]:
+        """Those of `reached` that got none in some rounds."""
+        seen = self.run.seen
+        return {key: [name for name in names if None in seen[name].peaks] for key, names in self.reached.items()}
 
     def fail(self, rule: str, fqn: str, why: str, help: str, severity: Severity = Severity.ERROR) -> Cell:
         """A failed cell and its finding."""
@@ -186,7 +207,7 @@ def _unclear_zero(verdicts: _Verdicts, name: str, seen: Seen) -> str | None:
         return f"its gradient is zero, and {what}: {_OTHER_INPUTS}"
     if seen.idle:
         when = f" in {seen.idle} of {_rounds(run)}, and its gradient is zero in the others"
-        return _not_chosen(_alike(run, name), when if seen.idle < run.rounds else "")
+        return _not_chosen(_alike(verdicts, name), when if seen.idle < run.rounds else "")
     if run.growing:
         return f"zero in each of {_rounds(run)}, and the last still gave another its first gradient"
     if run.in_running and run.in_running.why_not:
@@ -252,15 +273,13 @@ def _chosen_by_inputs(verdicts: _Verdicts, name: str) -> str | None:
     """
     watched = verdicts.watched
     reads = watched is not None and watched.chooses and name not in watched.used
-    return _alike(verdicts.run, name, always=reads)
+    return _alike(verdicts, name, always=reads)
 
 
-def _alike(run: Training, name: str, *, always: bool = True) -> str | None:
+def _alike(verdicts: _Verdicts, name: str, *, always: bool = True) -> str | None:
     """Another of the same name but for its numbers that got a gradient; `always`: also if in each round."""
-    alike = _DIGITS.sub("#", name)
-    others = ((other, seen) for other, seen in run.seen.items() if other != name and seen.peak is not None)
-    chosen = (other for other, seen in others if always or None in seen.peaks)
-    return next((other for other in chosen if _DIGITS.sub("#", other) == alike), None)
+    chosen = verdicts.reached if always else verdicts.reached_at_times
+    return next((other for other in chosen.get(_DIGITS.sub("#", name), ()) if other != name), None)
 
 
 # --- updated ------------------------------------------------------------------------------------------------
@@ -299,7 +318,7 @@ def _left_out(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
         return verdicts.fail(
             "not-in-optimizer", name, why, "change its values in place, or give the new one another name"
         )
-    if seen.peak is None and verdicts.run.tensors().get(name) is not seen.tensor:
+    if seen.peak is None and verdicts.tensors.get(name) is not seen.tensor:
         return judging.skipped("forward puts another tensor in its place, and does not read it")
     row = verdicts.run.subject.rows()[name]
     why = {

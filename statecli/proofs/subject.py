@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -65,8 +66,12 @@ class Subject:
     renames: str | None = None
     original: nn.Module | None = None
 
-    def rows(self) -> dict[str, TensorInfo]:
+    def rows(self) -> Mapping[str, TensorInfo]:
         """The tensors by FQN."""
+        return self._rows
+
+    @functools.cached_property
+    def _rows(self) -> dict[str, TensorInfo]:
         return {tensor.fqn: tensor for tensor in self.state.tensors}
 
     def used(self, *, values: bool = False, seed: int = 0) -> nn.Module:
@@ -145,7 +150,9 @@ def _of_copies(module: nn.Module, target: str, known: Built) -> Subject:
 
     found = copies.found_in(module)
     try:
-        built = replace(known, module=fresh(), values=True, _make=lambda values, _: fresh(values=values))
+        built = replace(
+            known, module=fresh(), original=module, values=True, _make=lambda values, _: fresh(values=values)
+        )
     except ModelError as error:
         state = modules.listed(known, target, str(error).removeprefix(f"{target}: "))
     else:

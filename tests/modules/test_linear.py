@@ -1,0 +1,157 @@
+"""The work on a live model grows with its size and no faster."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import statecli  # noqa: E402
+
+#: Where a row lists the tensors it is tied to: more of them than the row lists, so that each list has its full length.
+TIED = 70
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return x + self.w
+
+
+def _with(**attributes: Any) -> nn.Module:
+    net = _Net()
+    for name, value in attributes.items():
+        setattr(net, name, value)
+    return net
+
+
+def _registered(register: str, tensors: list[Any]) -> nn.Module:
+    net = _Net()
+    for number, tensor in enumerate(tensors):
+        getattr(net, register)(f"t{number}", tensor)
+    return net
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "list": lambda n: _with(ts=[torch.zeros(2) for _ in range(n)]),
+    "dict": lambda n: _with(ts={f"k.{i}": torch.zeros(2) for i in range(n)}),
+    "modules": lambda n: _with(ms=nn.ModuleList(nn.Linear(1, 1) for _ in range(n))),
+    "unregistered modules": lambda n: _with(ms=[nn.Linear(1, 1) for _ in range(n)]),
+    "aliases": lambda n: _with(ts=[torch.zeros(2)] * n),
+    "views": lambda n: _with(ts=list(torch.zeros(n, 2))),
+    "views of a row": lambda n: (lambda whole: _with(whole=whole, ts=list(whole)))(torch.zeros(n, 2)),
+    "buffers in one storage": lambda n: _registered("register_buffer", list(torch.zeros(n, 2))),
+    "one buffer under many names": lambda n: _registered("register_buffer", [torch.zeros(2)] * n),
+    "one parameter under many names": lambda n: _registered("register_parameter", [nn.Parameter(torch.zeros(2))] * n),
+    "attributes": lambda n: _with(**{f"a{i}": torch.zeros(2) for i in range(n)}),
+}
+
+
+def _steps(action: Callable[[], object]) -> int:
+    """The lines of statecli and of `copy` that `action` runs, and the calls of all others."""
+    count = 0
+
+    def in_frame(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += 1
+        return in_frame
+
+    def on_call(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += 1
+        path = frame.f_code.co_filename
+        return in_frame if f"{os.sep}statecli{os.sep}" in path or path.endswith(f"{os.sep}copy.py") else None
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def _growth(make: Callable[[int], nn.Module], action: Callable[[nn.Module], object], size: int) -> float:
+    """What doubling adds, from the second doubling over from the first: 2 where each tensor costs the same."""
+    action(make(4))  # what is done once in a process
+    models = [make(n) for n in (size, 2 * size, 4 * size)]
+    one, two, four = (_steps(functools.partial(action, model)) for model in models)
+    return (four - two) / (two - one)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_inspect_takes_linear_steps(model):
+    """Twice as many tensors or modules take twice as many steps."""
+    assert _growth(MODELS[model], statecli.inspect, 20 if "modules" in model else TIED) < 2.1
+
+
+@pytest.mark.parametrize(
+    ("check", "model", "size"),
+    [
+        ("move", "list", 20),
+        ("cast", "one buffer under many names", TIED),
+        ("save", "one parameter under many names", TIED),
+        ("copy", "list", 20),
+        ("step", "unregistered modules", 10),
+    ],
+)
+def test_each_proof_takes_linear_steps(check, model, size):
+    """A proof costs the same for each tensor, and for each finding."""
+    verify = lambda net: statecli.verify(net, inputs=torch.zeros(2), checks=check)  # noqa: E731
+    assert _growth(MODELS[model], verify, size) < 2.1
+
+
+HUGE = """
+import resource, torch
+from torch import nn
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+torch.set_num_threads(1)
+import statecli
+net = nn.Linear(1, 1)
+net.ts = [torch.zeros(2) for _ in range(8_000)]
+net.us = [torch.zeros(2)] * 8_000
+print(len(statecli.inspect(net).state.tensors))
+"""
+
+
+def test_a_large_model_ends():
+    """8,000 tensors in a list took three minutes."""
+    found = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, timeout=120, check=True)
+    assert int(found.stdout) == 8_003
+
+
+def test_modules_nested_10_000_levels_deep_are_cut_and_said():
+    """Names of deeper modules would be quadratic in all; torch itself cannot save or move such a model."""
+    inner = nn.Sequential(nn.Linear(1, 1))
+    for _ in range(10_000):
+        inner = nn.Sequential(inner)
+    state = statecli.inspect(_with(top=inner)).state
+    assert [row.fqn for row in state.tensors] == ["w"]
+    (cut,) = [odd for odd in state.oddities if odd.name == "not-searched"]
+    assert "nests more than 1,000 modules" in cut.message
+
+
+def test_repeated_names_are_numbered_in_linear_steps():
+    """Tensors of one name get the next number each, and a tensor keeps its own."""
+    from statecli.modules.walk import Walk
+
+    tensors = [torch.zeros(1) for _ in range(800)]
+    found = Walk()
+    names = [found.name_for("a.b", tensor) for tensor in tensors]
+    assert names == ["a.b", *(f"a.b ({n})" for n in range(2, 801))]
+    assert found.name_for("a.b", tensors[5]) == "a.b (6)"
+    steps = [_steps(lambda: [Walk.name_for(w, "a", t) for t in tensors[:n]]) for n in (200, 400) for w in [Walk()]]  # noqa: B023
+    assert steps[1] < 2.1 * steps[0]
