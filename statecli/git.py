@@ -96,10 +96,14 @@ def _has_identity() -> bool:
 
 
 def _command() -> str:
-    """How git is to call statecli: by the name on PATH, else by this interpreter."""
+    """Return how git calls statecli: by the name on PATH, else by this interpreter.
+
+    The interpreter leaves the current folder off its path: a json.py of the repository would run in every git diff.
+    """
     from shutil import which
 
-    return "statecli" if which("statecli") else f'"{sys.executable}" -m statecli'
+    flag = "-P" if sys.version_info >= (3, 11) else "-I"
+    return "statecli" if which("statecli") else f'"{sys.executable}" {flag} -m statecli'
 
 
 def _attributes_everywhere() -> str:

@@ -161,6 +161,119 @@ def test_the_actions_command_takes_no_input_for_shell(repository):
     assert not Path("pwned").exists()
 
 
+#: Modules that Python, pip or statecli import by name before anything else, or at startup.
+SHADOWED = (
+    *("json", "re", "struct", "typing", "runpy", "__future__", "contextlib", "enum", "tomllib", "numpy", "msgspec"),
+    *("pip", "statecli", "sitecustomize", "usercustomize", "site", "encodings", "torch", "rich", "urllib3"),
+)
+
+
+@pytest.fixture
+def hostile(repository):
+    """The same repository with a module for each of these names that ends the process with 0 when it is imported."""
+    for name in SHADOWED:
+        (repository / f"{name}.py").write_text(
+            f"open('{repository.parent}/ran', 'a').write('{name}\\n')\nimport os; os._exit(0)\n"
+        )
+    nudge()
+    yield repository
+    ran = repository.parent / "ran"
+    assert not ran.exists(), ran.read_text()
+
+
+@pytest.mark.parametrize("path", [None, ".", ""])
+def test_the_actions_audit_imports_nothing_of_the_checkout(hostile, monkeypatch, path):
+    """Whatever modules lie there, and although PYTHONPATH leads there."""
+    if path is not None:
+        monkeypatch.setenv("PYTHONPATH", path)
+        monkeypatch.setenv("PYTHONSTARTUP", "json.py")
+    done, outputs, _ = act("Audit", targets="m.safetensors", args="--lock=statecli.lock.json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "exit-code=1" in outputs
+
+
+def test_the_actions_installation_imports_nothing_of_the_checkout(hostile, monkeypatch):
+    """pip is the interpreter's own, and no file of the checkout configures it."""
+    for name in ("pip.conf", "setup.cfg", "pip.ini"):
+        (hostile / name).write_text("[global]\nindex-url = http://127.0.0.1:1/\n")
+    step = next(
+        one
+        for one in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+        if one["name"] == "Install statecli"
+    )
+    nothing = str(hostile / "no-such-folder")
+    environment = os.environ | {"STATECLI_SOURCE": nothing, "STATECLI_PYTHON": "python3"}
+    done = run("bash", "-eo", "pipefail", "-c", step["run"], env=environment)
+    assert (done.returncode, "no-such-folder" in done.stderr) == (1, True), done.stderr
+
+
+def test_the_gitlab_script_imports_nothing_of_the_checkout(hostile, monkeypatch):
+    """Its audit fails for the nudged weight."""
+    assert component("m.safetensors", "--lock=statecli.lock.json").returncode == 1
+
+
+def component(targets, args="", **more):
+    """Run the script of the GitLab component as a runner does."""
+    pipeline = yaml.safe_load((ROOT / "templates" / "audit.yml").read_text().split("\n---\n")[1])
+    given = {"STATECLI_TARGETS": targets, "STATECLI_ARGS": args, "STATECLI_CONFIG": "", **more}
+    return run("sh", "-ec", "\n".join(pipeline["statecli-audit"]["script"]), env=os.environ | given)
+
+
+@pytest.fixture
+def configured(repository, monkeypatch):
+    """A clone on a branch whose statecli.toml switches everything off; that of main switches nothing off."""
+    nudge()
+    upstream = repository.parent / "upstream"
+    upstream.mkdir()
+    (upstream / "statecli.toml").write_text('lock = "statecli.lock.json"\n')
+    git = ("git", "-C", str(upstream), "-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-qm", "x")):
+        assert run(*git, *words).returncode == 0
+    for words in (("init", "-q", "-b", "topic"), ("remote", "add", "origin", str(upstream))):
+        assert run("git", *words).returncode == 0
+    Path("statecli.toml").write_text('lock = "statecli.lock.json"\n[severity]\nlock = "note"\n')
+    monkeypatch.delenv("GITHUB_BASE_REF", raising=False)
+    return upstream
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_pull_request_is_audited_with_the_configuration_of_its_base(configured, monkeypatch):
+    """Its own would let the nudged weight pass, as it does where no branch is to be merged."""
+    assert act("Audit", targets="m.safetensors")[0].returncode == 0
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    done, _, summary = act("Audit", targets="m.safetensors")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "lock-mismatch" in done.stdout
+    assert "configuration /" in summary
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_pull_request_whose_base_cannot_be_fetched_is_audited_without_a_configuration(configured, monkeypatch):
+    """A warning and the verdict say so."""
+    monkeypatch.setenv("GITHUB_BASE_REF", "gone")
+    done, _, _ = act("Audit", targets="m.safetensors")
+    assert "::warning title=statecli::audited without a configuration" in done.stdout
+    assert "no configuration (--no-config)" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize(("config", "code", "said"), [("none", 0, "--no-config"), ("own.toml", 1, "own.toml")])
+def test_the_actions_configuration_can_be_named(configured, monkeypatch, config, code, said):
+    """A file, or `none`."""
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    Path("own.toml").write_text('lock = "statecli.lock.json"\n')
+    done, _, _ = act("Audit", targets="m.safetensors", config=config)
+    assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
+
+
+def test_gitlab_uses_the_configuration_of_the_default_branch_alone(configured):
+    """A merge request is audited without any, unless the input names a file."""
+    args = "--lock=statecli.lock.json"
+    assert component("m.safetensors", args, CI_COMMIT_BRANCH="main", CI_DEFAULT_BRANCH="main").returncode == 0
+    assert component("m.safetensors", args, CI_COMMIT_BRANCH="topic", CI_DEFAULT_BRANCH="main").returncode == 1
+    assert component("m.safetensors", args, STATECLI_CONFIG="statecli.toml").returncode == 0
+
+
 def hooked(repository, **own):
     """pre-commit itself runs the hook on all files, with these own keys. What is installed here stands for the
     environment that it would make of this package.
