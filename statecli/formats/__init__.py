@@ -30,6 +30,7 @@ from statecli.formats import (
     sharded,
     torch_export,
     torch_legacy,
+    torch_tar,
     torch_zip,
     torchscript,
     trainer,
@@ -49,6 +50,7 @@ FILES: tuple[ModuleType, ...] = (
     torchscript,
     torch_zip,
     torch_legacy,
+    torch_tar,
     flax_msgpack,
 )
 #: The last of them takes every folder.

@@ -33,8 +33,6 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"SQLite format 3\x00", "an SQLite database"),
 )
 
-#: The first member of the tar archives that torch.save wrote before March 2017 is one of these.
-_TORCH_TAR = (b"sys_info\0", b"pickle\0", b"storages\0", b"tensors\0")
 #: An ONNX model begins with its ir_version and its producer's name.
 _ONNX = re.compile(rb"\x08[\x01-\x20]\x12[\x01-\x40][ -~]{2}")
 _DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
@@ -87,8 +85,6 @@ def name(path: str, head: bytes, size: int) -> str:
     if head[4:8] == b"PTMF":
         return "a TorchScript flatbuffer (.ptl), which only libtorch reads"
     if head[257:262] == b"ustar":
-        if head.startswith(_TORCH_TAR):
-            return "a tar archive of torch.save before 0.2 (2017): load it with an old torch and save it again"
         return f"a tar archive{_first_member(head)}: unpack it first (tar -xf)"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
         return _PICKLE
@@ -123,11 +119,11 @@ def _around(what: str, path: str, inner: bytes) -> str:
     from statecli import formats
 
     kind, _, advice = what.partition(": ")
-    if inner[257:262] == b"ustar":
-        return f"{kind} around {name('', inner, len(inner))}"
     stem = path.rpartition(".")[0]
     takers = (format.NAME for format in formats.FILES if inner and format.sniff(stem, inner))
     found = next(takers, None)
+    if found is None and inner[257:262] == b"ustar":
+        return f"{kind} around {name('', inner, len(inner))}"
     return f"{kind} around a checkpoint ({found}): {advice}" if found else what
 
 

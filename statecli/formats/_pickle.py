@@ -171,7 +171,8 @@ def load(
 ) -> Pickle:
     """The graph of the pickle at byte `start` of `data`.
 
-    `module_ids` takes the persistent id ("module", class, file, source) for the class, as old whole modules mean it.
+    `module_ids` takes the persistent id ("module", class, file, source) for the class, as old whole modules mean it,
+    and (class, file, source), as those in a tar archive do.
     `budget` multiplies how many opcodes, memo entries and objects are read; `kind` is the machine that reads them.
     Raises MalformedError with `what` and the byte where it cannot go on, TruncatedPickle where the bytes end.
     """
@@ -1007,8 +1008,10 @@ def _build(m: Machine, pos: int) -> int:
 
 
 def _persistent(m: Machine, pid: Value) -> Value:
-    if m.module_ids and type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[1]) is Global:
-        return pid[1]
+    if m.module_ids and type(pid) is tuple and len(pid) in (3, 4):
+        cls = pid[-3]
+        if type(cls) is Global and (len(pid) == 3 or pid[0] == "module"):
+            return cls
     m.objects += 1
     made = Persistent(pid)
     m.persistent.append(made)

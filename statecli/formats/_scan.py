@@ -22,7 +22,7 @@ from msgspec import structs
 
 from statecli import files, formats
 from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _folder, _frames, _json, _script_code, _shown, dcp, torch_legacy
+from statecli.formats import _folder, _frames, _json, _script_code, _shown, dcp, torch_legacy, torch_tar
 from statecli.formats._dcp_metadata import BUDGET, METADATA, Stored
 from statecli.formats._expressions import said
 from statecli.formats._names import Scanner
@@ -81,8 +81,7 @@ MAX_CODE = 64 * 2**20
 _COMPILED_FOLDER = re.compile(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
 _LIBRARY = re.compile(r"\.(?:so|dll|dylib|pyd)\Z", re.IGNORECASE)
 _STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
-#: The members of a tar that torch unpickles.
-_IN_TAR = frozenset(["storages", "tensors", "pickle"])
+_TAR = "is a tar archive, whose members torch.load unpickles"
 #: The pickles that are read from a legacy file, whatever follows them.
 _LEGACY = 5
 #: Pickles one after another that are read without a sign that the next one is any.
@@ -306,7 +305,7 @@ class _Scan:
         first = _Piece(self.whole, "the file", 0, sure=sure, hidden=False)
         if not head.startswith(_ZIP) and _ends_as_zip(self.whole):
             self._archive(first._replace(hidden=True))
-        if _is_tar(head):
+        if torch_tar.header_of(head) is not None and not head.startswith(_ZIP):
             self._tar(first)
         self.pieces.append(first)
         return _mark_loaded_by_torch(self._drained(), self.whole)
@@ -459,18 +458,39 @@ class _Scan:
     # Archives.
 
     def _tar(self, piece: _Piece) -> None:
-        """A tar, as torch wrote before 0.1.10. Its members are looked at where nobody can make them lie elsewhere.
+        """A tar, as torch wrote before 0.1.10: the pickles of its members, where nobody can make them lie elsewhere."""
+        region = piece.region
+        try:
+            members = torch_tar.members_of(region)
+            spans, unread = torch_tar.pickles(region)
+        except MalformedError as error:
+            self._unread(piece, f"{_TAR}: {error}; only members at usual places were read")
+            self._salvage_tar(region)
+            return
+        if unread is not None:
+            self._unread(piece, f"{_TAR}: {unread}")
+        if next(iter(members)) not in torch_tar.WRITTEN:
+            self._unread(piece, f"{_TAR}; its first member is not one that torch.save wrote")
+        for span in spans:
+            part = region.part(span.offset, span.length)
+            self.pieces.append(_Piece(part, span.member, 1, sure=True, hidden=False))
+        for member in members.values():
+            if member.name not in torch_tar.LOADED:
+                part = region.part(member.offset, member.size)
+                self.pieces.append(_Piece(part, member.name, 1, hidden=member.name not in torch_tar.WRITTEN))
 
-        tarfile takes sizes and holes from several places; each member begins at a block, and any block may be one.
-        """
-        self._unread(piece, "is a tar archive, whose members torch.load unpickles; only those that are usual were read")
-        region, at = piece.region, 0
-        while at + _HEAD <= region.size and len(self.pieces) < MAX_PICKLES and _is_tar(block := region.read(at, _HEAD)):
-            size = min(max(_octal(block[124:136]) or 0, 0), region.size - at - _HEAD)
-            name = str(block[:100].rstrip(b"\0"), "utf-8", "backslashreplace")
-            sure = name.removeprefix("./") in _IN_TAR
-            self.pieces.append(_Piece(region.part(at + _HEAD, size), name, 1, sure, hidden=not sure))
-            at += _HEAD + -(-size // _HEAD) * _HEAD
+    def _salvage_tar(self, region: _Region) -> None:
+        """The members whose header begins at a block; tarfile takes sizes and holes from several other places."""
+        at = 0
+        while at + torch_tar.BLOCK <= region.size and len(self.pieces) < MAX_PICKLES:
+            header = torch_tar.header_of(region.read(at, torch_tar.BLOCK))
+            if header is None:
+                break
+            start = at + torch_tar.BLOCK
+            size = min(max(header.size, 0), region.size - start)
+            sure = header.name in torch_tar.LOADED
+            self.pieces.append(_Piece(region.part(start, size), header.name, 1, sure, hidden=not sure))
+            at = torch_tar.next_header(at, size)
 
     def _archive(self, piece: _Piece) -> None:
         try:
@@ -630,23 +650,6 @@ def _key(region: _Region) -> bytes | None:
 
 def _json_text(text: str) -> bytes:
     return json.dumps(text).encode()
-
-
-def _is_tar(block: bytes) -> bool:
-    """Whether it is a header that Python's tarfile takes, whatever it says: what is told apart is its checksum."""
-    summed = block[:148] + b" " * 8 + block[156:]
-    signed = sum(summed) - 256 * sum(byte > 127 for byte in summed)
-    return len(block) == _HEAD and _octal(block[148:156]) in (sum(summed), signed)
-
-
-def _octal(field: bytes) -> int | None:
-    """A number as tarfile reads it, -1 or less for what it reads as none."""
-    if field[:1] in (b"\x80", b"\xff"):
-        return int.from_bytes(field[1:], "big") if field[0] == 0x80 else None
-    try:
-        return int(field.partition(b"\0")[0].decode("ascii").strip() or "0", 8)
-    except ValueError:
-        return None
 
 
 def _ends_as_zip(region: _Region) -> bool:

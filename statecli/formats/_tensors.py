@@ -88,6 +88,7 @@ class Decoder:
             "torch._utils._rebuild_device_tensor_from_cpu_tensor": self._from_cpu,
             "torch._utils._rebuild_device_tensor_from_numpy": self._from_cpu,
             "torch._utils._rebuild_xla_tensor": self._from_cpu,
+            "torch.nn.parameter.Parameter": self._old_parameter,
             "torch.nn.parameter.UninitializedParameter": self._uninitialized,
             "torch.nn.parameter.UninitializedBuffer": self._uninitialized,
         }
@@ -99,6 +100,8 @@ class Decoder:
         """
         if type(node) is Tensor:
             return _sound(node, fqn)
+        if type(node) is Persistent and type(node.pid) is Obj:  # a tar archive keeps tensors outside the pickle
+            node = node.pid
         if type(node) is not Obj:
             return self._bare(node, fqn) if type(node) is Persistent else None
         builder = self._builder(node.cls)
@@ -130,6 +133,7 @@ class Decoder:
 
     def is_torch(self, node: Any) -> bool:
         """Whether Python would have a torch.Tensor there, as `load_state_dict` demands: no array and no storage."""
+        node = node.pid if type(node) is Persistent else node
         return type(node) is Tensor or (type(node) is Obj and self._builder(node.cls) is not None)
 
     def _builder(self, cls: Any) -> Builder | None:
@@ -251,6 +255,10 @@ class Decoder:
         if len(args) > 3:
             _marks(found, named(args[3]))
         return found
+
+    def _old_parameter(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        """A Parameter of torch before 0.4, around its data."""
+        return msgspec.structs.replace(self.required(args[0] if args else None, fqn, "data"), is_parameter=True)
 
     def _subclass(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _at_least(args, 4, fqn)

@@ -71,16 +71,15 @@ def _pickles(source: Source) -> list[Pickle]:
     found: list[Pickle] = []
     at = 0
     for what in _PICKLES:
-        pickle = _pickle_at(source, at, what)
+        pickle = pickle_at(source, at, what, _FIRST_WINDOW)
         at += pickle.end
         pickle.end = at
         found.append(pickle)
     return found
 
 
-def _pickle_at(source: Source, at: int, what: str) -> Pickle:
-    """The pickle at byte `at`, read through windows that grow until it fits."""
-    window = _FIRST_WINDOW
+def pickle_at(source: Source, at: int, what: str, window: int) -> Pickle:
+    """The pickle at byte `at`, read through windows that grow until it fits, the first one of `window` bytes."""
     left = source.size - at
     while True:
         data = source.read(at, min(window, left, MAX_PICKLE))

@@ -67,6 +67,8 @@ def _mappable(subject: Subject) -> str | None:
         return "what numpy and Flax keep in archives and messages is read, never mapped"
     if subject.state.format == "torch-export":
         return "torch.export reads its archives, and never maps them"
+    if "torch-tar" in subject.state.format:
+        return "a tar archive of before torch 0.1.10 is read, never mapped: see legacy-format"
     legacy = "torch-legacy" in subject.state.format
     return "a stream of before torch 1.6 is read, never mapped: see legacy-format" if legacy else None
 
@@ -182,10 +184,10 @@ def index_mismatch(subject: Subject) -> Iterator[Found]:
 
 @rule(Severity.NOTE, _a_file)
 def legacy_format(subject: Subject) -> Iterator[Found]:
-    """The file is a stream of pickles as torch wrote it before version 1.6.
+    """The file is a stream of pickles as torch wrote it before version 1.6, or a tar archive of before 0.1.10.
 
     Why: it has no directory and no checksums. It cannot be mapped, a single tensor cannot be read without walking over
-    all before it, and damage to its weights goes unnoticed.
+    all before it, and damage to its weights goes unnoticed. torch loads a tar archive with weights_only=False only.
 
     Example: `torch.save(..., _use_new_zipfile_serialization=False)`, or a checkpoint of 2019.
 
@@ -193,6 +195,9 @@ def legacy_format(subject: Subject) -> Iterator[Found]:
     """
     if "torch-legacy" in subject.state.format:
         yield Found("is in the format of before torch 1.6, without directory and checksums", help="save it again")
+    if "torch-tar" in subject.state.format:
+        message = "is a tar archive of before torch 0.1.10, which torch.load reads with weights_only=False only"
+        yield Found(message, help="load it with weights_only=False if this audit is clean, and save it again")
 
 
 RULES = (

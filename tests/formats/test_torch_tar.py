@@ -1,0 +1,307 @@
+"""Tar archives of torch.save before 0.1.10, written by hand as that release wrote them; torch 2.13 is the oracle."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from statecli import formats
+from statecli.auditing.result import Status
+from statecli.auditing.run import Request, audit
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import torch_tar
+from statecli.formats._scan import scan
+from statecli.rules.pickles import RULES
+from statecli.values.read import all_values
+
+from .attacks import called, legacy, named, number, pickled, state_dict, tensor, text
+
+SYS_INFO = pickled(b"}" + text("protocol_version") + number(1000) + b"s")
+FLOATS = np.arange(12, dtype="<f4")
+LONGS = np.array([7, 8], dtype="<i8")
+
+
+def storage(key: int, kind: str, data: np.ndarray, location: bytes = text("cpu")) -> bytes:
+    """An entry of the member `storages`."""
+    entry = pickled(number(key) + location + named("torch", kind) + b"\x87")
+    return entry + struct.pack("<q", data.size) + data.tobytes()
+
+
+def tensor_entry(key: int, of: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> bytes:
+    """An entry of the member `tensors`."""
+    head = pickled(number(key) + number(of) + named("torch", "FloatTensor") + b"\x87")
+    return head + struct.pack(f"<ii{2 * len(size) + 1}q", len(size), 0, *size, *stride, offset)
+
+
+def persistent(key: int) -> bytes:
+    """What the object's pickle has for a tensor or a storage: its key as text."""
+    return text(str(key)) + b"Q"
+
+
+def members(**changes: bytes) -> dict[str, bytes]:
+    """Those of a state_dict of four tensors, a view and a storage among them."""
+    named_views = b"]((" + number(13) + number(11) + number(8) + number(4) + b"te"
+    entries = tensor_entry(21, 11, (3, 4), (4, 1)) + tensor_entry(22, 11, (4, 2), (1, 4), 4)
+    entries += tensor_entry(23, 12, (2,), (1,)) + tensor_entry(24, 13, (2, 2), (2, 1))
+    keys = {"a": 21, "t": 22, "n": 23, "v": 24, "s": 12}
+    body = b"}(" + b"".join(text(name) + persistent(key) for name, key in keys.items()) + b"u"
+    good = {
+        "sys_info": SYS_INFO,
+        "pickle": pickled(body),
+        "tensors": pickled(number(4)) + entries,
+        "storages": pickled(number(2))
+        + storage(11, "FloatStorage", FLOATS)
+        + storage(12, "LongStorage", LONGS)
+        + pickled(named_views),
+    }
+    return {**good, **changes}
+
+
+def tarred(contents: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    """As torch wrote it: times have fractions, so that each member has an extended header."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:", format=form) as archive:
+        for name, data in contents.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(data), 1488888888.25 if form == tarfile.PAX_FORMAT else 1488888888
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+@pytest.fixture
+def written(tmp_path):
+    """The path of a file of these bytes."""
+
+    def write(data: bytes, name: str = "x.pt") -> Path:
+        (tmp_path / name).write_bytes(data)
+        return tmp_path / name
+
+    return write
+
+
+def load(path):
+    return torch.load(path, weights_only=False)
+
+
+def found(path) -> list[tuple[str, str]]:
+    """What the rules about pickles find."""
+    names = tuple(rule.name for rule in RULES)
+    (target,) = audit(Request((str(path),), select=names)).targets
+    return [(one.rule, one.message) for one in target.findings]
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_it_agrees_with_torch(form, written):
+    """Names, shapes, types and values, of views too."""
+    path = written(tarred(members(), form))
+    state, loaded = formats.read(str(path)), load(path)
+    assert state.format == "torch-tar"
+    assert [row.fqn for row in state.tensors] == list(loaded)
+    for row in state.tensors:
+        value = loaded[row.fqn]
+        value = value if isinstance(value, torch.Tensor) else torch.tensor(value.tolist())
+        assert row.shape == tuple(value.shape)
+        assert (all_values(row.data).reshape(row.shape) == value.numpy()).all()
+    assert {row.fqn: row.storage for row in state.tensors} == {"a": "11", "t": "11", "n": "12", "v": "11", "s": "12"}
+
+
+def test_a_whole_module_is_read(written):
+    """Its classes are persistent ids, with their files; its parameters are made around tensors."""
+    hooks = named("collections", "OrderedDict") + b")R"
+    weight = named("torch.nn.parameter", "Parameter") + persistent(21) + b"\x85R\x88\x89" + hooks + b"\x87b"
+    cls = b"(" + named("torch.nn.modules.linear", "Linear") + b"NNtQ"
+    groups = {"_parameters": b"}" + text("weight") + weight + b"s", "_buffers": b"}", "_modules": b"}"}
+    state = b"}(" + b"".join(text(name) + body for name, body in groups.items()) + text("training") + b"\x88u"
+    path = written(tarred(members(pickle=pickled(cls + b")\x81" + state + b"b"))))
+    assert type(load(path)) is torch.nn.Linear
+    (row,) = formats.read(str(path)).tensors
+    assert (row.fqn, row.shape, row.kind.value) == ("weight", (3, 4), "parameter")
+    assert {rule for rule, _ in found(path)} <= {"whole-module-pickle", "needs-weights-only-false"}
+
+
+def test_an_honest_one_is_clean(written):
+    """Every pickle of it is read."""
+    path = written(tarred(members()))
+    assert found(path) == []
+    (target,) = audit(Request((str(path),), select=("unsafe-global", "unscanned-pickle"))).targets
+    assert target.status is Status.AUDITED
+    assert {one.where for one in scan(str(path))} == {"storages", "tensors", "pickle"}
+
+
+def system(mark: Path) -> bytes:
+    return called(named("os", "system"), text(f"touch {mark}"))
+
+
+SOMEWHERE = {
+    "the number of storages": lambda evil: {"storages": pickled(evil) + b""},
+    "a location": lambda evil: {
+        "storages": pickled(number(1)) + storage(11, "FloatStorage", FLOATS, evil + b"0" + text("cpu")) + pickled(b"]")
+    },
+    "behind the elements": lambda evil: {
+        "storages": pickled(number(1)) + storage(11, "FloatStorage", FLOATS) + pickled(evil + b"0]")
+    },
+    "the number of tensors": lambda evil: {"tensors": pickled(evil + b"0" + number(0))},
+    "behind the strides": lambda evil: {
+        "tensors": pickled(number(2)) + tensor_entry(21, 11, (3, 4), (4, 1)) + pickled(evil)
+    },
+    "the object": lambda evil: {"pickle": pickled(evil)},
+    "elements that are a pickle": lambda evil: {
+        "storages": pickled(number(1)) + storage(11, "ByteStorage", np.frombuffer(b"x", "u1")) + pickled(evil)
+    },
+}
+
+
+@pytest.mark.parametrize("place", SOMEWHERE)
+def test_a_call_is_found_wherever_torch_unpickles(place, written, tmp_path):
+    """In each member that it loads, between elements and sizes."""
+    mark = tmp_path / "ran"
+    path = written(tarred(members(**SOMEWHERE[place](system(mark)))))
+    assert "unsafe-global" in {rule for rule, _ in found(path)}
+    assert not mark.exists()
+    with contextlib.suppress(Exception):  # whatever torch makes of the rest
+        load(path)
+    assert mark.exists()
+
+
+def linked(evil: bytes) -> bytes:
+    """`storages` is a link to another member."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:") as archive:
+        for name, data in {**members(), "other": pickled(evil)}.items():
+            if name != "storages":
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+        info = tarfile.TarInfo("storages")
+        info.type, info.linkname = tarfile.LNKTYPE, "other"
+        archive.addfile(info)
+    return out.getvalue()
+
+
+def resized(evil: bytes) -> bytes:
+    """An extended header says another size."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in members(pickle=pickled(evil)).items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            info.pax_headers = {"size": str(len(data))}
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def twice(evil: bytes) -> bytes:
+    """The last of two members of one name counts."""
+    return tarred(members())[: -len(bytes(0))].rstrip(b"\0").ljust(512 * 40, b"\0") + tarred({"pickle": pickled(evil)})
+
+
+@pytest.mark.parametrize("make", [linked, resized, twice], ids=lambda make: make.__name__)
+def test_what_tarfile_may_read_in_another_way_is_never_clean(make, written, tmp_path):
+    """Links, other sizes, names given twice: it is said, and refused by whoever lists its tensors."""
+    path = written(make(system(tmp_path / "ran")))
+    if make is not twice:
+        assert "unscanned-pickle" in {rule for rule, _ in found(path)}
+        with pytest.raises(MalformedError):
+            torch_tar.read(str(path))
+
+
+def header(begin: bytes, size: int, kind: bytes = b"0") -> bytes:
+    """512 bytes that begin so and are a tar header, whose checksum is a negative number in base 256."""
+    block = bytearray(begin.ljust(512, b"\0"))
+    block[124:136] = b"%011o\0" % size
+    block[156:157] = kind
+    block[157:257], block[265:329] = b"\x80" * 100, b"\x80" * 64
+    block[148:156] = b" " * 8
+    signed = sum(struct.unpack("<512b", block))
+    assert signed < 0
+    block[148:156] = b"\xff" + (256**7 + signed).to_bytes(7, "big")
+    return bytes(block)
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 512)
+
+
+def polyglot_legacy(hidden: bytes, kind: bytes = b"0") -> bytes:
+    """A legacy stream whose description of the machine holds bytes that make the beginning a tar header."""
+    whole = legacy(state_dict(w=tensor()), [("0", 4, bytes(16))])
+    at = whole.index(b"}" + text("little_endian"))
+    begin = whole[: at + 1] + text("x") + b"B" + struct.pack("<I", 512 - at - 1 - 6 - 5)
+    rest = b"s" + whole[at + 1 :]
+    extra = padded(rest)
+    return header(begin, 0 if kind == b"x" else len(extra), kind) + extra + hidden
+
+
+def polyglot_safetensors(hidden: bytes) -> bytes:
+    """A safetensors file whose one tensor is the archive."""
+    description = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}'
+    size = len(hidden) + 512 - 8 - 96
+    text_of = (description % (size, size)).ljust(96)
+    begin = struct.pack("<Q", 96) + text_of
+    return header(begin, 0) + hidden
+
+
+POLYGLOTS = {
+    "a legacy file": lambda evil: polyglot_legacy(tarred(members(pickle=pickled(evil)))),
+    "a legacy file, with the call in the tensors": lambda evil: polyglot_legacy(
+        tarred(members(tensors=pickled(evil)), tarfile.GNU_FORMAT)
+    ),
+    "a legacy file, with the call in the storages": lambda evil: polyglot_legacy(
+        tarred(members(storages=pickled(evil)), tarfile.USTAR_FORMAT)
+    ),
+    "a safetensors file": lambda evil: polyglot_safetensors(tarred(members(pickle=pickled(evil)))),
+}
+
+
+@pytest.mark.parametrize("name", POLYGLOTS)
+def test_a_negative_checksum_makes_a_tar_too(name, written, tmp_path):
+    """torch.load tries tarfile first, which reads checksums in base 256, and signed."""
+    mark = tmp_path / "ran"
+    path = written(POLYGLOTS[name](system(mark)))
+    assert {"unsafe-global", "unscanned-pickle"} <= {rule for rule, _ in found(path)}
+    with contextlib.suppress(Exception):  # whatever torch makes of the rest
+        load(path)
+    assert mark.exists()
+
+
+def test_a_file_that_is_a_tar_too_is_not_clean_without_a_call(written):
+    """torch loads other tensors than those that are listed."""
+    path = written(polyglot_legacy(tarred(members())))
+    assert set(load(path)) == set("atnvs")
+    assert [row.fqn for row in formats.read(str(path)).tensors] == ["w"]
+    assert [rule for rule, _ in found(path) if rule == "unscanned-pickle"]
+
+
+def test_every_beginning_is_refused_or_read(written):
+    """And no error but one of ours."""
+    whole = tarred(members(), tarfile.USTAR_FORMAT)
+    for end in range(1, len(whole), 97):
+        path = written(whole[:end])
+        with contextlib.suppress(UnreadableError):
+            formats.read(str(path))
+        found(path)
+
+
+def test_a_damaged_entry_spoils_its_tensor_alone(written):
+    """A tensor beyond its storage is a row that says so."""
+    entries = tensor_entry(21, 11, (9, 9), (9, 1)) + tensor_entry(22, 11, (4,), (1,)) + tensor_entry(23, 99, (1,), (1,))
+    body = b"}(" + b"".join(text(name) + persistent(key) for name, key in {"a": 21, "b": 22, "c": 23}.items()) + b"u"
+    state = formats.read(str(written(tarred(members(tensors=pickled(number(3)) + entries, pickle=pickled(body))))))
+    assert [(row.fqn, row.damage is None) for row in state.tensors] == [("a", False), ("b", True), ("c", False)]
+
+
+def test_the_scan_of_no_tar_needs_no_tarfile(tmp_path):
+    """It takes as long to import as all of statecli."""
+    torch.save({"w": torch.zeros(2)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    code = "import sys; from statecli.formats._scan import scan; scan('a.pt'); print('tarfile' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
