@@ -7,6 +7,10 @@ import contextlib
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: Seconds that what a model has begun (threads, processes, exit handlers) has to end. Python would wait for ever.
 PATIENCE = 2.0
@@ -15,14 +19,38 @@ SETTLED = 0.001
 
 
 def command() -> None:
-    """`main`, and the end of the process with its exit code, whatever goes on in it."""
+    """Run `main` and exit with its code. A line that names model code is run in a supervised child process.
+
+    Every crash is exit code 2. What fails before the first line here, such as Python's own start, is not: Python exits
+    with 1 then.
+    """
+    if names_model_code(sys.argv[1:]) and hasattr(os, "fork"):
+        raise SystemExit(_run_supervised())
     try:
         main()
     except SystemExit as done:
-        # Without threads, and without what a model has imported, there is nobody whom Python would wait for.
+        # Without threads there is nobody whom Python would wait for.
         if isinstance(done.code, int) and "threading" in sys.modules:
             _wait_no_longer_than_patience(done.code)
         raise
+
+
+def names_model_code(words: Sequence[str]) -> bool:
+    """Whether a command line may name code of the user's, or sets a time limit; some others do as well."""
+    return any(
+        ":" in word.partition("://")[0] or word == "auto" or word.endswith("=auto") or word.startswith("--timeout")
+        for word in words
+    )
+
+
+def _run_supervised() -> int:
+    from statecli import supervisor
+
+    try:
+        return supervisor.run(main)
+    except OSError as error:
+        _complain(error)
+        return 2
 
 
 def _wait_no_longer_than_patience(code: int) -> None:
@@ -37,27 +65,44 @@ def _wait_no_longer_than_patience(code: int) -> None:
 def main() -> None:
     """Everyday lines need no Typer; all others go to it. Raises SystemExit; an interrupt ends the process."""
     try:
-        # Imported here, so that Ctrl-C during the imports ends as it does anywhere else.
-        from statecli import interrupts
-
-        interrupts.listen()
-        from statecli import cli, files, shortcut
-
-        files.forget()
-        # Before anything can show it: a URL may hold a password or a signature.
-        sys.argv[1:] = map(files.shown, sys.argv[1:])
-        options = shortcut.parse(sys.argv[1:])
-        if options is not None:
-            cli.leave(lambda: cli.run(options), options.debug)
-        from statecli.arguments import run
-
-        cli.leave(run, debug=False)
+        _run()
     except KeyboardInterrupt:
         _end(130)
     except SystemExit as done:
         if done.code == 130:
             _end(130)
         raise
+    except BaseException as error:  # noqa: BLE001  # an import that fails, no memory, no thread: a crash is never 1
+        _complain(error)
+        raise SystemExit(2) from None
+
+
+def _run() -> None:
+    # Imported here, so that Ctrl-C during the imports ends as it does anywhere else.
+    from statecli import interrupts
+
+    interrupts.listen()
+    from statecli import cli, files, shortcut
+
+    files.forget()
+    # Before anything can show it: a URL may hold a password or a signature.
+    sys.argv[1:] = map(files.shown, sys.argv[1:])
+    options = shortcut.parse(sys.argv[1:])
+    if options is not None:
+        cli.leave(lambda: cli.run(options), options.debug)
+    from statecli.arguments import run
+
+    cli.leave(run, debug=False)
+
+
+def _complain(error: BaseException) -> None:
+    """Write one line about an error of the process itself, with as little as that can be done with."""
+    with contextlib.suppress(BaseException):
+        if isinstance(error, MemoryError):
+            os.write(2, b"statecli: there is not enough memory; nothing was concluded\n")
+        else:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:1000]
+            os.write(2, f"statecli: cannot run: {text}\n".encode("ascii", "backslashreplace"))
 
 
 def _end_late(code: int, begun: _thread.LockType) -> None:
@@ -68,6 +113,10 @@ def _end_late(code: int, begun: _thread.LockType) -> None:
 
 def _end(code: int) -> None:
     """Without waiting for anybody; after an interrupt without a word more on stdout."""
+    supervisor = sys.modules.get("statecli.supervisor")
+    parent = supervisor.connection() if supervisor else None
+    if parent is not None:
+        parent.conclude(code)
     for stream in (sys.stdout, sys.stderr) if code != 130 else (sys.stderr,):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -91,6 +91,11 @@ Shares = Annotated[
     typer.Option("--shard", metavar="I/N", help="Do this share of the work on the values; see statecli merge."),
 ]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar on stderr.")]
+Targets = Annotated[list[str], typer.Argument(metavar="TARGET", help="Checkpoints, folders or globs of them, classes.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", help="Exit with status 2 if the command takes longer than SECONDS."),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="A traceback with every error.")]
 
 
@@ -134,12 +139,13 @@ def inspect(
     quiet: Quiet = False,
     verbose: Verbose = False,
     no_progress: NoProgress = False,
+    timeout: Timeout = None,
     debug: Debug = False,
 ) -> None:
     """Group every tensor of TARGET into parameters, buffers and unregistered tensors, and show where each lives."""
 
     options = InspectOptions(**_given(locals()))
-    cli.leave(lambda: cli.inspect(options), debug)
+    cli.leave(lambda: cli.run(options), debug)
 
 
 #: Typer gives a list of these, or None.
@@ -197,12 +203,13 @@ def diff(
     quiet: Quiet = False,
     verbose: VerboseDiff = False,
     no_progress: NoProgress = False,
+    timeout: Timeout = None,
     debug: Debug = False,
 ) -> None:
     """Show what differs between BEFORE and AFTER: names, dtypes, shapes, kinds and every value. Exit 1 if anything."""
 
     options = DiffOptions(**_given(locals()))
-    cli.leave(lambda: cli.diff(options), debug)
+    cli.leave(lambda: cli.run(options), debug)
 
 
 @app.command()
@@ -240,19 +247,18 @@ def verify(
     quiet: Quiet = False,
     verbose: VerboseVerify = False,
     no_progress: NoProgress = False,
+    timeout: Timeout = None,
     debug: Debug = False,
 ) -> None:
     """Prove on MODEL itself what follows a move, is saved, restored and trained. Exit 1 if anything does not."""
 
     options = VerifyOptions(**_given(locals()))
-    cli.leave(lambda: cli.verify(options), debug)
+    cli.leave(lambda: cli.run(options), debug)
 
 
 @app.command()
 def audit(
-    targets: Annotated[
-        list[str], typer.Argument(metavar="TARGET", help="Checkpoints, folders or globs of them, classes.")
-    ],
+    targets: Targets,
     model: Annotated[
         str | None,
         typer.Option(
@@ -303,19 +309,18 @@ def audit(
     quiet: Quiet = False,
     verbose: VerboseAudit = False,
     no_progress: NoProgress = False,
+    timeout: Timeout = None,
     debug: Debug = False,
 ) -> None:
     """Run rules over checkpoints and model classes. Exit 1 for findings, 2 for what could not be audited."""
 
     options = AuditOptions(**_given(locals()))
-    cli.leave(lambda: cli.audit(options), debug)
+    cli.leave(lambda: cli.run(options), debug)
 
 
 @app.command()
 def lock(
-    targets: Annotated[
-        list[str], typer.Argument(metavar="TARGET", help="Checkpoints, folders or globs of them, classes.")
-    ],
+    targets: Targets,
     digest: Annotated[Algorithm, typer.Option("--digest", help="What the values' digests are.")] = Algorithm.BLAKE3,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
     executor: Executors = None,
@@ -328,12 +333,13 @@ def lock(
     color: Colors = Color.AUTO,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes on stderr.")] = False,
     no_progress: NoProgress = False,
+    timeout: Timeout = None,
     debug: Debug = False,
 ) -> None:
     """Write the lock file that audit --lock holds checkpoints to: each tensor's name, dtype, shape and digest."""
 
     options = LockOptions(**_given(locals()))
-    cli.leave(lambda: cli.lock(options), debug)
+    cli.leave(lambda: cli.run(options), debug)
 
 
 @app.command()
@@ -367,12 +373,13 @@ def merge(
     quiet: Quiet = False,
     verbose: Verbose = False,
     no_progress: NoProgress = False,
+    timeout: Timeout = None,
     debug: Debug = False,
 ) -> None:
     """Join the PARTs of a command that was run with --shard: what it gives, and ends with, without."""
 
     options = MergeOptions(**_given(locals()))
-    cli.leave(lambda: cli.merge(options), debug)
+    cli.leave(lambda: cli.run(options), debug)
 
 
 git_app = typer.Typer(

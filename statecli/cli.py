@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -37,6 +38,7 @@ TOLD = 20
 
 def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions | LockOptions | MergeOptions) -> int:
     """Whichever command these are the options of; the exit code."""
+    _limit(options.timeout)
     with console.warnings_once():
         if isinstance(options, MergeOptions):
             return merge(options)
@@ -47,6 +49,15 @@ def run(options: InspectOptions | DiffOptions | VerifyOptions | AuditOptions | L
         if isinstance(options, VerifyOptions):
             return verify(options)
         return diff(options) if isinstance(options, DiffOptions) else inspect(options)
+
+
+def _limit(seconds: float | None) -> None:
+    """Have the parent process end this one after so many seconds."""
+    if seconds is None:
+        return
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--timeout {seconds:g}: must be a number of seconds above 0")
+    console.limit(seconds)
 
 
 def _progress(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import sys
 import traceback
@@ -12,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from statecli import files, interrupts, outputs, render
-from statecli.errors import UnreadableError
+from statecli.errors import UnreadableError, UsageError
 from statecli.finding import Finding
 from statecli.inspection import Progress
 from statecli.render import Look
@@ -60,9 +61,11 @@ _kept: Stream | None = None
 class Stream:
     """A `render.Sink` over a binary file. Text that the encoding cannot hold is written as escapes."""
 
-    def __init__(self, raw: IO[bytes], encoding: str) -> None:
+    def __init__(self, raw: IO[bytes], encoding: str, columns: int | None = None) -> None:
+        """`columns`: the width where `raw` has no descriptor to ask."""
         self.raw = raw
         self.encoding = encoding
+        self.columns = columns
 
     def text(self, text: str) -> None:
         self.raw.write(text.encode(self.encoding, "statecli"))
@@ -76,18 +79,43 @@ def keep_stdout() -> None:
 
     A model's own code may print from a thread, a finalizer or an exit handler, long after it was built. Where
     `sys.stdout` has been replaced, or is closed, the caller has seen to its output and nothing is changed.
+    A supervised process has no descriptor of standard output at all: its parent writes the results.
     """
     global _kept
     stdout, stderr = sys.stdout, sys.stderr
-    if _kept is not None or stdout is not sys.__stdout__ or stdout is None or stderr is None:
+    if _kept is not None or stdout is not sys.__stdout__ or stdout is None:
         return
     stdout.flush()
+    parent = _parent()
+    if parent is not None:
+        _kept = Stream(parent.open_output(), stdout.encoding or "utf-8", parent.columns)
+        if stderr is None:
+            _to_nowhere(stdout)
+        else:
+            os.dup2(2, 1)
+        return
+    if stderr is None:
+        return
     try:
         own = os.dup(stdout.fileno())
         os.dup2(stderr.fileno(), stdout.fileno())
     except (OSError, ValueError):  # a stream without a descriptor
         return
     _kept = Stream(os.fdopen(own, "wb"), stdout.encoding or "utf-8")
+
+
+def _parent() -> Any:
+    """The process that prints what this one sends; None where it prints itself."""
+    supervisor = sys.modules.get("statecli.supervisor")
+    return supervisor.connection() if supervisor else None
+
+
+def limit(seconds: float) -> None:
+    """Have the parent end this process after so many seconds. Raises UsageError where there is no parent."""
+    parent = _parent()
+    if parent is None:
+        raise UsageError(f"--timeout {seconds:g}: needs the command statecli on a system with os.fork (not Windows)")
+    parent.limit(seconds)
 
 
 def out() -> Stream:
@@ -122,6 +150,10 @@ def _into(path: str | None) -> Iterator[Stream]:
 def _open_already(number: int) -> IO[bytes]:
     """An open file of the process by its number; that of standard output is where the results go."""
     if number == 1 and _kept is not None:
+        parent = _parent()
+        if parent is not None:
+            opened: IO[bytes] = parent.open_output()
+            return opened
         number = _kept.raw.fileno()
     return os.fdopen(os.dup(number), "wb")
 
@@ -156,6 +188,8 @@ def show(text: Callable[[int], str], path: str | None) -> None:
 
 
 def _width(sink: Stream) -> int:
+    if sink.columns is not None:
+        return sink.columns
     try:
         return os.get_terminal_size(sink.raw.fileno()).columns or 80
     except (OSError, ValueError):
@@ -196,12 +230,19 @@ def tell(findings: Sequence[Finding]) -> None:
         _say(finding_line(finding))
 
 
-def _say(text: str) -> None:
-    """A line on stderr, if there is any; where it cannot be written, the exit code is all that is left to tell."""
+def _say(text: str, *, direct: bool = False) -> None:
+    """A line on stderr, if there is any; where it cannot be written, the exit code is all that is left to tell.
+
+    A supervised process has its parent write the line, after the result that it belongs to; with `direct` it does not.
+    """
     secrets = sys.modules.get("statecli.remote.secrets")
     with suppress(OSError, ValueError):
-        if sys.stderr is not None:
-            print(as_line(secrets.without(text) if secrets else text), file=sys.stderr, flush=True)
+        line = as_line(secrets.without(text) if secrets else text)
+        parent = None if direct else _parent()
+        if parent is not None:
+            parent.write_error(line)
+        elif sys.stderr is not None:
+            print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -216,7 +257,8 @@ def warnings_once() -> Iterator[None]:
         text = f"{filename}:{lineno}: {category.__name__}: {message}"
         if text not in shown:
             shown.add(text)
-            _say(elided(" ".join(text.split()), MAX_LINE))
+            # rich prints above its progress bar what goes to sys.stderr.
+            _say(elided(" ".join(text.split()), MAX_LINE), direct=True)
 
     warnings.showwarning = show  # type: ignore[assignment]
     try:
@@ -251,7 +293,8 @@ def settle_errors() -> None:
 
 
 def _to_nowhere(stream: IO[str] | IO[bytes]) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    with suppress(io.UnsupportedOperation):  # the parent of a supervised process writes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager

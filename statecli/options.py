@@ -28,7 +28,7 @@ class Color(str, Enum):
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a result is shown, and where; a field an option, by the option's name."""
+    """How a result is shown, and where; a field an option, by the option's name. `timeout` in seconds."""
 
     all: bool = False
     output_format: Output = Output.TABLE
@@ -39,6 +39,7 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     verbose: bool = False
     no_progress: bool = False
     debug: bool = False
+    timeout: float | None = None
 
 
 class SharedOptions(OutputOptions, frozen=True, kw_only=True):
@@ -145,6 +146,7 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     no_progress: bool = False
     debug: bool = False
+    timeout: float | None = None
 
 
 class MergeOptions(OutputOptions, frozen=True, kw_only=True):

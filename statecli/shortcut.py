@@ -58,6 +58,7 @@ VALUES: Takes = {
     "--output": ("output", str),
     "-o": ("output", str),
     "--color": ("color", Color),
+    "--timeout": ("timeout", float),
 }
 REPEATABLE: Takes = {
     "--include": ("include", str),
@@ -150,6 +151,7 @@ COMMANDS = {
             "--output": ("output", str),
             "-o": ("output", str),
             "--color": ("color", Color),
+            "--timeout": ("timeout", float),
         },
         REPEATABLE,
         several=True,

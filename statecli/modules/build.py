@@ -364,6 +364,10 @@ def _a(thing: Any) -> str:
 @contextmanager
 def _guarded(spec: Spec) -> Iterator[None]:
     """The user's code may import its siblings and do to the process what it likes: afterwards it is as it was."""
+    supervisor = sys.modules.get("statecli.supervisor")
+    parent = supervisor.connection() if supervisor else None
+    if parent is not None:
+        parent.name_model(spec.text)
     with _restored(), _on_path(spec), _prints_to_stderr(), _cannot_end_us():
         yield
 

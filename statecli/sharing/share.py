@@ -27,7 +27,7 @@ MOST = 100_000
 OF_MERGE = frozenset(
     [
         *("all", "tree", "lines", "name_only", "name_status", "output_format", "output", "report", "color", "quiet"),
-        *("verbose", "no_progress", "debug", "jobs", "executor", "shard"),
+        *("verbose", "no_progress", "debug", "jobs", "executor", "shard", "timeout"),
     ]
 )
 #: Those of an output, which a part is not, with what is asked for in the place of it.

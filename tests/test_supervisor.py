@@ -1,0 +1,348 @@
+"""Model code ends, crashes and hangs its own process; the verdict and the exit code are the parent's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statecli.__main__ import names_model_code
+from statecli.errors import UsageError
+from statecli.modules.spec import parse
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+
+#: A command that is supervised and imports no torch: its result, and code 1 with what a model adds.
+PROGRAM = """
+import atexit, ctypes, os, posix, signal, subprocess, sys, threading, time
+from statecli import console, supervisor
+def overwrite():
+    for n in range(3, 30):
+        try:
+            os.write(n, b"0" * 64)
+        except OSError:
+            pass
+class Model:
+    def __del__(self):
+        {finalizer}
+def command():
+    supervisor.connection().name_model("net.py:Net")
+    console.keep_stdout()
+    model = Model()
+    {code}
+    console.out().text("result\\n")
+    console.complain("a note", debug=False)
+    {late}
+    raise SystemExit(1)
+raise SystemExit(supervisor.run(command))
+"""
+#: A class that `--to meta` fails.
+MODEL = """
+import atexit, ctypes, os, posix, signal
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.t = torch.ones(3)
+        {constructor}
+    {method}
+"""
+
+
+def start(command, **options):
+    """A process of Python with these words, its standard input closed."""
+    path = str(Path(__file__).parents[1])
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
+    return subprocess.Popen([sys.executable, *command], env={**os.environ, "PYTHONPATH": path}, **options)
+
+
+def finish(process, given=None):
+    """(exit code, stdout, stderr)"""
+    out, err = process.communicate(given, timeout=120)
+    return process.returncode, (out or b"").decode(), (err or b"").decode()
+
+
+def supervised(code="pass", late="pass", finalizer="pass", **options):
+    return start(["-c", PROGRAM.format(code=code, late=late, finalizer=finalizer)], **options)
+
+
+def inspected(*words, constructor="pass", method="pass"):
+    Path("net.py").write_text(MODEL.format(constructor=constructor, method=method), "utf-8")
+    return finish(start(["-m", "statecli", "inspect", "net.py:Net", *words]))
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+AFTER_THE_VERDICT = {
+    "nothing": "pass",
+    "atexit": "atexit.register(lambda: os._exit(0))",
+    "atexit-posix": "atexit.register(posix._exit, 0)",
+    "threading-atexit": "threading._register_atexit(posix._exit, 0)",
+    "kept-finalizer": "sys.kept = type('Late', (), {'__del__': lambda self: posix._exit(0)})()",
+    "daemon": "threading.Thread(target=lambda: (time.sleep(1e4), posix._exit(0)), daemon=True).start()",
+    "exit-hook": "sys.exit = lambda *_: posix._exit(0)",
+    "closed-streams": "os.close(1); os.close(2); sys.stdout = sys.stderr = None",
+    "excepthook": "sys.excepthook = sys.unraisablehook = lambda *_: posix._exit(0)",
+    "os-exit-replaced": "os._exit = lambda _: posix._exit(0)",
+    "os-write-replaced": "os.write = lambda *_: posix._exit(0)",
+    "segfault": "atexit.register(ctypes.string_at, 0)",
+    "noise": "atexit.register(lambda: [os.write(n, b'noise') for n in (0, 1)])",
+    "forks": "os.fork()",
+}
+
+
+@pytest.mark.parametrize("case", AFTER_THE_VERDICT)
+def test_code_that_runs_after_the_verdict_changes_neither_the_result_nor_the_code(case):
+    """Exit handlers, finalizers, threads, replaced functions: 1 stays 1, and standard output is the result alone."""
+    code, out, err = finish(supervised(AFTER_THE_VERDICT[case]))
+    assert (code, out) == (1, "result\n")
+    assert "statecli: a note\n" in err
+
+
+def test_a_thread_that_never_ends_is_waited_for_two_seconds():
+    """Python would wait for ever."""
+    begun = time.monotonic()
+    assert finish(supervised("threading.Thread(target=time.sleep, args=(1e4,)).start()"))[:2] == (1, "result\n")
+    assert time.monotonic() - begun < 30
+
+
+WITHOUT_A_VERDICT = {
+    "exit": ("posix._exit(0)", "ended the process with status 0"),
+    "exit-in-thread": ("threading.Thread(target=posix._exit, args=(0,)).start(); time.sleep(60)", "status 0"),
+    "exit-in-handler": (
+        "signal.signal(signal.SIGUSR1, lambda *_: posix._exit(0)); os.kill(os.getpid(), signal.SIGUSR1)",
+        "ended the process with status 0",
+    ),
+    "segfault": ("ctypes.string_at(0)", "crashed (SIGSEGV)"),
+    "abort": ("os.abort()", "crashed (SIGABRT)"),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "crashed (SIGKILL)"),
+    "killed-group": ("os.kill(0, signal.SIGTERM)", "crashed (SIGTERM)"),
+    "closed-pipe": ("os.closerange(3, 100); posix._exit(0)", "ended the process with status 0"),
+    "exec": ("os.execv('/bin/true', ['true'])", "ended the process with status 0"),
+    "pipe-overwritten": ("overwrite(); time.sleep(60)", "wrote to the pipe that carries statecli's result"),
+    "daemon": ("subprocess.Popen(['sleep', '600']); posix._exit(0)", "ended the process with status 0"),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "late"), [*((case, False) for case in WITHOUT_A_VERDICT), ("exit", True), ("segfault", True)]
+)
+def test_a_process_that_ends_without_a_verdict_is_one_line_and_2(case, late):
+    """The line names the model and says how it ended; a result that was sent before is not printed."""
+    code, reason = WITHOUT_A_VERDICT[case]
+    code, out, err = finish(supervised(**{"late" if late else "code": code}))
+    assert (code, out) == (2, "")
+    line = err.splitlines()[-1]
+    assert line.startswith("statecli: net.py:Net: the model's code ")
+    assert line.endswith("; nothing was concluded")
+    assert reason in line
+
+
+def test_a_finalizer_between_the_result_and_the_verdict_is_2():
+    """The model is freed when its frame ends."""
+    code, out, err = finish(supervised(finalizer="posix._exit(0)"))
+    assert (code, out) == (2, "")
+    assert "ended the process with status 0" in err
+
+
+def test_a_verdict_for_another_result_is_not_accepted():
+    """What a fork of the pipe, or a lost message, makes of the result: length and checksum do not fit."""
+    code, out, err = finish(supervised(late="supervisor.connection()._size += 1"))
+    assert (code, out) == (2, "")
+    assert "nothing was concluded" in err
+
+
+def test_a_limit_ends_code_that_ignores_interrupts():
+    """A loop of Python with Ctrl-C ignored: one line, 2, and no result."""
+    loop = "supervisor.connection().limit(0.5); signal.signal(signal.SIGINT, signal.SIG_IGN)\n    while True: pass"
+    begun = time.monotonic()
+    code, out, err = finish(supervised(loop))
+    assert (code, out) == (2, "")
+    assert err == "statecli: net.py:Net: not done after 0.5 s (--timeout); nothing was concluded\n"
+    assert time.monotonic() - begun < 30
+
+
+def test_the_first_limit_counts():
+    """The model's code cannot set another."""
+    loop = "[supervisor.connection().limit(n) for n in (0.5, 1e9)]; time.sleep(60)"
+    assert finish(supervised(loop))[0] == 2
+
+
+@pytest.mark.parametrize(
+    "command", ["inspect", "diff net.py:Net", "verify", "audit", "lock", "inspect -qv", "diff -qv a"]
+)
+def test_each_command_heeds_the_timeout(statecli, command):
+    """Through either parser. In the process of a test there is no parent that could end it, and the line says so."""
+    result = statecli(*command.split(), "net.py:Net", "--timeout", "5")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("statecli: --timeout 5: needs the command statecli ")
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x"])
+def test_a_timeout_is_a_number_above_zero(statecli, seconds):
+    """Anything else is refused in a line."""
+    result = statecli("inspect", "net.py:Net", f"--timeout={seconds}")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "--timeout" in result.err
+
+
+LOOP = """if True:
+        signal.signal(signal.SIGINT, signal.{ignored})
+        with open('began', 'w') as file: file.write(str(os.getpid()))
+        os.rename('began', 'ready')
+        while True: pass"""
+
+
+def looping(ignored="SIG_IGN", **options):
+    """(process, number of its child), which is in a loop."""
+    process = supervised(LOOP.format(ignored=ignored), **options)
+    while not Path("ready").exists():
+        time.sleep(0.02)
+    return process, int(Path("ready").read_text())
+
+
+@pytest.mark.parametrize("ignored", ["SIG_IGN", "default_int_handler"])
+def test_ctrl_c_is_130_without_a_word(ignored):
+    """Sent to the parent alone, while the model's code is in a loop."""
+    process, _ = looping(ignored)
+    process.send_signal(signal.SIGINT)
+    code, out, _ = finish(process)
+    assert (code, out) == (130, "")
+
+
+def test_sigterm_ends_parent_and_child():
+    """The parent dies of it as it would without a child, and takes the child with it."""
+    process, child = looping()
+    process.send_signal(signal.SIGTERM)
+    assert finish(process) == (-signal.SIGTERM, "", "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
+def test_the_child_of_a_killed_parent_ends():
+    """Its parent's SIGKILL leaves no loop behind."""
+    process, child = looping(stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process.kill()
+    process.wait(60)
+    state = Path(f"/proc/{child}/stat")
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.02)
+    assert time.monotonic() < deadline
+
+
+def test_standard_input_reaches_the_models_code():
+    """It is inherited."""
+    process = supervised("print('read', input(), file=sys.stderr)", stdin=subprocess.PIPE)
+    assert "read a word" in finish(process, b"a word\n")[2]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_reported_by_the_parent():
+    """The result cannot be written, and that is what the line says."""
+    with open("/dev/full", "w") as full:
+        code, _, err = finish(supervised(stdout=full))
+    assert (code, err) == (2, "statecli: standard output cannot be written: No space left on device\n")
+
+
+def test_a_closed_pipe_is_141_without_a_word():
+    """As `| head` closes one."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    code, _, err = finish(supervised(stdout=writing))
+    os.close(writing)
+    assert (code, err) == (141, "")
+
+
+def test_a_terminal_keeps_its_width_and_colours():
+    """The child asks the terminal before it gives standard output away."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 43, 0, 0))
+    show = "sink = console.out(); sink.text(f'{console._width(sink)} {sink.raw.isatty()}')"
+    process = supervised(show, stdin=theirs, stdout=theirs)
+    os.close(theirs)
+    found = os.read(ours, 1 << 16)
+    assert finish(process)[0] == 1
+    assert found.startswith(b"43 True")
+
+
+# --- the command itself ----------------------------------------------------------------------------------------------
+
+
+def test_an_exit_handler_of_a_model_does_not_turn_1_into_0():
+    """`inspect --to meta` fails for a tensor that stays behind."""
+    code, out, _ = inspected("--to", "meta", "-f", "json", constructor="atexit.register(os._exit, 0)")
+    assert code == 1
+    assert [row["fqn"] for row in json.loads(out)["tensors"]] == ["t"]
+
+
+def test_a_finalizer_of_a_model_does_not_turn_1_into_0():
+    """It runs before the verdict, so that nothing is known."""
+    code, out, err = inspected("--to", "meta", method="def __del__(self): posix._exit(0)")
+    assert (code, out) == (2, "")
+    assert "net.py:Net: the model's code ended the process with status 0" in err
+
+
+def test_a_model_that_crashes_is_one_line_and_2():
+    """The signal by its name."""
+    code, out, err = inspected(constructor="ctypes.string_at(0)")
+    expected = "statecli: net.py:Net: the model's code crashed (SIGSEGV); nothing was concluded\n"
+    assert (code, out, err) == (2, "", expected)
+
+
+def test_a_model_that_loops_ends_at_the_timeout():
+    """The limit is one of the whole command."""
+    code, out, err = inspected("--timeout", "1", constructor="\n        while True: pass")
+    assert (code, out) == (2, "")
+    assert err.endswith("not done after 1 s (--timeout); nothing was concluded\n")
+
+
+def test_dev_stdout_is_standard_output():
+    """`-o /dev/stdout` goes the way of the result."""
+    code, out, _ = inspected("-o", "/dev/stdout", "-f", "json")
+    assert code == 0
+    assert json.loads(out)["tensors"]
+
+
+def test_a_timeout_changes_nothing_for_a_checkpoint_in_time():
+    """A line without code is supervised where a limit is set."""
+    Path("a.npy").write_bytes(b"")
+    line = ["-m", "statecli", "inspect", "a.npy"]
+    assert finish(start(line)) == finish(start([*line, "--timeout", "100"]))
+
+
+@given(st.text(st.sampled_from("ab.:/()= 'C\\py"), max_size=12))
+def test_each_spec_is_supervised(text):
+    """No text that names a class escapes, in whichever spelling of an option."""
+    try:
+        spec = parse(text)
+    except UsageError:
+        return
+    if spec is not None:
+        assert names_model_code(["inspect", text])
+        assert names_model_code(["audit", "a.pt", f"--model={text}"])
+
+
+def test_lines_without_code_are_not_supervised():
+    """Their start costs nothing more."""
+    assert not names_model_code(["audit", "models", "https://host/a.pt", "s3://bucket/a.pt", "-f", "json", "-x", "*.b"])
+    assert names_model_code(["audit", "a.pt", "--model", "auto"])
+    assert names_model_code(["audit", "a.pt", "--model=auto"])
