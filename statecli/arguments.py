@@ -73,6 +73,9 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also evidence, o
 VerboseVerify = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was measured, and every note.")]
 VerboseAudit = Annotated[bool, typer.Option("--verbose", "-v", help="Also what readers noted, and skipped rules.")]
 VerboseDiff = Annotated[bool, typer.Option("--verbose", "-v", help="Also where first, mean, L2, cosine.")]
+WeightsOnly = Annotated[
+    bool, typer.Option("--weights-only", help="Compare only tensors with the lock, not settings and files.")
+]
 Configuration = Annotated[
     str | None,
     typer.Option(
@@ -278,6 +281,7 @@ def audit(
     values: Annotated[bool, typer.Option("--values", help="Read the values too: NaN, Inf, constants.")] = False,
     lock: Annotated[str | None, typer.Option("--lock", metavar="FILE", help="Hold them to this lock file.")] = None,
     frozen_only: Annotated[bool, typer.Option("--frozen-only", help="Only to the frozen part of the lock.")] = False,
+    weights_only: WeightsOnly = False,
     against: Annotated[
         str | None, typer.Option("--against", metavar="CHECKPOINT", help="Hold them to another checkpoint.")
     ] = None,
@@ -325,6 +329,9 @@ def lock(
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes; 0: one a core.")] = 0,
     executor: Executors = None,
     shard: Shares = None,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Lock only tensors, not settings and files of the folder.")
+    ] = False,
     init_device: InitDevice = "cpu",
     include: Globs = None,
     exclude: NotGlobs = None,

@@ -219,6 +219,7 @@ def lock(options: LockOptions) -> int:
         options.exclude,
         options.kind,
         _folder(written.path if options.shard is None else None),
+        options.weights_only,
     )
     with _progress(options, values=False):
         found = making.read(request)

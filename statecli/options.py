@@ -116,6 +116,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     values: bool = False
     lock: str | None = None
     frozen_only: bool = False
+    weights_only: bool = False
     against: str | None = None
     baseline: str | None = None
     write_baseline: str | None = None
@@ -137,6 +138,7 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int = 0
     executor: str | None = None
     shard: str | None = None
+    weights_only: bool = False
     init_device: str = "cpu"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()

@@ -120,7 +120,7 @@ COMMANDS = {
     "audit": Command(
         AuditOptions,
         ("targets",),
-        {**FLAGS, **_flags("values", "frozen_only", "allow_empty", "as_found", "no_config")},
+        {**FLAGS, **_flags("values", "frozen_only", "weights_only", "allow_empty", "as_found", "no_config")},
         {
             **VALUES,
             "--model": ("model", str),
@@ -141,7 +141,7 @@ COMMANDS = {
     "lock": Command(
         LockOptions,
         ("targets",),
-        {**_flags("quiet", "no_progress", "debug"), "-q": "quiet"},
+        {**_flags("weights_only", "quiet", "no_progress", "debug"), "-q": "quiet"},
         {
             "--digest": ("digest", Algorithm),
             "--jobs": ("jobs", int),

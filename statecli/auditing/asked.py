@@ -47,6 +47,7 @@ def request(options: AuditOptions, found: Loaded | None = None) -> Request:
         lock=_lock(lock, options),
         lock_folder=files.folder(lock or "") or ".",
         frozen_only=options.frozen_only,
+        weights_only=options.weights_only,
         baseline=_baseline(options, asked),
         values=options.values or asked.values,
         jobs=options.jobs,
@@ -82,6 +83,8 @@ def inputs(options: AuditOptions, found: Loaded) -> list[str]:
 def _lock(path: str | None, options: AuditOptions) -> Lock | None:
     if options.frozen_only and path is None:
         raise UsageError("--frozen-only: says what part of a lock counts; give --lock FILE")
+    if options.weights_only and path is None:
+        raise UsageError("--weights-only: applies to a lock; give --lock FILE")
     return None if path is None else file.read(path)
 
 

@@ -13,6 +13,7 @@ from statecli.auditing import held
 from statecli.auditing.rule import Found
 from statecli.auditing.subject import Subject
 from statecli.locking import holding
+from statecli.locking.companions import compare_companions
 from statecli.modules import spec
 from statecli.places import named, unnamed
 from statecli.report.text import plural
@@ -42,8 +43,11 @@ def of(subject: Subject, request: Request, progress: Progress | None) -> Subject
     if not subject.everything.tensors and lock.of(text, request.lock_folder, by_name=by_name) is None:
         return dataclasses.replace(subject, lock=())
     asked = _asked(request, by_name)
-    found = holding.held(target.part(subject.everything, text), holding.lines(text, asked), asked, progress)
-    return dataclasses.replace(subject, lock=found)
+    state, lines = target.part(subject.everything, text), holding.lines(text, asked)
+    found = holding.held(state, lines, asked, progress)
+    only_tensors = request.weights_only or request.frozen_only
+    companions = None if only_tensors else compare_companions(state, lines, lock.digest)
+    return dataclasses.replace(subject, lock=found, companions=companions)
 
 
 def _asked(request: Request, by_name: bool) -> holding.Request:

@@ -61,6 +61,7 @@ class Request(msgspec.Struct, frozen=True):
     lock: Lock | None = None
     lock_folder: str = "."
     frozen_only: bool = False
+    weights_only: bool = False
     baseline: Baseline | None = None
     allow_empty: bool = False
     as_found: bool = False
@@ -364,6 +365,7 @@ def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Seve
         tuple(rule.name for rule in found if rule not in blind),
         tuple(skipped),
         (*state.oddities, *subject.chosen, *unjudged),
+        subject.companions.not_checked if subject.companions is not None else (),
     )
 
 

@@ -11,6 +11,7 @@ from statecli.auditing.policy import Policy
 from statecli.auditing.storages import Storage, storages
 from statecli.comparison.result import Diff
 from statecli.errors import StateError
+from statecli.locking.companions import CompanionChanges
 from statecli.locking.holding import Held
 from statecli.report.text import shown
 from statecli.state import ModelState, Oddity, Place, ScannedPickle, TensorInfo
@@ -41,6 +42,8 @@ class Subject:
     reference: Diff | None = None
     #: What is locked of it beside what is there, with `--lock`.
     lock: tuple[Held, ...] | None = None
+    #: The settings and files that differ from the lock; None where they were not compared.
+    companions: CompanionChanges | None = None
     #: Why nothing of it is held to a lock that is given.
     unlocked: str | None = None
     values: tuple[Facts, ...] | None = None
@@ -125,3 +128,8 @@ def the_values(subject: Subject) -> str | None:
 def a_lock(subject: Subject) -> str | None:
     """Needed where something was locked."""
     return None if subject.lock is not None else subject.unlocked or "nothing is locked: give --lock FILE"
+
+
+def locked_companions(subject: Subject) -> str | None:
+    """Needed where settings and files are compared with those of a lock."""
+    return None if subject.companions is not None else "only weights are compared with the lock"

@@ -230,6 +230,22 @@ def _own(state: ModelState, other: ModelState) -> frozenset[str]:
     return own
 
 
+def format_bookkeeping(state: ModelState) -> frozenset[str]:
+    """Return the settings that describe the container, not the model: `format`, `total_size`, names of dropped ties."""
+    if _is_exported(state):
+        return frozenset(state.metadata.values)
+    names = {tensor.fqn for tensor in state.tensors}
+    dropped = (key for key, value in state.metadata.values.items() if key in names and value in names)
+    own: frozenset[str] = _OF_SAFETENSORS | frozenset(dropped) if _textual(state) else frozenset()
+    own |= _OF_SCRIPT if _is_script(state) else frozenset()
+    return own | _OF_INDEX if "sharded" in state.format else own
+
+
+def settings_of_section(state: ModelState, section: str | None) -> Settings:
+    """Return the settings below a section, by their paths from there; all settings for None."""
+    return _side(state, section, state)[0]
+
+
 def _files_beside(state: ModelState) -> frozenset[str]:
     """Of a folder the files beside the weights that have settings; one file has none beside it."""
     return state.metadata.beside

@@ -6,7 +6,7 @@ written where the checkpoint says it and is null, or left out, where it does not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -17,7 +17,7 @@ from statecli.formats import _json, _shown
 from statecli.formats._source import Source
 from statecli.places import named
 from statecli.render.json import encoded
-from statecli.state import Kind
+from statecli.state import Kind, Scalar
 from statecli.target import split
 
 SCHEMA = "statecli.lock/1"
@@ -52,11 +52,32 @@ class LockedTensor(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     persistent: bool = True
 
 
+class LockedSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The settings of a checkpoint, in the terms of `state.Settings`; all empty where it has none.
+
+    `format` is the reader's name. `modules` are the sections that are modules pickled whole, whose attributes are
+    settings.
+    """
+
+    format: str = ""
+    values: dict[str, Scalar] = {}
+    types: dict[str, str] = {}
+    kinds: dict[str, str] = {}
+    beside: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
 class LockedTarget(msgspec.Struct, frozen=True):
-    """One target. `target` is null where it is the only one: a lock knows weights, not where they lie."""
+    """One target. `target` is null where it is the only one: a lock knows weights, not where they lie.
+
+    `settings` is absent in a lock of weights only. `files` are the digests of the files of a folder that change the
+    model, by their paths in the folder; absent where the target is not a folder.
+    """
 
     target: str | None
     tensors: tuple[LockedTensor, ...]
+    settings: LockedSettings | None = None
+    files: dict[str, str] | None = None
 
 
 class Lock(msgspec.Struct, frozen=True):
@@ -89,11 +110,33 @@ def written(lock: Lock) -> Iterator[bytes]:
     """The file, piece by piece."""
     yield b'{"schema": %b, "digest": %b, "targets": [' % (encoded(lock.schema), encoded(lock.digest))
     for n, target in enumerate(lock.targets):
-        yield b'%b\n{"target": %b, "tensors": [' % (b"," if n else b"", encoded(target.target))
+        yield b'%b\n{"target": %b, %b"tensors": [' % (b"," if n else b"", encoded(target.target), _companions(target))
         for m, tensor in enumerate(target.tensors):
             yield b"%b\n%b" % (b"," if m else b"", encoded(tensor))
         yield b"\n]}"
     yield b"\n]}\n"
+
+
+def _companions(target: LockedTarget) -> bytes:
+    """The settings and files of a target, one a line, so that a review shows which of them changed."""
+    lines = []
+    if target.settings is not None:
+        fields = msgspec.to_builtins(target.settings)
+        lines += [b'"settings": ' + _one_a_line({key: value for key, value in fields.items() if value}) + b", "]
+    if target.files:
+        lines += [b'"files": ' + _one_a_line(target.files) + b", "]
+    return b"".join(lines)
+
+
+def _one_a_line(entries: Mapping[str, object]) -> bytes:
+    """A JSON object with an entry a line; `values` of settings, an object in it, too."""
+    if not entries:
+        return b"{}"
+    shown = (
+        encoded(key) + b": " + (_one_a_line(value) if key == "values" and isinstance(value, dict) else encoded(value))
+        for key, value in entries.items()
+    )
+    return b"{\n" + b",\n".join(shown) + b"}"
 
 
 def read(path: str) -> Lock:

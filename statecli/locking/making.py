@@ -13,6 +13,7 @@ from statecli.auditing.result import Status
 from statecli.comparison.pairing import counted
 from statecli.errors import FilteredOut, NothingMatched, UnreadableError
 from statecli.finding import Finding, Severity
+from statecli.locking.companions import companion_digests, lock_settings
 from statecli.locking.file import SCHEMA, Algorithm, Lock, LockedTarget, LockedTensor, refuse_twins
 from statecli.places import named
 from statecli.stamps import Stamp, refuse_changed, stamps
@@ -36,6 +37,7 @@ class Request(msgspec.Struct, frozen=True):
     exclude: tuple[str, ...] = ()
     kind: tuple[Kind, ...] = ()
     folder: str = "."
+    weights_only: bool = False
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -130,8 +132,16 @@ def lock(found: Sequence[Read], request: Request, progress: Progress | None = No
     return Lock(
         SCHEMA,
         request.digest,
-        tuple(LockedTarget(one.name, locked(one.state, [next(made) for _ in one.state.tensors])) for one in found),
+        tuple(_locked_target(one, [next(made) for _ in one.state.tensors], request) for one in found),
     )
+
+
+def _locked_target(one: Read, digests: Sequence[str | None], request: Request) -> LockedTarget:
+    target = LockedTarget(one.name, locked(one.state, digests))
+    if request.weights_only or one.state.format == "module":
+        return target
+    companions = companion_digests(one.state.target, request.digest)
+    return msgspec.structs.replace(target, settings=lock_settings(one.state), files=companions)
 
 
 def without_values(found: Sequence[Read], lock: Lock) -> Iterator[Finding]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, a_lock
+from statecli.auditing.subject import Subject, a_lock, locked_companions
+from statecli.comparison.scalars import described
 from statecli.finding import Severity
+from statecli.locking.companions import CompanionChanges, FileChange
 from statecli.locking.file import LockedTensor
 from statecli.locking.holding import BESIDE, Held
-from statecli.report.text import names
+from statecli.report.text import names, shown
 from statecli.state import TensorInfo
 
 
@@ -39,6 +41,26 @@ def lock_mismatch(subject: Subject) -> Iterator[Found]:
         yield Found(message, severity=Severity.NOTE)
 
 
+@rule(Severity.ERROR, a_lock, locked_companions)
+def settings_mismatch(subject: Subject) -> Iterator[Found]:
+    """A setting, or a file next to the weights that changes the model, differs from the lock.
+
+    Why: the same weights compute something else with another `rms_norm_eps`, tokenizer or `modeling_*.py`. A lock that
+    holds the tensors alone passes such a change.
+
+    Example: `rms_norm_eps` in `config.json` was 1e-06 when the folder was locked, and is 0.1 now.
+
+    Fix: restore the file that was locked; if the change is intended, run `statecli lock` again and have the lock file's
+    lines reviewed. `--weights-only` compares tensors only.
+    """
+    changes = subject.companions or CompanionChanges()
+    help = "restore it, or run `statecli lock` again if the change is intended"
+    for setting in changes.settings:
+        yield Found(f"setting differs from the lock: {described(setting)}", help=help)
+    for file in changes.files:
+        yield Found(f"{shown(file.name)}: {_describe_file(file)}", help=help)
+
+
 @rule(Severity.WARNING, a_lock)
 def values_not_locked(subject: Subject) -> Iterator[Found]:
     """The lock has no digest of tensors whose values are here: any values pass it.
@@ -56,6 +78,14 @@ def values_not_locked(subject: Subject) -> Iterator[Found]:
     if free:
         message = f"the values of {len(free):,} of {len(pairs):,} tensors are not locked: {names(free)}"
         yield Found(message, help="lock the checkpoint again")
+
+
+def _describe_file(change: FileChange) -> str:
+    if change.locked is None:
+        return "file is not in the lock"
+    if change.found is None:
+        return "file is in the lock and is missing"
+    return f"file differs from the lock (digest {change.found[:12]}…, expected {change.locked[:12]}…)"
 
 
 def _said(pair: Held) -> str:
@@ -86,4 +116,4 @@ def _shape(one: TensorInfo | LockedTensor) -> str:
     return "unknown" if one.shape is None else str(list(one.shape))
 
 
-RULES = (lock_mismatch, values_not_locked)
+RULES = (lock_mismatch, settings_mismatch, values_not_locked)

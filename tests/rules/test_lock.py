@@ -261,3 +261,23 @@ def test_values_not_locked_spares_what_has_no_values(found, tmp_path, state):
     torch.save({name: tensor.to("meta") for name, tensor in state.items()}, tmp_path / "meta.pt")
     for target in (tmp_path / "a.pt", tmp_path / "meta.pt", "sample_models/net.py:Net"):
         assert not found("values-not-locked", target, lock=locked(target))
+
+
+def test_settings_mismatch_finds_a_changed_setting(found, tmp_path):
+    """The message has the key and both values."""
+    path = tmp_path / "a.pt"
+    torch.save({"model": {"w": torch.ones(2)}, "config": {"rms_norm_eps": 1e-06}}, path)
+    lock = locked(path)
+    torch.save({"model": {"w": torch.ones(2)}, "config": {"rms_norm_eps": 0.1}}, path)
+    (finding,) = found("settings-mismatch", path, lock=lock)
+    assert finding.message == "setting differs from the lock: config.rms_norm_eps: 1e-06 → 0.1"
+
+
+def test_settings_mismatch_spares_settings_of_the_training(found, tmp_path):
+    """The learning rate changes nothing which the model computes."""
+    path = tmp_path / "a.pt"
+    checkpoint = {"model": {"w": torch.ones(2)}, "config": {"rms_norm_eps": 1e-06}}
+    torch.save({**checkpoint, "scheduler": {"base_lr": 0.1}}, path)
+    lock = locked(path)
+    torch.save({**checkpoint, "scheduler": {"base_lr": 0.2}}, path)
+    assert not found("settings-mismatch", path, lock=lock)

@@ -1,0 +1,168 @@
+"""A lock of a folder holds the settings and files that change what the same weights compute."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.auditing.run import Request, audit
+from statecli.finding import Severity
+from statecli.locking import file, making
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-06, "rope_scaling": {"factor": 2}}
+FILES = {
+    "tokenizer.json": '{"model": {"vocab": {"a": 0}}}',
+    "modeling_own.py": "ACTIVATION = 'gelu'\n",
+    "merges.txt": "a b\n",
+    "1_Pooling/config.json": '{"pooling_mode_mean_tokens": true}',
+    "README.md": "words",
+    "trainer_state.json": '{"global_step": 5}',
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder as `save_pretrained` writes it, with code of its own."""
+    folder = tmp_path / "model"
+    (folder / "1_Pooling").mkdir(parents=True)
+    save_file({"w": torch.ones(2, 2)}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def lock(*targets, **options):
+    """The lock of these targets, as it is read back from its file."""
+    request = making.Request(tuple(map(str, targets)), **options)
+    return b"".join(file.written(making.lock(making.read(request), request)))
+
+
+def held(target, locked, path, **options):
+    """The audit of `target` against this lock."""
+    path.write_bytes(locked)
+    return audit(Request((str(target),), lock=file.read(str(path)), lock_folder=str(path.parent), **options))
+
+
+def mismatches(found):
+    """The messages of `settings-mismatch`, which is always an error."""
+    findings = [one for one in found.findings if one.rule == "settings-mismatch"]
+    assert all(one.severity is Severity.ERROR and one.help for one in findings)
+    return [one.message for one in findings]
+
+
+def test_an_unchanged_folder_matches_its_lock(folder, tmp_path):
+    """Also if files were changed that change nothing of the model."""
+    locked = lock(folder)
+    (folder / "README.md").write_text("other words")
+    (folder / "trainer_state.json").write_text('{"global_step": 6}')
+    found = held(folder, locked, tmp_path / "lock.json")
+    assert mismatches(found) == []
+    assert found.targets[0].not_checked == ()
+    assert "settings-mismatch" in found.targets[0].ran
+
+
+def test_a_changed_setting_is_named_with_both_values(folder, tmp_path):
+    """`rms_norm_eps` from 1e-06 to 0.1, which no tensor shows."""
+    locked = lock(folder)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 0.1, "rope_scaling": {"factor": 4}}))
+    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == [
+        "setting differs from the lock: config.rms_norm_eps: 1e-06 → 0.1",
+        "setting differs from the lock: config.rope_scaling.factor: 2 → 4",
+    ]
+
+
+def test_an_added_and_a_removed_setting_are_named(folder, tmp_path):
+    """A key that decides something need not have been there before."""
+    locked = lock(folder)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["X"], "hidden_act": "relu"}))
+    found = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    assert any("config.hidden_act: added" in message for message in found)
+    assert any("config.rms_norm_eps: removed" in message for message in found)
+
+
+def test_another_order_or_indentation_of_settings_is_no_change(folder, tmp_path):
+    """Settings are compared one by one, not as bytes."""
+    locked = lock(folder)
+    (folder / "config.json").write_text(json.dumps(dict(reversed(CONFIG.items())), indent=4))
+    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == []
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in ("README.md", "trainer_state.json")])
+def test_a_changed_file_of_the_model_is_named(folder, tmp_path, name):
+    """Tokenizer, code, vocabulary, and the settings of a stage in a subfolder."""
+    locked = lock(folder)
+    (folder / name).write_text(FILES[name] + " ")
+    (message,) = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    assert message.startswith(f"{name}: file differs from the lock (digest ")
+
+
+def test_a_new_and_a_missing_file_are_named(folder, tmp_path):
+    """Code that was not there when the folder was reviewed; a tokenizer that is gone; the settings that are gone."""
+    locked = lock(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "config.json").unlink()
+    (folder / "hook.py").write_text("import os\n")
+    assert mismatches(held(folder, locked, tmp_path / "lock.json"))[-3:] == [
+        "config.json: file is in the lock and is missing",
+        "hook.py: file is not in the lock",
+        "tokenizer.json: file is in the lock and is missing",
+    ]
+
+
+def test_weights_only_leaves_settings_out_of_the_lock_and_of_the_comparison(folder, tmp_path):
+    """A lock of weights says in the verdict that it did not compare more."""
+    full, weights = lock(folder), lock(folder, weights_only=True)
+    assert b"rms_norm_eps" in full
+    assert b"rms_norm_eps" not in weights
+    assert b"files" not in weights
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 0.1}))
+    assert mismatches(held(folder, full, tmp_path / "full.json", weights_only=True)) == []
+    (entry,) = held(folder, weights, tmp_path / "weights.json").targets[0].not_checked
+    assert "the lock holds weights only" in entry.why
+
+
+def test_settings_inside_a_checkpoint_are_locked(tmp_path):
+    """A .pt that keeps its configuration next to the state_dict, and no file beside it."""
+    path = tmp_path / "a.pt"
+    torch.save({"model": {"w": torch.ones(2)}, "config": {"eps": 1e-6, "ids": {"0": "cat"}}}, path)
+    locked = lock(path)
+    torch.save({"model": {"w": torch.ones(2)}, "config": {"eps": 0.1, "ids": {"0": "cat"}}}, path)
+    assert mismatches(held(path, locked, tmp_path / "lock.json")) == [
+        "setting differs from the lock: config.eps: 1e-06 → 0.1"
+    ]
+
+
+def test_a_lock_of_a_folder_holds_its_weights_elsewhere(folder, tmp_path):
+    """The verdict counts the settings and files that one file cannot have."""
+    locked = lock(folder)
+    found = held(folder / "model.safetensors", locked, tmp_path / "lock.json")
+    assert mismatches(found) == []
+    assert {entry.what for entry in found.not_checked} == {"setting", "file"}
+
+
+def test_a_lock_written_before_settings_were_locked_is_read(folder, tmp_path):
+    """It compares tensors, and the verdict says so."""
+    document = json.loads(lock(folder))
+    for target in document["targets"]:
+        del target["settings"], target["files"]
+    found = held(folder, json.dumps(document).encode(), tmp_path / "lock.json")
+    assert found.findings == ()
+    assert len(found.targets[0].not_checked) == 1
+
+
+def test_folders_with_weights_of_their_own_are_not_part_of_the_folder_above(folder, tmp_path):
+    """A Trainer's `checkpoint-5` is a target of its own."""
+    inner = folder / "checkpoint-5"
+    inner.mkdir()
+    save_file({"w": torch.zeros(2, 2)}, inner / "model.safetensors")
+    (inner / "config.json").write_text(json.dumps(CONFIG))
+    locked = lock(folder, folder=str(tmp_path))
+    assert b"checkpoint-5/config.json" not in locked
+    (inner / "config.json").write_text("{}")
+    messages = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    assert messages
+    assert all("config" in message for message in messages)
