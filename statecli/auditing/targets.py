@@ -267,8 +267,7 @@ def _file(path: str) -> Iterator[str | Target]:
     if what is None or (is_named and "pointer" in what):
         yield path
     else:
-        # Without its first words, so that the text files of a folder are skipped for one reason.
-        yield skipped_file(path, what.partition(" that begins ")[0])
+        yield skipped_file(path, what)
 
 
 def skipped_file(path: str, what: str) -> Target:

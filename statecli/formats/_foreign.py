@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 
@@ -43,7 +42,8 @@ _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 _GZIP, _XZ_MEMORY = 31, 64 << 20
 
 _JSON = "a JSON document"
-_TEXT = "a text file that begins "
+_TEXT = "a text file"
+_UNKNOWN = "of no format that statecli reads"
 _PICKLE = "a bare pickle, not written by torch.save; statecli does not read it"
 
 
@@ -53,27 +53,21 @@ def refusal(path: str, head: bytes, size: int) -> UnreadableError:
     What begins like text may be a pickle of protocol 0 or 1.
     """
     found = name(path, head, size)
-    if found.startswith((_TEXT, "of no format")):
+    if found in (_TEXT, _UNKNOWN):
         from statecli.formats._scan import begins_as_pickle
 
         with Source(path) as source:
             found = _PICKLE if begins_as_pickle(source) else found
     if found == _PICKLE:
         return BarePickle(f"is {found}")
-    if found.startswith(_TEXT) and _leads_out(path):
-        found = "a link to a text file outside its folder"
+    if found == _TEXT:
+        return UnreadableError("is not a checkpoint (text file)")
     advice = "; for a sharded checkpoint name a *.index.json or its folder" if found == _JSON else ""
     return UnreadableError(f"is {found}{advice}")
 
 
-def _leads_out(path: str) -> bool:
-    """Whether it is a link to a file in another folder, whose content whoever placed the link need not know."""
-    folder = files.real(files.folder(path) or os.curdir)
-    return os.path.islink(path) and not files.real(path).startswith(files.join(folder, ""))
-
-
 def name(path: str, head: bytes, size: int) -> str:
-    """One clause that names the content, "a git-lfs pointer (…): run: git lfs pull".
+    """One clause that names the content and quotes none of it, "a git-lfs pointer (…): run: git lfs pull".
 
     `head` is the start of the file, at least a few hundred bytes where it has them; `size` its length in bytes.
     """
@@ -165,14 +159,8 @@ def _text(head: bytes, size: int) -> str:
     if not head.strip():
         return f"{size} bytes of white space"
     if _is_text(head):
-        return f"{_TEXT}{_first_line(head)!r}"
-    return "of no format that statecli reads"
-
-
-def _first_line(head: bytes) -> str:
-    """The first words, which are often the whole of a failed download ("Entry not found")."""
-    line = head.strip().splitlines()[0].decode("utf-8", "replace")
-    return line if len(line) <= 40 else line[:40] + "…"
+        return _TEXT
+    return _UNKNOWN
 
 
 def _is_text(head: bytes) -> bool:

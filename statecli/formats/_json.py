@@ -21,6 +21,9 @@ MAX_CONTAINERS = 6_000_000
 #: An escape; group 1 where it is half a surrogate pair without its other half.
 _ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
+#: What the root of a document is called, whose value may be anybody's secret.
+_KINDS = {list: "list", str: "string", bool: "boolean", type(None): "null"}
+
 #: A dict that set a key twice, and the key.
 Repeat = tuple[dict[str, Any], str]
 
@@ -50,7 +53,7 @@ def object_of(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
     except ValueError as error:
         raise MalformedError(f"{what} is no valid JSON: {_reason(error)}") from error
     if type(document) is not dict:
-        raise MalformedError(f"{what} is no JSON object but {_shown.value(document)}")
+        raise MalformedError(f"{what} is no JSON object but a JSON {_KINDS.get(type(document), 'number')}")
     _no_lone_surrogate(text, what)
     return document, repeats
 

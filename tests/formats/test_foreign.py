@@ -82,13 +82,13 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         "is a JSON document; for a sharded checkpoint name a *.index.json or its folder",
     ),
     "JSON list": (b"[1, 2, 3, 4]", "is a JSON document; for a sharded checkpoint name a *.index.json or its folder"),
-    "text": (b"Entry not found", "is a text file that begins 'Entry not found'"),
-    "long text": ("déjà vu ".encode() * 100, "is a text file that begins 'déjà vu déjà vu déjà vu déjà vu déjà vu …'"),
+    "text": (b"Entry not found", "is not a checkpoint (text file)"),
+    "long text": ("déjà vu ".encode() * 100, "is not a checkpoint (text file)"),
     "text cut in a character": (
         b"x" * 511 + "é".encode() * 20,
-        "is a text file that begins 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…'",
+        "is not a checkpoint (text file)",
     ),
-    "C code with a brace for its eighth byte": (b"int f() {\n}\n", "is a text file that begins 'int f() {'"),
+    "C code with a brace for its eighth byte": (b"int f() {\n}\n", "is not a checkpoint (text file)"),
     "gzip": (gzip.compress(b"x" * 99), "is a gzip file: unpack it first (gunzip)"),
     "bzip2": (bz2.compress(b"x" * 99), "is a bzip2 file: unpack it first (bunzip2)"),
     "xz": (lzma.compress(b"x" * 99), "is an xz file: unpack it first (unxz)"),
@@ -136,7 +136,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         b"cos\nsystem\n(S'true'\ntR.\n",
         "is a bare pickle, not written by torch.save; statecli does not read it",
     ),
-    "text that begins like a pickle": (b"I am no pickle\n", "is a text file that begins 'I am no pickle'"),
+    "text that begins like a pickle": (b"I am no pickle\n", "is not a checkpoint (text file)"),
     "pickle of protocol 2": (
         pickle.dumps({"a": 1}, 2),
         "is a bare pickle, not written by torch.save; statecli does not read it",
@@ -173,6 +173,18 @@ def test_what_it_really_is(case, suffix, tmp_path, line):
     path = tmp_path / f"file{suffix}"
     path.write_bytes(data)
     assert line(path) == expected
+
+
+@pytest.mark.parametrize("command", ["inspect", "audit", "diff", "lock"])
+@pytest.mark.parametrize("name", [".env", "x.pt", "x.safetensors", "model.safetensors.index.json", "x.npz", "x.gguf"])
+@pytest.mark.parametrize("content", [b"SECRET=%s\n", b'"%s"', b"{%s", b"[%s", b"PK\3\4%s", b"\x93NUMPY%s", b"GGUF%s"])
+def test_no_command_prints_what_is_in_another_file(command, name, content, tmp_path, statecli):
+    """Neither the beginning of a text nor what is not a number of some header."""
+    (tmp_path / name).write_bytes(content % b"hunter2hunter2")
+    targets = [tmp_path / name] * (2 if command == "diff" else 1)
+    done = statecli(command, *targets)
+    assert done.code == 2
+    assert "hunter" not in done.out + done.err
 
 
 #: Where the sign of a kind is when it is not its first byte.
@@ -327,7 +339,7 @@ def test_a_file_name_that_acts_on_the_terminal(tmp_path, inspect):
     code, _, err = inspect(path)
     assert code == 2
     assert "\x1b" not in err
-    assert "\\x1b[31mred.pt: is a text file" in err
+    assert "\\x1b[31mred.pt: is not a checkpoint" in err
 
 
 @settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
