@@ -11,6 +11,8 @@ from typing import Any
 
 from statecli.formats._pickle import Global, Key, Obj, SetOf, as_key
 
+#: The function that makes a GraphModule; its first argument is the module's `__dict__`.
+GRAPH_MODULE = "torch.fx.graph_module.reduce_graph_module"
 #: Types with nothing below them.
 LEAVES = frozenset([str, int, float, bool, bytes, type(None), Global])
 
@@ -65,7 +67,7 @@ def attributes(node: Any) -> dict[str, Any]:
     """What BUILD gave an object: its `__dict__`, and its slots where the state is the pair (dict, slots)."""
     if type(node) is not Obj:
         return {}
-    if name_of(node.cls) == "torch.fx.graph_module.reduce_graph_module" and node.args:
+    if name_of(node.cls) == GRAPH_MODULE and node.args:
         return named(node.args[0])
     return of_state(node.state)
 
@@ -106,6 +108,8 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
                 yield f".__args__[{index}]", value
             for name, value in (node.kwargs or {}).items():
                 yield f".__kwargs__[{name!r}]", value
+            if type(node.cls) is Obj:  # what is called is made by the pickle too: a partial
+                yield ".__func__", node.cls
             if node.state is not None and not attributes(node):
                 yield ".__state__", node.state
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from statecli.errors import MalformedError
-from statecli.formats._graph import LEAVES, attributes, mapping, name_of, sequence, unwrapped
+from statecli.formats._graph import GRAPH_MODULE, LEAVES, attributes, mapping, name_of, sequence, unwrapped
 from statecli.formats._pickle import Obj
 from statecli.formats._reading import MAX_DEPTH, MAX_ROWS, Reading, Row, row_of
 from statecli.formats._tensors import Tensor
@@ -111,32 +111,51 @@ class _ModuleWalk:
         name = name_of(node.cls) or "a class"
         fqn = path.rstrip(".")
         self.reading.odd("opaque-class", f"{fqn}: {name} pickles itself: what its tensors are cannot be told", fqn)
-        for where, _, tensor in self.reading.below(node, fqn, seen=self.seen):
+        for where, found, tensor in self.reading.below(node, fqn, seen=self.seen):
             if tensor is not None:
                 self.rows.append(row_of(where, tensor, Kind.PARAMETER, Evidence.ASSUMED))
+            else:
+                self.seen.discard(id(found))  # `registered` adds it again
+                self.registered(unwrapped(found), where + ".")
 
     def plain(self) -> None:
         """Plain attributes of every module, those of modules found in plain containers included."""
         for path, node, _ in self.modules:  # grows while it is walked
             held = attributes(node)
-            states = _states(held)
+            states, packed = _states(held), _packs(node)
             for name, value in held.items():
                 if name in _REGISTRIES or type(value) in LEAVES or HOOKS.match(name):
                     continue
                 derived = _derived_from(name, held)
-                note = OF_A_METRIC if name in states else derived
+                note = _PACKED if packed else OF_A_METRIC if name in states else derived
                 for where, found, tensor in self.reading.below(value, f"{path}{name}", seen=self.seen):
-                    self._reached(where, found, tensor, note, derived, packed=_packs(node))
+                    self._reached(
+                        where, found, tensor, _PACKED if _packs(node) else note, derived, is_known=not _packs(node)
+                    )
+            for where, found, tensor in self._arguments(path, node):
+                self._reached(where, found, tensor, _ARGUMENT, None, is_known=False)
+
+    def _arguments(self, path: str, node: Obj) -> Iterator[tuple[str, Any, Any]]:
+        """What the function that makes the module is given, besides its `__dict__` (`__reduce__`, `__newobj_ex__`)."""
+        if name_of(node.cls) == GRAPH_MODULE:
+            return  # whose `__dict__` is an argument
+        given = [(f"__args__[{index}]", value) for index, value in enumerate(node.args)]
+        given += [(f"__kwargs__[{name!r}]", value) for name, value in (node.kwargs or {}).items()]
+        if type(node.cls) is Obj:  # a partial of the class's __new__, as pickle writes keywords
+            given.append(("__func__", node.cls))
+        for label, value in given:
+            yield from self.reading.below(value, f"{path}{label}", seen=self.seen)
 
     def _reached(
-        self, where: str, node: Any, tensor: Tensor | None, note: str | None, derived: str | None, *, packed: bool
+        self, where: str, node: Any, tensor: Tensor | None, note: str | None, derived: str | None, *, is_known: bool
     ) -> None:
         if tensor is None:
             self.registered(unwrapped(node), where + ".", outside=True)
             return
         owner = self.storages.get(tensor.storage) if tensor.storage is not None else None
         same = self.nodes.get(id(node))
-        if same is not None or (owner is not None and _is_within(tensor, owner)):
+        # What a hook computes before each forward shares memory until the first: it is a tensor of its own then too.
+        if same is not None or (owner is not None and derived is None and _is_within(tensor, owner)):
             self.aliases.setdefault(id(same or owner), []).append(where)
             return
         if id(node) in self.seen:
@@ -145,9 +164,9 @@ class _ModuleWalk:
         note = note or ("parameter in a plain attribute" if tensor.is_parameter else None)
         # What the class's own state_dict() or get_extra_state() would save is in its code, which is not here.
         row = Row(
-            *(where, tensor, Kind.UNREGISTERED, Evidence.ASSUMED if packed else Evidence.REGISTERED),
+            *(where, tensor, Kind.UNREGISTERED, Evidence.REGISTERED if is_known else Evidence.ASSUMED),
             *(None, None, tensor.requires_grad),
-            note=_PACKED if packed else note,
+            note=note,
             derived=derived,
         )
         self.rows.append(row)
@@ -165,6 +184,8 @@ _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent
 #: torch's quantized modules keep weights in plain attributes, mostly packed by C++, and save them in code of their own.
 _PACKING = ("torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.quantized.")
 _PACKED = "kept and saved by torch's own quantized module"
+#: The note of what the function that builds a module is called with.
+_ARGUMENT = "an argument of the function that builds the module"
 
 
 #: The note of what torchmetrics keeps in plain attributes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copyreg
 
 import hypothesis.strategies as st
 import pytest
@@ -608,3 +609,79 @@ def test_a_diff_of_storages(statecli, tmp_path, untyped):
     assert result.code == 1
     assert "1 of 2" in result.out or "1 of 1 buffers" in result.out
     assert "b.pt: saved as a storage, shown as a tensor of one dimension: s\n" in result.out
+
+
+# --- modules that say themselves how they are pickled -----------------------------------------------------------------
+
+
+def _rebuilt(*given):
+    """What a class of those below is rebuilt by."""
+    module = nn.Module()
+    for number, one in enumerate(given):
+        setattr(module, f"m{number}", one)
+    return module
+
+
+class _ByState(nn.Linear):
+    """Its `__reduce__` hands over a tensor, and its own `__dict__` as the state."""
+
+    def __reduce__(self):
+        return _rebuilt, (torch.ones(7),), self.__dict__
+
+
+class _ByKeyword(nn.Linear):
+    """`__reduce__` as a partial with keywords."""
+
+    def __reduce_ex__(self, protocol):
+        return copyreg.__newobj_ex__, (type(self), (), {"size": torch.ones(5)}), self.__dict__
+
+
+class _ByParts(nn.Module):
+    """Its `__reduce__` hands over its modules and tensors, and no state."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm = nn.Linear(2, 3), nn.BatchNorm1d(4)
+        self.register_buffer("table", torch.ones(6))
+
+    def __reduce__(self):
+        return _rebuilt, (self.fc, self.norm, self.table)
+
+
+class _BySettings(nn.Module):
+    """Its `__getstate__` holds a state_dict and a module under names of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 3)
+
+    def __getstate__(self):
+        return {"weights": self.state_dict(), "inner": [nn.Linear(5, 5)]}
+
+
+@pytest.mark.parametrize("wrap", ["bare", "in a Sequential", "in a dict"])
+@pytest.mark.parametrize("kind", [_ByState, _ByKeyword, _ByParts, _BySettings])
+def test_no_tensor_of_a_module_with_its_own_reduce_is_missed(tmp_path, kind, wrap):
+    """Whatever the functions that rebuild it do with them: each tensor that torch reads from the pickle has a name."""
+    module = kind(2, 3) if issubclass(kind, nn.Linear) else kind()
+    things = {"bare": module, "in a Sequential": nn.Sequential(module), "in a dict": {"model": module}}
+    torch.save(things[wrap], tmp_path / "f.pt")
+    given = []
+
+    def rebuild(storage, offset, size, *others):
+        given.append(tuple(size))
+        return torch.empty(size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._utils, "_rebuild_tensor_v2", rebuild)
+        torch.load(tmp_path / "f.pt", weights_only=False)
+    state = formats.read(str(tmp_path / "f.pt"))
+    assert sorted(row.shape for row in state.tensors) == sorted(given)
+    assert len({row.fqn for row in state.tensors}) == len(given)
+
+
+def test_the_weight_of_an_old_spectral_norm_is_a_row_before_its_first_forward(tmp_path):
+    """It lies in the memory of `weight_orig` until then."""
+    state = read(tmp_path, torch.nn.utils.spectral_norm(nn.Linear(2, 2)))
+    (row,) = [row for row in state.tensors if row.fqn == "weight"]
+    assert (row.kind, row.derived, row.tied_to) == (Kind.UNREGISTERED, "derived from weight_orig", ("weight_orig",))
