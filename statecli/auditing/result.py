@@ -38,7 +38,8 @@ class Accepted(msgspec.Struct, frozen=True):
 class Target(msgspec.Struct, frozen=True):
     """One target. `reason` says why it failed or was skipped; the rest is of one that was audited.
 
-    `not_checked` lists what no rule has looked at: a skipped file, or values that were not read.
+    `not_checked` lists what no rule has looked at: a skipped file, or values that were not read. `bytes` is the size of
+    its tensors as `inspect` shows it: those that share a storage count once.
     """
 
     target: str

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from statecli import files, inspection, target
+from statecli import files, inspection, sizes, target
 from statecli.auditing import held, locked, unread
 from statecli.auditing.baseline import Baseline, accepting
 from statecli.auditing.config import Ignored, of_rules
@@ -359,7 +359,7 @@ def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Seve
         unread.told(unjudged),
         state.format,
         len(state.tensors),
-        sum(tensor.nbytes for tensor in state.tensors),
+        sizes.checkpoint_bytes(state.tensors),
         located([one for several in found.values() for one in several], state.tensors),
         (),
         tuple(rule.name for rule in found if rule not in blind),

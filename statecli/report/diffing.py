@@ -9,6 +9,7 @@ from enum import Enum
 
 from msgspec.structs import replace
 
+from statecli import sizes
 from statecli.comparison import scalars
 from statecli.comparison.result import Change, Diff, Field, ScalarChange, Status
 from statecli.finding import Finding
@@ -215,7 +216,7 @@ def _subtitle(diff: Diff) -> str:
 
 
 def _source(state: ModelState) -> str:
-    size = sum(total.bytes for total in documents.totals(state.tensors).values())
+    size = sizes.checkpoint_bytes(state.tensors)
     return f"{state.format}, {plural(len(state.tensors), 'tensor')}, {size_text(size)}"
 
 
@@ -258,7 +259,7 @@ def _nothing(diff: Diff, view: DiffView, *, sure: bool) -> str:
     if not sure:
         return f"no difference found in {plural(len(diff.changes), 'tensor')}"
     tensors = [change.after for change in diff.changes if change.after is not None]
-    size = sum(total.bytes for total in documents.totals(tensors).values())
+    size = sizes.checkpoint_bytes(tensors)
     same = f"{plural(len(diff.changes), 'tensor')}, {size_text(size)}"
     if diff.findings and not diff.expected:
         return f"no tensor differs, but load_state_dict would fail ({plural(len(diff.findings), 'finding')}): {same}"

@@ -20,15 +20,8 @@ from statecli.locking.file import Lock
 from statecli.proofs.result import Check, Name, Verdict, Verification
 from statecli.report import RuleText
 from statecli.scope import Configuration, NotChecked
+from statecli.sizes import Totals
 from statecli.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
-
-
-class Totals(msgspec.Struct, frozen=True):
-    """Sums over one kind. `tensors` counts names; `elements` and `bytes` count what is tied once."""
-
-    tensors: int
-    elements: int
-    bytes: int
 
 
 class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -442,35 +435,6 @@ def _side(t: TensorInfo | None) -> Side | None:
         return None
     tied = t.tied_to + t.aliases
     return Side(t.dtype, t.shape, t.kind, t.requires_grad, t.device, tied, t.elements, t.nbytes, t.section)
-
-
-def totals(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
-    """Per kind; the contract's four kinds always, `other` where there is such a tensor."""
-    counts = {kind: [0, 0, 0] for kind in Kind}
-    seen: set[tuple[object, ...]] = set()
-    taken: dict[tuple[object, ...], int] = {}
-    for tensor in tensors:
-        count = counts[tensor.kind]
-        count[0] += 1
-        size, elements = tensor.nbytes, tensor.elements
-        if tensor.layout == "strided" and tensor.storage_bytes is not None and size > tensor.storage_bytes:
-            size = tensor.storage_bytes  # expanded: stride 0 repeats what is stored once
-        if tensor.tied_to:
-            view = (tensor.kind, tensor.storage, tensor.storage_offset, tensor.shape)
-            if view in seen:
-                continue
-            seen.add(view)
-            storage = (tensor.kind, tensor.storage)
-            # The parts of a sparse tensor lie in several storages; the one named is that of its values.
-            whole = tensor.storage_bytes if tensor.layout == "strided" and tensor.storage_bytes is not None else size
-            room = whole - taken.get(storage, 0)
-            size = max(0, min(size, room))
-            taken[storage] = taken.get(storage, 0) + size
-            # A view of what is counted already adds no elements, one of a part of it a part of them.
-            elements = tensor.elements * size // tensor.nbytes
-        count[1] += elements
-        count[2] += size
-    return {kind.value: Totals(*count) for kind, count in counts.items() if kind is not Kind.OTHER or count[0]}
 
 
 def of_verification(found: Verification, verdict: str, not_checked: tuple[NotChecked, ...] = ()) -> VerifyDocument:

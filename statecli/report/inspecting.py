@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from statecli import sizes
 from statecli.formats import _configs
 from statecli.inspection import Inspection
 from statecli.places import located, of_range
@@ -28,7 +29,6 @@ from statecli.report import (
     rules,
     tree,
 )
-from statecli.report.documents import Totals
 from statecli.report.text import (
     COUNTS,
     MOMENTS,
@@ -46,6 +46,7 @@ from statecli.report.text import (
     size_text,
     stat_cells,
 )
+from statecli.sizes import Totals
 from statecli.state import Evidence, Kind, ModelState, Oddity, TensorInfo
 
 
@@ -54,7 +55,7 @@ def of_inspection(found: Inspection, view: View) -> Report:
     state = found.state
     return Report(
         title=state.target,
-        document=lambda: documents.of_inspection(found, documents.totals(state.tensors), _verdict(found)),
+        document=lambda: documents.of_inspection(found, sizes.totals_by_kind(state.tensors), _verdict(found)),
         table=lambda: _flat(found),
         page=lambda: _page(found, view),
         foot=lambda: _page(found, view, rows=False),
@@ -77,7 +78,7 @@ def _cases(found: Inspection) -> tuple[Case, ...]:
 
 def _page(found: Inspection, view: View, *, rows: bool = True) -> Page:
     state = found.state
-    summary = documents.totals(state.tensors)
+    summary = sizes.totals_by_kind(state.tensors)
     columns = _columns(found)
     long = not view.unfold and len(state.tensors) > fold.ABOVE
     groups: tuple[Group, ...] = ()
@@ -244,7 +245,7 @@ def _group(
     view: View,
     fold_rows: bool,
 ) -> Group:
-    total = documents.totals(rows)[kind.value]
+    total = sizes.totals_by_kind(rows)[kind.value]
     assumed = kind is Kind.PARAMETER and all(row.evidence is Evidence.ASSUMED for row in rows)
     heading = NOUNS[kind] + ("?" if assumed else "")
     if len(state.sections) > 1:

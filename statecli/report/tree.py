@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from statecli.report import Column, Group, Line, documents, fold
+from statecli import sizes
+from statecli.report import Column, Group, Line, fold
 from statecli.report.text import count_text, kind_text, plural, shape_text, shown, size_text
 from statecli.state import ModelState, TensorInfo
 
@@ -78,7 +79,7 @@ def grown(named: Iterable[T]) -> Node[T]:
 
 
 def _bytes(tensors: list[TensorInfo]) -> int:
-    return sum(total.bytes for total in documents.totals(tensors).values())
+    return sizes.checkpoint_bytes(tensors)
 
 
 def _alike(tensor: TensorInfo) -> object:
@@ -116,13 +117,13 @@ def _joined(names: list[str]) -> str:
 
 def _tensor_line(name: str, together: list[TensorInfo]) -> Line:
     tensor = together[0]
-    elements = sum(total.elements for total in documents.totals(together).values())
+    elements = sum(total.elements for total in sizes.totals_by_kind(together).values())
     holds = f"{kind_text(tensor)} {tensor.dtype}"
     return Line((name, holds, shape_text(tensor.shape), count_text(elements), size_text(_bytes(together))))
 
 
 def _module_line(name: str, together: list[TensorInfo]) -> Line:
-    total = documents.totals(together)
+    total = sizes.totals_by_kind(together)
     elements = sum(one.elements for one in total.values())
     holds = ", ".join(_counted(one.tensors, kind) for kind, one in total.items() if one.tensors)
     return Line((name, holds, "", count_text(elements), size_text(_bytes(together))), mood="strong")

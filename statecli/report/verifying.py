@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from statecli import report
+from statecli import report, sizes
 from statecli.finding import Finding
 from statecli.places import located
 from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
@@ -223,7 +223,7 @@ def _page(found: Verification, view: View) -> Page:
 
 def _subtitle(found: Verification) -> str:
     tensors = found.state.tensors
-    size = sum(total.bytes for total in documents.totals(tensors).values())
+    size = sizes.checkpoint_bytes(tensors)
     return f"{found.state.format}, {plural(len(tensors), 'tensor')}, {size_text(size)}"
 
 

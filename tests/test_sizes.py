@@ -1,0 +1,45 @@
+"""One size of a checkpoint in every command: tensors that share a storage count once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import statecli  # noqa: E402
+from statecli import sizes  # noqa: E402
+
+whole = torch.zeros(8, 4)
+CASES = {
+    "tied": ({"a": whole, "b": whole, "c": torch.zeros(3)}, 128 + 12),
+    "views of one storage": ({"a": whole[:4], "b": whole[4:], "all": whole}, 128),
+    "expanded": ({"a": torch.zeros(1).expand(1000)}, 4),
+    "nothing shared": ({"a": torch.zeros(2), "b": torch.zeros(2)}, 16),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_inspect_and_audit_say_the_same_size(case, tmp_path, monkeypatch):
+    """The bytes of an audited target are those that inspect adds up."""
+    state_dict, size = CASES[case]
+    monkeypatch.chdir(tmp_path)
+    torch.save(state_dict, "model.pt")
+    assert sizes.checkpoint_bytes(statecli.inspect("model.pt").state.tensors) == size
+    found = subprocess.run(
+        [sys.executable, "-m", "statecli", "audit", "model.pt", "-f", "json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert json.loads(found.stdout)["targets"][0]["bytes"] == size
+
+
+def test_kinds_that_share_a_storage_count_it_once_together():
+    """An old spectral_norm's weight lies in its parameter until the first forward."""
+    state = statecli.inspect(torch.nn.utils.spectral_norm(torch.nn.Linear(3, 3))).state
+    totals = sizes.totals_by_kind(state.tensors)
+    assert sizes.checkpoint_bytes(state.tensors) == totals["parameter"].bytes + totals["buffer"].bytes
