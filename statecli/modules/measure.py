@@ -152,19 +152,22 @@ class Saved:
 
     `keys` gives the storage of another tensor of the model where that is what the name holds, else None.
     `renamed` are the storages held under keys that are no tensor's name: what a state_dict hook made of them.
-    `copies` are (dtype, shape) of tensors in it that are copies: whose they are cannot be told.
+    `copies` are (dtype, shape) of tensors in it that are copies: whose they are cannot be told, except of those that it
+    holds `under` the name of a tensor.
     """
 
     keys: dict[str, int | str | None] = field(default_factory=dict)
     storages: frozenset[int | str] = frozenset()
     renamed: frozenset[int | str] = frozenset()
     copies: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
+    under: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     reason: str | None = None
 
-    def holds(self, name: str, tensor: torch.Tensor, key: int | str) -> bool | None:
-        """Whether `tensor` is saved; None where it cannot be told.
+    def holds(self, name: str, fqn: str, tensor: torch.Tensor, key: int | str) -> bool | None:
+        """Whether `tensor`, called `fqn`, is saved; None where it cannot be told.
 
-        What is registered is saved under its own `name`, what is not ("") under any.
+        What is registered is saved under its own `name`, what is not ("") under any. A metric of torchmetrics saves
+        copies of its states, under their names.
         """
         if self.reason is not None:
             return None
@@ -174,7 +177,10 @@ class Saved:
             return not name or key in self.renamed
         if is_lazy(tensor) or tensor.is_nested:
             return False
-        return None if (str(tensor.dtype), tuple(tensor.shape)) in self.copies else False
+        like = (str(tensor.dtype), tuple(tensor.shape))
+        if not name and self.under.get(fqn) == like:
+            return True
+        return None if like in self.copies else False
 
 
 def saved(built: Built, found: Walk) -> Saved:
@@ -188,16 +194,30 @@ def saved(built: Built, found: Walk) -> Saved:
     own = {storage(tensor)[0] for tensor in known.values()}
     holder = nn.Module()
     object.__setattr__(holder, "state", entries)
-    tensors = [held.tensor for held in walk(holder).held]
+    tensors = _held_by(walk(holder), entries)
     direct = {id(value) for key, value in entries.items() if key in known}
     keys = {str(key): _whose(value, own) for key, value in entries.items()}
     copies = {
-        (str(tensor.dtype), tuple(tensor.shape))
-        for tensor in tensors
-        if not (is_lazy(tensor) or tensor.is_nested) and id(tensor) not in direct and storage(tensor)[0] not in own
+        name: (str(tensor.dtype), tuple(tensor.shape))
+        for name, tensor in tensors
+        if not (is_lazy(tensor) or tensor.is_nested) and storage(tensor)[0] not in own
     }
-    renamed = {storage(tensor)[0] for tensor in tensors if id(tensor) not in direct}
-    return Saved(keys, frozenset(storage(tensor)[0] for tensor in tensors), frozenset(renamed), frozenset(copies))
+    unnamed = {
+        copies[name] for name, tensor in tensors if name in copies and id(tensor) not in direct and name not in known
+    }
+    renamed = {storage(tensor)[0] for _, tensor in tensors if id(tensor) not in direct}
+    stores = frozenset(storage(tensor)[0] for _, tensor in tensors)
+    return Saved(keys, stores, frozenset(renamed), frozenset(unnamed), copies)
+
+
+def _held_by(found: Walk, entries: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor in a state_dict, by the name that it has in a model: `preds[0]` in the entry `preds`."""
+    keys = {f"[{key!r}]": str(key) for key in entries if type(key) is str}
+    tensors = []
+    for held in found.held:
+        label, *rest = [step.label for step in held.steps[1:]] or [""]
+        tensors.append((keys.get(label, label) + "".join(rest), held.tensor))
+    return tensors
 
 
 def _whose(value: Any, own: set[int | str]) -> int | str | None:

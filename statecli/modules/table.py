@@ -37,6 +37,8 @@ class _Row:
     held: Held | None = None
     aliases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    #: What it was computed from: its grad_fn, or in words.
+    derived: str | None = None
     stats: Stats | None = None
     saved: bool | None = None
     moves: bool | None = None
@@ -187,7 +189,9 @@ def _sheet(built: Built) -> _Sheet:
     if saved.reason is not None:
         sheet.oddities.append(Oddity("no-state-dict", f"cannot tell what is saved: {saved.reason}"))
     for row in sheet.rows:
-        row.saved = saved.holds(row.key, row.tensor, row.facts.storage)
+        row.saved = saved.holds(row.key, row.fqn, row.tensor, row.facts.storage)
+        if row.saved and row.held is not None and _is_recomputed(row.held):
+            row.saved = False  # what it is computed from is, in the same memory
         if row.saved is False and row.facts.storage in saved.storages:
             row.notes.append("not saved under its own name; what it is tied to is")
         if row.saved is None and saved.reason is None:
@@ -248,7 +252,8 @@ def _add_held(sheet: _Sheet) -> None:
         known = by_object.get(id(held.tensor))
         about = facts(held.tensor) if known is None else known.facts
         shared = by_storage.get(about.storage)
-        if known is None and shared is not None and about.elements <= shared.facts.elements:
+        is_part = known is None and shared is not None and about.elements <= shared.facts.elements
+        if is_part and not _is_recomputed(held):  # which shares memory until the first forward only
             known = shared
         if known is not None:
             known.aliases.append(held.fqn)
@@ -261,8 +266,11 @@ def _add_held(sheet: _Sheet) -> None:
 
 def _unregistered(sheet: _Sheet, held: Held, about: Facts) -> _Row:
     row = _Row(held.fqn, held.tensor, about, Kind.UNREGISTERED, None, held.owner, _place(sheet, held), held=held)
-    operation = derived_by(held.tensor)
-    if operation:
+    operation = row.derived = derived_by(held.tensor)
+    if operation is None and _is_recomputed(held):
+        row.derived = "a hook of torch"
+        row.notes.append("derived from registered tensors by a hook of torch, before each forward")
+    elif operation:
         known = {id(entry.tensor) for entry in sheet.found.registered}
         leaves = leaves_of(held.tensor)
         whose = "registered" if leaves is not None and all(id(leaf) in known for leaf in leaves) else "other"
@@ -342,7 +350,7 @@ def _judge_rows(sheet: _Sheet, trial: measure.Trial) -> None:
 def _broken_ties(sheet: _Sheet, trial: measure.Trial) -> None:
     ties: dict[int | str, _Tie] = {}
     for row in sheet.rows:
-        if row.fqn not in trial.after or row.fqn not in trial.before:
+        if row.fqn not in trial.after or row.fqn not in trial.before or (row.held and _is_recomputed(row.held)):
             continue
         # As it was in the instance that was moved: a copy may have parted what the model itself has tied.
         tie, after = ties.setdefault(trial.before[row.fqn], _Tie()), trial.after[row.fqn][1]
@@ -407,7 +415,7 @@ def _set_anew(held: Held) -> str | None:
     name = held.steps[0].label.rpartition(".")[2]
     if name in _OF_DDP and _is_ddp(type(held.owner)):
         return "DistributedDataParallel lists the buffers anew before it synchronizes them"
-    return "torch recomputes it from what is registered before each forward" if _recomputed(held, name) else None
+    return f"torch {_RECOMPUTED} before each forward" if _is_recomputed(held) else None
 
 
 #: What `_assign_modules_buffers` sets, which torch calls each time before it reads them.
@@ -420,8 +428,12 @@ def _is_ddp(kind: type) -> bool:
     return issubclass(kind, torchs) and getattr(kind, own, None) is getattr(torchs, own, None)
 
 
-def _recomputed(held: Held, name: str) -> bool:
+_RECOMPUTED = "recomputes it from what is registered"
+
+
+def _is_recomputed(held: Held) -> bool:
     """Whether it is what old weight_norm, spectral_norm or pruning computes in a hook."""
+    name = held.steps[0].label.rpartition(".")[2]
     hooks = held.owner._forward_pre_hooks.values()
     ours = [hook for hook in hooks if type(hook).__module__.startswith("torch.nn.utils.")]
     return any(name in (vars(hook).get("name"), vars(hook).get("_tensor_name")) for hook in ours)
@@ -508,7 +520,7 @@ def _info(sheet: _Sheet, row: _Row, number: int) -> TensorInfo:
         storage_bytes=about.storage_bytes,
         storage_offset=about.storage_offset,
         within=_within(row.held),
-        derived=derived_by(row.tensor) if row.held else None,
+        derived=row.derived,
         is_input=is_input,
     )
 
@@ -523,7 +535,7 @@ def _origin(sheet: _Sheet, row: _Row) -> Origin | None:
 
 
 def _fix(sheet: _Sheet, row: _Row) -> str | None:
-    if row.held is None or row.moves is not False or derived_by(row.tensor):
+    if row.held is None or row.moves is not False or row.derived:
         return None
     name = row.held.steps[0].label.rpartition(".")[2]
     sharing = sheet.in_storage_of(row)

@@ -412,3 +412,33 @@ def test_a_sample_input_is_told_to_be_one(inspect, rows, to):
     assert (row.kind, row.fix, row.is_input) == (Kind.UNREGISTERED, None, True)
     assert "sample input" in row.note
     assert not rows(inspect(PLAIN, to=to))["t"].is_input
+
+
+def test_what_a_state_dict_holds_a_copy_of_under_its_own_name_is_saved(read_live, rows):
+    """A metric of torchmetrics saves copies of its persistent states, of the list that one may be too."""
+
+    class Metric(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.total, self.other, self.values = torch.ones(2), torch.ones(2), [torch.ones(3), torch.ones(3)]
+
+        def state_dict(self, *args, **kwargs):
+            state = super().state_dict(*args, **kwargs)
+            return {**state, "total": self.total.clone(), "values": [one.clone() for one in self.values]}
+
+    saved = {name: row.saved for name, row in rows(read_live(Metric)).items()}
+    assert saved == {"total": True, "other": False, "values[0]": True, "values[1]": True}
+
+
+def test_persistent_states_of_torchmetrics_are_saved(read_live, rows):
+    """`persistent(True)` puts them into the state_dict."""
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    def make():
+        metric = torchmetrics.MeanMetric()
+        metric.persistent(True)
+        return metric
+
+    found = rows(read_live(make))
+    assert {name: found[name].saved for name in make().state_dict()} == {"mean_value": True, "weight": True}
+    assert not found["_defaults['weight']"].saved
