@@ -461,14 +461,20 @@ def _held(value: Any) -> list[Any] | None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The CPU's random generators (torch's, Python's, numpy's) start from `seed`; afterwards they are as they were."""
+    """Random generators start from `seed`, and afterwards are as they were: torch's, Python's and numpy's.
+
+    Torch's are those of the CPU and, where CUDA is in use, of each GPU.
+    """
     import torch
 
     numpy: Any = sys.modules.get("numpy")
     kept = random.getstate(), numpy.random.get_state() if numpy else None
-    with torch.random.fork_rng(devices=[]):
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=list(gpus)):
         try:
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed reaches for the GPUs too
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would have CUDA seeded when it starts
+            if gpus:
+                torch.cuda.manual_seed_all(seed)
             random.seed(seed)
             if numpy:
                 numpy.random.seed(seed % 2**32)

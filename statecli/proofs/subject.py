@@ -82,14 +82,19 @@ class Subject:
         return module
 
     def call(self, module: nn.Module, seed: int = 0, *, training: bool = False, grad: bool = False) -> Any:
-        """What `module` gives for the inputs, with a graph if `grad`; in eval mode, or as it is. Raises ModelError."""
+        """What `module` gives for the inputs, with a graph if `grad`; in eval mode, or as it is. Raises ModelError.
+
+        The random generators start from `seed`, so that two calls draw the same numbers.
+        """
         import torch
+
+        from statecli.proofs.inputs import seeded
 
         assert self.inputs is not None  # noqa: S101 - callers have looked
         args, kwargs = self.inputs.make(seed=seed)
         # A frozen ScriptModule has no mode.
         modes = [(one, one.training) for one in module.modules() if hasattr(one, "training")]
-        with self.user_code("calling it"), torch.set_grad_enabled(grad):
+        with self.user_code("calling it"), seeded(seed), torch.set_grad_enabled(grad):
             try:
                 return (module if training else module.eval())(*args, **kwargs)
             finally:

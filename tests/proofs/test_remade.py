@@ -111,3 +111,39 @@ def test_a_model_of_doubles_is_asked_with_floats():
     body = body.replace("nn.Linear(3, 3)", "nn.Linear(3, 3).double()")
     found = cache(of_source(Name.CAST, body), "casts")
     assert (found.before, found.reason) == ("float64", "forward makes it anew for another dtype")
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        "torch.randn(2, 2)",
+        "torch.tensor(numpy.random.rand(3))",
+        "torch.tensor([random.random()] * 3)",
+        "nn.functional.dropout(torch.ones(9), training=True)",
+    ],
+)
+@pytest.mark.parametrize("name", [Name.MOVE, Name.CAST])
+def test_what_forward_draws_anew_each_time_is_not_judged(name, drawn):
+    """Two calls draw the same numbers: a new tensor of the same bits replaces one that was overwritten."""
+    body = f"self.a = nn.Linear(3, 3)\n---\ndef forward(self, x):\n    import numpy, random\n    self.noise = {drawn}\n"
+    check = of_source(name, body + "    return self.a(x) + self.noise.sum().to(x)", "2x3")
+    assert rules(check) == {}
+
+
+def test_what_is_drawn_once_and_kept_is_judged():
+    """It is not made anew, whatever seed the second call starts from."""
+    once = "self.c = torch.randn(3) if self.c is None else self.c"
+    assert rules(proved(Name.MOVE, "None", once, "self.c")) == {"c": "left-behind"}
+
+
+def test_a_call_leaves_the_random_generators_as_they_were():
+    """Each proof seeds them for itself."""
+    import random
+
+    import torch
+
+    body = "self.a = nn.Linear(3, 3)\n---\ndef forward(self, x):\n    return self.a(x) + torch.rand(3)"
+    before = torch.get_rng_state(), random.getstate()
+    of_source(Name.FORWARD, body, "2x3")
+    assert (torch.get_rng_state() == before[0]).all()
+    assert random.getstate() == before[1]
