@@ -12,9 +12,12 @@ from typing import Any, TypeAlias
 
 from statecli.formats import _gadgets
 from statecli.formats._pickle import Global, Obj, Value
+from statecli.formats._steps import Budget, Steps
 
 #: The plain name that a call gives an object of.
 Root: TypeAlias = Callable[[Value], "str | None"]
+#: Whether a value may be among the arguments of a call.
+Fits: TypeAlias = Callable[[Value, Root], bool]
 
 #: Which words the arguments of a function of tensors may be: its ways to do it, never a path.
 _WORDS = frozenset(
@@ -45,17 +48,48 @@ _MODULES = (
 )
 
 
-def is_call_of_data(function: str, args: Value, kwargs: Value, root: Root) -> bool:
-    """Whether to call this with these arguments, and with whatever a caller adds, computes or builds data."""
-    if type(args) is not tuple or not (kwargs is None or type(kwargs) is dict):
+class Calls:
+    """The calls that one pickle puts off. A container that many of them hold is judged once."""
+
+    def __init__(self, root: Root, steps: Steps) -> None:
+        self._root = root
+        self._steps = steps
+        #: Containers of which all values fit, by the test that they were given to.
+        self._fitting: dict[Fits, set[int]] = {}
+
+    def is_of_data(self, function: str, args: Value, kwargs: Value) -> bool:
+        """Whether to call this with these arguments, and with whatever a caller adds, computes or builds data.
+
+        Raises OutOfSteps.
+        """
+        if type(args) is not tuple or not (kwargs is None or type(kwargs) is dict):
+            return False
+        named = kwargs or {}
+        self._steps.take(Budget.FLOW, len(args) + len(named))
+        if _gadgets.computes(function):
+            words = all(type(one) is not str or key in _WORDS for key, one in named.items())
+            texts = any(type(one) is str for one in args)
+            return words and not texts and self._all((*args, *named.values()), _is_value)
+        if function in _CONTAINERS or (_gadgets.is_class(function) and function not in _gadgets.HOOKS):
+            return self._all((*args, *named.values()), _is_kept)
         return False
-    named = kwargs or {}
-    if _gadgets.computes(function):
-        words = all(type(one) is not str or key in _WORDS for key, one in named.items())
-        return words and not any(type(one) is str for one in args) and _all((*args, *named.values()), root, _is_value)
-    if function in _CONTAINERS or (_gadgets.is_class(function) and function not in _gadgets.HOOKS):
-        return _all((*args, *named.values()), root, _is_kept)
-    return False
+
+    def _all(self, values: Iterable[Value], fits: Fits) -> bool:
+        """Whether all of these fit, and all in the containers among them; a container may hold itself."""
+        waiting: list[Any] = list(values)
+        fitting = self._fitting.setdefault(fits, set())
+        seen: set[int] = set()
+        while waiting:
+            value = waiting.pop()
+            if type(value) in (list, tuple, dict):
+                if id(value) not in seen and id(value) not in fitting:
+                    seen.add(id(value))
+                    self._steps.take(Budget.FLOW, len(value))
+                    waiting.extend(value.values() if type(value) is dict else value)
+            elif type(value) in (Global, Obj) and not fits(value, self._root):
+                return False
+        fitting |= seen
+        return True
 
 
 def is_callable(value: Value, root: Root) -> bool:
@@ -71,21 +105,6 @@ def is_callable(value: Value, root: Root) -> bool:
 def is_callback(name: str) -> bool:
     """Whether it is a function or class that may be kept, and that nothing which writes data would call."""
     return _gadgets.is_named(name) and not _gadgets.computes(name) and not name.startswith(("typing.", "types."))
-
-
-def _all(values: Iterable[Value], root: Root, fits: Callable[[Value, Root], bool]) -> bool:
-    """Whether all of these fit, and all in the containers among them; a container may hold itself."""
-    waiting: list[Any] = list(values)
-    seen: set[int] = set()
-    while waiting:
-        value = waiting.pop()
-        if type(value) in (list, tuple, dict):
-            if id(value) not in seen:
-                seen.add(id(value))
-                waiting.extend(value.values() if type(value) is dict else value)
-        elif type(value) in (Global, Obj) and not fits(value, root):
-            return False
-    return True
 
 
 def _is_value(value: Value, root: Root) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from statecli.formats import _script_code, _shown
+from statecli.formats._steps import Budget, Steps
 
 #: What expressions are made of, by the names that sympy and torch have for them.
 _CALLED = frozenset(
@@ -100,13 +101,15 @@ class Said(NamedTuple):
     doer: str | None = None
 
 
-def said(document: Any) -> Iterator[Said]:
-    """Everything that loading or calling the program does beside computing with tensors."""
+def said(document: Any, steps: Steps) -> Iterator[Said]:
+    """Everything that loading or calling the program does beside computing with tensors. Raises OutOfSteps."""
     for text in dict.fromkeys(expressions(document)):
+        steps.take(Budget.TEXT, 1 + len(text) // 8)
         if not is_plain(text):
             yield Said(text, "sympy", "sympify")
     bad: set[str] = set()
     for key, text in dict.fromkeys(_texts(document)):
+        steps.take(Budget.TEXT)
         found = _operator(text) if key in _OPERATORS else _imported(key, text) or _guard(key, text)
         if found:
             yield found

@@ -10,12 +10,13 @@ whatever is left of it in the tree.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from statecli.formats import _array_types, _deferred, _gadgets, _globals, _shown
 from statecli.formats._graph import is_module
 from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf, Value
+from statecli.formats._steps import Budget, Steps
 
 _DUNDER = re.compile(r"__\w+__\Z")
 #: Attributes of Python's own that only say where something is from.
@@ -47,7 +48,10 @@ class Flow:
     `called` are names that something else calls at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self._array_types = _array_types.ArrayTypes(steps)
+        self._deferred_calls = _deferred.Calls(self._named, steps)
         self.misuses: dict[int, str] = {}
         self.kept: set[int] = set()
         self.called: set[int] = set()
@@ -56,6 +60,8 @@ class Flow:
         self._roots: dict[int, Global | None] = {}
         self._seen: set[int] = set()
         self._held: set[int] = set()
+        #: Names and the states that were judged as theirs.
+        self._judged: set[tuple[int, int]] = set()
 
     def made(self, made: Obj) -> None:
         """A call, in the order of the pickle."""
@@ -110,12 +116,14 @@ class Flow:
             self.misuses.setdefault(id(root), why)
 
     def follow(self, built: list[tuple[Value, Value]], loose: Iterable[Value]) -> None:
-        """All calls, all BUILDs, and values that are reached from neither."""
+        """All calls, all BUILDs, and values that are reached from neither. Raises OutOfSteps."""
         for one in self._made:
+            self.steps.take(Budget.FLOW, 1 + len(one.args))
             self._call(one)
             self._added(one)
             self._walk(one, (one.args, one.kwargs, one.items, one.elems))
         for target, state in built:
+            self.steps.take(Budget.FLOW)
             if type(target) is Obj:
                 self._build(target, state)
             self._walk(target, (state,))
@@ -167,6 +175,7 @@ class Flow:
         for one in args:
             one = _untagged(one)
             within = one if type(one) in (list, tuple) else (one,)
+            self.steps.take(Budget.FLOW, len(within))
             roots = [self._named(part) for part in within if type(part) is Obj]
             plain_values = all(root is None or root.startswith(_GIVEN) or root in _ENUMERATIONS for root in roots)
             if not plain_values and _is_clean(called):
@@ -175,7 +184,7 @@ class Flow:
     def _deferred(self, function: tuple[Value, ...], args: Value, kwargs: Value) -> None:
         """What a partial would call, with what it holds. Names that are not clean are told without this."""
         name = self._named(function[0]) if function else None
-        if name and _is_clean(name) and not _deferred.is_call_of_data(name, args, kwargs, self._named):
+        if name and _is_clean(name) and not self._deferred_calls.is_of_data(name, args, kwargs):
             why = "would be called by a partial, and is no function of tensors or is not given plain values"
             self.note(function[0], why)
 
@@ -229,7 +238,7 @@ class Flow:
             self.note(root, "is given a state that is no module's")
         if type(state) is Obj and not name.startswith("numpy.random.") and _is_clean(name):
             self.note(root, "is given a state that a call computed")
-        if name == "numpy.dtype" and not _array_types.is_sound(target, state):
+        if name == "numpy.dtype" and not self._array_types.is_sound(target, state):
             self.note(root, "is given a state that numpy does not write, by which bytes may become addresses")
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if type(parts[-1]) is dict and len(parts) == 2 and _is_clean(name) and not name.startswith(_SLOTTED):
@@ -238,7 +247,11 @@ class Flow:
             self._attributes(root, name, one)
 
     def _attributes(self, root: Global, name: str, state: Value) -> None:
-        """The attributes that a BUILD sets."""
+        """The attributes that a BUILD sets. A state that many objects share is judged once for each class."""
+        if (id(root), id(state)) in self._judged:
+            return
+        self._judged.add((id(root), id(state)))
+        self.steps.take(Budget.FLOW, len(state) if type(state) is dict else 1)
         for key, value in state.items() if type(state) is dict else ():
             if type(key) is Key and _is_clean(name):
                 self.note(root, "is given an attribute whose name is computed")
@@ -254,6 +267,7 @@ class Flow:
     def _hides(self, holder: str, key: Value, value: Value) -> bool:
         """Whether a function is put where code finds it as a method of this object, or calls it with others."""
         values = value if type(value) in (list, tuple) else (value,)
+        self.steps.take(Budget.FLOW, len(values))
         found = [one for one in values if _deferred.is_callable(one, self._named)]
         if _gadgets.is_class(holder) and key in _OF_MODULES:
             return bool(found) or (type(value) is dict and any(type(one) is Global for one in value.values()))
@@ -291,6 +305,7 @@ class Flow:
         holds = root is not None and plain(root) in _HOLDERS
         seen = self._held if holds else self._seen
         waiting = list(values)
+        self.steps.take(Budget.FLOW, len(waiting))
         while waiting:
             value = waiting.pop()
             kind = type(value)
@@ -302,14 +317,16 @@ class Flow:
                 waiting.append(value.value)
             elif kind in _CONTAINERS and id(value) not in seen:
                 seen.add(id(value))
-                waiting.extend(self._contents(value))
+                contents = self._contents(value)
+                self.steps.take(Budget.FLOW, len(contents))
+                waiting.extend(contents)
 
     def _object(self, value: Obj, holds: bool) -> None:
         root = self.root(value)
         if not holds and root is not None and plain(root) in _gadgets.HOOKS:
             self.note(root, "is put where no module has its hooks")
 
-    def _contents(self, value: Any) -> Iterable[Value]:
+    def _contents(self, value: Any) -> Sequence[Value]:
         """What is in a container; pairs whose key is an attribute that Python calls are noted."""
         if type(value) is dict:
             for key, one in value.items():

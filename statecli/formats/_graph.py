@@ -149,8 +149,21 @@ def is_module(node: Any) -> bool:
     """Whether the object's pickled `__dict__` is that of an nn.Module."""
     if type(node) is not Obj:
         return False
-    held = attributes(unwrapped(node))
-    return mapping(held.get("_parameters")) is not None and mapping(held.get("_modules")) is not None
+    node = unwrapped(node)
+    return all(mapping(_attribute(node, name)) is not None for name in ("_parameters", "_modules"))
+
+
+def _attribute(node: Obj, name: str) -> Any:
+    """The attribute of `attributes(node)`, without copying all of them: many objects can share one state."""
+    if name_of(node.cls) == "torch.fx.graph_module.reduce_graph_module" and node.args:
+        states: tuple[Any, ...] = (node.args[0],)
+    else:
+        states = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state,)
+    for state in reversed(states):
+        items = state if type(state) is dict else mapping(state)
+        if items and name in items:
+            return items[name]
+    return None
 
 
 def unwrapped(node: Obj) -> Obj:

@@ -16,6 +16,7 @@ from statecli.formats import _gadgets
 from statecli.formats._flow import Flow, plain
 from statecli.formats._graph import is_module
 from statecli.formats._pickle import Global, Handler, Machine, Obj, Persistent, Value, as_key
+from statecli.formats._steps import OutOfSteps, Steps
 from statecli.state import Mention
 
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
@@ -32,14 +33,18 @@ _SHORTEST = 6
 
 
 class Scanner(Machine):
-    """A machine that reads on. `inner` are strings that begin like a pickle, `modules` the classes of whole modules."""
+    """A machine that reads on. `inner` are strings that begin like a pickle, `modules` the classes of whole modules.
 
-    def __init__(self, data: bytes, what: str) -> None:
+    `unfollowed` says why the names could not be followed to their end.
+    """
+
+    def __init__(self, data: bytes, what: str, steps: Steps | None = None) -> None:
         super().__init__(data, what, fast=True, module_ids=True)
+        self.unfollowed: OutOfSteps | None = None
         self.inner: list[tuple[int, bytes]] = []
         self.modules: list[str] = []
         self.calls = 0
-        self.flow = Flow()
+        self.flow = Flow(steps or Steps())
         self._called: set[int] = set()
         #: Names of the functions that records call, told apart once.
         self._usual: set[int] = set()
@@ -53,7 +58,10 @@ class Scanner(Machine):
         """Each name once, in the order of first mention. `getattr` is left out where all it did was to spell others."""
         flow = self.flow
         if self._spelled or not flow.is_tame(self.globals.values()):
-            flow.follow(self._built, [self.root, *self.persistent, *self._loose])
+            try:
+                flow.follow(self._built, [self.root, *self.persistent, *self._loose])
+            except OutOfSteps as error:
+                self.unfollowed = error
         flow.stored(self.persistent)
         spelling = self._spelled - flow.kept - self._called - flow.misuses.keys()
         called = self._called | flow.called

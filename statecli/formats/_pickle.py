@@ -27,6 +27,7 @@ from codecs import escape_decode
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
+from operator import length_hint
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
@@ -247,8 +248,8 @@ class Machine:
         self.protocol = 0
         self.objects = 0
         self.budget = 1
-        #: How many were read, to the whole 50,000.
-        self.opcodes = 0
+        self._bursts = 0
+        self._left: Iterator[None] = repeat(None, 0)
         self.numbers = _Numbers()
         self.shapes = _Shapes(self.numbers)
 
@@ -258,11 +259,20 @@ class Machine:
         try:
             for _ in repeat(None, MAX_OPCODES * self.budget // _BURST):
                 pos = self._burst(pos)
-                self.opcodes += _BURST
+                self._bursts += 1
                 self._check_budgets(pos)
         except _Stopped:
             return
         raise self.too_much(pos, f"more than {MAX_OPCODES * self.budget} opcodes")
+
+    def _next_burst(self) -> Iterator[None]:
+        self._left = repeat(None, _BURST)
+        return self._left
+
+    @property
+    def opcodes(self) -> int:
+        """Number of opcodes that were read; a record of a tensor counts as one."""
+        return self._bursts * _BURST + (_BURST - length_hint(self._left)) % _BURST
 
     def error(self, pos: int, text: str) -> MalformedError:
         """The line for something wrong with the opcode before byte `pos`."""
@@ -304,7 +314,7 @@ class Machine:
         data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.far, self.handlers
         u32, size, fast, record, frame_end = _U32, len(data), self.fast, _RECORD, self.frame_end
         try:
-            for _ in repeat(None, _BURST):
+            for _ in self._next_burst():
                 if pos >= frame_end:
                     frame_end = self.end_frame(pos)
                 op = data[pos]

@@ -28,20 +28,14 @@ from statecli.formats._expressions import said
 from statecli.formats._names import Scanner
 from statecli.formats._pickle import MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle, without_gc
 from statecli.formats._source import Source
+from statecli.formats._steps import Budget, OutOfSteps, Steps
 from statecli.formats._torch_loaders import Use, uses_of
 from statecli.formats._zip import BEGINNING, STORED, Archive, Record
 from statecli.state import Mention, Place, ScannedPickle
 
-#: Bytes of one pickle, of one inflated record, and of all pickles of one file.
+#: Bytes of one pickle, and of one inflated record. What one file may cost in all is in `_steps.Budget`.
 MAX_PICKLE = 256 * 2**20
 MAX_INFLATED = 64 * 2**20
-MAX_BYTES = 512 * 2**20
-#: Opcodes of all pickles of one file, at 2 or 3 million a second; a single one has a budget of its own.
-MAX_OPCODES = 30_000_000
-#: Pickles of one file, those inside strings included, and what was looked at because it begins like one. A rank's file
-#: of torch.distributed.checkpoint has an archive of six records for each tensor.
-MAX_PICKLES = 100_000
-MAX_PIECES = 1_000_000
 #: Archives in archives in archives, and pickles in strings of pickles.
 MAX_DEPTH = 4
 #: Small pickles of one file that are known again.
@@ -76,6 +70,8 @@ _USUAL = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
 _KNOWN = re.compile(r"bytecode\.pkl|mobile_debug_handles\.pkl|traced_inputs\.pkl|code/__torch__[^\0]*\.py\.debug_pkl")
 #: Bytes of a program of torch.export that are read.
 _MAX_PROGRAM = 128 * 2**20
+#: Texts of a program that are searched for in it, to report where they are.
+_MAX_LOCATED = 100
 MAX_CODE = 64 * 2**20
 #: The folder of a compiled model, and what of it is opened as a library as it is.
 _COMPILED_FOLDER = re.compile(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
@@ -289,7 +285,7 @@ class _Scan:
         self.whole = _Region(source, 0, source.size)
         self.found: list[ScannedPickle] = []
         self.pieces: deque[_Piece] = deque()
-        self.bytes = self.opcodes = self.looked = 0
+        self.steps = Steps()
         #: Small pickles that were read to their end, by their bytes.
         self.read: dict[bytes, ScannedPickle] = {}
         #: Where archives lie whose records were looked at.
@@ -303,11 +299,12 @@ class _Scan:
         header = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= self.whole.size - 8
         sure = head[:1] == b"\x80" and not header
         first = _Piece(self.whole, "the file", 0, sure=sure, hidden=False)
-        if not head.startswith(_ZIP) and _ends_as_zip(self.whole):
-            self._archive(first._replace(hidden=True))
-        if torch_tar.header_of(head) is not None and not head.startswith(_ZIP):
-            self._tar(first)
-        self.pieces.append(first)
+        with self._within_budgets():
+            if not head.startswith(_ZIP) and _ends_as_zip(self.whole):
+                self._archive(first._replace(hidden=True))
+            if torch_tar.header_of(head) is not None and not head.startswith(_ZIP):
+                self._tar(first)
+            self.pieces.append(first)
         return _mark_loaded_by_torch(self._drained(), self.whole)
 
     def run_at(self, places: Iterable[Stored]) -> list[ScannedPickle]:
@@ -325,22 +322,31 @@ class _Scan:
         return self._drained()
 
     def _drained(self) -> list[ScannedPickle]:
-        while self.pieces:
-            if self._is_over():
-                first = _Piece(self.whole, "the file", 0, hidden=False)
-                self._unread(first, "more pickles in it, or longer ones, than are read of one file")
-                self.pieces.clear()
-                break
-            self._look(self.pieces.popleft())
+        """Look at each piece that waits, until there is none or a budget is exceeded."""
+        with self._within_budgets():
+            while self.pieces:
+                if self.steps.exceeded:
+                    raise self.steps.exceeded
+                self.steps.take(Budget.PIECES)
+                self._look(self.pieces.popleft())
         return self.found
 
-    def _is_over(self) -> bool:
-        self.looked += 1
-        many = len(self.found) >= MAX_PICKLES or self.looked > MAX_PIECES
-        return many or self.bytes > MAX_BYTES or self.opcodes > MAX_OPCODES
+    @contextmanager
+    def _within_budgets(self) -> Iterator[None]:
+        """End the scan where a budget is exceeded, and report it."""
+        try:
+            yield
+        except OutOfSteps as error:
+            self.pieces.clear()
+            self.found.append(ScannedPickle("the file", self.whole.span, unread=f"{error}; the rest was not read"))
+
+    def _add(self, pickle: ScannedPickle) -> None:
+        """Keep what was found."""
+        self.found.append(pickle)
+        self.steps.take(Budget.PICKLES)
 
     def _unread(self, piece: _Piece, why: str) -> None:
-        self.found.append(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why))
+        self._add(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why))
 
     def _look(self, piece: _Piece) -> None:
         """Read one piece as what it begins like."""
@@ -376,7 +382,7 @@ class _Scan:
         """Read the pickle at byte `at`; its length, 0 where it has no end."""
         key = _key(piece.region) if piece.sure and not at else None
         if key and (again := self.read.get(key)):
-            self.found.append(structs.replace(again, where=piece.where, place=piece.region.span, hidden=piece.hidden))
+            self._add(structs.replace(again, where=piece.where, place=piece.region.span, hidden=piece.hidden))
             return again.place.length
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
         known = piece.sure and piece.region is not self.whole
@@ -384,10 +390,11 @@ class _Scan:
         region = piece.region.part(at, scanner.end or len(scanner.data))
         if piece.sure or not _is_harmless(scanner, unread):
             mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
+            unread = unread or scanner.unfollowed
             why, exact = str(unread) if unread else None, region.base is not None
             protocol = scanner.data[1] if scanner.data[:1] == b"\x80" and len(scanner.data) > 1 else 0
             pickle = ScannedPickle(where, region.span, mentions, modules, piece.hidden, exact, why, protocol=protocol)
-            self.found.append(pickle)
+            self._add(pickle)
             if key and region.size == piece.region.size and not (scanner.inner or unread) and len(self.read) < MAX_KEPT:
                 self.read[key] = self.found[-1]
             if unread and scanner.framed:
@@ -405,7 +412,7 @@ class _Scan:
             if not known.issuperset(other.globals):
                 known.update(other.globals)
                 names, modules = tuple(other.mentions()), tuple(dict.fromkeys(other.modules))
-                self.found.append(structs.replace(scanned, names=names, modules=modules, exact=False, unread=None))
+                self._add(structs.replace(scanned, names=names, modules=modules, exact=False, unread=None))
             end = at + reading.end
             if (
                 not unread
@@ -429,7 +436,8 @@ class _Scan:
             window *= _GROWTH
 
     def _run(self, data: bytes, where: str) -> tuple[Scanner, MalformedError | None]:
-        scanner, failed = Scanner(data, where), None
+        self.steps.take(Budget.BYTES, len(data))
+        scanner, failed = Scanner(data, where, self.steps), None
         if files.name(self.whole.path).endswith(METADATA):
             scanner.budget = BUDGET
         try:
@@ -439,8 +447,10 @@ class _Scan:
             odd = scanner.framed and not isinstance(error, (OverBudget, MisframedPickle))
             if odd and _frames.read_as_file(data).dropped:
                 failed = scanner.misframed(scanner.frame_end, "an opcode crosses the end of its frame")
-        self.bytes += len(data)
-        self.opcodes += scanner.opcodes
+        try:
+            self.steps.take(Budget.OPCODES, scanner.opcodes)
+        except OutOfSteps as error:  # what was read is reported with its names
+            failed = failed or error
         return scanner, failed
 
     def _array(self, piece: _Piece) -> None:
@@ -482,7 +492,7 @@ class _Scan:
     def _salvage_tar(self, region: _Region) -> None:
         """The members whose header begins at a block; tarfile takes sizes and holes from several other places."""
         at = 0
-        while at + torch_tar.BLOCK <= region.size and len(self.pieces) < MAX_PICKLES:
+        while at + torch_tar.BLOCK <= region.size and len(self.pieces) < Budget.PICKLES.limit:
             header = torch_tar.header_of(region.read(at, torch_tar.BLOCK))
             if header is None:
                 break
@@ -546,8 +556,8 @@ class _Scan:
         if region.size > MAX_CODE:
             self._unread(_Piece(region, where, 0, hidden=False), f"code of more than {MAX_CODE:,} bytes")
             return
-        self.bytes += region.size
-        self._calls(region, where, _script_code.calls(region.read(0, region.size)))
+        self.steps.take(Budget.BYTES, region.size)
+        self._calls(region, where, _script_code.calls(region.read(0, region.size), self.steps))
 
     def _other_code(self, region: _Region, where: str) -> None:
         """What the lite interpreter runs; and what names code that lies anywhere, as torch 1.0 wrote it."""
@@ -555,7 +565,8 @@ class _Scan:
             self._unread(_Piece(region, where, 0, hidden=False), "TorchScript of torch 1.0, whose code is not read")
         else:
             data = region.read(0, min(region.size, MAX_CODE))
-            self._calls(region, where, _script_code.bytecode(data))
+            self.steps.take(Budget.BYTES, len(data))
+            self._calls(region, where, _script_code.bytecode(data, self.steps))
 
     def _compiled(self, folder: str, pieces: list[_Piece]) -> None:
         """Files of AOTInductor: its loader opens the library, or makes one with commands that are among them."""
@@ -576,31 +587,37 @@ class _Scan:
             doer = "loading it" if one.on_load else "its code"
             names = (Mention(one.module, one.name, one.at, called=True, misuse=one.why),)
             exact = region.base is not None
-            self.found.append(ScannedPickle(line, region.span, names, exact=exact, doer=doer))
+            self._add(ScannedPickle(line, region.span, names, exact=exact, doer=doer))
 
     def _program(self, region: _Region, where: str) -> None:
         """A program of torch.export: loading it evaluates its sizes, compiles its names and imports what they say."""
         data = region.read(0, min(region.size, _MAX_PROGRAM))
+        self.steps.take(Budget.BYTES, len(data))
         try:
             document, _ = _json.object_of(data, where)
         except MalformedError as error:
             self._unread(_Piece(region, where, 0), str(error))
             return
-        for one in said(document):
-            at = max(data.find(_json_text(one.text)), 0)
+        for number, one in enumerate(said(document, self.steps)):
+            at = max(data.find(_json_text(one.text)), 0) if number < _MAX_LOCATED else 0
             names = (Mention(one.module, one.name, at, called=one.called, misuse=one.why),)
-            self.found.append(ScannedPickle(where, region.span, names, exact=region.base is not None, doer=one.doer))
+            self._add(ScannedPickle(where, region.span, names, exact=region.base is not None, doer=one.doer))
 
     def _member(self, region: _Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool) -> None:
         """Keep a record for later if it is a pickle, or begins like one."""
         unread = None
+        self.steps.take(Budget.PIECES)
         if deflated:
             if any(_is_plain_array(_beginning(region, size)) for size in (_HEAD, _PAGE)):
                 return
+            # Each inflated record costs time: a storage that begins like no pickle is inflated no further.
+            opening = _beginning(region, _FIRST_WINDOW, _FIRST_WINDOW + 1)
+            if not (sure or _may_be_pickle(name, opening, len(opening))):
+                return
             region, unread = _inflated(region)
+            self.steps.take(Budget.BYTES, region.size)
         piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden)
-        small = region.size <= _FIRST_WINDOW and not _STORAGE.search(name)
-        if sure or small or _BEGINS.match(region.head) or region.head.startswith((_ZIP, _NUMPY)):
+        if sure or _may_be_pickle(name, region.head, region.size):
             if unread:
                 self._unread(piece, unread)
             self.pieces.append(piece)
@@ -610,7 +627,7 @@ class _Scan:
         region, at = piece.region, 0
         other = self.whole.head[:1] == b"\x80" or self.whole.head[8:9] == b"{"
         own = set() if piece.depth or other else set(_USUAL)
-        while (at := _next(region, at)) >= 0 and len(self.pieces) < MAX_PICKLES:
+        while (at := _next(region, at)) >= 0 and len(self.pieces) < Budget.PICKLES.limit:
             if at + _LOCAL.size > region.size:
                 break
             fields = _LOCAL.unpack(region.read(at, _LOCAL.size))
@@ -670,7 +687,7 @@ def _in_a_row(region: _Region) -> list[_Region]:
     """
     parts: list[_Region] = []
     end = region.size
-    while end >= _ENDS and len(parts) < MAX_PICKLES:
+    while end >= _ENDS and len(parts) < Budget.PICKLES.limit:
         tail = region.read(end - _ENDS, _ENDS)
         length = int.from_bytes(tail[64:72], "little") + _ENDS
         if (tail[:4], tail[56:60], tail[76:80]) != (b"PK\6\6", b"PK\6\7", b"PK\5\6") or length > end:
@@ -695,10 +712,16 @@ def _next(region: _Region, at: int) -> int:
     return -1
 
 
-def _beginning(region: _Region, size: int) -> bytes:
-    """What the first `size` bytes of a compressed record inflate to, a page at most."""
+def _may_be_pickle(name: str, head: bytes, size: int) -> bool:
+    """Whether a record of `size` bytes that begins with `head` is looked at: it is small, or begins like a pickle."""
+    small = size <= _FIRST_WINDOW and not _STORAGE.search(name)
+    return small or _BEGINS.match(head) is not None or head.startswith((_ZIP, _NUMPY))
+
+
+def _beginning(region: _Region, size: int, most: int = _PAGE) -> bytes:
+    """What the first `size` bytes of a compressed record inflate to, `most` bytes at most."""
     try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(region.read(0, min(size, region.size)), _PAGE)
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(region.read(0, min(size, region.size)), most)
     except zlib.error:
         return b""
 

@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from statecli.formats._steps import Budget, Steps
+
 #: Namespaces of operators that come with torch, torchvision and torchaudio.
 _SHIPPED = frozenset(
     re.findall(
@@ -40,17 +42,25 @@ _HARM = {
 }
 _TOUCHES = re.compile(r"(?:image|video_reader|torchvision|torchaudio)::\w*(?:file|load|save|video|sox_io|stream)\w*")
 _HIDES = "is given another name there, so that what is called by it cannot be told"
-_SPACE = r"(?:\s|\\\n|\#[^\n]*\n)*"
-_STRING = r"""(?:\"\"\"(?:\\.|[^\\])*?\"\"\"|'''(?:\\.|[^\\])*?'''|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
-#: What is looked at. Strings and comments come first, so that nothing in them is.
+#: Comments are white space, but for those of types, which are tokens.
+_SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
+#: What is looked at. Strings and comments are passed over, so that nothing in them is.
 _FOUND = re.compile(
-    rf"{_STRING}|\#(?![ \t]*type:)[^\n]*"
+    r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
+    r"|(?P<comment>\#(?! type:)[^\n]*)"
     rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?",
-    re.DOTALL | re.ASCII,
+    re.ASCII,
 )
+#: What is looked for behind the quotes that a string begins with: an escape, its end, the end of its line.
+_STOPS = {
+    '"': re.compile(r'\\.|"|\n', re.DOTALL),
+    "'": re.compile(r"\\.|'|\n", re.DOTALL),
+    '"""': re.compile(r'\\.|"""', re.DOTALL),
+    "'''": re.compile(r"\\.|'''", re.DOTALL),
+}
 _WORD = re.compile(r"\w+", re.ASCII)
 _COMMENT = re.compile(r"\#[^\n]*")
-_DEF = re.compile(r"^\s*def (\w+)", re.MULTILINE | re.ASCII)
+_DEF = re.compile(r"^[^\S\n]*def (\w+)", re.MULTILINE | re.ASCII)
 #: The names of operators in the bytecode of the lite interpreter: strings of its pickle, behind their length.
 _NAMED = re.compile(rb"(?:X(.)\0\0\0|\x8c(.))(\w+::\w+)", re.DOTALL)
 
@@ -69,23 +79,35 @@ class Call(NamedTuple):
     on_load: bool
 
 
-def calls(code: bytes) -> Iterator[Call]:
-    """Each thing once that code does, or may do, beside computing."""
+def calls(code: bytes, steps: Steps) -> Iterator[Call]:
+    """Each thing once that code does, or may do, beside computing. Raises OutOfSteps."""
     text = code.decode("latin-1")  # its names are ASCII, and so each character is a byte
     seen: set[tuple[str, str]] = set()
-    for module, name, at, why in _mentions(text):
+    functions = _DEF.finditer(text)
+    function, following = "", next(functions, None)
+    line, counted = 1, 0
+    for module, name, at, why in _mentions(text, steps):
         if (module, name) not in seen:
             seen.add((module, name))
-            inside = [found[1] for found in _DEF.finditer(text, 0, at)][-1:]
-            yield Call(module, name, at, text.count("\n", 0, at) + 1, why, inside == ["__setstate__"])
+            while following and following.end() <= at:
+                steps.take(Budget.TEXT)
+                function, following = following[1], next(functions, None)
+            line, counted = line + text.count("\n", counted, at), at
+            yield Call(module, name, at, line, why, function == "__setstate__")
 
 
-def bytecode(data: bytes) -> Iterator[Call]:
-    """The operators that are known for harm among those that bytecode names; which function calls one is not told."""
+def bytecode(data: bytes, steps: Steps) -> Iterator[Call]:
+    """The operators that are known for harm among those that bytecode names; which function calls one is not told.
+
+    Raises OutOfSteps.
+    """
+    seen: set[str] = set()
     for found in _NAMED.finditer(data):
+        steps.take(Budget.TEXT)
         operator = found[3][: (found[1] or found[2])[0]].decode()
         why = harm(operator)
-        if why:
+        if why and operator not in seen:
+            seen.add(operator)
             yield Call(*_spelled(operator), found.start(3), 0, why, on_load=False)
 
 
@@ -99,8 +121,11 @@ def is_shipped(operator: str) -> bool:
     return operator.partition("::")[0] in _SHIPPED
 
 
-def _mentions(text: str) -> Iterator[tuple[str, str, int, str | None]]:
-    for found in _FOUND.finditer(text):
+def _mentions(text: str, steps: Steps) -> Iterator[tuple[str, str, int, str | None]]:
+    strings, at = _Strings(text, steps), 0
+    while found := _FOUND.search(text, at):
+        steps.take(Budget.TEXT)
+        at = strings.end(found["quote"], found.start()) if found["quote"] else found.end()
         names = _WORD.findall(_COMMENT.sub("", found["path"])) if found["path"] else []
         # A parameter, an attribute or an argument may have any name.
         if len(names) > 1 or (names and not found["after"]):
@@ -109,13 +134,41 @@ def _mentions(text: str) -> Iterator[tuple[str, str, int, str | None]]:
                 yield (*told[:2], found.start(), told[2])
 
 
+class _Strings:
+    """Where the strings of a text end. Each character is read once, however many strings have no end.
+
+    Where a string has no end, none of the same quotes that begins inside it has one: escapes pair the same way.
+    """
+
+    def __init__(self, text: str, steps: Steps) -> None:
+        self.text = text
+        self.steps = steps
+        #: Up to where no string of these quotes has an end.
+        self._endless: dict[str, int] = {}
+
+    def end(self, quote: str, at: int) -> int:
+        """The place after the string that begins at `at`; after one quote, or two, where the string has no end."""
+        if at >= self._endless.get(quote, 0):
+            place = at + len(quote)
+            while stop := _STOPS[quote].search(self.text, place):
+                self.steps.take(Budget.TEXT)
+                if stop[0] == quote:
+                    return stop.end()
+                if stop[0] == "\n":
+                    break
+                place = stop.end()
+            self._endless[quote] = stop.start() if stop else len(self.text)
+        return at + 2 if len(quote) == 3 else at + 1
+
+
 def _named(names: list[str]) -> tuple[str, str, str | None] | None:
     """What a dotted name stands for, None for what only computes."""
     if names[0] == "__torch__":
         return _class(names)
     space, rest = ("aten", names[1:]) if names[0] == "torch" else (".".join(names[1:2]), names[2:])
-    while rest[:1] == ["autograd"]:  # whatever namespace this stands in, it is torch's own
-        space, rest = "aten", rest[1:]
+    nested = next((at for at, name in enumerate(rest) if name != "autograd"), len(rest))
+    if nested:  # whatever namespace this stands in, it is torch's own
+        space, rest = "aten", rest[nested:]
     if not rest:
         return ".".join(names), "*", _HIDES
     operator = f"{space}::{rest[0]}"

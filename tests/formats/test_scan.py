@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from statecli.formats import _pickle, _scan
 from statecli.formats._scan import begins_as_pickle, scan
 from statecli.formats._source import Source
+from statecli.formats._steps import Budget
 
 from .attacks import (
     Member,
@@ -423,10 +424,10 @@ def test_pickles_in_pickles_have_an_end(scanned):
 
 def test_many_pickles_have_an_end(scanned, monkeypatch):
     """A file of more than there is time for is said to be read in part."""
-    monkeypatch.setattr(_scan, "MAX_PIECES", 10)
+    monkeypatch.setattr(Budget.PIECES, "limit", 10)
     strings = b"".join(b"B" + struct.pack("<I", 8) + pickled(b"]0NNN") + b"0" for _ in range(20))
     found = scanned(pickled(strings + b"N"))
-    assert "than are read of one file" in found[-1].unread
+    assert found[-1].unread == "has more than 10 pieces; the rest was not read"
 
 
 def test_a_row_of_pickles_is_read_or_said_not_to_be(scanned):
@@ -438,10 +439,11 @@ def test_a_row_of_pickles_is_read_or_said_not_to_be(scanned):
 
 def test_opcodes_have_an_end(scanned, monkeypatch):
     """Of all pickles together."""
-    monkeypatch.setattr(_scan, "MAX_OPCODES", 100_000)
+    monkeypatch.setattr(Budget.OPCODES, "limit", 200_000)
     found = scanned(build([Member(f"a/{n}.pkl", pickled(b"N0" * 60_000 + b"N")) for n in range(5)]))
     assert len(found) == 3
-    assert "than are read of one file" in found[-1].unread
+    assert [one.unread is not None for one in found] == [False, True, True]
+    assert found[-1].unread == "has more than 200,000 opcodes; the rest was not read"
 
 
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)

@@ -14,6 +14,7 @@ from torch import nn
 from statecli.auditing.run import Request, audit
 from statecli.formats import _script_code
 from statecli.formats._scan import scan
+from statecli.formats._steps import Steps
 
 FILE = '"HARM", True, 4, dtype=0'
 #: What makes HARM, a file of four letters, when it is compiled and run: `t` is filled behind it.
@@ -135,7 +136,7 @@ def test_operators_and_classes_of_other_libraries_are_unknown():
     """Those that come with torch are not; those of its companions that touch files are known for it."""
 
     def known(code: bytes) -> list[tuple[str, str, bool]]:
-        return [(one.module, one.name, one.why is not None) for one in _script_code.calls(code)]
+        return [(one.module, one.name, one.why is not None) for one in _script_code.calls(code, Steps())]
 
     assert known(b"x = ops.mylib.run(1)") == [("torch.ops.mylib", "run", False)]
     assert known(b"x = ops.torchvision.nms(1)\ny = ops.image.decode_jpeg(x)") == []
@@ -156,9 +157,9 @@ def test_an_unknown_operator_is_a_warning(archive):
 def test_names_of_attributes_and_parameters_are_no_other_names():
     """Whatever a module calls them."""
     code = b"class A(Module):\n  ops : Tensor\n  torch : Tensor\n  def f(self: A, torch: int):\n    g(torch=1)\n"
-    assert list(_script_code.calls(code)) == []
-    assert [one.name for one in _script_code.calls(b"    a = torch\n")] == ["*"]
-    assert [one.name for one in _script_code.calls(b"    g(torch=torch)\n")] == ["*"]
+    assert list(_script_code.calls(code, Steps())) == []
+    assert [one.name for one in _script_code.calls(b"    a = torch\n", Steps())] == ["*"]
+    assert [one.name for one in _script_code.calls(b"    g(torch=torch)\n", Steps())] == ["*"]
 
 
 @pytest.mark.parametrize("name", ["code/__torch__.py", ".data/ts_code/code/a.py", ".data/ts_code/0/code/a/b.py"])

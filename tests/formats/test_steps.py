@@ -1,0 +1,204 @@
+"""How many steps a hostile file costs: each case that once took minutes, by the number of steps it may take.
+
+Steps are counted and not seconds, which differ between machines. One test holds the seconds, of all cases together.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from statecli.auditing.run import Request, audit
+from statecli.formats import _scan
+from statecli.formats._source import Source
+from statecli.formats._steps import Budget, OutOfSteps, Steps
+
+from .attacks import Member, build, called, named, number, records, short, stacked
+
+SHARED = b"r" + struct.pack("<I", 0)
+GET = b"j" + struct.pack("<I", 0)
+EMPTY_OBJECT = stacked("argparse", "Namespace") + b")\x81"
+DICT = stacked("builtins", "dict")
+PARTIAL = stacked("functools", "partial")
+
+
+def four(body):
+    """A pickle of protocol 4."""
+    return b"\x80\x04" + body + b"."
+
+
+def put(index):
+    """LONG_BINPUT."""
+    return b"r" + struct.pack("<I", index)
+
+
+def get(index):
+    """LONG_BINGET."""
+    return b"j" + struct.pack("<I", index)
+
+
+def sharing(shared, user, count):
+    """A list of `count` values that `user` makes, each with what `shared` makes in it."""
+    return four(shared + SHARED + b"0](" + user * count + b"e")
+
+
+def sequence(count, value=b"K\1"):
+    """A list."""
+    return b"](" + value * count + b"e"
+
+
+def settings(count):
+    """A dict."""
+    return b"}(" + b"".join(short(f"k{n}") + b"K\1" for n in range(count)) + b"u"
+
+
+def dtype(code, state):
+    """A numpy dtype of this code and state."""
+    return called(stacked("numpy", "dtype"), short(code), b"\x89", b"\x88") + b"(" + number(3) + state + b"tb"
+
+
+def doubled_dtypes(levels):
+    """A numpy dtype whose two fields are the dtype before, which has two fields, and so on."""
+    plain = short("|") + b"NNN" + number(-1) + number(-1) + number(0)
+    body = dtype("i1", plain) + put(0) + b"0"
+    for level in range(levels):
+        field = get(level) + number(0) + b"\x86"
+        fields = short("a") + short("b") + b"\x86}(" + short("a") + field + short("b") + field + b"u"
+        body += dtype("V1", short("|") + b"N" + fields + number(1) + number(1) + number(16))
+        body += put(level + 1) + b"0"
+    return four(body + get(levels))
+
+
+def put_off(count, size):
+    """Partials that share one list."""
+    state = b"(" + DICT + GET + b"\x85}Nt"
+    return sharing(sequence(size), PARTIAL + DICT + b"\x85R" + state + b"b", count)
+
+
+def names_of_operators(count):
+    """TorchScript that names many operators of other libraries, each in its own function."""
+    return b"".join(b"def f%d(x):\n  return ops.a%d.b(x)\n" % (n, n) for n in range(count))
+
+
+def code(text):
+    """An archive with this TorchScript in it."""
+    return build([*records(), Member("archive/code/__torch__.py", text)])
+
+
+def taken(tmp_path, data):
+    """The steps that a scan of the file takes, and what it found."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(data)
+    with Source(str(path)) as source:
+        scan = _scan._Scan(source)
+        found = scan.run()
+    return scan.steps.taken, found
+
+
+# Name -> a file of one size, the number of steps of a kind that it may take.
+LINEAR = {
+    "dtypes that double 22 times": (build(records(doubled_dtypes(22))), Budget.FLOW, 1_000),
+    "dtypes that double 60 times": (build(records(doubled_dtypes(60))), Budget.FLOW, 2_500),
+    "2,000 partials that share a list of 40,000": (build(records(put_off(2000, 40_000))), Budget.FLOW, 120_000),
+    "4,000 names of operators": (code(names_of_operators(4000)), Budget.TEXT, 12_000),
+    "strings without an end": (code(b"\\'''\n" * 20_000), Budget.TEXT, 161_000),
+    "quotes behind backslashes": (code(b'\\"' * 20_000), Budget.TEXT, 40_001),
+    "comments between names": (code(b"torch #type:" * 20_000), Budget.TEXT, 3),
+    "empty lines": (code(b"\n" * 100_000 + b"ops.a.b"), Budget.TEXT, 3),
+    "a long chain of autograd": (code(b"torch" + b".autograd" * 20_000), Budget.TEXT, 3),
+    "a state that 3,000 objects share": (
+        build(records(sharing(settings(3000), EMPTY_OBJECT + GET + b"b", 3000))),
+        Budget.FLOW,
+        40_000,
+    ),
+    "a function called with itself": (
+        build(records(four(stacked("copyreg", "__newobj__") + SHARED + b"(" + GET * 4000 + b"tR"))),
+        Budget.FLOW,
+        60_000,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_file_that_once_took_minutes_takes_few_steps(name, tmp_path):
+    """No budget is exceeded, and all of the file is read."""
+    data, budget, most = LINEAR[name]
+    steps, found = taken(tmp_path, data)
+    assert steps[budget] <= most
+    assert not [pickle.unread for pickle in found if pickle.unread]
+
+
+# What is shared and judged again for each that has it. An honest pickler writes none of them.
+SHARED_BY_MANY = {
+    "arguments": sharing(b"(" + b"N" * 3000 + b"t", stacked("uuid", "UUID") + GET + b"R", 3000),
+    "a list among arguments": sharing(sequence(3000), stacked("uuid", "UUID") + GET + b"\x85R", 3000),
+    "a list in a state": sharing(sequence(3000), EMPTY_OBJECT + b"}" + short("a") + GET + b"sb", 3000),
+    "keyword arguments": sharing(settings(1200), stacked("uuid", "UUID") + b")" + GET + b"\x92", 1200),
+    "arguments of partials": put_off(3000, 3000).replace(b"K\1" * 3000, EMPTY_OBJECT * 3000),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_BY_MANY)
+def test_what_many_objects_share_ends_at_the_budget(name, tmp_path):
+    """The finding names the budget; the steps are those of the budget and of one container more."""
+    steps, found = taken(tmp_path, build(records(SHARED_BY_MANY[name])))
+    limit = Budget.FLOW.limit + 16 * steps[Budget.OPCODES]
+    assert limit < steps[Budget.FLOW] <= limit + 6001
+    assert found[0].unread == f"has more than {limit:,} values to follow for the names in them"
+
+
+def test_a_scan_over_its_budget_is_an_unscanned_pickle(tmp_path, monkeypatch):
+    """Each budget is named by the finding, and what was read before is still reported."""
+    monkeypatch.setattr(Budget.FLOW, "limit", -10_000)
+    evil = called(named("os", "system"), short("true"))
+    (tmp_path / "a.pt").write_bytes(build(records(four(evil + EMPTY_OBJECT + b"}b\x86"))))
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unsafe-global", "unscanned-pickle"))).targets
+    assert [finding.rule for finding in target.findings] == ["unsafe-global", "unscanned-pickle"]
+    assert "values to follow for the names in them" in target.findings[1].message
+
+
+@pytest.mark.parametrize("budget", Budget, ids=lambda budget: budget.name.lower())
+def test_each_budget_is_named_where_it_is_exceeded(budget):
+    """In words, with its limit."""
+    steps = Steps()
+    steps.take(budget, budget.limit)
+    with pytest.raises(OutOfSteps, match=rf"has more than {steps.limit(budget):,} {budget.noun}"):
+        steps.take(budget)
+
+
+def test_opcodes_are_counted_one_by_one(tmp_path):
+    """Those of many small pickles are not lost. The same pickle in two records is read once."""
+    small = [Member(f"archive/{n}.pkl", four(b"N0" * n + b"N")) for n in range(50)]
+    steps, _ = taken(tmp_path, build([*records(four(b"N")), *small]))
+    assert steps[Budget.OPCODES] == sum(3 + 2 * n for n in range(50))
+
+
+def test_compressed_storages_are_not_inflated_to_be_scanned(tmp_path):
+    """Three storages of 10 MB each, which begin like no pickle, cost no bytes."""
+    storages = [Member(f"archive/data/{n}", b"\1" * 10_000_000, method=8) for n in range(1, 4)]
+    steps, found = taken(tmp_path, build([*records(), *storages]))
+    assert steps[Budget.BYTES] < 1000
+    assert not [pickle.unread for pickle in found if pickle.unread]
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from statecli.formats._scan import scan
+for path in sys.argv[1:]:
+    scan(path)
+"""
+
+
+def test_all_hostile_files_are_scanned_in_seconds(tmp_path):
+    """A sanity check of the step counts, in a process of its own with a limit of its time and memory."""
+    files = {**{name: data for name, (data, _, _) in LINEAR.items()}}
+    files |= {name: build(records(pickle)) for name, pickle in SHARED_BY_MANY.items()}
+    for number_of_file, data in enumerate(files.values()):
+        (tmp_path / f"{number_of_file}.pt").write_bytes(data)
+    paths = sorted(map(str, tmp_path.glob("*.pt")))
+    subprocess.run([sys.executable, "-c", LIMITED, *paths], check=True, timeout=300)
