@@ -340,6 +340,16 @@ class Mention(msgspec.Struct, frozen=True, gc=False):
         return f"{self.module}.{self.name}"
 
 
+class Bomb(msgspec.Struct, frozen=True, gc=False):
+    """Memory or time that loading a pickle takes beyond what the file holds.
+
+    `text` is a verb phrase; `position` the byte of the pickle where the name that is called stands, 0 for no name.
+    """
+
+    text: str
+    position: int
+
+
 class ScannedPickle(msgspec.Struct, frozen=True):
     """One pickle of a file, read for what loading it would run: `where` it is, in words that name the record.
 
@@ -349,6 +359,7 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     `unread` says why it, or what is in `where`, could not be read to the end. `doer` is set of what is no pickle but
     code in the file, and is who does what `names` say: "loading it", or "its code" when that is called.
     `by_torch_load`: `torch.load(path)` unpickles it. `protocol` is the pickle protocol that it declares, 0 if none.
+    `bombs`: what takes more memory or time to load than the file's size explains.
     """
 
     where: str
@@ -361,3 +372,4 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     doer: str | None = None
     by_torch_load: bool = False
     protocol: int = 0
+    bombs: tuple[Bomb, ...] = ()

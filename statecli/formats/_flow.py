@@ -55,7 +55,8 @@ class Flow:
         self.misuses: dict[int, str] = {}
         self.kept: set[int] = set()
         self.called: set[int] = set()
-        self._made: list[Obj] = []
+        #: Calls in the order of the pickle, but for those that only rebuild tensors.
+        self.calls: list[Obj] = []
         self._finished: set[int] = set()
         self._roots: dict[int, Global | None] = {}
         self._seen: set[int] = set()
@@ -65,7 +66,7 @@ class Flow:
 
     def made(self, made: Obj) -> None:
         """A call, in the order of the pickle."""
-        self._made.append(made)
+        self.calls.append(made)
         self._roots[id(made)] = self.root(made.args[0] if _is_made(made) else made.cls)
 
     def root(self, value: Value) -> Global | None:
@@ -104,7 +105,7 @@ class Flow:
 
     def is_tame(self, names: Iterable[Global]) -> bool:
         """Whether all names are of tensors, and only names are called: so it is for most checkpoints."""
-        return _TAME.issuperset(map(plain, names)) and all(type(one.cls) is Global for one in self._made)
+        return _TAME.issuperset(map(plain, names)) and all(type(one.cls) is Global for one in self.calls)
 
     def note(self, name: Value, why: str) -> None:
         """The first reason stands. What a storage is told by stands for it."""
@@ -117,7 +118,7 @@ class Flow:
 
     def follow(self, built: list[tuple[Value, Value]], loose: Iterable[Value]) -> None:
         """All calls, all BUILDs, and values that are reached from neither. Raises OutOfSteps."""
-        for one in self._made:
+        for one in self.calls:
             self.steps.take(Budget.FLOW, 1 + len(one.args))
             self._call(one)
             self._added(one)

@@ -13,11 +13,12 @@ from typing import Any
 
 from statecli.errors import MalformedError
 from statecli.formats import _gadgets
-from statecli.formats._flow import Flow, plain
+from statecli.formats._allocations import Allocations
+from statecli.formats._flow import Flow, calls_made_by, plain
 from statecli.formats._graph import is_module
-from statecli.formats._pickle import Global, Handler, Machine, Obj, Persistent, Value, as_key
+from statecli.formats._pickle import Global, Handler, Key, Machine, Obj, Persistent, SetOf, Value, as_key
 from statecli.formats._steps import OutOfSteps, Steps
-from statecli.state import Mention
+from statecli.state import Bomb, Mention
 
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
 _RECORDED = frozenset(["torch._utils._rebuild_tensor_v2", "collections.OrderedDict"])
@@ -45,6 +46,9 @@ class Scanner(Machine):
         self.modules: list[str] = []
         self.calls = 0
         self.flow = Flow(steps or Steps())
+        self.allocations = Allocations(plain, calls_made_by, steps or Steps())
+        #: The highest memo entry that was written out of order.
+        self._highest_memo = 0
         self._called: set[int] = set()
         #: Names of the functions that records call, told apart once.
         self._usual: set[int] = set()
@@ -68,6 +72,21 @@ class Scanner(Machine):
         for one in self.globals.values():
             if id(one) not in spelling:
                 yield Mention(one.module, one.name, one.position, id(one) in called, flow.misuses.get(id(one)))
+
+    def bombs(self, file_bytes: int) -> tuple[Bomb, ...]:
+        """What loading the pickle allocates beyond what a file of this size holds, and keys that take too long."""
+        found: list[Bomb] = []
+        try:
+            found += self.allocations.storage_bombs(self.persistent, file_bytes)
+            found += self.allocations.bombs(self.flow.calls, self._built, len(self.data), self._highest_memo)
+        except OutOfSteps as error:
+            self.unfollowed = self.unfollowed or error
+        return tuple(found)
+
+    def put(self, index: int, value: Value) -> None:
+        """As the machine does it, the highest entry noted."""
+        self._highest_memo = max(self._highest_memo, index)
+        super().put(index, value)
 
     # What the machine refuses.
 
@@ -141,6 +160,7 @@ class Scanner(Machine):
         if type(target) in (dict, Obj) and not len(flat) % 2:
             held = (target.items or {}) if type(target) is Obj else target
             keys = list(map(as_key, flat[::2]))
+            self.allocations.add_keys(target, [key for key in keys if type(key) is Key])
             if held:
                 self._loose.extend((key, held[key]) for key in keys if key in held)
             before = len(held)
@@ -150,10 +170,14 @@ class Scanner(Machine):
                 self._loose.extend(zip(keys, flat[1::2], strict=True))
         self.flow.changes(target)
 
-    def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:  # noqa: ARG002
+    def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
         """Elements are appended to anything."""
         if type(target) in (list, Obj):
             super().add_elements(target, elements, pos, "APPEND")
+        if type(target) is SetOf:
+            target.elems.extend(elements)
+        if opcode == "ADDITEMS":
+            self.allocations.add_keys(target, elements)
         self.flow.changes(target)
 
     def built(self, target: Value, state: Value) -> None:
@@ -277,6 +301,12 @@ def _extension(m: Machine, pos: int) -> int:
     return pos + width
 
 
+def _frozenset(m: Any, pos: int) -> int:
+    end = Machine.handlers[0x91](m, pos)
+    m.allocations.add_keys(m.stack[-1], m.stack[-1].elems)
+    return end
+
+
 def _next_buffer(m: Machine, pos: int) -> int:
     m.stack.append(Persistent(None))
     return pos
@@ -315,6 +345,7 @@ _OTHERS: dict[int, Handler] = {
     0x82: _extension,
     0x83: _extension,
     0x84: _extension,
+    0x91: _frozenset,
     0x92: _newobj_ex,
     0x97: _next_buffer,
     0x98: _same,

@@ -31,7 +31,7 @@ from statecli.formats._source import Source
 from statecli.formats._steps import Budget, OutOfSteps, Steps
 from statecli.formats._torch_loaders import Use, uses_of
 from statecli.formats._zip import BEGINNING, STORED, Archive, Record
-from statecli.state import Mention, Place, ScannedPickle
+from statecli.state import Bomb, Mention, Place, ScannedPickle
 
 #: Bytes of one pickle, and of one inflated record. What one file may cost in all is in `_steps.Budget`.
 MAX_PICKLE = 256 * 2**20
@@ -41,6 +41,9 @@ MAX_DEPTH = 4
 #: Small pickles of one file that are known again.
 MAX_KEPT = 4096
 _FIRST_WINDOW = 64 * 1024
+#: Bytes that compressed records may inflate to, whatever their ratio; and the ratio that larger ones may have.
+_MAX_UNPACKED = 256 * 2**20
+_MAX_RATIO = 200
 #: Bytes in which the header of a numpy array ends.
 _PAGE = 4096
 _GROWTH = 8
@@ -390,10 +393,13 @@ class _Scan:
         region = piece.region.part(at, scanner.end or len(scanner.data))
         if piece.sure or not _is_harmless(scanner, unread):
             mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
+            bombs = scanner.bombs(self.whole.size)
             unread = unread or scanner.unfollowed
             why, exact = str(unread) if unread else None, region.base is not None
             protocol = scanner.data[1] if scanner.data[:1] == b"\x80" and len(scanner.data) > 1 else 0
-            pickle = ScannedPickle(where, region.span, mentions, modules, piece.hidden, exact, why, protocol=protocol)
+            pickle = ScannedPickle(
+                where, region.span, mentions, modules, piece.hidden, exact, why, protocol=protocol, bombs=bombs
+            )
             self._add(pickle)
             if key and region.size == piece.region.size and not (scanner.inner or unread) and len(self.read) < MAX_KEPT:
                 self.read[key] = self.found[-1]
@@ -515,6 +521,7 @@ class _Scan:
             return
         if piece.region.base is not None:
             self.archives.add((piece.region.base, piece.region.size))
+        self._inflating(piece, archive)
         use_of = uses_of(archive)
         compiled: dict[str, list[_Piece]] = {}
         for record in archive.records.values():
@@ -527,6 +534,14 @@ class _Scan:
                 compiled.setdefault(folder[0] if folder else name, []).append(_Piece(region, name, piece.depth))
         for folder_name, pieces in compiled.items():
             self._compiled(folder_name, pieces)
+
+    def _inflating(self, piece: _Piece, archive: Archive) -> None:
+        """Report compressed records that inflate to far more than other data does."""
+        compressed = [record for record in archive.records.values() if record.method != STORED]
+        packed, size = (sum(sizes) for sizes in ((r.compressed_size for r in compressed), (r.size for r in compressed)))
+        if size > _MAX_UNPACKED and size > _MAX_RATIO * packed:
+            bomb = Bomb(f"inflates {packed:,} bytes of compressed records to {size:,}", 0)
+            self._add(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
 
     def _record(self, piece: _Piece, archive: Archive, record: Record, use: Use) -> None:
         name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"

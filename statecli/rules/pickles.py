@@ -12,7 +12,7 @@ from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, a_file, the_pickles
 from statecli.finding import Severity
 from statecli.formats import _folder, _gadgets, _globals, _shown
-from statecli.state import Mention, Place, ScannedPickle
+from statecli.state import Bomb, Mention, Place, ScannedPickle
 
 _LENGTH = 1
 #: Findings of one rule in one file; of the rest the number is told.
@@ -203,6 +203,31 @@ def unscanned_pickle(subject: Subject) -> Iterator[Found]:
     yield from _most(_broken(subject, pickle, pickle.unread) for pickle in subject.pickles if pickle.unread)
 
 
+@rule(Severity.ERROR, a_file, the_pickles)
+def allocation_bomb(subject: Subject) -> Iterator[Found]:
+    """Loading the file takes far more memory or time than its size explains.
+
+    Why: a few bytes of a pickle can ask for any amount of memory, and a dictionary key can take for ever to hash. The
+    process that loads the file is killed or hangs, also with `weights_only=True`, and cannot be interrupted. No pickler
+    writes this: it writes the data that it holds.
+
+    Example: `bytearray(2**36)` or `list(range(2**40))` next to the tensors; a tuple that holds itself twice, 64 levels
+    deep, as a key of a dict; a memo entry with the number 2**28; compressed records that inflate 1,000 times.
+
+    Fix: do not load the file. If it is yours, save the data itself instead of a call that computes it.
+    """
+    yield from _most(_describe_bomb(subject, pickle, bomb) for pickle in subject.pickles for bomb in pickle.bombs)
+
+
+def _describe_bomb(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Found:
+    place = pickle.place
+    if pickle.exact and bomb.position:
+        place = Place(place.path, place.offset + bomb.position, _LENGTH)
+    where = f"{_where(subject, pickle)}, byte {bomb.position}" if bomb.position else _where(subject, pickle)
+    message = f"loading it {_shown.name(bomb.text)} ({where})" if where else f"loading it {_shown.name(bomb.text)}"
+    return Found(message, help="do not load it; ask who published it", place=place, about=bomb.text)
+
+
 def _broken(subject: Subject, pickle: ScannedPickle, unread: str) -> Found:
     unread = unread.removeprefix(pickle.where).lstrip(": ")
     message = f"{_where(subject, pickle)}: not read to its end: {unread}"
@@ -292,4 +317,5 @@ RULES = (
     needs_weights_only_false,
     nested_pickle,
     unscanned_pickle,
+    allocation_bomb,
 )

@@ -14,7 +14,7 @@ from statecli.auditing.result import Status
 from statecli.auditing.run import Request, audit
 from statecli.finding import Severity
 
-from ..formats.attacks import Member, build, called, named, pickled, records, state_dict, tensor, text
+from ..formats.attacks import Member, build, called, named, number, pickled, records, state_dict, tensor, text
 
 RANDOM = "numpy.random._pickle"
 RULES = ("unsafe-global", "unknown-global", "whole-module-pickle", "nested-pickle", "unscanned-pickle")
@@ -155,6 +155,23 @@ def test_nested_pickle_spares_the_pickle_of_a_damaged_archive(tmp_path):
     for damaged in (whole[:-100], b"#!/bin/sh\n" + whole):
         (tmp_path / "a.pt").write_bytes(damaged)
         assert {one.rule for one in judged(tmp_path / "a.pt").findings} <= {"unscanned-pickle"}
+
+
+def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains(found, tmp_path):
+    """The size, the name and its byte."""
+    pickle = state_dict(w=tensor(), x=called(named("builtins", "bytearray"), number(2**36)))
+    (finding,) = found("allocation-bomb", write(tmp_path / "a.pt", pickle))
+    at = pickle.index(b"cbuiltins")
+    assert finding.message == f"loading it allocates 64.0 GiB by builtins.bytearray (archive/data.pkl, byte {at})"
+    assert finding.severity is Severity.ERROR
+
+
+def test_allocation_bomb_spares_a_tensor_that_repeats_its_storage(found, tmp_path):
+    """An expanded tensor has as many bytes as its storage; a range has none; 8 MiB are no bomb."""
+    large = called(named("builtins", "bytearray"), number(2**23))
+    unused = called(named("builtins", "range"), number(2**40))
+    pickle = state_dict(w=tensor(size=(2**40,), stride=(0,)), x=large, y=unused)
+    assert not found("allocation-bomb", write(tmp_path / "a.pt", pickle))
 
 
 def test_an_array_of_numbers_is_not_looked_at(tmp_path):

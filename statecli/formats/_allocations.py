@@ -1,0 +1,308 @@
+"""What loading a pickle allocates beyond what the file holds, and which of its keys take for ever to hash.
+
+`bytearray(2**36)` is 30 bytes of pickle and 64 GiB of memory; a tuple that holds itself twice, 64 levels deep, takes
+2**64 steps to hash. Nothing here allocates or hashes: sizes are computed from the arguments of each call, in the order
+of the pickle. Ordinary picklers write what they hold, so that a call allocates no more than a few times its pickle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+from statecli.formats import _array_types
+from statecli.formats._array_types import count_of
+from statecli.formats._dtypes import BITS, STORAGE_DTYPES
+from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf, Value
+from statecli.formats._steps import Budget, Steps
+from statecli.state import Bomb
+
+#: Bytes that a pickle may allocate: so many, and so many times its own size.
+_MIN_BYTES = 16 * 2**20
+_TIMES_PICKLE = 64
+#: How many times its size a file can hold, compressed.
+_TIMES_COMPRESSED = 1032
+#: Steps of hashing all keys of one pickle, a few seconds; the nesting of a tuple at which the stack overflows.
+_MAX_HASH_STEPS = 50_000_000
+_MAX_NESTED = 10_000
+#: Keys of one dict or set that have the same hash. Each is compared with all before it.
+_MAX_COLLISIONS = 5_000
+#: A key of more values than this is not hashed here to find collisions.
+_MAX_HASHED = 64
+#: No size is counted beyond this.
+_MAX_SIZE = 2**62
+#: Bytes of a pointer, of a small integer object, of an entry of the unpickler's memo.
+_POINTER, _INTEGER, _MEMO_ENTRY = 8, 32, 16
+
+_EXPONENT = re.compile(r"[eE]([-+]?\d{1,18})\s*\Z", re.ASCII)
+#: Bytes that encoding a character makes; 10 for codecs that are not here.
+_ENCODED = {"latin1": 1, "latin-1": 1, "ascii": 1, "utf-8": 1, "utf8": 1}
+_COPIERS = frozenset(
+    [
+        *(f"builtins.{name}" for name in ("list", "tuple", "set", "frozenset", "dict")),
+        *(f"collections.{name}" for name in ("deque", "UserList", "Counter", "OrderedDict")),
+        *("torch.Size", "numpy.ma.core.MaskedArray", "numpy.ma.MaskedArray"),
+    ]
+)
+_TEXTS = frozenset(["builtins.str", "collections.UserString", "torch.torch_version.TorchVersion", "numpy.str_"])
+_HASHING = frozenset(["builtins.set", "builtins.frozenset", "collections.Counter"])
+_MAKING_DICTS = frozenset(["builtins.dict", "collections.OrderedDict"])
+
+#: The plain name of a global, and the calls that a function makes of what it is given.
+Name: TypeAlias = Callable[[Global], str]
+Indirect: TypeAlias = Callable[[str, tuple[Value, ...]], Iterable[Obj]]
+
+
+class Allocations:
+    """The sizes of what one pickle makes. `keys` are what it hashes, by the dict or set that they are in."""
+
+    def __init__(self, plain: Name, calls_made_by: Indirect, steps: Steps) -> None:
+        self._plain = plain
+        self._calls_made_by = calls_made_by
+        self._steps = steps
+        #: Bytes that calls allocate, by the id of the name that is called.
+        self._bytes: Counter[int] = Counter()
+        self._called: dict[int, Global] = {}
+        #: How many elements the result of a call has, by its id.
+        self._lengths: dict[int, int] = {}
+        #: How many values a container has, all that it holds counted each time; how deep it is nested.
+        self._expanded: dict[int, tuple[int, int]] = {}
+        self._keys: list[tuple[int, Value]] = []
+
+    def add_keys(self, holder: Value, keys: Iterable[Value]) -> None:
+        """Note keys of a dict, or elements of a set, that are costly to hash."""
+        for key in keys:
+            value = key.value if type(key) is Key else key
+            if type(value) in (tuple, int, float):
+                self._keys.append((id(holder), value))
+
+    def bombs(
+        self, made: Iterable[Obj], built: Iterable[tuple[Value, Value]], pickle_bytes: int, highest_memo: int
+    ) -> Iterator[Bomb]:
+        """What allocates too much, or takes for ever to hash. Raises OutOfSteps."""
+        for call in made:
+            if type(call.cls) is Global:
+                self._lengths[id(call)] = self._judge(call, call.cls, 0)
+        for target, state in built:
+            self._judge_state(target, state)
+        limit = _MIN_BYTES + _TIMES_PICKLE * pickle_bytes
+        large = [(size, key) for key, size in self._bytes.items() if size > limit]
+        if not large and self._bytes and self._bytes.total() > limit:
+            large = [(self._bytes.total(), self._bytes.most_common(1)[0][0])]
+        for size, key in large:
+            name = self._called[key]
+            yield Bomb(f"allocates {_amount(size)} by {name.qualified}", name.position)
+        if highest_memo * _MEMO_ENTRY > limit:
+            yield Bomb(f"allocates {_amount(highest_memo * _MEMO_ENTRY)} for memo entry {highest_memo:,}", 0)
+        yield from self._hash_bombs()
+
+    def storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
+        """A storage that is declared with more bytes than the file can hold, also compressed."""
+        for storage in storages:
+            pid = storage.pid if type(storage.pid) is tuple else ()
+            if len(pid) < 5 or type(pid[1]) is not Global or type(pid[4]) is not int or pid[3] == "meta":
+                continue
+            size = pid[4] * _item_bytes(pid[1].name)
+            if size > _MIN_BYTES + _TIMES_COMPRESSED * file_bytes:
+                yield Bomb(f"allocates {_amount(size)} for a storage of {_amount(file_bytes)}", pid[1].position)
+                return
+
+    # Calls.
+
+    def _judge(self, call: Obj, name: Global, depth: int) -> int:
+        """Count the bytes that a call allocates; the number of elements of its result."""
+        plain = self._plain(name)
+        self._steps.take(Budget.FLOW)
+        size, length = self._size_of_call(plain, call.args)
+        if size:
+            self._called[id(name)] = name
+            self._bytes[id(name)] = min(self._bytes[id(name)] + size, _MAX_SIZE)
+        for indirect in self._calls_made_by(plain, call.args) if depth < 8 else ():
+            if type(indirect.cls) is Global:
+                length = max(length, self._judge(indirect, indirect.cls, depth + 1))
+        if plain == "functools.partial" and call.args and type(call.args[0]) is Global and depth < 8:
+            self._judge(Obj(call.args[0], call.args[1:]), call.args[0], depth + 1)
+        return length
+
+    def _size_of_call(self, name: str, args: tuple[Value, ...]) -> tuple[int, int]:
+        """Bytes that a call allocates, and how many elements its result has."""
+        first = args[0] if args else None
+        if name in ("builtins.bytes", "builtins.bytearray", "numpy.bytes_", "numpy.void"):
+            length = first if type(first) is int else self._length(first)
+            return _capped(length), _capped(length)
+        if name in _COPIERS or name.startswith("numpy."):
+            self._hash_elements(name, first)
+            size = self._size_of_numpy(name, args)
+            length = max((self._length(one) for one in args), default=0)
+            ranges = any(type(one) is Obj for one in args)
+            return size + _capped(length * (_POINTER + _INTEGER * ranges)), length
+        if name == "builtins.range":
+            return 0, _range_length(args)
+        if name == "array.array" and len(args) > 1:
+            return _capped(self._length(args[1]) * _POINTER), self._length(args[1])
+        if name == "_codecs.encode":
+            codec = args[1] if len(args) > 1 and type(args[1]) is str else "utf-8"
+            length = _capped(self._length(first) * _ENCODED.get(codec.lower(), 10))
+            return (length if type(first) is Obj else 0), length
+        if name in _TEXTS:
+            size = self._expansion(first)[0] * 2 if type(first) in (list, tuple, dict) else 0
+            return _capped(size), _capped(size)
+        if name == "fractions.Fraction":
+            return _exponent(first) * _MEMO_ENTRY, 0
+        if name == "logging.getLogger" and type(first) is str:
+            return _capped(first.count(".") * len(first) // 2), 0
+        return self._size_of_tensor(name, args), 0
+
+    def _size_of_numpy(self, name: str, args: tuple[Value, ...]) -> int:
+        if name.endswith(".multiarray._reconstruct") and len(args) > 2:
+            return _capped(_elements(args[1]) * _type_bytes(args[2]))
+        if name == "numpy.ma.core._mareconstruct" and len(args) > 3:
+            return _capped(2 * _elements(args[2]) * _type_bytes(args[3]))
+        if name.endswith(".multiarray.scalar") and len(args) == 1:
+            return _capped(_type_bytes(args[0]))
+        return 0
+
+    def _size_of_tensor(self, name: str, args: tuple[Value, ...]) -> int:
+        module, _, last = name.rpartition(".")
+        if module in ("torch", "torch.cuda", "torch.storage") and last.endswith(("Storage", "Tensor")):
+            first = args[0] if args else None
+            if type(first) in (list, tuple):
+                return _capped(self._expansion(first)[0] * _POINTER)
+            if type(first) is Obj:
+                return _capped(self._length(first) * _POINTER)
+            return _capped(_elements(args) * _item_bytes(last)) if args else 0
+        if name == "torch._utils._rebuild_qtensor" and len(args) > 2:
+            return _beyond_storage(args)
+        if name == "torch._utils._rebuild_device_tensor_from_cpu_tensor" and args and type(args[0]) is Obj:
+            return _beyond_storage(args[0].args)
+        return 0
+
+    def _judge_state(self, target: Value, state: Value) -> None:
+        """An array of objects is made as long as its shape says, whatever list follows."""
+        if type(target) is Obj and type(target.cls) is Global and type(state) is tuple and len(state) > 4:
+            name = target.cls
+            if self._plain(name).endswith("._reconstruct") and type(state[4]) is list:
+                extra = _elements(state[1]) - len(state[4])
+                if extra > 0:
+                    self._called[id(name)] = name
+                    self._bytes[id(name)] = min(self._bytes[id(name)] + extra * _POINTER, _MAX_SIZE)
+
+    def _length(self, value: Value) -> int:
+        if type(value) is Obj:
+            return self._lengths.get(id(value), 0) + len(value.elems or ())
+        if type(value) is SetOf:
+            return len(value.elems)
+        return len(value) if type(value) in (list, tuple, dict, str, bytes) else 0
+
+    # Keys.
+
+    def _hash_elements(self, name: str, elements: Value) -> None:
+        if name in _HASHING and type(elements) in (list, tuple):
+            self._steps.take(Budget.FLOW, len(elements))
+            self.add_keys(elements, elements)
+        elif name in _MAKING_DICTS and type(elements) is list:
+            self._steps.take(Budget.FLOW, len(elements))
+            pairs = (pair for pair in elements if type(pair) in (list, tuple) and len(pair) == 2)
+            self.add_keys(elements, (pair[0] for pair in pairs))
+
+    def _hash_bombs(self) -> Iterator[Bomb]:
+        steps, hashes = 0, Counter[tuple[int, int]]()
+        for holder, key in self._keys:
+            size, depth = self._expansion(key) if type(key) is tuple else (1, 0)
+            steps += size
+            if depth > _MAX_NESTED:
+                yield Bomb(f"hashes a key that nests more than {_MAX_NESTED:,} tuples, which overflows the stack", 0)
+                return
+            if steps > _MAX_HASH_STEPS:
+                yield Bomb(f"hashes its keys in more than {_MAX_HASH_STEPS:,} steps", 0)
+                return
+            if size <= _MAX_HASHED:
+                hashes[holder, hash(key)] += 1
+        for (_, _), count in hashes.most_common(1):
+            if count > _MAX_COLLISIONS:
+                yield Bomb(f"compares {count:,} keys of one hash with each other", 0)
+
+    def _expansion(self, root: Value) -> tuple[int, int]:
+        """Number of values in a container, what is shared counted each time, and how deep it is nested."""
+        known, entered, waiting, depth = self._expanded, set[int](), [root], 0
+        while waiting:
+            value = waiting[-1]
+            children = () if id(value) in known else _children(value)
+            missing = [child for child in children if _children(child) and id(child) not in known]
+            if missing and id(value) not in entered:
+                entered.add(id(value))  # a container that holds itself is entered once
+                depth += 1
+                if depth > _MAX_NESTED:
+                    return _MAX_SIZE, depth
+                self._steps.take(Budget.FLOW, len(children))
+                waiting.extend(missing)
+                continue
+            if id(value) not in known:
+                inner = [known.get(id(child), (1, 0)) for child in children]
+                size = 1 + sum(size for size, _ in inner)
+                known[id(value)] = (min(size, _MAX_SIZE), 1 + max((depth for _, depth in inner), default=0))
+            depth -= waiting.pop() is value and id(value) in entered and bool(children)
+        return known[id(root)]
+
+
+def _children(value: Any) -> tuple[Value, ...] | list[Value]:
+    if type(value) in (list, tuple):
+        return value  # type: ignore[no-any-return]
+    return list(value.values()) if type(value) is dict else ()
+
+
+def _capped(size: int) -> int:
+    return max(0, min(size, _MAX_SIZE))
+
+
+def _elements(shape: Value) -> int:
+    """Number of elements of this shape, 0 where it is no shape of an array."""
+    return _capped(count_of(shape) or 0)
+
+
+def _type_bytes(dtype: Value) -> int:
+    """Bytes of an element of a numpy type."""
+    state = dtype.state if type(dtype) is Obj else None
+    return (_array_types.size_of(dtype if type(dtype) is Obj else Obj(None, (dtype,)), state) or 0) or 1
+
+
+def _item_bytes(name: str) -> int:
+    """Bytes of an element of a class of storages or tensors."""
+    kind = STORAGE_DTYPES.get(name.replace("Tensor", "Storage"), "uint8" if name == "UntypedStorage" else "float32")
+    return BITS.get(kind, 32) // 8
+
+
+def _beyond_storage(args: tuple[Value, ...]) -> int:
+    """Bytes of a tensor that repeats its storage, once each element is written out."""
+    storage = args[0] if args and type(args[0]) is Persistent else None
+    pid = storage.pid if storage and type(storage.pid) is tuple else ()
+    held = pid[4] if len(pid) > 4 and type(pid[4]) is int else 0
+    extra = _elements(args[2]) - held if len(args) > 2 else 0
+    return _capped(extra * _POINTER)
+
+
+def _range_length(args: tuple[Value, ...]) -> int:
+    if not 1 <= len(args) <= 3 or not all(type(one) is int for one in args):
+        return 0
+    start, stop = (0, args[0]) if len(args) == 1 else args[:2]
+    step = args[2] if len(args) == 3 else 1
+    if step == 0:
+        return 0
+    return _capped(-((start - stop) // step) if step > 0 else -((stop - start) // -step))
+
+
+def _exponent(number: Value) -> int:
+    """Digits that a number in text has before or behind its point."""
+    if type(number) is Obj and number.args:
+        number = number.args[0]
+    match = _EXPONENT.search(number) if type(number) is str else None
+    return _capped(abs(int(match[1]))) if match else 0
+
+
+def _amount(size: int) -> str:
+    for unit, name in ((2**60, "EiB"), (2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size:,} bytes"

@@ -1,0 +1,248 @@
+"""What loading a pickle allocates or hashes beyond what the file holds; each bomb is small, and none is loaded here."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from statecli.auditing.run import Request, audit
+
+from ..formats.attacks import (
+    build,
+    called,
+    colliding_ints,
+    deep_key,
+    hash_bomb,
+    legacy,
+    number,
+    numbers,
+    pickled,
+    records,
+    short,
+    stacked,
+    state_dict,
+    tensor,
+    text,
+)
+
+NDARRAY = stacked("numpy", "ndarray")
+RECONSTRUCT = stacked("numpy.core.multiarray", "_reconstruct")
+
+
+def builtin(name, *args):
+    """A call of a built-in function."""
+    return called(stacked("builtins", name), *args)
+
+
+def put(index):
+    """LONG_BINPUT."""
+    return b"r" + struct.pack("<I", index)
+
+
+def get(index):
+    """LONG_BINGET."""
+    return b"j" + struct.pack("<I", index)
+
+
+RANGE = builtin("range", number(2**40))
+#: A tuple that holds the tuple before it twice, 64 times over.
+LAUGHS = b"N" + b"".join(put(n) + get(n) + b"\x86" for n in range(64)) + put(99) + b"0"
+STORAGE = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("0") + text("cpu") + number(16) + b"tQ"
+TWICE = put(0) + b"0" + called(stacked("_codecs", "encode"), get(0), short("hex"))
+
+# Name -> the opcodes of a value, what the finding says.
+BOMBS = {
+    "bytes": (builtin("bytes", number(2**36)), "64.0 GiB by builtins.bytes"),
+    "bytes by NEWOBJ": (stacked("builtins", "bytes") + number(2**36) + b"\x85\x81", "64.0 GiB by builtins.bytes"),
+    "bytes by a copy": (
+        called(stacked("copyreg", "__newobj__"), stacked("builtins", "bytes"), number(2**36)),
+        "64.0 GiB by builtins.bytes",
+    ),
+    "a partial": (
+        called(stacked("functools", "partial"), stacked("builtins", "bytearray"), number(2**36)),
+        "64.0 GiB by builtins.bytearray",
+    ),
+    "a list of a range": (builtin("list", RANGE), "TiB by builtins.list"),
+    "a list of every third number": (
+        builtin("list", builtin("range", number(2**22), number(2**28), number(3))),
+        "3.3 GiB by builtins.list",
+    ),
+    "a list of a list of a range": (builtin("list", builtin("list", RANGE)), "TiB by builtins.list"),
+    "a tuple of a range": (builtin("tuple", RANGE), "TiB by builtins.tuple"),
+    "a set of a range": (builtin("set", RANGE), "TiB by builtins.set"),
+    "a list's subclass of a range": (
+        called(
+            stacked("copyreg", "_reconstructor"), stacked("collections", "UserList"), stacked("builtins", "list"), RANGE
+        ),
+        "TiB by builtins.list",
+    ),
+    "a deque of a range": (called(stacked("collections", "deque"), RANGE), "TiB by collections.deque"),
+    "an array of a range": (called(stacked("array", "array"), short("b"), RANGE), "TiB by array.array"),
+    "a size of a range": (called(stacked("torch", "Size"), RANGE), "TiB by torch.Size"),
+    "a tensor of a size": (called(stacked("torch", "Tensor"), number(2**40)), "4.0 TiB by torch.Tensor"),
+    "a storage of a size": (called(stacked("torch", "FloatStorage"), number(2**40)), "4.0 TiB by torch.FloatStorage"),
+    "an untyped storage": (called(stacked("torch.storage", "UntypedStorage"), number(2**40)), "1.0 TiB by torch"),
+    "an array of a shape": (called(RECONSTRUCT, NDARRAY, numbers(2**20, 2**20), short("b")), "1.0 TiB by numpy"),
+    "an array of objects that is longer than its list": (
+        called(RECONSTRUCT, NDARRAY, numbers(0), short("b"))
+        + b"("
+        + number(1)
+        + numbers(2**33)
+        + called(stacked("numpy", "dtype"), short("O8"))
+        + b"\x89](NNetb",
+        "64.0 GiB by numpy",
+    ),
+    "a masked array": (
+        called(
+            stacked("numpy.ma.core", "_mareconstruct"),
+            stacked("numpy.ma.core", "MaskedArray"),
+            NDARRAY,
+            numbers(2**40),
+            short("b"),
+        ),
+        "2.0 TiB by numpy",
+    ),
+    "a scalar without bytes": (
+        called(stacked("numpy.core.multiarray", "scalar"), called(stacked("numpy", "dtype"), short("V2000000000"))),
+        "MiB by numpy",
+    ),
+    "a void of numpy": (called(stacked("numpy", "void"), number(2**31 - 1)), "2.0 GiB by numpy.void"),
+    "a number of numpy, of a range": (called(stacked("numpy", "float64"), RANGE), "TiB by numpy.float64"),
+    "a fraction with an exponent": (called(stacked("fractions", "Fraction"), short("1e999999999")), "by fractions"),
+    "a fraction of a decimal": (
+        called(stacked("fractions", "Fraction"), called(stacked("decimal", "Decimal"), short("1e999999999"))),
+        "by fractions",
+    ),
+    "a logger and all above it": (called(stacked("logging", "getLogger"), text("a." * 100_000)), "by logging"),
+    "text of a tuple": (LAUGHS + builtin("str", get(99)), "by builtins.str"),
+    "text encoded 40 times": (short("aa") + TWICE * 40, "by _codecs.encode"),
+    "a list copied 3,000 times": (
+        b"](" + b"N" * 100_000 + b"e" + put(0) + (builtin("list", get(0)) + b"0") * 3000,
+        "2.2 GiB by builtins.list",
+    ),
+    "a quantized tensor larger than its storage": (
+        called(
+            stacked("torch._utils", "_rebuild_qtensor"),
+            STORAGE,
+            number(0),
+            numbers(2**40),
+            numbers(0),
+            b"(ctorch\nper_tensor_affine\nG" + bytes(8) + b"K\0t",
+            b"\x89",
+            called(stacked("collections", "OrderedDict")),
+        ),
+        "8.0 TiB by torch._utils._rebuild_qtensor",
+    ),
+    "a repeated tensor that is moved to a device": (
+        called(
+            stacked("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"),
+            tensor(size=(2**40,), stride=(0,)),
+            stacked("torch", "float32"),
+            short("cpu"),
+            b"\x89",
+        ),
+        "8.0 TiB by torch._utils",
+    ),
+    "a memo entry": (b"N" + put(2**28), "4.0 GiB for memo entry 268,435,456"),
+    "an element of a set": (LAUGHS + b"\x8f(" + get(99) + b"\x90", "hashes its keys in more than"),
+    "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", "hashes its keys in more than"),
+    "an element of a called set": (LAUGHS + builtin("set", b"]" + get(99) + b"a"), "hashes its keys in more than"),
+    "a key of many hashes": (
+        b"(" + b"N" * 60_000 + b"t" + put(0) + b"0}(" + (get(0) + b"N") * 1000 + b"u",
+        "hashes its keys in more than",
+    ),
+}
+SPARED = {
+    "a small bytearray": builtin("bytearray", number(10**6)),
+    "a bytearray of text": builtin("bytearray", text("abc"), text("latin-1")),
+    "a list": builtin("list", b"](NNe"),
+    "a range": RANGE,
+    "a key of numbers": b"}" + numbers(1, 2) + b"Ns",
+    "a fraction": called(stacked("fractions", "Fraction"), short("1/3")),
+    "a logger": called(stacked("logging", "getLogger"), short("a.b.c")),
+    "an empty array": called(RECONSTRUCT, NDARRAY, numbers(0), short("b")),
+}
+
+
+def bombs(path, data):
+    """The messages of the rule."""
+    path.write_bytes(data)
+    (target,) = audit(Request((str(path),), select=("allocation-bomb",))).targets
+    return [finding.message for finding in target.findings]
+
+
+def valued(body):
+    """An archive whose data.pkl is a dict with this value in it."""
+    return build(records(b"\x80\x04}" + short("x") + body + b"s."))
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_found(name, tmp_path):
+    """One finding, with the amount and what allocates it."""
+    body, expected = BOMBS[name]
+    (message,) = bombs(tmp_path / "a.pt", valued(body))
+    assert expected in message
+
+
+@pytest.mark.parametrize("name", SPARED)
+def test_ordinary_data_is_no_bomb(name, tmp_path):
+    """The same names, with what picklers give them."""
+    assert bombs(tmp_path / "a.pt", valued(SPARED[name])) == []
+
+
+@pytest.mark.parametrize(
+    ("pickle", "expected"),
+    [
+        (hash_bomb(), "loading it hashes its keys in more than 50,000,000 steps (archive/data.pkl)"),
+        (deep_key(100_000), "loading it hashes a key that nests more than 10,000 tuples, which overflows the stack"),
+        (colliding_ints(6000), "loading it compares 6,000 keys of one hash with each other"),
+    ],
+    ids=["shared", "deep", "colliding"],
+)
+def test_a_key_that_takes_for_ever_is_found(pickle, expected, tmp_path):
+    """A dict's, which `torch.load(weights_only=True)` hashes as well."""
+    (message,) = bombs(tmp_path / "a.pt", build(records(pickle)))
+    assert message.startswith(expected)
+
+
+def test_a_few_keys_of_one_hash_are_no_bomb(tmp_path):
+    """They are compared in no time."""
+    assert bombs(tmp_path / "a.pt", build(records(colliding_ints(1000)))) == []
+
+
+def test_a_storage_that_is_larger_than_its_file_is_found(tmp_path):
+    """Old torch allocated it before it read the file."""
+    (message,) = bombs(tmp_path / "a.pt", legacy(state_dict(w=tensor(numel=2**40)), [("0", 4, bytes(16))]))
+    assert message.startswith("loading it allocates 4.0 TiB for a storage of ")
+
+
+def test_compressed_records_that_inflate_a_thousand_times_are_found(tmp_path):
+    """The directory says how much torch allocates, whatever is there."""
+    members = records(pickled(b"N"))
+    members[0].method, members[0].size = 8, 2**31
+    (message,) = bombs(tmp_path / "a.pt", build(members))
+    assert "of compressed records to 2,147,483,648" in message
+
+
+LIMITED = """
+import pickle, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+for path in sys.argv[1:]:
+    try:
+        pickle.load(open(path, "rb"))
+        sys.exit(path)
+    except MemoryError:
+        pass
+"""
+
+
+def test_the_bombs_of_these_tests_would_go_off(tmp_path):
+    """CPython's unpickler runs out of 1 GiB with each of those that need no library."""
+    names = ["bytes", "bytes by NEWOBJ", "a list of a range", "a tuple of a range", "a memo entry"]
+    paths = [tmp_path / f"{name}.pkl" for name in names]
+    for name, path in zip(names, paths, strict=True):
+        path.write_bytes(b"\x80\x04" + BOMBS[name][0] + b".")
+    subprocess.run([sys.executable, "-c", LIMITED, *map(str, paths)], check=True, timeout=100)
