@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from statecli import files
 from statecli.errors import MalformedError, MissingShard, UnreadableError
-from statecli.formats import _folder, _shown
+from statecli.formats import _folder, _shown, _universal
 from statecli.formats._graph import mapping, named, sequence
 from statecli.formats._ranks import lost, noted, small
 from statecli.formats._settings import join, put_below, rename, select
@@ -56,6 +56,8 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     names = _folder.files(path) if files.isdir(path) else []
     if any(map(_MODEL.fullmatch, names)) or any(map(_OPTIMIZER.fullmatch, names)):
         return True
+    if files.isdir(path) and _universal.is_universal(path):
+        return True
     if any(one in names or f"{one}.index.json" in names for one in _folder.SINGLE):
         return False
     if "zero_to_fp32.py" in names:
@@ -72,7 +74,7 @@ def tags(path: str) -> list[str]:
 def _tag(path: str) -> str:
     """The folder in `path` that its ranks' files are in, "" for itself. Raises MalformedError where it is not there."""
     names = _folder.files(path)
-    if any(map(_MODEL.fullmatch, names)) or any(map(_OPTIMIZER.fullmatch, names)):
+    if any(map(_MODEL.fullmatch, names)) or any(map(_OPTIMIZER.fullmatch, names)) or _universal.is_universal(path):
         return ""
     found = tags(path)
     if "latest" in names:
@@ -115,9 +117,11 @@ def _files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
 
 def members(path: str) -> tuple[str, ...]:
     """The ranks' files, by their ways from the folder. Raises UnreadableError as `read` does."""
-    found, others = _files(path, _tag(path))
+    tag = _tag(path)
+    found, others = _files(path, tag)
+    universal = (files.join(tag, way) for way in _universal.members(files.join(path, tag)))
     ranks = (name for parts in found.values() for part in parts for name in part.values())
-    return (*(["latest"] if "latest" in _folder.files(path) else []), *ranks, *others)
+    return (*(["latest"] if "latest" in _folder.files(path) else []), *ranks, *others, *universal)
 
 
 class Facts(NamedTuple):
@@ -230,16 +234,21 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     tag = _tag(path)
     found, others = _files(path, tag)
     files.ahead(files.join(path, way) for both in found.values() for ranks in both for way in ranks.values())
-    states, rows = [], []
+    states, rows = [], list(_universal.states(path, files.join(path, tag)))
+    masters = {row.fqn: row for row in rows if row.section == f"optimizer.{MASTER}"}
+    unread = 0
     for mp, parts in found.items():
         prefix = f"mp_rank_{mp:02d}." if len(found) > 1 else ""
         try:
-            states.append(_of_rank(Owner(path, prefix), parts))
+            states.append(_of_rank(Owner(path, prefix), parts, masters))
         except UnreadableError as error:
             rows.append(lost("module", f"{prefix}module", f"{path}: {error}"))
-            if len(rows) == len(found):
+            unread += 1
+            if unread == len(found):
                 raise
-    state = _beside(states, len(found))
+    state = _beside(states, len(found)) if states else ModelState(path, NAME, ())
+    if masters:
+        state = replace(state, format=f"{NAME} universal")
     rows += _missing(state, len(found))
     if others:
         what = f"files of experts and of pipeline stages are not put together; name one: {_shown.names(others)}"
@@ -252,14 +261,14 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     return replace(state, tensors=(*state.tensors, *rows), sections=tuple(sections))
 
 
-def _of_rank(owner: Owner, files: Files) -> ModelState:
+def _of_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) -> ModelState:
     models, failed = _models(owner.target, files.model)
     optimizer = Optimizer(owner.target, files.optimizer)
     rank = next(iter(models.values()))
     facts = _facts(rank)
     model = Model(rank, facts, owner)
     states = list(optimizer.rows(facts.trained, _clashes(models), owner))
-    masters = {one.fqn: one for one in states if one.section == f"{owner.prefix}optimizer.{MASTER}"}
+    masters = {one.fqn: one for one in states if one.section == f"{owner.prefix}optimizer.{MASTER}"} or universal
     frozen = {one.fqn: one for one in _frozen(models, failed, facts, optimizer.count, owner)}
     tensors = (*model.rows(masters, frozen), *states)
     stage = next((shard.stage for shard in optimizer.shards.values()), None)
@@ -274,7 +283,7 @@ def _of_rank(owner: Owner, files: Files) -> ModelState:
         put_below(settings, owner.prefix),
         (
             *noted({one.name: one.state.oddities for one in read}),
-            *_missed(owner, optimizer, models, failed),
+            *(odd for odd in _missed(owner, optimizer, models, failed) if odd.name != "no-optimizer" or not universal),
             *optimizer.odd,
             *_version(rank),
         ),

@@ -28,6 +28,9 @@ MAX_TRACKER = 64
 #: What a rank's folder calls its model, and what lies beside it that is not read: flat buffers of the optimizer.
 MODELS = ("model_optim_rng.pt", "model_rng.pt")
 BESIDE = ("distrib_optim.pt", "optim.pt")
+#: What a distributed checkpoint has next to its arrays: what is not sharded, and which library wrote the rest.
+COMMON, BACKEND = "common.pt", "metadata.json"
+_ARRAY = ".zarray"
 
 _RANK = re.compile(r"mp_rank_(?P<tensor>\d{2,5})(?:_(?P<stage>\d{3,5}))?(?:_\d{3,5})?")
 #: Sizes by which a checkpoint's own arguments say how many ranks there are.
@@ -36,7 +39,14 @@ _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Whether it is a folder of iterations, or of ranks."""
-    return files.isdir(path) and (TRACKER in _folder.files(path) or bool(_ranks(path)))
+    return files.isdir(path) and (TRACKER in _folder.files(path) or bool(_ranks(path)) or bool(_arrays(path)))
+
+
+def _arrays(path: str) -> list[str]:
+    """The folders that are zarr arrays, of a distributed checkpoint that keeps each tensor in such a folder."""
+    if not {COMMON, BACKEND} <= set(_folder.files(path)):
+        return []
+    return [name for name in _folder.folders(path) if files.exists(files.join(path, name, _ARRAY))]
 
 
 def _ranks(path: str) -> dict[str, str]:
@@ -53,7 +63,7 @@ def _ranks(path: str) -> dict[str, str]:
 
 def _iteration(path: str) -> str:
     """The folder in `path` that its ranks are in, "" for itself. Raises MalformedError where it is not there."""
-    if _ranks(path):
+    if _ranks(path) or _arrays(path):
         return ""
     raw = small(files.join(path, TRACKER), TRACKER, MAX_TRACKER)
     word = raw.decode("utf-8", "backslashreplace").strip()
@@ -62,7 +72,7 @@ def _iteration(path: str) -> str:
     name = word if word == "release" else f"iter_{int(word):07d}"
     if _ranks(files.join(path, name)):
         return name
-    if ".metadata" in _folder.files(files.join(path, name)):
+    if ".metadata" in _folder.files(files.join(path, name)) or _arrays(files.join(path, name)):
         raise UnreadableError(f"is a folder of Megatron iterations; name the last of them: {files.join(path, name)}")
     raise MissingShard(f"{TRACKER} says {word}, and no folder {name} has a rank's files; name one that is here")
 
@@ -70,6 +80,8 @@ def _iteration(path: str) -> str:
 def members(path: str) -> tuple[str, ...]:
     """The files of the iteration, by their ways from the folder. Raises UnreadableError as `read` does."""
     where = _iteration(path)
+    if not where and _arrays(path):
+        return (COMMON, BACKEND)
     found: list[str] = [TRACKER] if where else []
     for name in _ranks(files.join(path, where)):
         held = _folder.files(files.join(path, where, name))
@@ -83,6 +95,8 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     Raises UnreadableError where none can.
     """
     where = _iteration(path)
+    if not where and (arrays := _arrays(path)):
+        return _with_arrays(path, arrays, read_file(files.join(path, COMMON)))
     states: dict[str, ModelState] = {}
     failed: dict[str, str] = {}
     ranks = _ranks(files.join(path, where))
@@ -98,6 +112,17 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     if not states:
         raise MalformedError(f"no rank can be read: {next(iter(failed.values()))}")
     return _together(path, states, failed, files.join(path, where))
+
+
+def _with_arrays(path: str, arrays: list[str], common: ModelState) -> ModelState:
+    """The part that is not sharded, with a row for each array that says that it is not read."""
+    why = "is a zarr array, which statecli does not read; convert the checkpoint to torch_dist with Megatron-LM"
+    rows = [lost(name, "model", f"{path}: {_shown.name(name)} {why}") for name in arrays]
+    sections = dict.fromkeys((*common.sections, "model"))
+    oddities = tuple(odd for odd in common.oddities if odd.name != "no-tensors")
+    return replace(
+        common, target=path, format=NAME, tensors=(*common.tensors, *rows), sections=tuple(sections), oddities=oddities
+    )
 
 
 def _of_rank(name: str, state: ModelState) -> ModelState:

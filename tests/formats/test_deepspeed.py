@@ -535,3 +535,55 @@ def test_weights_beside_it_are_the_folder(tmp_path):
     said = "of the same training, by DeepSpeed, and not read: global_step2; name one of these folders"
     assert [odd.message for odd in state.oddities] == [said]
     assert formats.read(str(folder / "global_step2")).format == "deepspeed zero-2"
+
+
+WEIGHTS = {"a.weight": torch.arange(12.0).reshape(3, 4), "b": torch.tensor([1.5])}
+
+
+def universal(folder: Path) -> Path:
+    """As ds_to_universal.py lays it out: a folder for each parameter, next to the ranks' model files."""
+    zero.write(folder, 1, [WEIGHTS], ranks=1, tag="global_step2_universal")
+    files = folder / "global_step2_universal"
+    (files / "zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink()
+    for name, value in WEIGHTS.items():
+        (files / "zero" / name).mkdir(parents=True)
+        for state, factor in {"fp32": 1, "exp_avg": 0.5, "exp_avg_sq": 0.25}.items():
+            torch.save({"param": value * factor, "cat_dim": 0}, files / "zero" / name / f"{state}.pt")
+        torch.save(2, files / "zero" / name / "step.pt")
+    torch.save({"param_groups": [{"lr": 0.1}]}, files / "zero" / "optimizer_state.pt")
+    return files
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["with the model's file", "alone"])
+def test_a_universal_checkpoint_is_read(whole, tmp_path):
+    """Each state of each parameter, and the module next to them."""
+    files = universal(tmp_path / "run")
+    if not whole:
+        (files / "mp_rank_00_model_states.pt").unlink()
+    state = formats.read(str(files))
+    assert state.format == "deepspeed universal"
+    for name, factor in {"fp32": 1, "exp_avg": 0.5, "exp_avg_sq": 0.25}.items():
+        rows = section(state, f"optimizer.{name}")
+        assert rows.keys() == WEIGHTS.keys()
+        assert all(same(rows[fqn], value * factor) for fqn, value in WEIGHTS.items())
+        assert {(row.kind, row.belongs_to) for row in rows.values()} == {(Kind.OPTIMIZER, fqn) for fqn in WEIGHTS}
+    assert section(state, "module").keys() == (WEIGHTS.keys() if whole else set())
+    assert "no-optimizer" not in {odd.name for odd in state.oddities}
+
+
+def test_a_file_of_a_universal_checkpoint_that_cannot_be_read_is_a_row(tmp_path):
+    """Of that state of that parameter."""
+    files = universal(tmp_path / "run")
+    (files / "zero" / "b" / "exp_avg.pt").write_bytes(b"PK\3\4")
+    damaged = [(one.section, one.fqn) for one in formats.read(str(files)).tensors if one.damage]
+    assert damaged == [("optimizer.exp_avg", "b")]
+
+
+def test_the_pickles_of_a_universal_checkpoint_are_scanned(tmp_path):
+    """Those below `zero/` too."""
+    files = universal(tmp_path / "run")
+    evil = attacks.pickled(attacks.called(attacks.named("os", "system"), attacks.text("true")))
+    (files / "zero" / "b" / "step.pt").write_bytes(attacks.build(attacks.records(evil)))
+    names = {mention.qualified for one in _scan.scan(str(files)) for mention in one.names}
+    assert "os.system" in names
+    assert len({one.place.path for one in _scan.scan(str(files))}) == 10

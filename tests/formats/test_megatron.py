@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from statecli import formats
+from statecli.auditing.result import Status
+from statecli.auditing.run import Request, audit
 from statecli.formats import _scan
 from statecli.values.read import all_values
 
@@ -154,3 +156,21 @@ def test_all_its_pickles_are_scanned(statecli, tmp_path):
     file.write_bytes(attacks.build(attacks.records(attacks.pickled(body))))
     assert "os.system" in statecli("audit", str(folder)).out
     assert not mark.exists()
+
+
+def test_a_distributed_checkpoint_in_zarr_is_not_passed_over(tmp_path):
+    """What is not sharded is listed; each array is a row that says that it is not read, and an audit fails."""
+    torch.save({"iteration": 10, "rng": torch.zeros(3)}, tmp_path / "common.pt")
+    (tmp_path / "metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')
+    for name in ("model.decoder.weight", "optimizer.state.exp_avg.decoder.weight"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".zarray").write_text("{}")
+        (tmp_path / name / "0.0").write_bytes(bytes(16))
+    state = formats.read(str(tmp_path))
+    assert state.format == "megatron"
+    damaged = {one.fqn: one.damage for one in state.tensors if one.damage}
+    assert set(damaged) == {"model.decoder.weight", "optimizer.state.exp_avg.decoder.weight"}
+    assert "is a zarr array, which statecli does not read" in damaged["model.decoder.weight"]
+    target = next(one for one in audit(Request((str(tmp_path),))).targets if one.target == str(tmp_path))
+    assert target.status is Status.FAILED
+    assert formats.members(str(tmp_path)) == ("common.pt", "metadata.json")

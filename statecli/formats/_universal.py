@@ -1,0 +1,83 @@
+"""DeepSpeed's universal checkpoint: below `zero/` a folder for each parameter, with a file for each of its states.
+
+`zero/NAME/fp32.pt`, `exp_avg.pt` and `exp_avg_sq.pt` hold a dict whose `param` is the whole tensor, merged over all
+ranks; `step.pt` holds a number or a tensor. `zero/optimizer_state.pt` has the optimizer's settings. The ranks' model
+files lie next to `zero/`. Source: deepspeed/checkpoint/ds_to_universal.py and constants.py of deepspeed 0.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from statecli import files
+from statecli.errors import MalformedError, UnreadableError
+from statecli.formats import _folder, torch_legacy, torch_zip
+from statecli.formats._graph import mapping
+from statecli.formats._ranks import lost
+from statecli.formats._reading import Row
+from statecli.formats._source import Source
+from statecli.formats._tensors import Decoder, Tensor
+from statecli.formats._torch_objects import info_of
+from statecli.formats._zero import MASTER
+from statecli.state import Evidence, Kind, TensorInfo
+
+FOLDER = "zero"
+_SUFFIX = ".pt"
+_PARAM = "param"
+#: Folders that are looked into before `zero/` is taken for somebody else's.
+_FIRST = 4
+
+
+def is_universal(path: str) -> bool:
+    """Whether the folder has a folder `zero` of parameters."""
+    names = _parameters(path)[:_FIRST]
+    return any(f"{MASTER}{_SUFFIX}" in _folder.files(files.join(path, FOLDER, name)) for name in names)
+
+
+def _parameters(path: str) -> list[str]:
+    return _folder.folders(files.join(path, FOLDER)) if FOLDER in _folder.folders(path) else []
+
+
+def members(path: str) -> Iterator[str]:
+    """The files below `zero/`, by their ways from the folder."""
+    if not is_universal(path):
+        return
+    for name in _folder.files(files.join(path, FOLDER)):
+        if name.endswith(_SUFFIX):
+            yield files.join(FOLDER, name)
+    for parameter in _parameters(path):
+        for name in _folder.files(files.join(path, FOLDER, parameter)):
+            yield files.join(FOLDER, parameter, name)
+
+
+def states(target: str, path: str) -> Iterator[TensorInfo]:
+    """Each state of each parameter in the folder `path`; one that cannot be read is a row that says why."""
+    ways = [way for way in members(path) if way.count("/") > 1 and way.endswith(_SUFFIX)]
+    files.ahead(files.join(path, way) for way in ways)
+    for way in ways:
+        _, parameter, name = way.split("/")
+        section = f"optimizer.{name.removesuffix(_SUFFIX)}"
+        try:
+            tensor = _tensor(files.join(path, way), parameter)
+        except UnreadableError as error:
+            row = replace(lost(parameter, section, f"{target}: {way}: {error}"), kind=Kind.OPTIMIZER)
+        else:
+            if tensor is None:
+                continue
+            tensor.storage = f"{way}:{tensor.storage}"
+            row = info_of(Row(parameter, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER), section, target)
+        yield replace(row, evidence=Evidence.OPTIMIZER, belongs_to=parameter)
+
+
+def _tensor(path: str, parameter: str) -> Tensor | None:
+    """The tensor in the file, None for a number. Raises UnreadableError for a file that cannot be read."""
+    with Source(path) as source:
+        format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
+    pickle, storages, _ = format.contents(path)
+    items = mapping(pickle.root)
+    tensor = Decoder(storages).tensor(pickle.root if items is None else items.get(_PARAM), parameter)
+    if items is not None and tensor is None:
+        raise MalformedError(f"holds no tensor {_PARAM!r}: convert the checkpoint again")
+    return None if tensor is None else replace(tensor)
