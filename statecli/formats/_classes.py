@@ -212,6 +212,10 @@ _DEFINED = {
     "torch.optim.sgd": "SGD",
     "torch.optim.sparse_adam": "SparseAdam",
     "torch.optim.swa_utils": "AveragedModel SWALR",
+    "torch.distributed.algorithms.join": "_JoinConfig",
+    "torch.nn.parallel.data_parallel": "DataParallel",
+    "torch.nn.parallel.distributed": "DistributedDataParallel _BucketCapacityConfig",
+    "torch.utils.hooks": "RemovableHandle",
     "torch.utils.data.dataset": "ConcatDataset StackDataset Subset TensorDataset",
 }
 #: Every one, as `module.name`.

@@ -342,6 +342,40 @@ def test_a_whole_module_of_torch_is_that_and_nothing_else(name, tmp_path):
     assert [rule for rule, _ in said(tmp_path / "a.pt")] == ["whole-module-pickle"]
 
 
+def parallel():
+    """A DistributedDataParallel of one process."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield nn.parallel.DistributedDataParallel(model())
+    finally:
+        distributed.destroy_process_group()
+
+
+def hooked():
+    """A module that keeps the handle of its hook."""
+    made = model()
+    made.handle = made.register_forward_hook(functional.relu)
+    made.removed = made.register_forward_pre_hook(print)
+    made.removed.remove()
+    yield made
+
+
+def replicated():
+    """A DataParallel."""
+    yield nn.DataParallel(model())
+
+
+@pytest.mark.parametrize("make", [parallel, hooked, replicated])
+def test_a_wrapper_of_torch_is_a_whole_module_and_nothing_else(make, tmp_path):
+    """torch's own wrappers keep the module and plain settings; a handle keeps a number."""
+    for made in make():
+        torch.save(made, tmp_path / "a.pt")
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=RULES)).targets
+    assert {one.rule for one in target.findings} <= {"whole-module-pickle", "needs-weights-only-false"}
+
+
 def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
     """training_args.bin holds an object: its class sets attributes and runs nothing when it is unpickled."""
     pytest.importorskip("accelerate")
