@@ -17,6 +17,8 @@ from statecli.formats._tensors import raw_bytes
 
 #: Entries that go into digests, those of a cycle each time they are looked at.
 MAX_DIGESTED = 2_000_000
+#: Containers in containers in containers. Python's own pickler ends at 1,000, or where its recursion limit is set.
+MAX_NESTED = 10_000
 #: Entries that take as long to read as a container by itself.
 _CONTAINER = 6
 #: Bytes of a leaf that is written as it is; of a longer one its hash, which is made once.
@@ -41,6 +43,7 @@ class Digests:
         self._known: dict[int, bytes] = {}
         self._left = MAX_DIGESTED
         self._said = False
+        self._is_deep = False
         self._kept: list[Any] = []
 
     def of(self, node: Any, where: str) -> str:
@@ -49,8 +52,9 @@ class Digests:
             self._read(node)
         if self._left < 0 and not self._said:
             self._said = True
-            entries = f"{MAX_DIGESTED:,} entries (a container counts as {_CONTAINER})"
-            message = f"{where} and what follows hold more than {entries}; only the first are read"
+            entries = f"hold more than {MAX_DIGESTED:,} entries (a container counts as {_CONTAINER})"
+            limit = f"nest more than {MAX_NESTED:,} containers" if self._is_deep else entries
+            message = f"{where} and what follows {limit}; only the first are read"
             self._reading.odd("metadata-cut", message)
         return _shown(self._leaf(node))
 
@@ -86,6 +90,8 @@ class Digests:
                     number[id(entered)] = lowest[id(entered)] = len(number)
                     opened.append((entered, held))
                     frames.append((entered, iter(below)))
+                    if len(frames) > MAX_NESTED:
+                        self._is_deep, self._left = True, -1
             if not frames:
                 return
             node, rest = frames[-1]

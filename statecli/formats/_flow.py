@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from statecli.formats import _array_types, _deferred, _gadgets, _globals, _shown
@@ -32,6 +33,7 @@ _NEVER = frozenset([*_gadgets.CALLERS, *_gadgets.SPELLING, *_gadgets.SHARED, *_g
 }
 
 
+@lru_cache(maxsize=1024)
 def plain(name: Global) -> str:
     """As the tables of `_gadgets` have it."""
     return _gadgets.plain(name.module, name.name)
@@ -131,8 +133,12 @@ class Flow:
         self._walk(None, loose)
 
     def stored(self, storages: Iterable[Persistent]) -> None:
-        """What the container is asked for is told by names, text and numbers: attributes of an object would be read."""
+        """What the container is asked for is told by names, text and numbers: attributes of an object would be read.
+
+        Raises OutOfSteps.
+        """
         for one in storages:
+            self.steps.take(Budget.FLOW, len(one.pid) if type(one.pid) is tuple else 1)
             for part in one.pid if type(one.pid) is tuple else (one.pid,):
                 if type(part) is Obj:
                     self.note(part, "gives what a storage is looked up by")
@@ -146,6 +152,7 @@ class Flow:
             self.note(made.cls, "returns what it calls next")
             return
         name = plain(made.cls)
+        self.steps.take(Budget.FLOW, len(name) // _STEP_OF_NAME)
         if name in _gadgets.SPELLING:
             self.kept.add(id(made.cls))
         if (made.how != "newobj" and _gadgets.is_made_empty(name)) or name in _ARRAYS:
@@ -207,6 +214,7 @@ class Flow:
             self._attributes(name, called, args[3])
         if called == _JAGGED and args:
             parts = args[0].values() if type(args[0]) is dict else args
+            self.steps.take(Budget.FLOW, len(parts))
             for one in parts:
                 if type(one) is Obj:
                     self._rebuilt(name, "torch._utils._rebuild_", (one,))
@@ -268,7 +276,7 @@ class Flow:
     def _hides(self, holder: str, key: Value, value: Value) -> bool:
         """Whether a function is put where code finds it as a method of this object, or calls it with others."""
         values = value if type(value) in (list, tuple) else (value,)
-        self.steps.take(Budget.FLOW, len(values))
+        self.steps.take(Budget.FLOW, len(value) if type(value) is dict else len(values))
         found = [one for one in values if _deferred.is_callable(one, self._named)]
         if _gadgets.is_class(holder) and key in _OF_MODULES:
             return bool(found) or (type(value) is dict and any(type(one) is Global for one in value.values()))
@@ -474,6 +482,8 @@ _LOOKED_UP = frozenset(["as_subclass", "detach", "requires_grad_", "extend", "ap
 _CONTAINERS = frozenset([dict, list, tuple, SetOf, Persistent])
 
 
+#: Characters of a name that is called which count as a step.
+_STEP_OF_NAME = 64
 #: How many functions that call what they are given may stand one in another.
 _MAX_INDIRECT = 8
 #: What picklers put where a function takes something to call, by its plain name's beginning. Other clean names there

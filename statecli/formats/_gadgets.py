@@ -497,6 +497,8 @@ _KNOWN = {
     "weakref": "calls what it is given",
     "zipimport": "imports any module",
 }
+#: Parts of the longest of these names.
+_MOST_PARTS = max(name.count(".") for name in _KNOWN) + 1
 #: Packages of which nothing is clean that no list says is.
 _HARMFUL = frozenset(
     [
@@ -608,7 +610,8 @@ def harm(module: str, name: str, *, called: bool = False) -> str | None:
 
 
 def _known(parts: list[str]) -> str | None:
-    return next((_KNOWN[one] for end in range(len(parts), 0, -1) if (one := ".".join(parts[:end])) in _KNOWN), None)
+    longest = min(len(parts), _MOST_PARTS)
+    return next((_KNOWN[one] for end in range(longest, 0, -1) if (one := ".".join(parts[:end])) in _KNOWN), None)
 
 
 def _alias(parts: list[str]) -> str | None:

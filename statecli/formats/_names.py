@@ -29,6 +29,8 @@ _INNER = re.compile(rb"\x80[\x00-\x05]|PK\x03\x04|\x93NUMPY")
 _INNER_TEXT = re.compile(rb"\xc2\x80[\x00-\x05]|PK\x03\x04|\xc2\x93NUMPY")
 #: Older pickles begin with any opcode, and name what they call in two lines, or by STACK_GLOBAL.
 _NAMES = re.compile(rb"[ci][A-Za-z_][\w.]*\r?\n[A-Za-z_][\w.]*\r?\n|\x93", re.ASCII)
+#: Characters of a name that calls spell; each call of a chain of them makes a longer one.
+_LONGEST_NAME = 1000
 #: No pickle that calls anything is shorter.
 _SHORTEST = 6
 
@@ -38,6 +40,8 @@ class Scanner(Machine):
 
     `unfollowed` says why the names could not be followed to their end.
     """
+
+    longest_name = 2**31
 
     def __init__(self, data: bytes, what: str, steps: Steps | None = None) -> None:
         super().__init__(data, what, fast=True, module_ids=True)
@@ -66,7 +70,10 @@ class Scanner(Machine):
                 flow.follow(self._built, [self.root, *self.persistent, *self._loose])
             except OutOfSteps as error:
                 self.unfollowed = error
-        flow.stored(self.persistent)
+        try:
+            flow.stored(self.persistent)
+        except OutOfSteps as error:
+            self.unfollowed = self.unfollowed or error
         spelling = self._spelled - flow.kept - self._called - flow.misuses.keys()
         called = self._called | flow.called
         for one in self.globals.values():
@@ -129,7 +136,8 @@ class Scanner(Machine):
         name = plain(function)
         spelled: Any = None
         if name == "builtins.getattr" and type(first) is Global and type(second) is str and _PLAIN.fullmatch(second):
-            spelled = self.name(first.module, f"{first.name}.{second}", pos)
+            if len(first.name) + len(second) <= _LONGEST_NAME:
+                spelled = self.name(first.module, f"{first.name}.{second}", pos)
         elif name == "builtins.type" and type(args) is tuple and len(args) == 1:
             spelled = self._nameless(args[0], pos)
         elif type(first) is not Global or not _is_type(second):

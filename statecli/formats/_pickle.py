@@ -44,6 +44,12 @@ MAX_OBJECTS = 3_000_000
 MAX_STACK = 1_000_000
 MAX_MARKS = 10_000
 MAX_GLOBALS = 100_000
+#: Values that all objects hold as arguments or state: so many, and so many for each opcode. More of them are shared by
+#: many objects, which picklers do not write, and are read again for each.
+MAX_HELD = 200_000
+MAX_HELD_PER_OPCODE = 16
+#: Arguments whose own values count as held: functions take a container among their first.
+_COUNTED_ARGUMENTS = 4
 #: Opcodes between two looks at the budgets.
 _BURST = 50_000
 #: Integers of more bytes are no number a checkpoint has use for, and past 4300 digits Python does not print them.
@@ -227,6 +233,8 @@ class Machine:
 
     #: What each of the 256 opcodes does; one that reads on where this one refuses replaces some.
     handlers: ClassVar[tuple[Handler, ...]]
+    #: Characters of a global's name, which is looked at for each call of it.
+    longest_name: ClassVar[int] = 4096
 
     def __init__(self, data: bytes, what: str, *, fast: bool, module_ids: bool) -> None:
         self.data = data
@@ -247,6 +255,7 @@ class Machine:
         self.end = 0
         self.protocol = 0
         self.objects = 0
+        self.held = 0
         self.budget = 1
         self._bursts = 0
         self._left: Iterator[None] = repeat(None, 0)
@@ -453,6 +462,8 @@ class Machine:
         """The one Global of this name."""
         if type(module) is not str or type(name) is not str:
             raise self.error(pos, "a global whose name is no string")
+        if len(module) + len(name) > self.longest_name:
+            raise self.error(pos, f"a global whose name has {len(module) + len(name):,} characters")
         found = self.globals.get((module, name))
         if found is None:
             found = self.globals[module, name] = Global(module, name, pos - 1)
@@ -465,7 +476,17 @@ class Machine:
         if type(function) not in _CALLABLE:
             raise self.error(pos, f"a call of {_a(function)}")
         self.objects += 1
+        self.count_held(args, pos)
         return Obj(function, args, how)
+
+    def count_held(self, values: Value, pos: int) -> None:
+        """Count the values that an object gets. Raises OverBudget where many objects share many values."""
+        if type(values) is tuple:
+            self.held += sum([len(one) for one in values[:_COUNTED_ARGUMENTS] if type(one) in _CONTAINERS])
+        if type(values) in _CONTAINERS:
+            self.held += len(values)
+        if self.held > MAX_HELD and self.held > MAX_HELD + MAX_HELD_PER_OPCODE * self.opcodes:
+            raise self.too_much(pos, f"objects share values that count as {self.held:,}, more than 16 for each opcode")
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
         """SETITEMS: `flat` is key, value, key, value…"""
@@ -590,6 +611,7 @@ _I32 = struct.Struct("<i").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
 _F64 = struct.Struct(">d").unpack_from
 _STRINGS = frozenset([str])
+_CONTAINERS = frozenset([list, tuple, dict])
 #: A call can return something to call, as functools.partial does.
 _CALLABLE = frozenset([Global, Obj])
 
@@ -989,6 +1011,7 @@ def _newobj_ex(m: Machine, pos: int) -> int:
     if type(kwargs) is not dict:
         raise m.error(pos, f"a call with {_a(kwargs)} for its keyword arguments")
     made = m.call(m.stack[-1], args, pos, "newobj")
+    m.count_held(kwargs, pos)
     made.kwargs = kwargs
     m.stack[-1] = made
     return pos
@@ -1013,6 +1036,7 @@ def _build(m: Machine, pos: int) -> int:
     target = m.stack[-1]
     if type(target) is not Obj:
         raise m.error(pos, f"BUILD on {_a(target)}")
+    m.count_held(state, pos)
     target.state = state
     return pos
 
