@@ -24,7 +24,7 @@ def command() -> None:
     Every crash is exit code 2. What fails before the first line here, such as Python's own start, is not: Python exits
     with 1 then.
     """
-    if names_model_code(sys.argv[1:]) and hasattr(os, "fork"):
+    if hasattr(os, "fork") and (names_model_code(sys.argv[1:]) or _is_memory_limited()):
         raise SystemExit(_run_supervised())
     try:
         main()
@@ -43,6 +43,13 @@ def names_model_code(words: Sequence[str]) -> bool:
     )
 
 
+def _is_memory_limited() -> bool:
+    """Whether `ulimit -v` is set: libraries in C may then end the process with status 1, as OpenBLAS does."""
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
 def _run_supervised() -> int:
     from statecli import supervisor
 
@@ -56,7 +63,10 @@ def _run_supervised() -> int:
 def _wait_no_longer_than_patience(code: int) -> None:
     begun = _thread.allocate_lock()
     begun.acquire()
-    _thread.start_new_thread(_end_late, (code, begun))
+    try:
+        _thread.start_new_thread(_end_late, (code, begun))
+    except RuntimeError:  # the system starts none, so that none was started that Python would wait for
+        return
     # Python takes down a thread that is not at rest yet when it ends, and 3.11.2 dies of that now and then (SIGSEGV).
     begun.acquire()
     time.sleep(SETTLED)

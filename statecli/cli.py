@@ -397,9 +397,9 @@ def leave(run: Callable[[], int], debug: bool) -> NoReturn:
         console.silence()
         code = 141
     except OSError as error:
-        # Readers name their files themselves; what is left is the output.
-        console.silence()
-        code = console.complain(f"standard output cannot be written: {error.strerror}", debug)
+        code = console.system_error(error, debug)
+    except MemoryError:
+        code = console.complain("there is not enough memory; nothing was concluded", debug)
     except Exception as error:  # noqa: BLE001  # a bug of ours is told in one line and ends 2
         code = console.crash(error, debug)
     console.settle_errors()

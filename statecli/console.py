@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from statecli import files, interrupts, outputs, render
-from statecli.errors import UnreadableError, UsageError
+from statecli.errors import OutputError, UnreadableError, UsageError
 from statecli.finding import Finding
 from statecli.inspection import Progress
 from statecli.render import Look
@@ -61,17 +61,34 @@ _kept: Stream | None = None
 class Stream:
     """A `render.Sink` over a binary file. Text that the encoding cannot hold is written as escapes."""
 
-    def __init__(self, raw: IO[bytes], encoding: str, columns: int | None = None) -> None:
+    def __init__(self, raw: IO[bytes], encoding: str, columns: int | None = None, *, is_stdout: bool = True) -> None:
         """`columns`: the width where `raw` has no descriptor to ask."""
+        self.is_stdout = is_stdout
         self.raw = raw
         self.encoding = encoding
         self.columns = columns
 
     def text(self, text: str) -> None:
-        self.raw.write(text.encode(self.encoding, "statecli"))
+        self.utf8(text.encode(self.encoding, "statecli"))
 
     def utf8(self, raw: bytes) -> None:
-        self.raw.write(raw)
+        if not self.is_stdout:
+            self.raw.write(raw)
+            return
+        with _stdout_errors():
+            self.raw.write(raw)
+
+
+@contextmanager
+def _stdout_errors() -> Iterator[None]:
+    """Raise OutputError where standard output cannot be written; BrokenPipeError where its reader has gone away."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence()
+        raise OutputError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def keep_stdout() -> None:
@@ -138,7 +155,7 @@ def _into(path: str | None) -> Iterator[Stream]:
     number = outputs.descriptor(path)
     try:
         with outputs.replacing(path) if number is None else _open_already(number) as raw:
-            yield Stream(raw, "utf-8")
+            yield Stream(raw, "utf-8", is_stdout=False)
             if interrupts.came:
                 raise KeyboardInterrupt
     except BrokenPipeError:
@@ -218,6 +235,22 @@ def crash(error: Exception, debug: bool) -> int:
     return complain(message, debug)
 
 
+def system_error(error: OSError, debug: bool) -> int:
+    """One line about an error of the system that no reader has attributed to its file."""
+    return complain(_describe_system_error(error), debug)
+
+
+def _describe_system_error(error: OSError) -> str:
+    reason = (error.strerror or type(error).__name__).lower()
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working directory does not exist any more; change to another one"
+    if error.filename:
+        return f"{os.fsdecode(error.filename)}: {reason}" if isinstance(error.filename, (str, bytes)) else reason
+    return f"the system refused: {reason}; nothing was concluded"
+
+
 def _scrubbed(text: str) -> str:
     from statecli.remote import secrets
 
@@ -269,10 +302,11 @@ def warnings_once() -> Iterator[None]:
 
 def finish() -> None:
     """Write out what is buffered, so that a full disk or a closed pipe is met here and not at exit."""
-    if _kept is not None:
-        _kept.raw.flush()
-    if sys.stdout is not None:
-        sys.stdout.flush()
+    with _stdout_errors():
+        if _kept is not None:
+            _kept.raw.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
 
 
 def silence() -> None:

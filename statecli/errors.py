@@ -11,6 +11,7 @@
     │       ├── MissingShard   a file that an index or its number names is not there
     │       ├── IndexMismatch  an index and its shards disagree on which tensor is where
     │       └── ChecksumMismatch  bytes are not those that the container recorded a checksum of
+    ├── OutputError            standard output cannot be written
     ├── ModelError             the user's model class could not be found, imported or built
     ├── EngineError            the engine of --executor does not answer, or its workers are of another statecli
     └── MissingDependency      an optional package (torch, numpy) is needed and not installed
@@ -84,6 +85,10 @@ class ChecksumMismatch(MalformedError):
     rule = "checksum-mismatch"
     help = "copy or download the file again"
     place: Place | None = None
+
+
+class OutputError(StateError):
+    """Standard output cannot be written."""
 
 
 class ModelError(StateError):

@@ -568,7 +568,8 @@ class LocalFile:
     def __init__(self, path: str) -> None:
         self._fd = _open(path)
         try:
-            status = os.fstat(self._fd)
+            with _ReadErrors():
+                status = os.fstat(self._fd)
             self.size = _regular(status)
         except BaseException:
             self.close()
@@ -578,24 +579,26 @@ class LocalFile:
             opened_here.setdefault(path, version_of(status))
 
     def read(self, offset: int, length: int) -> bytes:
-        """As `File.read`. The kernel hands out at most 2 GiB at once."""
-        data = os.pread(self._fd, length, offset)
-        if len(data) == length or not data:
-            return data
-        parts, have = [data], len(data)
-        while have < length and (part := os.pread(self._fd, length - have, offset + have)):
-            parts.append(part)
-            have += len(part)
-        return b"".join(parts)
+        """As `File.read`. The kernel hands out at most 2 GiB at once. Raises UnreadableError."""
+        with _ReadErrors():
+            data = os.pread(self._fd, length, offset)
+            if len(data) == length or not data:
+                return data
+            parts, have = [data], len(data)
+            while have < length and (part := os.pread(self._fd, length - have, offset + have)):
+                parts.append(part)
+                have += len(part)
+            return b"".join(parts)
 
     def fill(self, offset: int, into: memoryview, ahead: int) -> int:  # noqa: ARG002 - the system reads ahead itself
-        """As `File.fill`."""
-        if hasattr(os, "preadv"):
-            return os.preadv(self._fd, [into], offset)
-        os.lseek(self._fd, offset, os.SEEK_SET)
-        data = os.read(self._fd, len(into))
-        into[: len(data)] = data
-        return len(data)
+        """As `File.fill`. Raises UnreadableError."""
+        with _ReadErrors():
+            if hasattr(os, "preadv"):
+                return os.preadv(self._fd, [into], offset)
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            data = os.read(self._fd, len(into))
+            into[: len(data)] = data
+            return len(data)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """As `File.prefetch`: nothing, it is as quick to read them."""
@@ -611,13 +614,28 @@ class LocalFile:
 
     def now(self) -> int:
         """As `File.now`."""
-        return os.fstat(self._fd).st_size
+        with _ReadErrors():
+            return os.fstat(self._fd).st_size
 
     def close(self) -> None:
         """As `File.close`."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class _ReadErrors:
+    """Context manager that raises UnreadableError, without the path, for an error of the system.
+
+    A class, because it is around every read and a generator costs four times as much.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, OSError):
+            raise UnreadableError(f"cannot be read: {(error.strerror or 'unknown error').lower()}") from error
 
 
 def _open(path: str) -> int:

@@ -48,7 +48,10 @@ def _watch() -> None:
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     # A child shares the pipe, and what interrupts the child alone is not for us.
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-    _thread.start_new_thread(_end_after_one, (read,))
+    try:
+        _thread.start_new_thread(_end_after_one, (read,))
+    except RuntimeError:  # the system starts none: KeyboardInterrupt alone has to do
+        signal.set_wakeup_fd(-1)
 
 
 def _end_after_one(read: int) -> None:

@@ -241,7 +241,7 @@ class _Watch:
         if self._signals:
             return self._end_after_signal(self._signals[0])
         self._receive()
-        if self._code is None:
+        if self._code is None or self._code == 130:  # nobody has interrupted the parent
             return self._explain()
         code = self._print(self._code)
         deadline = time.monotonic() + END_TIMEOUT_S
@@ -313,15 +313,17 @@ class _Watch:
         self._wait_for_end(0 if self._broken else INTERRUPT_TIMEOUT_S)
         status = self._status
         self._kill()
-        name = f"{self._model}: " if self._model else ""
-        if self._broken:
-            what = "the model's code wrote to the pipe that carries statecli's result"
+        who = f"{self._model}: the model's code" if self._model else "a library"
+        if self._code == 130:
+            what = "interrupted its own process (SIGINT)"
+        elif self._broken:
+            what = "wrote to the pipe that carries statecli's result"
         elif status is not None and os.WIFSIGNALED(status):
-            what = f"the model's code crashed ({_signal_name(os.WTERMSIG(status))})"
+            what = f"crashed ({_signal_name(os.WTERMSIG(status))})"
         else:
             code = os.waitstatus_to_exitcode(status) if status is not None else 0
-            what = f"the model's code ended the process with status {code} before statecli was done"
-        return _complain(f"{name}{what}; nothing was concluded")
+            what = f"ended the process with status {code} before statecli was done"
+        return _complain(f"{who} {what}; nothing was concluded")
 
     def _end_after_timeout(self) -> int:
         self._interrupt()

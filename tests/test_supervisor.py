@@ -130,6 +130,7 @@ WITHOUT_A_VERDICT = {
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "crashed (SIGKILL)"),
     "killed-group": ("os.kill(0, signal.SIGTERM)", "crashed (SIGTERM)"),
     "closed-pipe": ("os.closerange(3, 100); posix._exit(0)", "ended the process with status 0"),
+    "interrupts-itself": ("os.kill(os.getpid(), signal.SIGINT)", "(SIGINT)"),
     "exec": ("os.execv('/bin/true', ['true'])", "ended the process with status 0"),
     "pipe-overwritten": ("overwrite(); time.sleep(60)", "wrote to the pipe that carries statecli's result"),
     "daemon": ("subprocess.Popen(['sleep', '600']); posix._exit(0)", "ended the process with status 0"),

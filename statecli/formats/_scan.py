@@ -153,7 +153,7 @@ def _files(path: str) -> list[str]:
             return [files.join(path, name) for name in _members(path)]
         return list(_shards(path)) if _folder.INDEX.search(files.name(path)) else [path]
     except (OSError, UnreadableError) as error:  # whoever lists the tensors meets the same, and says so
-        if files.is_remote(path):
+        if files.is_remote(path) or _is_of_the_system(error):
             raise UnreadableError(f"{path}: {error}") from error
         return []
 
@@ -207,9 +207,15 @@ def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False)
     except _Unfetched as error:
         raise UnreadableError(f"{path}: {error}") from error
     except UnreadableError as error:  # as above
-        if files.is_remote(path) and not _is_empty(path):
+        if (files.is_remote(path) and not _is_empty(path)) or _is_of_the_system(error):
             raise UnreadableError(f"{path}: {error}") from error
         return []
+
+
+def _is_of_the_system(error: Exception) -> bool:
+    """Whether reading failed, which may succeed when the tensors are listed; a file that is missing stays missing."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 
 
 def _is_empty(path: str) -> bool:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -219,9 +219,14 @@ def forks() -> bool:
 @contextmanager
 def beside(function: Callable[[_Task], _Result], work: _Task) -> Iterator[Callable[[], _Result]]:
     """`function(work)` in another process while the block runs; what is given waits for its result, or raises it."""
-    with _executor(1) as executor:
-        with uninterrupted():
-            future = executor.submit(function, work)
+    with ExitStack() as stack:
+        try:
+            executor = stack.enter_context(_executor(1))
+            with uninterrupted(), _no_workers():
+                future = executor.submit(function, work)
+        except _NoWorkers:
+            yield lambda: function(work)
+            return
         yield lambda: _result(future)
 
 
@@ -232,6 +237,21 @@ def _result(future: Future[_Result]) -> _Result:
         return future.result()
     except BrokenExecutor as why:
         raise UnreadableError(KILLED) from why
+
+
+class _NoWorkers(Exception):
+    """The system starts no process: a limit on processes, no memory, or no room in /dev/shm for their locks."""
+
+
+@contextmanager
+def _no_workers() -> Iterator[None]:
+    """Raise _NoWorkers for an error of starting workers."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+            raise
+        raise _NoWorkers from error
 
 
 #: What is said of work whose worker is gone.
@@ -268,18 +288,29 @@ class Processes:
         return 0
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:
-        """As `Engine.run`. What a killed worker had is tried once more, alone: it may have been short of memory."""
+        """As `Engine.run`. What a killed worker had is tried once more, alone: it may have been short of memory.
+
+        Where the system starts no process, all is done in this one.
+        """
         left = dict(enumerate(batches))
 
         def placed(n: int, results: Sequence[Any] | StateError) -> None:
             del left[n]
             place(n, results)
 
-        while left and not self._together(function, shared, left, placed):
+        try:
+            self._in_workers(function, shared, left, placed)
+        except _NoWorkers:
+            numbers = sorted(left)
+            _Here().run(function, shared, [left[n] for n in numbers], lambda at, found: placed(numbers[at], found))
+
+    def _in_workers(self, function: Function[Any, Any, Any], shared: Any, left: dict[int, Any], place: Place) -> None:
+        """Do all batches that are left; `place` takes each out of them. Raises _NoWorkers."""
+        while left and not self._together(function, shared, left, place):
             # Batches are taken in their order, so that these are what the workers had.
             for n in sorted(left)[: self._jobs]:
-                if not Processes(1)._together(function, shared, {n: left[n]}, placed):
-                    placed(n, UnreadableError(KILLED))
+                if not Processes(1)._together(function, shared, {n: left[n]}, place):
+                    place(n, UnreadableError(KILLED))
 
     def _together(self, function: Function[Any, Any, Any], shared: Any, batches: dict[int, Any], place: Place) -> bool:
         """False where a worker was killed, and some batches were not placed."""
@@ -287,7 +318,7 @@ class Processes:
 
         try:
             with _executor(min(self._jobs, len(batches))) as executor:
-                with uninterrupted():
+                with uninterrupted(), _no_workers():
                     waiting = {executor.submit(function, shared, batch): n for n, batch in batches.items()}
                 for future in as_completed(waiting):
                     place(waiting[future], attempt(future.result))
@@ -340,8 +371,15 @@ def _executor(jobs: int) -> Iterator[Executor]:
     from concurrent.futures import ProcessPoolExecutor
 
     context = multiprocessing.get_context("fork")
-    ends = os.pipe()
-    processes = ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_the_parent, initargs=ends)
+    with _no_workers():
+        ends = os.pipe()
+    try:
+        with _no_workers():
+            processes = ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_the_parent, initargs=ends)
+    except _NoWorkers:
+        for end in ends:
+            os.close(end)
+        raise
     try:
         yield processes
     except BaseException:

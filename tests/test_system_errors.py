@@ -1,0 +1,242 @@
+"""Errors of the system are attributed to what they happened to: a file, standard output, the working directory."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli import cli, formats
+from statecli.errors import OutputError, UnreadableError
+from statecli.formats._scan import scan
+from statecli.values import pool
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """Two checkpoints of equal shapes and other values, in each of two formats."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        state = {"w": torch.full((300, 300), value), "v": torch.arange(7.0) + value}
+        torch.save(state, f"{name}.pt")
+        save_file(state, f"{name}.safetensors")
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Have the reads of one file fail with a number of the system's, from the nth of them on."""
+
+    def fail(name, number=errno.EIO, after=0):
+        reads = 0
+
+        def wrapped(read):
+            def injected(descriptor, *rest):
+                nonlocal reads
+                if os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")) == name:
+                    reads += 1
+                    if reads > after:
+                        raise OSError(number, os.strerror(number))
+                return read(descriptor, *rest)
+
+            return injected
+
+        for call in ("pread", "preadv"):
+            monkeypatch.setattr(os, call, wrapped(getattr(os, call)))
+
+    return fail
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc names what a descriptor is of")
+COMMANDS = {
+    "inspect": "inspect {}",
+    "stats": "inspect {} --stats",
+    "diff-before": "diff {} b.pt",
+    "diff-after": "diff b.pt {} --jobs 1",
+    "metadata": "diff {} b.safetensors --metadata-only",
+    "audit": "audit {}",
+    "audit-values": "audit {} --values",
+    "audit-against": "audit b.pt --against {}",
+    "lock": "lock {} -o -",
+}
+
+
+@linux
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EAGAIN])
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_read_that_fails_names_its_file(statecli, failing, command, name, number):
+    """Each command ends 2 with the file and the reason; nothing is said of standard output."""
+    failing(name, number)
+    result = statecli(*COMMANDS[command].format(name).split())
+    assert result.code == 2
+    said = result.out + result.err
+    assert f"{name}: cannot be " in said
+    assert os.strerror(number).lower() in said
+    assert "standard output" not in said
+
+
+@linux
+@pytest.mark.parametrize("after", range(1, 12, 2))
+@pytest.mark.parametrize("command", ["stats", "diff-before", "audit-values", "lock"])
+def test_a_read_that_fails_later_names_its_file(statecli, failing, command, after):
+    """In the middle of the headers or of the values."""
+    failing("a.pt", after=after)
+    result = statecli(*COMMANDS[command].format("a.pt").split())
+    said = result.out + result.err
+    if result.code == 2:
+        assert "a.pt" in said
+        assert "input/output error" in said
+    assert "standard output" not in said
+
+
+@linux
+@pytest.mark.parametrize("arguments", [(), ("--values",)])
+def test_the_other_files_of_an_audit_go_on(statecli, failing, arguments):
+    """One target fails; the findings of the others are shown."""
+    torch.save({"w": torch.full((3,), float("nan"))}, "c.pt")
+    failing("a.pt")
+    result = statecli("audit", ".", "--values", "-f", "json", *arguments)
+    assert result.code == 2
+    statuses = {one["target"]: one["status"] for one in result.json["targets"]}
+    assert statuses["a.pt"] == "failed"
+    assert set(statuses) == {"a.pt", "a.safetensors", "b.pt", "b.safetensors", "c.pt"}
+    assert any(one["rule"] == "nan" for one in result.json["findings"])
+
+
+@linux
+def test_a_read_that_fails_once_is_not_a_clean_scan(failing):
+    """The listing may succeed a moment later: the pickles were not judged all the same."""
+    failing("a.pt")
+    with pytest.raises(UnreadableError, match=r"a\.pt: cannot be read: input/output error"):
+        scan("a.pt")
+
+
+@linux
+def test_a_shard_that_cannot_be_read_is_named(failing):
+    """The error has the path of the shard and not of the index."""
+    save_file({"w": torch.ones(2)}, "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"w": "model-00001-of-00001.safetensors"}}
+    Path("model.safetensors.index.json").write_text(json.dumps(index))
+    failing("model-00001-of-00001.safetensors")
+    with pytest.raises(UnreadableError, match=r"model-00001-of-00001\.safetensors: cannot be read: input/output error"):
+        formats.read("model.safetensors.index.json")
+
+
+def _program(body, **options):
+    path = str(Path(__file__).parents[1])
+    program = [sys.executable, "-c", body]
+    return subprocess.run(
+        program, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": path}, **options
+    )
+
+
+MAIN = "import sys; from statecli.__main__ import command; sys.argv = ['statecli', *{}]; command()"
+
+
+def test_a_working_directory_that_was_removed_has_a_line_of_its_own():
+    """A relative name cannot be looked up any more."""
+    body = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); "
+    done = _program(body + MAIN.format(["audit", "."]))
+    assert done.returncode == 2
+    assert "standard output" not in done.stderr
+    assert "working directory does not exist any more" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_only_a_write_to_standard_output_is_an_error_of_standard_output():
+    """An error of the system from anywhere else is not."""
+    for error, line in (
+        (OSError(errno.ENOSPC, "No space left on device"), "the system refused: no space left on device"),
+        (OSError(errno.EACCES, "Permission denied", "x.json"), "x.json: permission denied"),
+        (MemoryError(), "there is not enough memory"),
+    ):
+        given = (*error.args, *filter(None, [getattr(error, "filename", None)]))
+        raised = f"raise {type(error).__name__}{given!r}"
+        done = _program(f"from statecli import cli\ndef run(): {raised}\ncli.leave(run, debug=False)")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.startswith(f"statecli: {line}")
+
+
+def test_output_error_is_the_line_about_standard_output(capsys):
+    """What a full disk makes of the result."""
+
+    def run():
+        raise OutputError("standard output cannot be written: No space left on device")
+
+    with pytest.raises(SystemExit) as done:
+        cli.leave(run, debug=False)
+    assert done.value.code == 2
+    assert capsys.readouterr().err == "statecli: standard output cannot be written: No space left on device\n"
+
+
+# --- processes and memory --------------------------------------------------------------------------------------------
+
+
+def double(shared, batch):
+    return [shared * one for one in batch]
+
+
+def refused(*_, **__):
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+@pytest.mark.parametrize("where", ["fork", "semaphore"])
+def test_the_work_is_done_here_where_no_process_can_be_started(monkeypatch, where):
+    """`ulimit -u`, and a /dev/shm that is full: the result is the same."""
+    if where == "fork":
+        monkeypatch.setattr(os, "fork", refused)
+    else:
+        from multiprocessing import synchronize
+
+        monkeypatch.setattr(synchronize._multiprocessing, "SemLock", refused)
+    with pool.using(pool.Processes(2)):
+        assert pool.run(double, 2, [1, 2, 3], size_of=lambda _: pool.BATCH, absent=None) == [2, 4, 6]
+    with pool.beside(len, "four") as length:
+        assert length() == 4
+
+
+@pytest.mark.parametrize("error", ["MemoryError()", "RecursionError('deep')", "ImportError('no')", "OSError(11, 'no')"])
+@pytest.mark.parametrize("where", ["shortcut.parse", "interrupts.listen", "cli.run"])
+def test_a_crash_is_never_1(error, where):
+    """Of whatever step: one line, 2."""
+    module, function = where.split(".")
+    body = f"import statecli.{module} as module\ndef fail(*_): raise {error}\nmodule.{function} = fail\n"
+    done = _program(body + MAIN.format(["inspect", "a.pt"]))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("statecli: ")
+
+
+def test_no_process_for_model_code_is_2():
+    """The line of `os.fork`'s own error."""
+    body = "import os\ndef fail(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork = fail\n"
+    done = _program(body + MAIN.format(["inspect", "net.py:Net"]))
+    assert done.returncode == 2
+    assert done.stderr == "statecli: cannot run: BlockingIOError: [Errno 11] Resource temporarily unavailable\n"
+
+
+def test_no_thread_can_be_started():
+    """Listing a checkpoint needs none."""
+    body = (
+        'import _thread\ndef fail(*_): raise RuntimeError("can\'t start new thread")\n_thread.start_new_thread = fail\n'
+    )
+    done = _program(body + MAIN.format(["inspect", "a.pt"]))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@linux
+@pytest.mark.parametrize("megabytes", [100, 150, 200, 300, 400])
+@pytest.mark.parametrize("line", [["inspect", "a.pt", "--stats"], ["diff", "a.pt", "a.pt"]])
+def test_little_memory_is_0_or_2(line, megabytes):
+    """`ulimit -v`: numpy's BLAS ends the process with 1 where it gets none."""
+    limit = megabytes << 20
+    done = _program(MAIN.format(line), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+    assert done.returncode in (0, 2)
+    assert done.returncode == 0 or done.stderr.splitlines()[-1].startswith("statecli: ")
