@@ -30,7 +30,7 @@ from statecli.places import located, named
 from statecli.rules import RULES
 from statecli.scope import Configuration, NotChecked
 from statecli.stamps import unchanged_files
-from statecli.state import Kind, ModelState, ScannedPickle
+from statecli.state import Kind, ModelState, Oddity, ScannedPickle
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -134,6 +134,7 @@ class _Run:
     def of(self, text: str) -> Target:
         """What becomes of one target: a file that changes while it is audited makes the target fail."""
         pickles: tuple[ScannedPickle, ...] = ()
+        unscanned = None
         self.read = None
         try:
             with unchanged_files():
@@ -143,6 +144,8 @@ class _Run:
                 subject = dataclasses.replace(subject, pickles=pickles, unscanned=unscanned)
                 found = _judged(subject, self.rules, self.request.severity)
         except StateError as error:
+            if isinstance(error, BarePickle) and unscanned is None and self._may_judge_pickle(text):
+                return _accepted(self._judge_pickle(text, pickles), self.request)
             return _accepted(self._failed(text, error, pickles), self.request)
         if subject.unlocked is not None:
             self.unlocked[text] = subject.unlocked
@@ -195,6 +198,20 @@ class _Run:
         except UnreadableError as error:
             return (), str(error)
 
+    def _may_judge_pickle(self, text: str) -> bool:
+        """Whether a rule about pickles was requested, and the file is not called a checkpoint, which it is not."""
+        return any(map(_is_about_pickles, self.rules)) and not is_called_weights(text)
+
+    def _judge_pickle(self, text: str, pickles: tuple[ScannedPickle, ...]) -> Target:
+        """Judge a pickle that is not a checkpoint by what loading it runs; the other rules have nothing to look at."""
+        oddity = Oddity("no-tensors", "is a pickle that is not a checkpoint: only what loading it runs was checked")
+        state = ModelState(text, "pickle", (), oddities=(oddity,))
+        subject = Subject(text, state, self.request.policy, pickles=pickles)
+        judged = _judged(subject, [rule for rule in self.rules if _is_about_pickles(rule)], self.request.severity)
+        others = (rule.name for rule in self.rules if not _is_about_pickles(rule))
+        skipped = (Skipped(name, "a pickle that is not a checkpoint has no tensors", text) for name in others)
+        return replace(judged, skipped=(*judged.skipped, *skipped))
+
     def _failed(self, text: str, error: StateError, pickles: tuple[ScannedPickle, ...]) -> Target:
         """What could not be read or is left out, with a finding of the rule that the error breaks, if it is asked for.
 
@@ -217,10 +234,10 @@ class _Run:
         # Filters are of some of the files in a folder, and need not be of each.
         left_out = isinstance(error, FilteredOut) and text not in self.named
         self.left_out |= {text} if left_out else set()
-        beside = isinstance(error, BarePickle) and text not in self.named and not is_called_weights(text)
-        status = Status.SKIPPED if left_out or beside else Status.FAILED
+        is_other = isinstance(error, BarePickle) and text not in self.named and not is_called_weights(text)
+        status = Status.SKIPPED if left_out or is_other else Status.FAILED
         unchecked = (NotChecked("file", 1, "no tensor matches the filters"),) if left_out else ()
-        if beside and not ran:
+        if is_other:
             unchecked = (NotChecked("file", 1, "bare pickle"),)
         return Target(
             files.harmless(text),

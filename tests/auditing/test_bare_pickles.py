@@ -1,4 +1,4 @@
-"""Pickles that hold no checkpoint, in folders that do: scanned, and no failure of the walk."""
+"""Pickles that are not checkpoints: judged by what loading them runs."""
 
 from __future__ import annotations
 
@@ -32,39 +32,49 @@ SYSTEM = b"cposix\nsystem\n(S'true'\ntR."
 
 
 @pytest.mark.parametrize("name", ["data.pkl", "vocab.pickle", "cache"])
-def test_a_bare_pickle_in_a_folder_is_skipped(hub, name):
-    """And said to be what it is; the checkpoint beside it is audited."""
-    folder = hub(PLAIN, name)
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_bare_pickle_in_a_folder_is_judged(hub, name, protocol):
+    """By what loading it runs; the checkpoint next to it is audited."""
+    folder = hub(pickle.dumps({"a": [1.0], "b": "text"}, protocol), name)
     one = of(folder, name)
-    assert one.status is Status.SKIPPED
-    assert "is a bare pickle" in one.reason
-    assert one.findings == ()
+    assert (one.status, one.format, one.tensors, one.findings) == (Status.AUDITED, "pickle", 0, ())
     assert of(folder, "model.pt").status is Status.AUDITED
 
 
-def test_what_loading_it_would_run_is_judged_all_the_same(hub):
-    """No skip hides a call."""
+def test_what_loading_it_would_run_is_a_finding(hub):
+    """The rules about pickles are those that ran."""
     one = of(hub(SYSTEM), "data.pkl")
-    assert one.status is Status.SKIPPED
+    assert one.status is Status.AUDITED
     assert [finding.rule for finding in one.findings] == ["unsafe-global"]
     assert "unsafe-global" in one.ran
+    assert "nan" in {skipped.rule for skipped in one.skipped}
 
 
-def test_one_that_is_named_has_failed(hub):
-    """Whoever names a file wants it audited."""
-    path = hub(PLAIN) / "data.pkl"
-    (one,) = audit(Request((str(path),))).targets
-    assert one.status is Status.FAILED
+def test_it_is_not_judged_without_a_rule_about_pickles(hub):
+    """It was not checked; one that is named has failed."""
+    folder = hub(PLAIN)
+    one = of(folder, "data.pkl", select=("nan",))
+    assert (one.status, [entry.why for entry in one.not_checked]) == (Status.SKIPPED, ["bare pickle"])
+    (named,) = audit(Request((str(folder / "data.pkl"),), select=("nan",))).targets
+    assert named.status is Status.FAILED
 
 
-def test_one_that_is_called_a_checkpoint_has_failed(hub):
+@pytest.mark.parametrize(("raw", "code"), [(PLAIN, 0), (pickle.dumps({"a": 1}, 0), 0), (SYSTEM, 1), (PLAIN[:-1], 1)])
+def test_the_exit_status_of_one_that_is_named(raw, code, hub, statecli):
+    """A clean pickle is 0, a finding 1."""
+    done = statecli("audit", hub(raw) / "data.pkl")
+    assert done.code == code, done.out + done.err
+
+
+@pytest.mark.parametrize("raw", [PLAIN, SYSTEM])
+def test_one_that_is_called_a_checkpoint_has_failed(hub, raw):
     """A `.pt` is meant to be one, whatever it is."""
-    assert of(hub(PLAIN, "weights.pt"), "weights.pt").status is Status.FAILED
+    assert of(hub(raw, "weights.pt"), "weights.pt").status is Status.FAILED
 
 
-def test_a_folder_of_nothing_else_audits_nothing(tmp_path):
-    """Which is no pass."""
+def test_a_folder_of_nothing_else_is_audited(tmp_path):
+    """And says that it holds no tensor."""
     (tmp_path / "data.pkl").write_bytes(PLAIN)
-    found = audit(Request((str(tmp_path),)))
-    assert [one.status for one in found.targets] == [Status.SKIPPED]
-    assert found.count(Status.AUDITED) == 0
+    (one,) = audit(Request((str(tmp_path),))).targets
+    assert one.status is Status.AUDITED
+    assert [note.name for note in one.notes] == ["no-tensors"]
