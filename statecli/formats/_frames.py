@@ -18,6 +18,7 @@ module to name what those would import.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 #: Opcodes of one reading: those of the largest `.metadata` that a person has reason to write take more time.
@@ -47,12 +48,19 @@ _WHOLE = frozenset(b"BC\x8e\x96")
 class Reading(NamedTuple):
     """The `opcodes` that were read, without FRAME, up to STOP or to what cannot be read.
 
-    `dropped`: whether bytes of a frame were dropped. `end`: the byte from which the next unpickler reads.
+    `dropped`: whether bytes of a frame were dropped. `end`: the byte from which the next unpickler reads. `pieces` has,
+    for each piece of the data that the opcodes are put together from, where it begins in them and in the data.
     """
 
     opcodes: bytes
     dropped: bool
     end: int
+    pieces: list[tuple[int, int]]
+
+    def position(self, at: int) -> int:
+        """Return where in the data the byte `at` of the opcodes is."""
+        begins_in_opcodes, begins_in_data = self.pieces[bisect_left(self.pieces, (at + 1,)) - 1]
+        return begins_in_data + at - begins_in_opcodes
 
 
 def read_as_file(data: bytes) -> Reading:
@@ -78,6 +86,7 @@ class _Reader:
         self.filled = filled
         self.dropped = False
         self.opcodes = bytearray()
+        self.pieces = [(0, 0)]
 
     def read(self) -> Reading:
         """Read opcodes up to STOP, or up to the first that the unpickler refuses."""
@@ -88,28 +97,36 @@ class _Reader:
         except _EndOfData:
             pass
         end = self.filled if self.filled < len(self.data) else self.at
-        return Reading(bytes(self.opcodes), self.dropped, end)
+        return Reading(bytes(self.opcodes), self.dropped, end, self.pieces)
 
     def _read_opcode(self) -> bool:
         """Read one opcode with what belongs to it; return whether it is the last."""
-        (op,) = self._bytes(1)
+        opcode = self._bytes(1)
+        (op,) = opcode
         if op == _FRAME:
             self._fill(int.from_bytes(self._bytes(8), "little"))
             return False
-        self.opcodes.append(op)
+        self._keep(opcode)
         if op in _FIXED:
-            self.opcodes += self._bytes(_FIXED[op])
+            self._keep(self._bytes(_FIXED[op]))
         elif op in _LINES:
             for _ in range(_LINES[op]):
-                self.opcodes += self._line()
+                self._keep(self._line())
         elif op in _COUNTED:
             length = self._bytes(_COUNTED[op])
-            self.opcodes += length
+            self._keep(length)
             read = self._whole if op in _WHOLE else self._bytes
-            self.opcodes += read(int.from_bytes(length, "little"))
+            self._keep(read(int.from_bytes(length, "little")))
         else:
             return True
         return op == _STOP
+
+    def _keep(self, taken: bytes) -> None:
+        """Add what was taken last to the opcodes."""
+        begin = self.at - len(taken)
+        if begin - len(self.opcodes) != self.pieces[-1][1] - self.pieces[-1][0]:
+            self.pieces.append((len(self.opcodes), begin))
+        self.opcodes += taken
 
     def _fill(self, length: int) -> None:
         """Have at least so many bytes in the buffer; what is in it is dropped if it is less."""

@@ -399,6 +399,8 @@ class _Scan:
         region = piece.region.part(at, scanner.end or len(scanner.data))
         if piece.sure or not _is_harmless(scanner, unread):
             mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
+            if unread and scanner.framed:
+                mentions = self._read_frames(piece, at, scanner, mentions)
             bombs = scanner.bombs(self.whole.size)
             unread = unread or scanner.unfollowed
             why, exact = str(unread) if unread else None, region.base is not None
@@ -409,32 +411,27 @@ class _Scan:
             self._add(pickle)
             if key and region.size == piece.region.size and not (scanner.inner or unread) and len(self.read) < MAX_KEPT:
                 self.read[key] = self.found[-1]
-            if unread and scanner.framed:
-                self._read_frames(self.found[-1], piece, at, scanner)
         for start, data in scanner.inner:
             self.pieces.append(_Piece(region.made(data), f"{where}, the string at byte {start}", piece.depth + 1))
         return scanner.end
 
-    def _read_frames(self, scanned: ScannedPickle, piece: _Piece, at: int, scanner: Scanner) -> None:
-        """Name what unpicklers import that read other opcodes from the frames of this pickle than the scanner did."""
+    def _read_frames(self, piece: _Piece, at: int, scanner: Scanner, names: tuple[Mention, ...]) -> tuple[Mention, ...]:
+        """Add to the names those that unpicklers import which read other opcodes from the frames of the pickle."""
         data = piece.region.read(at, min(piece.region.size - at, _MAX_REREAD))
-        known = set(scanner.globals)
+        uses = {structs.replace(one, position=0): one for one in names}
         for reading in (_frames.read_in_memory(data), _frames.read_as_file(data)):
-            other, unread = self._run(reading.opcodes, scanned.where)
-            if not known.issuperset(other.globals):
-                known.update(other.globals)
-                names, modules = tuple(other.mentions()), tuple(dict.fromkeys(other.modules))
-                self._add(structs.replace(scanned, names=names, modules=modules, exact=False, unread=None))
+            other, unread = self._run(reading.opcodes, piece.where)
+            for one in other.mentions():
+                position = reading.position(one.position)
+                uses.setdefault(structs.replace(one, position=0), structs.replace(one, position=position))
             end = at + reading.end
-            if (
-                not unread
-                and reading.end != scanner.end
-                and (start := piece.region.span.offset + end) not in self.read_at
-            ):
+            start = piece.region.span.offset + end
+            if not unread and reading.end != scanner.end and start not in self.read_at:
                 self.read_at.add(start)
                 rest = piece.region.part(end, piece.region.size - end)
                 where = f"{piece.where}, what follows the frame at byte {end}"
                 self.pieces.append(piece._replace(region=rest, where=where, depth=piece.depth + 1))
+        return tuple(uses.values())
 
     def _scanned(self, region: _Region, at: int, where: str, window: int) -> tuple[Scanner, MalformedError | None]:
         """Read a pickle of which only a record's length is known: windows grow until it fits."""

@@ -194,7 +194,8 @@ def unscanned_pickle(subject: Subject) -> Iterator[Found]:
     """A pickle, or an archive of them, could not be read to its end.
 
     Why: what loading it would run is known up to there and no further. Pickles are made to break off, to inflate
-    without end or to lie about where they are, so that scanners give up and say nothing.
+    without end or to lie about where they are, so that scanners give up and say nothing. Frames that no pickler writes
+    have two unpicklers read different opcodes from the same bytes.
 
     Example: a `data.pkl` of 200 KB that inflates to 200 MB; one that calls a function and then ends in the middle.
 
