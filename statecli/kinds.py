@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 from msgspec.structs import replace
 
@@ -53,8 +54,10 @@ def classified(state: ModelState) -> ModelState:
         return _owners(state, tensors)
     names = {(tensor.section, tensor.fqn) for tensor in tensors if tensor.fqn.endswith("weight_orig")}
     by_convention = {n for n in open_rows if is_buffer_by_convention(tensors[n]) or _is_spectral(tensors[n], names)}
-    if len(state.optimizers) * len(open_rows) > MAX_COMPARED:
-        many = f"{len(state.optimizers)} optimizers are too many to find out what each of them trains"
+    groups = sum(len(optimizer.groups) for optimizer in state.optimizers)
+    if len(state.optimizers) * len(open_rows) > MAX_COMPARED or groups * len(open_rows) > MAX_COMPARED_GROUPS:
+        of_groups = f" with {groups} groups" if groups > len(state.optimizers) else ""
+        many = f"{len(state.optimizers)} optimizer(s){of_groups} are too many to find out what each of them trains"
         state = replace(state, oddities=(*state.oddities, Oddity("many-optimizers", many)), optimizers=())
     trained = _trained(state, open_rows, by_convention, tensors)
     for n in open_rows:
@@ -93,6 +96,8 @@ def _is_buffer_name(last: str) -> bool:
 
 #: Optimizers times entries that are compared; beyond this nothing is said by shape.
 MAX_COMPARED = 200_000
+#: Groups of optimizers times entries that are compared, a second at most.
+MAX_COMPARED_GROUPS = 20_000_000
 
 
 def _trained(
@@ -197,12 +202,14 @@ def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Ten
     if not any(tensors[n].device for n in rows):
         found = _by_count(optimizer, rows, tensors)
         return found | {second for first in found for second in ties.get(first, ())}
-    laid = [_laid(group, [tensors[n].shape for n in rows]) for group in optimizer.groups if group.shapes]
+    row_shapes = [tensors[n].shape for n in rows]
+    laid = [_laid(group, row_shapes) for group in optimizer.groups if group.shapes]
     fits = [ways for ways in laid if ways is not None]
     if len(fits) < len(laid):
         return set()
-    in_order = [ways for n, ways in enumerate(fits) if not any(ways[1][-1] < before[0][0] for before in fits[:n])]
-    if len(shapes) == len(rows) and in_order == fits and _same_shapes(known, [tensors[n].shape for n in rows]):
+    furthest = accumulate((leftmost[0] for leftmost, _ in fits), max, initial=0)
+    in_order = [ways for ways, first in zip(fits, furthest, strict=False) if ways[1][-1] >= first]
+    if len(shapes) == len(rows) and in_order == fits and _same_shapes(known, row_shapes):
         found = set(rows)
     else:
         pairs = (pair for left, right in in_order for pair in zip(left, right, strict=True))

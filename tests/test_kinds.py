@@ -54,6 +54,21 @@ def test_a_bare_state_dict_is_assumed_and_conventions_are_named(tmp_path):
     assert found["fc.weight"].evidence is Evidence.ASSUMED
 
 
+def test_groups_of_an_optimizer_are_compared_up_to_a_number(tmp_path, monkeypatch):
+    """Each group is compared with each entry; beyond the limit a note says that none was."""
+    net = Net()
+    groups = [{"params": [parameter]} for parameter in net.parameters()]
+    path = str(tmp_path / "file.pt")
+    torch.save({"model": net.state_dict(), "optimizer": stepped(net, torch.optim.Adam(groups))}, path)
+    state = formats.read(path)
+    assert not kinds.classified(state).oddities
+    monkeypatch.setattr(kinds, "MAX_COMPARED_GROUPS", len(groups) * 2)
+    (oddity,) = kinds.classified(state).oddities
+    assert (
+        oddity.message == f"1 optimizer(s) with {len(groups)} groups are too many to find out what each of them trains"
+    )
+
+
 def test_param_names_of_the_optimizer_are_exact(tmp_path):
     """An optimizer built from named_parameters() says what it trains."""
     net = Net()
