@@ -15,8 +15,8 @@ from statecli.errors import MalformedError
 class Budget(Enum):
     """A kind of step, and how many of it one file may cause. Each budget is worth 10 to 30 seconds at most."""
 
-    #: Opcodes of all pickles, 2 or 3 million a second.
-    OPCODES = ("opcodes", 30_000_000)
+    #: Opcodes of all pickles, 2 or 3 million a second. One `.metadata` of the largest models has 40 million.
+    OPCODES = ("opcodes", 50_000_000)
     #: Values that are followed for the names in them, a million a second; more of them for each opcode.
     FLOW = ("values to follow for the names in them", 1_000_000)
     #: Tokens of TorchScript code, and texts of programs of torch.export, 200,000 a second.
