@@ -73,6 +73,15 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also evidence, o
 VerboseVerify = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was measured, and every note.")]
 VerboseAudit = Annotated[bool, typer.Option("--verbose", "-v", help="Also what readers noted, and skipped rules.")]
 VerboseDiff = Annotated[bool, typer.Option("--verbose", "-v", help="Also where first, mean, L2, cosine.")]
+AuditModel = Annotated[
+    str | None,
+    typer.Option("--model", metavar="SPEC", help="Hold them to what this class registers; auto: their config.json's."),
+]
+Values = Annotated[
+    bool,
+    typer.Option("--values", help="Read the values of tensors of any size. [default: up to 256 MB of files on disk]"),
+]
+NoValues = Annotated[bool, typer.Option("--no-values", help="Do not read the values of tensors.")]
 WeightsOnly = Annotated[
     bool, typer.Option("--weights-only", help="Compare only tensors with the lock, not settings and files.")
 ]
@@ -262,12 +271,7 @@ def verify(
 @app.command()
 def audit(
     targets: Targets,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", metavar="SPEC", help="Hold them to what this class registers; auto: their config.json's."
-        ),
-    ] = None,
+    model: AuditModel = None,
     select: Annotated[
         list[str] | None, typer.Option("--select", metavar="RULE", help="Only it, or all of a subject (repeatable).")
     ] = None,
@@ -278,7 +282,8 @@ def audit(
         Severity | None,
         typer.Option("--fail-on", help="End 1 for what is as bad as this: warning, unless configured."),
     ] = None,
-    values: Annotated[bool, typer.Option("--values", help="Read the values too: NaN, Inf, constants.")] = False,
+    values: Values = False,
+    no_values: NoValues = False,
     lock: Annotated[str | None, typer.Option("--lock", metavar="FILE", help="Hold them to this lock file.")] = None,
     frozen_only: Annotated[bool, typer.Option("--frozen-only", help="Only to the frozen part of the lock.")] = False,
     weights_only: WeightsOnly = False,

@@ -114,6 +114,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     ignore: tuple[str, ...] = ()
     fail_on: Severity | None = None
     values: bool = False
+    no_values: bool = False
     lock: str | None = None
     frozen_only: bool = False
     weights_only: bool = False

@@ -120,7 +120,10 @@ COMMANDS = {
     "audit": Command(
         AuditOptions,
         ("targets",),
-        {**FLAGS, **_flags("values", "frozen_only", "weights_only", "allow_empty", "as_found", "no_config")},
+        {
+            **FLAGS,
+            **_flags("values", "no_values", "frozen_only", "weights_only", "allow_empty", "as_found", "no_config"),
+        },
         {
             **VALUES,
             "--model": ("model", str),

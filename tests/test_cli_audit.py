@@ -47,8 +47,9 @@ def _here(tmp_path, monkeypatch):
         (("clean.pt", "empty.pt"), 2),
         (("found.pt", "empty.pt"), 2),
         (("no.pt",), 2),
-        (("clean.pt", "--select", "nan"), 2),
-        (("clean.pt", "--select", "nan", "--select", "case-collision"), 2),
+        (("clean.pt", "--select", "nan"), 0),
+        (("clean.pt", "--select", "nan", "--no-values"), 2),
+        (("clean.pt", "--no-values", "--select", "nan", "--select", "case-collision"), 2),
         (("clean.pt", "--select", "values", "--select", "names"), 0),
     ],
 )
@@ -279,7 +280,7 @@ def test_what_is_found_in_a_target_that_failed_is_counted(output):
 
 
 UNTOLD = [
-    (("clean.pt", "--select", "nan"), "nan did not run: no values were read: give --values"),
+    (("clean.pt", "--select", "nan", "--no-values"), "nan did not run: values not read: --no-values"),
     (("none/",), "nothing was audited"),
 ]
 
@@ -347,7 +348,7 @@ def test_the_configuration_as_csv_has_plain_values(statecli):
     """A text without quotes, nothing for what is not set; no column of findings, of which there can be none."""
     rows = {row.pop("key"): row for row in csv.DictReader(io.StringIO(statecli("config", "-f", "csv").out))}
     assert rows["fail-on"] == {"value": "warning", "from": "default"}
-    assert [rows[key]["value"] for key in ("lock", "values", "select")] == ["", "false", "[]"]
+    assert [rows[key]["value"] for key in ("lock", "values", "select")] == ["", "", "[]"]
     assert "finding" not in csv.DictReader(io.StringIO(statecli("rules", "-f", "csv").out)).fieldnames
 
 

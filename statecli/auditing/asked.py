@@ -49,7 +49,7 @@ def request(options: AuditOptions, found: Loaded | None = None) -> Request:
         frozen_only=options.frozen_only,
         weights_only=options.weights_only,
         baseline=_baseline(options, asked),
-        values=options.values or asked.values,
+        values=_values(options, asked),
         jobs=options.jobs,
         allow_empty=options.allow_empty,
         as_found=options.as_found,
@@ -78,6 +78,15 @@ def inputs(options: AuditOptions, found: Loaded) -> list[str]:
     asked = found.config
     known = (found.path, options.lock or asked.lock, options.baseline or asked.baseline, asked.policy.reference)
     return [path for path in known if path is not None]
+
+
+def _values(options: AuditOptions, asked: Config) -> bool | None:
+    """Return whether values are read: True, False, or None for the default limit."""
+    if options.values and options.no_values:
+        raise UsageError("--no-values: contradicts --values; give one of them")
+    if options.values or options.no_values:
+        return options.values
+    return asked.values
 
 
 def _lock(path: str | None, options: AuditOptions) -> Lock | None:

@@ -51,7 +51,7 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
     per_target_ignore: dict[str, Ignored] = {}
     severity: dict[str, Severity] = {}
     fail_on: Severity = Severity.WARNING
-    values: bool = False
+    values: bool | None = None
     lock: str | None = None
     baseline: str | None = None
     policy: Policy = Policy()

@@ -20,6 +20,7 @@ from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
 from statecli.auditing.subject import Subject, the_values
 from statecli.auditing.targets import Homes, expand, is_called_weights
+from statecli.auditing.values_budget import ValuesBudget
 from statecli.errors import BarePickle, FilteredOut, MissingShard, StateError, UnreadableError
 from statecli.finding import Finding, Severity
 from statecli.float_mode import with_denormals
@@ -39,7 +40,8 @@ class Request(msgspec.Struct, frozen=True):
     `model` is the class that the checkpoints are held to, and a target itself; `against` another checkpoint.
     `ignored` are rules whose findings are accepted, by globs of targets as they lie from the folder `ignored_from`;
     `severity` what a rule's own is replaced by. With `allow_empty` a glob that matches nothing is none that failed,
-    with `as_found` files that are named are some of their folders', as a walk over those finds them.
+    with `as_found` files that are named are some of their folders', as a walk over those finds them. `values` True
+    reads the values whatever their size, False reads none, None reads up to `values_budget.DEFAULT_VALUE_BYTES`.
     """
 
     targets: tuple[str, ...]
@@ -56,7 +58,7 @@ class Request(msgspec.Struct, frozen=True):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     kind: tuple[Kind, ...] = ()
-    values: bool = False
+    values: bool | None = None
     jobs: int = 0
     lock: Lock | None = None
     lock_folder: str = "."
@@ -115,6 +117,7 @@ class _Run:
     def __init__(self, request: Request, progress: inspection.Progress | None) -> None:
         self.request, self.progress = request, progress
         self.rules = request.rules
+        self.budget = ValuesBudget(request.values, self.rules)
         #: Targets that are held whatever they are: whoever names one means that one.
         self.named = () if request.as_found else request.targets
         self.homes = Homes(as_found=request.as_found, is_locked=self._is_locked if self._has_named_lock() else None)
@@ -318,15 +321,19 @@ class _Run:
         return "--against" if self.request.against else "policy.reference"
 
     def _with_values(self, subject: Subject) -> Subject:
-        """The same with facts of its values, where they are asked for; a class's are those of its constructor."""
+        """Return the subject with facts of its values, or why they are not read; a class's are its constructor's."""
         jobs = self.request.jobs
-        if not self.request.values or subject.state.format == "module":
+        if subject.state.format == "module" or not (self.request.values or self.budget.is_needed):
             return subject
+        unread_because = self.budget.why_unread(subject.target, subject.state.tensors)
+        if unread_because is not None:
+            return dataclasses.replace(subject, unread_because=unread_because)
         with inspection.numpy_needed():
             from statecli.values.compare import damages
             from statecli.values.facts import read_all
         tensors = subject.state.tensors
-        tell = self.progress(sum(tensor.nbytes for tensor in tensors)) if self.progress else None
+        size = sum(tensor.nbytes for tensor in tensors)
+        tell = self.progress(size) if self.progress and self.request.values else None
         facts = read_all(tensors, jobs=jobs, progress=tell)
         errors = tuple(damages(tensors, jobs=jobs))
         values = tuple(unread.known(*one) for one in zip(tensors, facts, errors, strict=True))
@@ -382,8 +389,14 @@ def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Seve
         tuple(rule.name for rule in found if rule not in blind),
         tuple(skipped),
         (*state.oddities, *subject.chosen, *unjudged),
-        subject.companions.not_checked if subject.companions is not None else (),
+        (*_unread_values(subject), *(subject.companions.not_checked if subject.companions is not None else ())),
     )
+
+
+def _unread_values(subject: Subject) -> tuple[NotChecked, ...]:
+    """Return the entry for the tensors whose values no rule has looked at."""
+    count = sum(bool(tensor.elements) for tensor in subject.state.tensors)
+    return (NotChecked("tensor", count, subject.unread_because),) if subject.unread_because and count else ()
 
 
 def _found(rule: Rule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:

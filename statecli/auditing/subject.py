@@ -47,6 +47,8 @@ class Subject:
     #: Why nothing of it is held to a lock that is given.
     unlocked: str | None = None
     values: tuple[Facts, ...] | None = None
+    #: Why the values were not read, though rules need them.
+    unread_because: str | None = None
     #: Every pickle of the target's files; of one whose tensors could not be listed, too.
     pickles: tuple[ScannedPickle, ...] = ()
     #: Why nothing is known of the pickles, though the tensors could be listed.
@@ -122,7 +124,9 @@ def the_values(subject: Subject) -> str | None:
     if subject.values is not None:
         return None
     is_class = subject.state.format == "module"
-    return "a class has the values of its constructor: audit a checkpoint" if is_class else NO_VALUES
+    if is_class:
+        return "a class has the values of its constructor: audit a checkpoint"
+    return subject.unread_because or NO_VALUES
 
 
 def a_lock(subject: Subject) -> str | None:

@@ -38,8 +38,10 @@ def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():
 
 def test_many_targets_are_one_line():
     """By the reason."""
-    (one,) = told("a.pt", "b.safetensors", policy=Policy(dtype=("float32",)))
-    assert one.startswith("policy.dtype: overflows-dtype did not run on a.pt, b.safetensors: no values were read")
+    (one,) = told("a.pt", "b.safetensors", policy=Policy(dtype=("float32",)), values=False)
+    assert one.startswith(
+        "policy.dtype: overflows-dtype did not run on a.pt, b.safetensors: values not read: --no-values"
+    )
     assert not told("a.pt", policy=Policy(dtype=("float32",)), values=True)
 
 

@@ -323,7 +323,7 @@ def test_what_bytes_that_were_never_saved_are_worth_is_judged_by_no_rule(saved, 
         assert [one["rule"] for one in result.json["findings"]] == ["checksum-mismatch"][: not options]
         assert result.err.startswith(f"statecli: {path}: a: checksum wrong: recorded 0x")
     assert statecli("audit", path, "--values", "-x", "a").code == 0
-    assert statecli("audit", path, "--select", "layout").code == 0
+    assert statecli("audit", path, "--no-values", "--select", "layout").code == 0
 
 
 def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(saved, statecli):
@@ -348,11 +348,11 @@ def test_checksum_mismatch_spares_whole_bytes_and_what_records_none(found, saved
 
 
 def test_checksums_of_tensors_are_not_said_to_be_right_unread(saved):
-    """Without --values the rule is skipped, and says so."""
+    """With --no-values the rule is skipped, and says so."""
     path = saved({"a": torch.arange(50.0)})
     flipped(path, torch.arange(50.0).numpy().tobytes())
-    (target,) = audit(Request((str(path),), select=("checksum-mismatch",))).targets
-    assert (target.ran, "--values" in target.skipped[0].reason) == ((), True)
+    (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=False)).targets
+    assert (target.ran, "--no-values" in target.skipped[0].reason) == ((), True)
 
 
 # --- shards ----------------------------------------------------------------------------------------------------------

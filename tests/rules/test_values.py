@@ -48,11 +48,11 @@ def trained():
 
 @pytest.mark.parametrize("rule", values.RULES, ids=lambda rule: rule.name)
 def test_without_values_no_rule_about_them_runs(tmp_path, weight, rule):
-    """It is listed as skipped, with the option that is missing."""
+    """It is listed as skipped, with the option that switched the values off."""
     torch.save({"w": weight}, tmp_path / "a.pt")
-    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=(rule.name,))).targets
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=(rule.name,), values=False)).targets
     assert not target.ran
-    assert "--values" in target.skipped[0].reason
+    assert "--no-values" in target.skipped[0].reason
 
 
 def test_a_class_has_no_values_to_judge(tmp_path, monkeypatch):

@@ -1,0 +1,43 @@
+"""Decide whether an audit reads the values of a target's tensors, if nobody forces or forbids it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from statecli import files, target
+from statecli.auditing.rule import Rule
+from statecli.auditing.subject import the_values
+from statecli.report.text import size_text
+from statecli.state import TensorInfo
+
+#: Bytes of tensors whose values one run reads by default. With the C kernel they take 0.04 s (safetensors) to 0.10 s
+#: (zip, whose checksums are verified) of a core; from a disk that reads 500 MB/s, 0.5 s.
+DEFAULT_VALUE_BYTES = 256_000_000
+
+
+class ValuesBudget:
+    """The bytes that a run may still read by default; targets take from them in order.
+
+    `values` is True if values are read whatever their size, False if they are not read, None for the default.
+    """
+
+    def __init__(self, values: bool | None, rules: Sequence[Rule]) -> None:
+        self.values = values
+        self.is_needed = any(the_values in rule.needs for rule in rules)
+        self.left = DEFAULT_VALUE_BYTES
+
+    def why_unread(self, text: str, tensors: Sequence[TensorInfo]) -> str | None:
+        """Return why the values of this target are not read; None if they are. Reduces the bytes that are left."""
+        if self.values is not None:
+            return None if self.values else "values not read: --no-values"
+        size = sum(tensor.nbytes for tensor in tensors)
+        if files.is_remote(target.split(text)[0]):
+            return "values not read: remote file, needs --values"
+        if size > self.left:
+            limit = size_text(DEFAULT_VALUE_BYTES)
+            return f"values not read: more than the {limit} that are read by default, needs --values"
+        if find_spec("numpy") is None:
+            return "values not read: numpy is not installed"
+        self.left -= size
+        return None

@@ -1,0 +1,84 @@
+"""Values are read by default up to a size, and a verdict says so where they were not read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from statecli.auditing import values_budget
+from statecli.auditing.run import Request, audit
+
+WHY = "values not read: more than the 256 MB that are read by default, needs --values"
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """A checkpoint of 40 bytes with NaN in it, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.full((10,), float("nan"))}, "a.pt")
+    return "a.pt"
+
+
+def test_nan_is_found_without_an_option(broken, statecli):
+    """A small file is read whole."""
+    result = statecli("audit", broken, "-f", "json")
+    assert (result.code, [one["rule"] for one in result.json["findings"]]) == (1, ["nan"])
+    assert result.json["not_checked"] == []
+
+
+def test_no_values_is_in_the_verdict(broken, statecli):
+    """The run passes, and says how many tensors nobody looked at."""
+    result = statecli("audit", broken, "--no-values")
+    assert result.code == 0
+    assert "not checked: 1 tensor (values not read: --no-values)" in result.out
+
+
+@pytest.mark.parametrize(("limit", "code"), [(40, 1), (39, 0)])
+def test_the_limit_is_of_bytes(broken, statecli, monkeypatch, limit, code):
+    """One byte more, and the verdict says that the values were not read."""
+    monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", limit)
+    result = statecli("audit", broken, "-f", "json")
+    assert result.code == code
+    assert [one["count"] for one in result.json["not_checked"]] == [1] * (code == 0)
+    assert statecli("audit", broken, "--values").code == 1
+
+
+def test_the_limit_is_of_the_run(broken, monkeypatch):
+    """Targets take from it in order: many small files cost no more than a large one."""
+    torch.save({"w": torch.zeros(10)}, "b.pt")
+    monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 60)
+    found = audit(Request((broken, "b.pt")))
+    assert [len(one.not_checked) for one in found.targets] == [0, 1]
+    assert found.not_checked[0].why.startswith("values not read: more than the 60 B")
+
+
+def test_rules_that_need_no_values_read_none(broken):
+    """Nothing is missing from what was asked for."""
+    found = audit(Request((broken,), select=("unsafe-global",)))
+    assert found.not_checked == ()
+
+
+def test_the_configuration_decides_where_the_line_does_not(broken, statecli, tmp_path):
+    """`values = false` is `--no-values`; `--values` comes first."""
+    (tmp_path / "statecli.toml").write_text("values = false\n")
+    assert statecli("audit", broken).code == 0
+    assert statecli("audit", broken, "--values").code == 1
+
+
+def test_both_options_contradict_each_other(broken, statecli):
+    """A usage error in one line."""
+    result = statecli("audit", broken, "--values", "--no-values")
+    assert (result.code, result.err) == (2, "statecli: --no-values: contradicts --values; give one of them\n")
+
+
+def test_numpy_is_imported_for_values_alone(broken):
+    """An audit of names and pickles stays light."""
+    code = (
+        f"import sys, statecli.cli, statecli.__main__ as m\nsys.argv = ['statecli', 'audit', {broken!r}, '--no-values']"
+    )
+    code += "\ntry:\n    m.main()\nfinally:\n    assert 'numpy' not in sys.modules"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
