@@ -30,7 +30,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "lock": (locked.RULE,),
     "against": POLICY["reference"],
     "model": ("registration", "against", "trainable-mismatch", "mixed-dtypes"),
-    "values": ("values", "weights", "checksum-mismatch", "broken-tie"),
+    "values": ("values", "weights", "checksum-mismatch", "digest-mismatch", "broken-tie"),
 }
 
 

@@ -15,10 +15,11 @@ from statecli.auditing import held, locked, unread
 from statecli.auditing.baseline import Baseline, accepting
 from statecli.auditing.config import Ignored, of_rules
 from statecli.auditing.held import Side
+from statecli.auditing.named_digests import CheckedFile, compute_digest, named_files
 from statecli.auditing.policy import Policy
 from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
-from statecli.auditing.subject import Subject, the_values
+from statecli.auditing.subject import Subject, a_digest_as_name, the_values
 from statecli.auditing.targets import Homes, expand, is_called_weights
 from statecli.auditing.values_budget import ValuesBudget
 from statecli.errors import BarePickle, FilteredOut, MissingShard, StateError, UnreadableError
@@ -131,6 +132,8 @@ class _Run:
         self.unlocked: dict[str, str] = {}
         #: Targets of which the filters left nothing.
         self.left_out: set[str] = set()
+        #: The files of the target that is being audited whose names are digests.
+        self.named_by_digest: tuple[CheckedFile, ...] = ()
         #: What was read of the target that is being audited, until something fails.
         self.read: ModelState | None = None
 
@@ -139,12 +142,16 @@ class _Run:
         pickles: tuple[ScannedPickle, ...] = ()
         unscanned = None
         self.read = None
+        self.named_by_digest = ()
         try:
             with unchanged_files():
+                self.named_by_digest = tuple(self._named_by_digest(text))
                 pickles, unscanned = self._pickles(text)
                 subject = self._subject(text)
                 subject = locked.of(self._with_values(subject), self.request, self.progress)
-                subject = dataclasses.replace(subject, pickles=pickles, unscanned=unscanned)
+                subject = dataclasses.replace(
+                    subject, pickles=pickles, unscanned=unscanned, named_by_digest=self.named_by_digest
+                )
                 found = _judged(subject, self.rules, self.request.severity)
         except StateError as error:
             if isinstance(error, BarePickle) and unscanned is None and self._may_judge_pickle(text):
@@ -153,6 +160,14 @@ class _Run:
         if subject.unlocked is not None:
             self.unlocked[text] = subject.unlocked
         return _accepted(found, self.request)
+
+    def _named_by_digest(self, text: str) -> Iterator[CheckedFile]:
+        """Yield the files of a target whose names are digests, hashed as far as the budget goes."""
+        if not any(a_digest_as_name in rule.needs for rule in self.rules) or target.spec_of(text) is not None:
+            return
+        for file in named_files(text):
+            why = self.budget.why_not_hashed(file.size)
+            yield CheckedFile(file, unread_because=why) if why else compute_digest(file)
 
     def _has_named_lock(self) -> bool:
         return self.request.lock is not None and self.request.is_locking and not self.request.lock.has_no_names
@@ -225,8 +240,10 @@ class _Run:
         broken = [rule for rule in self.rules if rule.name == error.rule]
         found = [_finding(rule, Found(str(error), help=error.help), text, severity.get(rule.name)) for rule in broken]
         ran = [rule.name for rule in broken]
-        subject = Subject(text, ModelState(text, "", ()), self.request.policy, pickles=pickles)
-        for rule in filter(_is_about_pickles, self.rules if pickles else ()):
+        subject = Subject(
+            text, ModelState(text, "", ()), self.request.policy, pickles=pickles, named_by_digest=self.named_by_digest
+        )
+        for rule in (rule for rule in self.rules if _judges_unreadable(rule, subject)):
             found.extend(_found(rule, subject, severity.get(rule.name)))
             ran.append(rule.name)
         if self.read is not None:
@@ -340,6 +357,13 @@ class _Run:
         return dataclasses.replace(subject, values=values, damages=errors)
 
 
+def _judges_unreadable(rule: Rule, subject: Subject) -> bool:
+    """Whether the rule judges a target whose tensors cannot be listed: by its pickles, or its files' digests."""
+    if _is_about_pickles(rule):
+        return bool(subject.pickles)
+    return a_digest_as_name in rule.needs and rule.why_not(subject) is None
+
+
 def _is_about_pickles(rule: Rule) -> bool:
     return rule.about == "pickles"
 
@@ -389,8 +413,19 @@ def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Seve
         tuple(rule.name for rule in found if rule not in blind),
         tuple(skipped),
         (*state.oddities, *subject.chosen, *unjudged),
-        (*_unread_values(subject), *(subject.companions.not_checked if subject.companions is not None else ())),
+        (
+            *_unread_values(subject),
+            *_unhashed_files(subject),
+            *(subject.companions.not_checked if subject.companions is not None else ()),
+        ),
     )
+
+
+def _unhashed_files(subject: Subject) -> Iterator[NotChecked]:
+    """Yield an entry for each file that nobody compared with the digest in its name."""
+    for checked in subject.named_by_digest:
+        if checked.unread_because is not None:
+            yield NotChecked("file", 1, checked.unread_because)
 
 
 def _unread_values(subject: Subject) -> tuple[NotChecked, ...]:

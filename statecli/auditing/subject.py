@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from statecli import files
+from statecli.auditing.named_digests import CheckedFile
 from statecli.auditing.policy import Policy
 from statecli.auditing.storages import Storage, storages
 from statecli.comparison.result import Diff
@@ -51,6 +52,8 @@ class Subject:
     unread_because: str | None = None
     #: Every pickle of the target's files; of one whose tensors could not be listed, too.
     pickles: tuple[ScannedPickle, ...] = ()
+    #: The files of the target whose names are digests of their bytes.
+    named_by_digest: tuple[CheckedFile, ...] = ()
     #: Why nothing is known of the pickles, though the tensors could be listed.
     unscanned: str | None = None
     #: Of each of `state`'s tensors, what its containers' checksums have against its bytes, where values were read.
@@ -137,3 +140,11 @@ def a_lock(subject: Subject) -> str | None:
 def locked_companions(subject: Subject) -> str | None:
     """Needed where settings and files are compared with those of a lock."""
     return None if subject.companions is not None else "only weights are compared with the lock"
+
+
+def a_digest_as_name(subject: Subject) -> str | None:
+    """Return why no file can be compared with the digest in its name; None if at least one can."""
+    if not subject.named_by_digest:
+        return "no file of it is named by its digest: audit a snapshot or a blob of the Hub's cache"
+    reasons = [one.unread_because for one in subject.named_by_digest]
+    return None if None in reasons else reasons[0]

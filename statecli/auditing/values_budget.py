@@ -26,6 +26,7 @@ class ValuesBudget:
         self.values = values
         self.is_needed = any(the_values in rule.needs for rule in rules)
         self.left = DEFAULT_VALUE_BYTES
+        self.left_to_hash = DEFAULT_VALUE_BYTES
 
     def why_unread(self, text: str, tensors: Sequence[TensorInfo]) -> str | None:
         """Return why the values of this target are not read; None if they are. Reduces the bytes that are left."""
@@ -40,4 +41,14 @@ class ValuesBudget:
         if find_spec("numpy") is None:
             return "values not read: numpy is not installed"
         self.left -= size
+        return None
+
+    def why_not_hashed(self, size: int) -> str | None:
+        """Return why a local file of this size is not hashed; None if it is. Reduces the bytes that are left."""
+        if self.values is not None:
+            return None if self.values else "digest not computed: --no-values"
+        if size > self.left_to_hash:
+            limit = size_text(DEFAULT_VALUE_BYTES)
+            return f"digest not computed: more than the {limit} that are hashed by default, needs --values"
+        self.left_to_hash -= size
         return None

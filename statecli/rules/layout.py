@@ -6,15 +6,16 @@ from collections.abc import Iterator
 
 from msgspec import UNSET
 
+from statecli import files
 from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, the_values
+from statecli.auditing.subject import Subject, a_digest_as_name, the_values
 from statecli.errors import ChecksumMismatch
 from statecli.finding import Severity
 from statecli.formats import _shown
 from statecli.formats._dtypes import BITS
 from statecli.formats.dcp import ARCHIVE
 from statecli.places import of_range
-from statecli.state import ByteRange, Oddity, TensorData, TensorInfo
+from statecli.state import ByteRange, Oddity, Place, TensorData, TensorInfo
 
 
 def _a_file(subject: Subject) -> str | None:
@@ -200,6 +201,28 @@ def legacy_format(subject: Subject) -> Iterator[Found]:
         yield Found(message, help="load it with weights_only=False if this audit is clean, and save it again")
 
 
+@rule(Severity.ERROR, a_digest_as_name)
+def digest_mismatch(subject: Subject) -> Iterator[Found]:
+    """The bytes of a file are not those that its name promises: the name is a digest, and the digest is another.
+
+    Why: the Hub's cache keeps each file as `blobs/DIGEST` and never hashes the file again. A damaged disk, an
+    interrupted copy or somebody who changed the blob is loaded as if it came from the Hub. A name of 64 digits is a
+    SHA-256, a name of 40 digits the SHA-1 that git gives to a file; ollama writes `sha256-DIGEST`.
+    Files on disk are hashed up to 256 MB in one run, with `--values` all of them; the verdict counts the others.
+
+    Example: `~/.cache/huggingface/hub/models--x/blobs/4f1d…`, whose SHA-256 is `9c0a…`.
+
+    Fix: delete the blob and download it again: `huggingface-cli download REPO --force-download`.
+    """
+    for checked in subject.named_by_digest:
+        if checked.digest not in (None, checked.file.expected):
+            path = checked.file.path
+            expected, digest = (_shown.name(text[:12]) for text in (checked.file.expected, str(checked.digest)))
+            message = f"{_shown.name(files.name(path))}: its name promises digest {expected}…, its bytes have {digest}…"
+            help = "delete the blob and download it again"
+            yield Found(message, help=help, place=Place(path, 0, checked.file.size), about=files.name(path))
+
+
 RULES = (
     trailing_bytes,
     unused_bytes,
@@ -208,4 +231,5 @@ RULES = (
     missing_shard,
     index_mismatch,
     legacy_format,
+    digest_mismatch,
 )

@@ -1,0 +1,90 @@
+"""Blobs of a content-addressed cache whose bytes are not those that their names promise."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from statecli.auditing import values_budget
+from statecli.auditing.result import Status
+from statecli.auditing.run import Request, audit
+
+RULE = "digest-mismatch"
+WEIGHTS = save({"w": torch.arange(12.0).reshape(3, 4)})
+CONFIG = b'{"architectures": ["Net"]}'
+
+
+def git_digest(data):
+    """The name that git itself gives to a file."""
+    ran = subprocess.run(["git", "hash-object", "--stdin"], input=data, capture_output=True, check=True)
+    return ran.stdout.decode().strip()
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    """A model as huggingface_hub caches it: blobs by their digests, and a snapshot of links to them."""
+    root = tmp_path / "models--org--net"
+    folder, blobs = root / "snapshots" / "0a1b", root / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
+    digests = {"model.safetensors": (hashlib.sha256(WEIGHTS).hexdigest(), WEIGHTS), "config.json": (None, CONFIG)}
+    for name, (digest, data) in digests.items():
+        blob = blobs / (digest or git_digest(data))
+        blob.write_bytes(data)
+        (folder / name).symlink_to(blob)
+    return folder
+
+
+def spoil(path):
+    """Change the last byte of the blob behind the link."""
+    data = path.read_bytes()
+    path.resolve().write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_digest_mismatch_finds_a_changed_blob_behind_a_snapshot(found, snapshot, name):
+    """Of weights, named by their SHA-256, and of a small file, named as git does."""
+    spoil(snapshot / name)
+    (finding,) = found(RULE, snapshot)
+    assert finding.message.startswith(f"{name}: its name promises digest {(snapshot / name).resolve().name[:12]}…")
+
+
+def test_digest_mismatch_spares_the_cache_as_it_was_downloaded(found, snapshot):
+    """The folder, the link to the weights, and the blob itself."""
+    for path in (snapshot, snapshot / "model.safetensors", (snapshot / "model.safetensors").resolve()):
+        assert not found(RULE, path)
+
+
+def test_the_name_of_a_blob_of_ollama_is_a_digest(found, tmp_path):
+    """`sha256-` stands before it."""
+    blob = tmp_path / "blobs" / f"sha256-{'0' * 64}"
+    blob.parent.mkdir()
+    blob.write_bytes(WEIGHTS)
+    assert len(found(RULE, blob)) == 1
+
+
+def test_a_blob_that_cannot_be_read_as_a_checkpoint_is_named_too(snapshot):
+    """The target fails, and the finding says that the bytes are not those of the Hub."""
+    (snapshot / "model.safetensors").resolve().write_bytes(WEIGHTS[:40])
+    targets = audit(Request((str(snapshot / "model.safetensors"),), select=(RULE,))).targets
+    assert [(one.status, [finding.rule for finding in one.findings]) for one in targets] == [(Status.FAILED, [RULE])]
+
+
+def test_a_blob_beyond_the_limit_is_not_checked(snapshot, statecli, monkeypatch):
+    """The verdict says so; --values hashes it."""
+    spoil(snapshot / "model.safetensors")
+    monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 30)
+    result = statecli("audit", str(snapshot), "--ignore", "values", "--ignore", "weights")
+    assert "1 file (digest not computed: more than the 30 B" in result.out
+    assert statecli("audit", str(snapshot), "--values").code == 1
+
+
+def test_a_file_that_is_named_by_nothing_is_not_hashed(tmp_path):
+    """The rule is skipped, and says what it is for."""
+    (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
+    (target,) = audit(Request((str(tmp_path / "model.safetensors"),), select=(RULE,))).targets
+    assert target.skipped[0].reason.startswith("no file of it is named by its digest")
