@@ -108,7 +108,8 @@ def inspect(
     """Every tensor of a checkpoint, of a model class or of a live model, as `statecli inspect` lists it.
 
     `target`: a path, "train.ckpt#optimizer", "file.py:Class", "package.module:Class(hidden=32)" or an nn.Module. A live
-    module is left as it was: it is copied, without its values unless `stats` asks for them, and the copies are tried.
+    module is left as it was: its own tensors are listed, and copies without its values are moved and called. A module
+    that cannot be copied is listed too, without what moves.
 
     `to`: a device ("meta", "cuda:0") to which everything is moved; `findings` then has what stayed behind. `model`:
     a spec by whose registrations a checkpoint is grouped. `stats`: min, max, mean, std (n - 1), zeros, NaN and Inf of
@@ -121,8 +122,8 @@ def inspect(
     ("blocks.0.weight", "cache['cos']").
 
     Raises StateError, with one line: UsageError (a contradiction, or NothingMatched: the filters left no tensor),
-    UnreadableError (the file), ModelError (the class, its forward, or a live model that cannot be copied),
-    MissingDependency.
+    UnreadableError (the file), ModelError (the class, its forward, or a live model that cannot be copied for `to` or
+    `inputs`), MissingDependency.
     """
     given = dict(locals())
     del target, model

@@ -8,7 +8,7 @@ so ties and further names come out as they do there. The fresh memory is never t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,6 +141,37 @@ def by_own_to(built: Built, found: Walk) -> Trial | None:
             return _try(built.module, found, _to_meta, identity=False)
     except ModelError:
         return None  # the stand-in has already answered
+
+
+def is_of_torch(method: Callable[..., Any]) -> bool:
+    """Or Python's own, which says no module."""
+    return getattr(method, "__module__", None) is None or method.__module__.startswith("torch.")
+
+
+def has_own_move(module: nn.Module, modules: Iterable[nn.Module]) -> bool:
+    """Whether code that is not torch's has a part in what `module.to` does; `modules` are all that it registers."""
+    methods: list[Callable[..., Any]] = [type(module).to]
+    methods += [type(one)._apply for one in modules]
+    return not all(map(is_of_torch, methods))
+
+
+def by_fake_gpu(built: Built) -> dict[str, bool] | None:
+    """Whether each tensor is on a fake CUDA device after `.to` of a further instance, by name; None if that fails.
+
+    Without values first, and with values where code of the model needs them.
+    """
+    # Late, because the proofs are built on this package.
+    from statecli.proofs import fake, pretend
+
+    for stage, values in ((fake.faked, False), (pretend.pretended, True)):
+        try:
+            module = built.again(values=values)
+            with fake.on_gpu(stage) as kept, built.user_code(f"moving it to {fake.SHOWN}"):
+                there = moved(module, module.to(fake.DEVICE))
+                return {name: fake.has_followed(tensor, kept) for name, tensor in names(walk(there))}
+        except (ModelError, RuntimeError, TypeError, NotImplementedError):  # torch's own, of tensors it cannot fake
+            continue
+    return None
 
 
 # --- saving -------------------------------------------------------------------------------------------------

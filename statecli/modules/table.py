@@ -95,8 +95,8 @@ def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats]
     _measure_values(sheet, stats_of)
     trial = _try_move(sheet)
     _judge(sheet, trial)
-    if measure.overrides_to(built.module) and trial.reason is None:
-        _judge_by_own_to(sheet)
+    if trial.reason is None and measure.has_own_move(built.listed, (one for _, one in sheet.found.modules)):
+        _judge_by_own_move(sheet)
     return _state(sheet, target)
 
 
@@ -110,18 +110,34 @@ def listed(
     return _state(sheet, target)
 
 
-def _judge_by_own_to(sheet: _Sheet) -> None:
-    """The class's own `.to` decides; where it cannot be tried, what the stand-in left behind may move all the same."""
-    on_meta = sheet.built.init_device == "meta"
-    own = None if on_meta else measure.by_own_to(sheet.built, walk(sheet.built.module))
+def _judge_by_own_move(sheet: _Sheet) -> None:
+    """The class's own `.to` decides, and what the stand-in left behind may be moved by its own `_apply`.
+
+    Such code may look at the device, or at values when it makes its tensors again: where a move to meta cannot tell, a
+    fake CUDA device does. Where neither can, what the stand-in left behind may move all the same.
+    """
+    built = sheet.built
+    own_to, on_meta = measure.overrides_to(built.module), built.init_device == "meta"
+    own = measure.by_own_to(built, walk(built.module)) if own_to and not on_meta else None
     if own is not None:
         _judge_rows(sheet, own)
         return
-    why = "nothing can be seen of it on meta; build it on the cpu" if on_meta else "it fails when moving to meta"
+    if not own_to and all(row.moves is not False for row in sheet.rows):
+        return
+    follows = None if on_meta else measure.by_fake_gpu(built)
     for row in sheet.rows:
-        if row.moves is False:
+        if follows is not None and row.moves is not None:
+            row.moves = follows.get(row.fqn, row.moves)
+        elif row.moves is False and own_to:
             row.moves = None
-            row.notes.append(f"cannot tell whether the class's own .to moves it: {why}")
+            row.notes.append(f"cannot tell whether the class's own .to moves it: {_UNTRIED[on_meta]}")
+
+
+#: Why the class's own `.to` could not be tried, and why on meta.
+_UNTRIED = {
+    False: "it fails when moving to meta and to a fake CUDA device",
+    True: "nothing can be seen of it on meta; build it on the cpu",
+}
 
 
 def _try_move(sheet: _Sheet) -> measure.Trial:

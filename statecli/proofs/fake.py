@@ -122,6 +122,16 @@ def _after(tensor: torch.Tensor, kept: Kept) -> str:
     return SHOWN if tensor in kept or is_lazy(tensor) else shown(tensor)
 
 
+def has_followed(tensor: torch.Tensor, kept: Kept) -> bool:
+    """Whether `tensor` is on the fake device after a move of the model that holds it."""
+    return _after(tensor, kept) == SHOWN
+
+
+def on_gpu(stage: Stage) -> contextlib.AbstractContextManager[Kept]:
+    """`stage` for a move alone."""
+    return stage(Watch(DEVICE))
+
+
 def shown(tensor: torch.Tensor) -> str:
     """The device of `tensor` in words."""
     device = true_device(tensor)

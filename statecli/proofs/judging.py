@@ -129,7 +129,7 @@ MEMO = "remembered by a function (functools.lru_cache), and not the model's: for
 
 def is_moved_by_its_class(module: nn.Module, fqn: str) -> bool:
     """Whether one of the modules that `fqn` leads through has an `_apply` that is not torch's."""
-    return any(not is_of_torch(type(one)._apply) for one in _on_the_way(module, fqn))
+    return any(not measure.is_of_torch(type(one)._apply) for one in _on_the_way(module, fqn))
 
 
 def in_own_method(subject: Subject, module: nn.Module, fqn: str, names: Iterable[str], mend: str) -> str | None:
@@ -139,7 +139,7 @@ def in_own_method(subject: Subject, module: nn.Module, fqn: str, names: Iterable
     """
     kinds = (type(one) for one in _on_the_way(module, fqn))
     methods = ((kind, name, getattr(kind, name, None)) for kind in kinds for name in names)
-    own = next(((kind, name, one) for kind, name, one in methods if one and not is_of_torch(one)), None)
+    own = next(((kind, name, one) for kind, name, one in methods if one and not measure.is_of_torch(one)), None)
     return own and at_method(subject, own[2], mend.format(f"{own[0].__name__}.{own[1]}"))
 
 
@@ -162,11 +162,6 @@ def _on_the_way(module: nn.Module, fqn: str) -> Iterator[nn.Module]:
 
 #: What stands between the dots and brackets of a name.
 _PART = re.compile(r"[^.\[\]]+")
-
-
-def is_of_torch(method: Callable[..., Any]) -> bool:
-    """Or Python's own, which says no module."""
-    return getattr(method, "__module__", None) is None or method.__module__.startswith("torch.")
 
 
 def memos(subject: Subject) -> frozenset[str]:

@@ -57,8 +57,7 @@ def prove(subject: Subject, device: str) -> Check:
 
 def moves_itself(module: nn.Module) -> bool:
     """Whether code that is not torch's has a part in what `module.to` does."""
-    methods = (module.to, *(one._apply for one in module.modules()))
-    return not all(map(judging.is_of_torch, methods))
+    return measure.has_own_move(module, module.modules())
 
 
 def device_of(text: str) -> torch.device:

@@ -329,10 +329,59 @@ def test_an_overridden_to_cannot_be_judged_on_meta(inspect):
     assert (row.moves, row.fix) == (True, None)
 
 
-def test_an_overridden_to_that_fails_leaves_it_open(inspect):
+def test_an_overridden_to_that_fails_on_meta_is_tried_on_a_fake_gpu(inspect):
     """A class's own .to that cannot go to meta may still move the tensor elsewhere."""
     (row,) = inspect(OWN_TO.replace("super().to(*a, **k);", "assert a[0] != 'meta';")).tensors
+    assert (row.moves, row.fix) == (True, None)
+
+
+def test_an_overridden_to_that_fails_everywhere_leaves_it_open(inspect):
+    """Neither meta nor a fake CUDA device can be moved to."""
+    (row,) = inspect(OWN_TO.replace("super().to(*a, **k);", "assert not a;")).tensors
     assert (row.moves, row.fix) == (None, None)
+
+
+#: As kornia's augmentations: distributions made again on the device that `_apply` is seen to go to, from values.
+SAMPLERS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor, self.forgotten, self.device = (0.5, 1.5), torch.ones(2), None
+        self.make(torch.device("cpu"))
+    def make(self, device):
+        if device != self.device:
+            low, high = (torch.tensor(one, device=device) for one in self.factor)
+            {check}
+            self.device, self.sampler = device, torch.distributions.Uniform(low, high, validate_args={validate})
+    def _apply(self, fn, *args):
+        super()._apply(fn, *args)
+        self.make(fn(torch.zeros(())).device)
+        return self
+    {to}
+"""
+
+
+@pytest.mark.parametrize("to", ["", "def to(self, *args, **kwargs): return super().to(*args, **kwargs)"])
+@pytest.mark.parametrize("check", ["pass", "assert low.item() >= 0"])
+@pytest.mark.parametrize("wrap", ["Net", "Wrapped"])
+def test_samplers_that_are_made_again_on_the_device_follow(inspect, rows, to, check, wrap):
+    """A move within one device does not show that, nor one to meta where values are read; a fake CUDA device does."""
+    source = SAMPLERS.format(check=check, validate=check != "pass", to=to)
+    source += "\nclass Wrapped(nn.Sequential):\n    def __init__(self): super().__init__(nn.Linear(2, 2), Net())\n"
+    found = rows(inspect(source, wrap))
+    prefix = "1." if wrap == "Wrapped" else ""
+    moves = {name: found[prefix + name].moves for name in ("sampler.low", "sampler.high", "forgotten")}
+    assert moves == {"sampler.low": True, "sampler.high": True, "forgotten": False}
+
+
+def test_a_model_that_follows_needs_no_fake_gpu(inspect, monkeypatch):
+    """Its import takes a third of a second."""
+    from statecli.modules import measure
+
+    monkeypatch.setattr(measure, "by_fake_gpu", lambda built: pytest.fail("tried"))
+    own = OWN_TO.replace("def to(self, *a, **k)", "def _apply(self, fn)")
+    (row,) = inspect(own.replace("super().to(*a, **k); self.t = self.t.to(*a, **k)", "self.t = fn(self.t)")).tensors
+    assert row.moves
 
 
 @pytest.mark.parametrize("to", [None, "meta"])
