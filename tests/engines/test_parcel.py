@@ -181,12 +181,13 @@ class OtherFiles(Executor):
     def submit(self, function, *words):
         """Does it at once."""
         future = Future()
-        for one, two in (("a.pt", "ours"), ("t.pt", "a.pt")):
+        folder = os.getcwd()  # whole folders change places: renaming a file would touch it
+        for one, two in ((folder, f"{folder}.ours"), (f"{folder}.theirs", folder)):
             os.rename(one, two)
         try:
             future.set_result(function(*words))
         finally:
-            for one, two in (("a.pt", "t.pt"), ("ours", "a.pt")):
+            for one, two in ((folder, f"{folder}.theirs"), (f"{folder}.ours", folder)):
                 os.rename(one, two)
         return future
 
@@ -194,8 +195,11 @@ class OtherFiles(Executor):
 def test_another_step_is_never_taken_for_the_file(tasks):
     """A diff of a checkpoint with itself, of which the worker has another one: exit 2, and no value is told."""
     shutil.copy2("a.pt", "b.pt")
-    torch.save({"w": torch.randn(10), "v": torch.zeros(3)}, "t.pt")
-    assert os.path.getsize("t.pt") == os.path.getsize("a.pt")
+    theirs = Path(f"{Path.cwd()}.theirs")
+    theirs.mkdir()
+    shutil.copy2("b.pt", theirs)
+    torch.save({"w": torch.randn(10), "v": torch.zeros(3)}, theirs / "a.pt")
+    assert os.path.getsize(theirs / "a.pt") == os.path.getsize("a.pt")
     found = package.diff("a.pt", "b.pt", executor=OtherFiles())
     assert {one.fqn for one in found.broken} == {"w", "v"}
     assert all(one.message.startswith("a.pt: is another file on the worker ") for one in found.broken)
