@@ -128,6 +128,8 @@ def _read(text: str, request: Request, built: dict[str, Built]) -> ModelState:
     return modules.read(built[text], text)
 
 
+#: Pairs whose values are compared together: their tasks and results take a kilobyte a pair.
+PAIRS_AT_ONCE = 1 << 15
 #: What is said of a pair whose values are there, and not comparable.
 VALUES_UNTOLD = "cannot tell whether its values differ"
 #: What stands for the settings in the place of a name.
@@ -326,9 +328,11 @@ class _Comparison:
 
         pairs = [Pair(one, two) for _, one, two in wanted]
         advance = progress(sum(pair.before.nbytes for pair in pairs)) if progress else None
-        results = compare_all(pairs, self.request.how, jobs=self.request.jobs, progress=advance, seen=self.seen)
-        for (n, one, two), result in zip(wanted, results, strict=True):
-            found[n] = self._outcome(result, one, two)
+        for at in range(0, len(pairs), PAIRS_AT_ONCE):
+            some = pairs[at : at + PAIRS_AT_ONCE]
+            results = compare_all(some, self.request.how, jobs=self.request.jobs, progress=advance, seen=self.seen)
+            for (n, one, two), result in zip(wanted[at : at + PAIRS_AT_ONCE], results, strict=True):
+                found[n] = self._outcome(result, one, two)
 
     def _check(self, alone: Sequence[tuple[int, TensorInfo]], found: list[_Outcome]) -> None:
         """What is compared with nothing may be damaged all the same: that is no way to be added."""

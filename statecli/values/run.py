@@ -60,6 +60,10 @@ class Found(msgspec.Struct, frozen=True, gc=False):
     equal: tuple[tuple[int, int], ...] = ()
 
 
+#: The tally of what is equal, which most tasks share: it has 15 fields.
+NOTHING = Tally()
+
+
 class Worker:
     """Buffers and open files of one batch of tasks."""
 
@@ -102,7 +106,7 @@ class Worker:
     def _pieces(self, task: Task, before: Piece, after: Piece) -> Found:
         one, two = _element(before.dtype), _element(after.dtype)
         same = before.dtype == after.dtype
-        total, equal = Tally(), _Runs()
+        total, equal = NOTHING, _Runs()
         for start, count in self._cut(task):
             a = self._read(0, before, one, start, count, task)
             b = self._read(1, after, two, start, count, task)
