@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statecli.errors import MalformedError, UnreadableError
+from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.formats import _zip
 from statecli.formats._source import Source
 from statecli.formats._zip import MAX_INFLATED, Archive
 
@@ -209,6 +210,104 @@ def test_lies_are_malformed(opened, case):
         opened(data)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def plain(flags: int = 0) -> tuple[bytearray, int]:
+    """One stored record as zipfile writes it, sizes and checksum in its local header; where its directory begins."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a/x", b"abcd")
+    data = bytearray(file.getvalue())
+    at = data.index(b"PK\1\2")
+    for place in (6, at + 8):
+        struct.pack_into("<H", data, place, flags)
+    return data, at
+
+
+@pytest.mark.parametrize("field", [14, 18, 22], ids=["checksum", "compressed size", "size"])
+def test_each_local_field_without_a_descriptor_is_that_of_the_directory(opened, field):
+    """Two readers, of which one believes the local header, would see two records."""
+    data, _ = plain()
+    assert contents(opened(bytes(data))) == {"a/x": b"abcd"}
+    struct.pack_into("<I", data, field, 5)
+    with pytest.raises(MalformedError, match="its local header disagrees with the directory"):
+        opened(bytes(data))
+
+
+@pytest.mark.parametrize("field", [14, 18, 22], ids=["checksum", "compressed size", "size"])
+@pytest.mark.parametrize("flags", [0x0000, 0x0008, 0x0010, 0x0004, 0x0800])
+def test_a_local_field_may_be_anything_where_a_descriptor_follows(opened, field, flags):
+    """Bit 3 of the flags alone says so: torch writes zeros there, and the sizes behind the data."""
+    data, _ = plain(flags)
+    struct.pack_into("<I", data, field, 0)
+    if flags == 0x0008:
+        assert contents(opened(bytes(data))) == {"a/x": b"abcd"}
+        return
+    with pytest.raises(MalformedError, match="its local header disagrees with the directory"):
+        opened(bytes(data))
+
+
+def test_a_local_field_may_point_to_zip64(opened):
+    """Sizes of 0xFFFFFFFF say that an extra field has them."""
+    data, _ = plain()
+    struct.pack_into("<II", data, 18, 0xFFFFFFFF, 0xFFFFFFFF)
+    assert contents(opened(bytes(data))) == {"a/x": b"abcd"}
+
+
+def test_the_records_of_this_disk_are_all_records(opened):
+    """In either end record: an archive of several disks is refused."""
+    data, _ = plain()
+    end = data.index(b"PK\5\6")
+    struct.pack_into("<H", data, end + 8, 2)
+    with pytest.raises(MalformedError, match="spans several disks"):
+        opened(bytes(data))
+    wide = bytearray(build(records()))
+    struct.pack_into("<Q", wide, wide.index(b"PK\6\6") + 24, 8)
+    with pytest.raises(MalformedError, match="spans several disks"):
+        opened(bytes(wide))
+
+
+@pytest.mark.parametrize(("field", "form"), [(8, "<HH"), (12, "<I"), (16, "<I")], ids=["records", "size", "offset"])
+def test_the_two_end_records_agree(opened, field, form):
+    """Records, size and offset of the directory; or the short record points to the long one."""
+    wide = bytearray(build(records()))
+    at = wide.index(b"PK\5\6") + field
+    struct.pack_into(form, wide, at, *([0xFFFF] * 2 if form == "<HH" else [0xFFFFFFFF]))
+    assert len(opened(bytes(wide)).records) == len(records())
+    struct.pack_into(form, wide, at, *([6] * 2 if form == "<HH" else [6]))
+    with pytest.raises(MalformedError, match="its two end records disagree"):
+        opened(bytes(wide))
+
+
+def test_as_many_records_and_bytes_of_directory_as_are_allowed(opened, monkeypatch):
+    """The limits themselves are allowed, and one more is not."""
+    data = build(records())
+    size = struct.unpack_from("<I", data, data.index(b"PK\5\6") + 12)[0]
+    for name, limit in (("MAX_RECORDS", len(records())), ("MAX_DIRECTORY", size)):
+        with monkeypatch.context() as patch:
+            patch.setattr(_zip, name, limit)
+            assert len(opened(data).records) == len(records())
+            patch.setattr(_zip, name, limit - 1)
+            with pytest.raises(MalformedError, match="too large to read"):
+                opened(data)
+
+
+def test_a_record_is_verified_piece_by_piece(opened, monkeypatch):
+    """Stored or deflated, in pieces of any size: the right checksum passes and a wrong one does not."""
+    content = bytes(range(256)) * 40 + bytes(50_000)
+    for piece in (1, 7, 1000, 1 << 20):
+        monkeypatch.setattr(_zip, "_PIECE", piece if piece > 1 else 64)
+        for method in (0, 8):
+            good = opened(build([Member("a/x", content, method=method)]))
+            good.verify(good.records["a/x"])
+            bad = opened(build([Member("a/x", content, method=method, crc=1)]))
+            with pytest.raises(ChecksumMismatch, match="checksum wrong"):
+                bad.verify(bad.records["a/x"])
+            unknown = opened(build([Member("a/x", content, method=method, crc=0)]))
+            unknown.verify(unknown.records["a/x"])
+    lying = opened(build([Member("a/x", content, method=8, size=100)]))
+    with pytest.raises(MalformedError, match="does not inflate to the 100 bytes"):
+        lying.verify(lying.records["a/x"])
 
 
 UNREADABLE = {
