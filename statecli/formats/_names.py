@@ -14,6 +14,7 @@ from typing import Any
 from statecli.errors import MalformedError
 from statecli.formats import _gadgets
 from statecli.formats._allocations import Allocations
+from statecli.formats._compiled import harmless_names
 from statecli.formats._flow import Flow, calls_made_by, plain
 from statecli.formats._graph import is_module
 from statecli.formats._pickle import Global, Handler, Key, Machine, Obj, Persistent, SetOf, Value, as_key
@@ -76,8 +77,10 @@ class Scanner(Machine):
             self.unfollowed = self.unfollowed or error
         spelling = self._spelled - flow.kept - self._called - flow.misuses.keys()
         called = self._called | flow.called
-        for one in self.globals.values():
-            if id(one) not in spelling:
+        names = self.globals.values()
+        compiled = set() if self.duplicates else harmless_names(flow.calls, self._built, names)
+        for one in names:
+            if id(one) not in spelling and id(one) not in compiled:
                 yield Mention(one.module, one.name, one.position, id(one) in called, flow.misuses.get(id(one)))
 
     def bombs(self, file_bytes: int) -> tuple[Bomb, ...]:

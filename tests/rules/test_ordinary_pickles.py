@@ -14,6 +14,7 @@ import importlib
 import ipaddress
 import math
 import pathlib
+import pickletools
 import random
 import re
 import signal
@@ -21,6 +22,7 @@ import socket
 import types
 import typing
 import uuid
+import zipfile
 import zoneinfo
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from fractions import Fraction
@@ -367,13 +369,42 @@ def replicated():
     yield nn.DataParallel(model())
 
 
-@pytest.mark.parametrize("make", [parallel, hooked, replicated])
+def compiled():
+    """A module that torch.compile has wrapped, with settings and without."""
+    yield torch.compile(model())
+    yield {"a": torch.compile(model(), mode="max-autotune"), "b": torch.compile(model(), dynamic=True, fullgraph=True)}
+
+
+@pytest.mark.parametrize("make", [parallel, hooked, replicated, compiled])
 def test_a_wrapper_of_torch_is_a_whole_module_and_nothing_else(make, tmp_path):
     """torch's own wrappers keep the module and plain settings; a handle keeps a number."""
     for made in make():
         torch.save(made, tmp_path / "a.pt")
+        (target,) = audit(Request((str(tmp_path / "a.pt"),), select=RULES)).targets
+        assert {one.rule for one in target.findings} <= {"whole-module-pickle", "needs-weights-only-false"}
+
+
+def command():
+    """Settings that are a command, which the first call runs."""
+    return torch.compile(model(), options={"cpp.cxx": ("touch PWNED;",)})
+
+
+def another():
+    """Another backend."""
+    return torch.compile(model(), backend="eager")
+
+
+def alone():
+    """A context with no module."""
+    return [torch.compile(model()), torch.compile(model()).dynamo_ctx]
+
+
+@pytest.mark.parametrize("make", [command, another, alone])
+def test_a_compiler_with_more_than_switches_is_no_module(make, tmp_path):
+    """What it runs when it is called is in the file."""
+    torch.save(make(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=RULES)).targets
-    assert {one.rule for one in target.findings} <= {"whole-module-pickle", "needs-weights-only-false"}
+    assert "unsafe-global" in {one.rule for one in target.findings}
 
 
 def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
@@ -570,6 +601,32 @@ def test_every_module_and_optimizer_of_torch_is_in_the_table(package):
     classes = [one for one in vars(package).values() if isinstance(one, type) and issubclass(one, kinds)]
     assert len(classes) > 10
     assert [one for one in classes if f"{one.__module__}.{one.__qualname__}" not in CLASSES] == []
+
+
+def settings_of(pickle):
+    """The memo entry of a compiler's settings, and where the pickle ends."""
+    found = list(pickletools.genops(pickle))
+    at = next(n for n, (_, value, _) in enumerate(found) if value == "config")
+    index = next(value for code, value, _ in found[found.index(found[at]) + 2 :] if code.name == "BINPUT")
+    return index, found[-1][2]
+
+
+@pytest.mark.parametrize("late", ["replaced", "stated twice"])
+def test_a_command_that_is_gone_when_the_pickle_ends_is_found(late, tmp_path):
+    """The object was given it before."""
+    torch.save(command(), tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+        pickle = archive.read("a/data.pkl")
+    index, end = settings_of(pickle)
+    again = b"h" + bytes([index]) + text("cpp.cxx") + b"\x88s0"
+    if late == "stated twice":
+        whole = list(pickletools.genops(pickle))
+        at = next(n for n, (_, value, _) in enumerate(whole) if value == "torch _TorchCompileInductorWrapper")
+        made = next(value for code, value, _ in whole[at + 3 :] if code.name == "BINPUT")
+        again = b"h" + bytes([made]) + b"}b0"
+    (tmp_path / "b.pt").write_bytes(build(records(pickle[:end] + again + b".")))
+    (target,) = audit(Request((str(tmp_path / "b.pt"),), select=RULES)).targets
+    assert "unsafe-global" in {one.rule for one in target.findings}
 
 
 def test_safetensors_has_no_pickle(tmp_path):
