@@ -123,10 +123,10 @@ def test_nested_pickle_spares_bytes_that_begin_like_one_by_chance(found, tmp_pat
 
 
 def test_unscanned_pickle_finds_one_that_breaks_off(tmp_path):
-    """It has run until there: what it called is a finding, the target failed, the rest is said not to be known."""
+    """It has run until there: what it called is a finding, and the rest is said not to be known."""
     (tmp_path / "a.pkl").write_bytes(pickled(called(named("os", "system"), text("true")))[:-1] + b"\xff")
     result = judged(tmp_path / "a.pkl")
-    assert result.status is Status.FAILED
+    assert result.status is Status.AUDITED
     assert [one.rule for one in result.findings] == ["unsafe-global", "unscanned-pickle"]
     assert "unknown opcode 0xff" in result.findings[1].message
 
