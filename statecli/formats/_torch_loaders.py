@@ -94,7 +94,8 @@ def _is_machine_code(name: str) -> bool:
 
 
 def _own(archive: Archive, record: Record) -> str:
-    return _key(record.name.removeprefix(f"{archive.folder}/"))
+    """The name below the archive's folder, as torch's zip reader compares it."""
+    return _key(record.name).removeprefix(_key(f"{archive.folder}/"))
 
 
 def _key(name: str) -> str:
