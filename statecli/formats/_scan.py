@@ -306,7 +306,8 @@ class _Scan:
         """Everything that was found."""
         head = self.whole.head
         header = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= self.whole.size - 8
-        sure = head[:1] == b"\x80" and not header
+        is_metadata = files.name(self.whole.path).endswith(METADATA)
+        sure = is_metadata or (head[:1] == b"\x80" and not header)
         first = _Piece(self.whole, "the file", 0, sure=sure, hidden=False)
         with self._within_budgets():
             if not head.startswith(_ZIP) and _ends_as_zip(self.whole):

@@ -384,6 +384,14 @@ def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
     assert scan(str(index)) == ()
 
 
+def test_the_metadata_of_a_distributed_checkpoint_is_a_pickle_whatever_it_begins_with(tmp_path):
+    """torch.distributed.checkpoint always unpickles it, so that a module is imported though the pickle breaks off."""
+    (tmp_path / ".metadata").write_bytes(b"N0cevil_module\nx\n\xff")
+    (found,) = scan(str(tmp_path / ".metadata"))
+    assert names([found]) == {"evil_module.x"}
+    assert "unknown opcode 0xff" in found.unread
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"cats\nand dogs\n", b"can\nyou\n(see)\n.", b"{}", bytes(1000), b"\x89PNG\r\n"]
 )
