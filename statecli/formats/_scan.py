@@ -27,7 +27,7 @@ from statecli.formats._dcp_metadata import BUDGET, METADATA, Stored
 from statecli.formats._expressions import said
 from statecli.formats._names import Scanner
 from statecli.formats._pickle import MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle, without_gc
-from statecli.formats._source import Source
+from statecli.formats._source import HEAD, Source
 from statecli.formats._steps import Budget, OutOfSteps, Steps
 from statecli.formats._torch_loaders import Use, uses_of
 from statecli.formats._zip import BEGINNING, STORED, Archive, Record
@@ -489,8 +489,8 @@ class _Scan:
             return
         if unread is not None:
             self._unread(piece, f"{_TAR}: {unread}")
-        if next(iter(members)) not in torch_tar.WRITTEN:
-            self._unread(piece, f"{_TAR}; its first member is not one that torch.save wrote")
+        if not torch_tar.sniff("", region.read(0, min(HEAD, region.size))):
+            self._unread(piece, f"{_TAR}; it does not begin as torch.save began one")
         for span in spans:
             part = region.part(span.offset, span.length)
             self.pieces.append(_Piece(part, span.member, 1, sure=True, hidden=False))

@@ -34,6 +34,8 @@ BLOCK = 512
 #: The members that torch loads, and all that torch.save wrote.
 LOADED = ("storages", "tensors", "pickle")
 WRITTEN = (*LOADED, "sys_info")
+#: The name of the first header: of a member, or of an extended header as tarfile writes it.
+_BEGINNINGS = tuple(f"{name}\0".encode() for name in (*WRITTEN, "././@PaxHeader"))
 #: Bytes of an extended header, and headers of one archive: torch.save wrote eight.
 _MAX_EXTENDED = 8192
 _MAX_HEADERS = 1000
@@ -76,7 +78,9 @@ def header_of(block: bytes) -> TarInfo | None:
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Whether the first file of a tar archive is one that torch.save wrote."""
+    """Whether the first file of a tar archive is one that torch.save wrote, and the file begins like nothing else."""
+    if not head.startswith(_BEGINNINGS):
+        return False
     at = 0
     while head[at + 257 : at + 262] == b"ustar" and (header := header_of(head[at : at + BLOCK])):
         if header.isreg():

@@ -238,7 +238,7 @@ def polyglot_legacy(hidden: bytes, kind: bytes = b"0") -> bytes:
     begin = whole[: at + 1] + text("x") + b"B" + struct.pack("<I", 512 - at - 1 - 6 - 5)
     rest = b"s" + whole[at + 1 :]
     extra = padded(rest)
-    return header(begin, 0 if kind == b"x" else len(extra), kind) + extra + hidden
+    return header(begin, len(extra), kind) + extra + hidden
 
 
 def polyglot_safetensors(hidden: bytes) -> bytes:
@@ -273,9 +273,10 @@ def test_a_negative_checksum_makes_a_tar_too(name, written, tmp_path):
     assert mark.exists()
 
 
-def test_a_file_that_is_a_tar_too_is_not_clean_without_a_call(written):
+@pytest.mark.parametrize("kind", [b"0", b"x"], ids=["a member", "an extended header"])
+def test_a_file_that_is_a_tar_too_is_not_clean_without_a_call(kind, written):
     """torch loads other tensors than those that are listed."""
-    path = written(polyglot_legacy(tarred(members())))
+    path = written(polyglot_legacy(tarred(members()), kind))
     assert set(load(path)) == set("atnvs")
     assert [row.fqn for row in formats.read(str(path)).tensors] == ["w"]
     assert [rule for rule, _ in found(path) if rule == "unscanned-pickle"]
