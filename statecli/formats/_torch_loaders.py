@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any
 
@@ -64,13 +64,14 @@ _TENSOR_CONSTANT = "tensor_"
 
 def uses_of(archive: Archive) -> Callable[[Record], Use]:
     """Return what torch's loaders do with each record of the archive, read from a file itself."""
-    names = {_own(archive, record) for record in archive.records.values()}
-    exported = _FORMAT in names
-    compiled = any(name.startswith(_COMPILED) for name in names)
-    storages = set(_declared_storages(archive)) if exported else set()
+    folder = _key(f"{archive.folder}/")
+    names = {name: _key(name).removeprefix(folder) for name in archive.records}
+    exported = _FORMAT in names.values()
+    compiled = any(name.startswith(_COMPILED) for name in names.values())
+    storages = set(_declared_storages(archive, names)) if exported else set()
 
     def use_of(record: Record) -> Use:
-        name = _own(archive, record)
+        name = names[record.name]
         if compiled and _is_machine_code(name):
             return Use.COMPILED
         if exported and _PAYLOAD.fullmatch(name) and not _CONFIG.fullmatch(name):
@@ -93,11 +94,6 @@ def _is_machine_code(name: str) -> bool:
     return name.startswith(_COMPILED) or (name.startswith(_BESIDE_COMPILED) and _MACHINE_CODE.search(name) is not None)
 
 
-def _own(archive: Archive, record: Record) -> str:
-    """The name below the archive's folder, as torch's zip reader compares it."""
-    return _key(record.name).removeprefix(_key(f"{archive.folder}/"))
-
-
 def _key(name: str) -> str:
     """A name as torch's zip reader compares it."""
     return name.partition("\0")[0].translate(_LOWER)
@@ -107,12 +103,15 @@ def _key(name: str) -> str:
 _LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
-def _declared_storages(archive: Archive) -> Iterator[str]:
-    """The records that every configuration which names them declares as storages; none if one cannot be read."""
+def _declared_storages(archive: Archive, names: Mapping[str, str]) -> Iterator[str]:
+    """The records that every configuration which names them declares as storages; none if one cannot be read.
+
+    `names` are those of the records as torch compares them, below the archive's folder.
+    """
     storages: set[str] = set()
     objects: set[str] = set()
     for record in archive.records.values():
-        config = _CONFIG.fullmatch(_own(archive, record))
+        config = _CONFIG.fullmatch(names[record.name])
         if config is None:
             continue
         try:
