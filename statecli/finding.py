@@ -27,7 +27,8 @@ class Finding(msgspec.Struct, frozen=True):
     """One problem: the rule's name, one line, the target, the tensor and its section, and what to do.
 
     `origin` is the source line that it is about, `place` the bytes, `about` what else has a name (`os.system`, which a
-    pickle imports); each is left out where there is none.
+    pickle imports), `content` a digest of the bytes that were judged, "" where there are too many of them; each is left
+    out where there is none.
     """
 
     rule: str
@@ -40,10 +41,11 @@ class Finding(msgspec.Struct, frozen=True):
     origin: Origin | UnsetType = UNSET
     place: Place | UnsetType = UNSET
     about: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
 
     @property
     def fingerprint(self) -> str:
-        """What stays the same of it from run to run: its rule, its target, its section and tensor, what it is about.
+        """What stays the same of it from run to run: its rule, target, section, tensor, what it is about, its content.
 
         A target counts as it lies in its repository, from wherever and however it was typed.
         """
@@ -52,5 +54,5 @@ class Finding(msgspec.Struct, frozen=True):
         from statecli.places import in_repository
 
         parts = [self.rule, in_repository(self.target), self.section or "", self.fqn or ""]
-        parts += [self.about] if isinstance(self.about, str) else []
+        parts += [part for part in (self.about, self.content) if isinstance(part, str)]
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]

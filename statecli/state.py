@@ -364,6 +364,7 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     code in the file, and is who does what `names` say: "loading it", or "its code" when that is called.
     `by_torch_load`: `torch.load(path)` unpickles it. `protocol` is the pickle protocol that it declares, 0 if none.
     `bombs`: what takes more memory or time to load than the file's size explains.
+    `digest` is the SHA-256 of its bytes, of all that could follow where they have no end; "" where that is too much.
     """
 
     where: str
@@ -377,3 +378,4 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     by_torch_load: bool = False
     protocol: int = 0
     bombs: tuple[Bomb, ...] = ()
+    digest: str = ""

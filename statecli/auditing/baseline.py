@@ -1,8 +1,9 @@
 """The baseline: findings that were accepted on a day, each with its reason, so that an audit fails for new ones alone.
 
-A finding is known by its rule, target, section and tensor, and by what else it is about (`os.system`); one that names
-nothing by its message, or any other of its rule would pass for the one that was accepted. The file has one of them a
-line, sorted, and no times. It names targets from its own folder; once read, they are named as from here.
+A finding is known by its rule, target, section and tensor, by what else it is about (`os.system`), and by its content:
+the digest of what was judged, or else the message. So no other payload passes under the name of an accepted one. The
+file has a finding a line, sorted, and no times. It names targets from its own folder; once read, they are named as from
+here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from statecli.state import Oddity
 if TYPE_CHECKING:
     from statecli.auditing.run import Request
 
-SCHEMA = "statecli.baseline/1"
+SCHEMA = "statecli.baseline/2"
+#: The schema of files that accept findings by name, whatever their content.
+BY_NAME = "statecli.baseline/1"
 #: The rule of findings that say nothing of the target, and are not to be lived with.
 BUG = "internal-error"
 #: The name of a note that an entry is no longer needed.
@@ -36,7 +39,7 @@ FIXED = "baseline-fixed"
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finding that is accepted. `message` is there where neither a tensor nor anything else is named."""
+    """One finding that is accepted. Where `content` is there, `message` is for the reader of the file alone."""
 
     target: str
     rule: str
@@ -45,6 +48,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str
     about: str | None = None
     message: str | None = None
+    content: str | None = None
 
 
 class Baseline(msgspec.Struct, frozen=True):
@@ -60,17 +64,33 @@ _Key = tuple[str, str, str | None, str | None, str | None, str | None]
 def _key(finding: Finding, name: str) -> _Key:
     """`name` is that of its target, which many have."""
     about = finding.about if isinstance(finding.about, str) else None
-    message = finding.message if finding.fqn is None and about is None else None
-    return name, finding.rule, finding.section, finding.fqn, about, message
+    # A digest is "" where there are too many bytes for one: they may be any, and nothing accepts them.
+    content = (finding.content or None) if isinstance(finding.content, str) else _message(finding)
+    return name, finding.rule, finding.section, finding.fqn, about, content
+
+
+def _message(finding: Finding) -> str:
+    """Return the message without the target, which is typed in many ways."""
+    return finding.message.removeprefix(f"{finding.target}: ")
 
 
 def _key_of(entry: Entry) -> _Key:
-    return entry.target, entry.rule, entry.section, entry.fqn, entry.about, entry.message
+    content = entry.message if entry.content is None else entry.content
+    return entry.target, entry.rule, entry.section, entry.fqn, entry.about, content
+
+
+def _entry(finding: Finding, name: str, reason: str) -> Entry:
+    about, content = (part if isinstance(part, str) else None for part in (finding.about, finding.content))
+    message = _message(finding)
+    return Entry(name, finding.rule, finding.section, finding.fqn, reason, about, message, content)
 
 
 def read(path: str) -> Baseline:
     """The file. Raises `UnreadableError` where there is none, `MalformedError` for what is no baseline."""
     found = document(path, "the baseline")
+    if found.get("schema") == BY_NAME:
+        again = "delete it and write it again: --write-baseline FILE --reason TEXT"
+        raise MalformedError(f"{path}: accepts findings by name, whatever their content ({BY_NAME}); {again}")
     if found.get("schema") != SCHEMA:
         raise MalformedError(f"{path}: is no baseline that this version reads: its schema is {found.get('schema')!r}")
     try:
@@ -125,7 +145,8 @@ def _accepting(target: Target, reasons: dict[_Key, str], whole: bool) -> Target:
     left = tuple(one for one, key in keyed if not _is_in(key, reasons))
     met = {_key(one.finding, name) for one in (*accepted, *target.accepted)}
     looked = _looked_for(target, whole)
-    notes = [_note(key) for key in reasons if key[0] == name and key[1] in looked and key not in met]
+    remaining = {key[:5] for one, key in keyed if not _is_in(key, reasons)}
+    notes = [_note(key, remaining) for key in reasons if key[0] == name and key[1] in looked and key not in met]
     kept = [note for note in target.notes if note.name != FIXED]
     return replace(target, findings=left, accepted=(*target.accepted, *accepted), notes=(*kept, *notes))
 
@@ -145,7 +166,7 @@ def _is_gone(target: str, folders: Sequence[str]) -> bool:
 
 
 def _is_in(key: _Key, known: Container[_Key]) -> bool:
-    return key[1] != BUG and key in known
+    return key[1] != BUG and key[5] is not None and key in known
 
 
 def _looked_for(target: Target, whole: bool) -> frozenset[str]:
@@ -153,11 +174,13 @@ def _looked_for(target: Target, whole: bool) -> frozenset[str]:
     return frozenset(target.ran if whole and target.status is Status.AUDITED else ())
 
 
-def _note(key: _Key) -> Oddity:
-    _, rule, _, fqn, about, message = key
-    return Oddity(
-        FIXED, f"the baseline accepts {rule} of {fqn or about or message}: it is fixed, drop it from there", fqn
-    )
+def _note(key: _Key, left: Container[tuple[str | None, ...]]) -> Oddity:
+    """Return the note of an entry that accepts nothing; `left` are the findings that remain, without their content."""
+    _, rule, _, fqn, about, content = key
+    why = "it is fixed, drop it from there"
+    if (fqn or about) and key[:5] in left:
+        why = "its content has changed, review it and write the baseline again"
+    return Oddity(FIXED, f"the baseline accepts {rule} of {fqn or about or content}: {why}", fqn)
 
 
 def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool, targets: Sequence[str] = ()) -> Baseline:
@@ -166,14 +189,15 @@ def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool, target
     `targets` are those that were asked for: what is gone from their folders drops out.
     """
     known = {_key_of(entry): entry for entry in old.findings} if old else {}
-    now: set[_Key] = set()
+    now: dict[_Key, Entry] = {}
     looked: dict[str, frozenset[str]] = {}
     for target in found.targets:
         name = named(target.target)
         looked[name] = _looked_for(target, whole)
-        now |= {_key(one, name) for one in target.findings if one.rule != BUG}
-        now |= {key for one in target.accepted if _is_in(key := _key(one.finding, name), known)}
-    entries = [known.get(key) or Entry(*key[:4], reason, *key[4:]) for key in now]
+        new = {_key(one, name): _entry(one, name, reason) for one in target.findings}
+        now |= {key: entry for key, entry in new.items() if _is_in(key, new)}
+        now |= {key: known[key] for one in target.accepted if _is_in(key := _key(one.finding, name), known)}
+    entries = [known.get(key) or entry for key, entry in now.items()]
     missing = {_key_of(entry) for entry in gone(old, targets)} if old else set()
     for key, entry in known.items():
         if key not in now and key not in missing and key[1] not in looked.get(key[0], ()):

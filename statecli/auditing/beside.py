@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from statecli import files
-from statecli.auditing import baseline, held, judges
+from statecli.auditing import baseline, config, held, judges
 from statecli.auditing.baseline import Baseline
 from statecli.auditing.result import Audit
 from statecli.auditing.run import Request, is_meant
@@ -21,7 +21,7 @@ def told(found: Audit, request: Request) -> list[Finding]:
     """Notes of what is asked for and no rule judges or could, and of what is accepted nowhere."""
     left_out = (_note("not-judged", message, "") for message in judges.left_out(request))
     known = () if request.baseline is None else _gone(request.baseline, found, request)
-    return [*left_out, *_unjudged(found, request), *known, *_of_nothing(found, request)]
+    return [*left_out, *_unjudged(found, request), *known, *_of_nothing(found, request), *_not_listed(found, request)]
 
 
 def _note(rule: str, message: str, target: str) -> Finding:
@@ -64,6 +64,21 @@ def _of_nothing(found: Audit, request: Request) -> Iterator[Finding]:
         )
         if not any(is_meant(name, pattern, folder) for name in known) and next(iter(there), None) is None:
             yield _note("ignored-nothing", f"per-target-ignore.{pattern}: matches no target, and no file", "")
+
+
+def _not_listed(found: Audit, request: Request) -> Iterator[Finding]:
+    """Yield a note for each finding that per-target-ignore would accept if it listed the content."""
+    for target in found.targets if request.ignored else ():
+        name = named(target.target, request.ignored_from)
+        for pattern, ignored in request.ignored.items():
+            if not is_meant(name, pattern, request.ignored_from):
+                continue
+            rules = config.expand(ignored.rules, "per-target-ignore")
+            contents = {one.content: one.rule for one in target.findings if one.rule in rules and one.content}
+            for content, rule in contents.items():
+                if isinstance(content, str):
+                    message = f'per-target-ignore.{pattern}: {rule} is accepted only with its content: "{content}"'
+                    yield _note("content-not-listed", f"{message}; review it, then add it to contents", target.target)
 
 
 def _is_there(pattern: str, folder: str) -> bool:

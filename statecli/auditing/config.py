@@ -32,10 +32,14 @@ T = TypeVar("T")
 
 
 class Ignored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rules whose findings are accepted on some targets, and why; the reason is shown with what they find."""
+    """Rules whose findings are accepted on some targets, and why; the reason is shown with what they find.
+
+    Findings that have a content (of pickles, code, a lock) are accepted only if `contents` lists it.
+    """
 
     rules: tuple[str, ...]
     reason: str
+    contents: tuple[str, ...] = ()
 
 
 class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):

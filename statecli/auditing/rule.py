@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a rule says: `message` is one line that names the tensor; `severity` None is the rule's own."""
+    """What a rule says: `message` is one line that names the tensor; `severity` None is the rule's own.
+
+    `content` is a digest of what the rule judged, where the message does not say all of it. A baseline accepts a
+    finding only with the same content, or else with the same message.
+    """
 
     message: str
     fqn: str | None = None
@@ -29,6 +33,7 @@ class Found(msgspec.Struct, frozen=True):
     origin: Origin | None = None
     place: Place | None = None
     about: str | None = None
+    content: str | None = None
 
 
 #: Why a subject lacks what a rule needs, in a few words with what to do; None where it has it.

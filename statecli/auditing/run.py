@@ -375,9 +375,14 @@ def _accepted(found: Target, request: Request) -> Target:
     name = named(found.target, request.ignored_from)
     meant = [one for glob, one in request.ignored.items() if is_meant(name, glob, request.ignored_from)]
     reasons = of_rules(((rule, one.reason) for one in meant for rule in one.rules), "per-target-ignore")
-    accepted = tuple(Accepted(one, reasons[one.rule]) for one in found.findings if one.rule in reasons)
-    left = tuple(one for one in found.findings if one.rule not in reasons)
-    return replace(found, findings=left, accepted=(*found.accepted, *accepted)) if accepted else found
+    listed = {content for one in meant for content in one.contents}
+    accepted = tuple(
+        Accepted(one, reasons[one.rule])
+        for one in found.findings
+        if one.rule in reasons and (one.content is UNSET or one.content in listed)
+    )
+    left = tuple(one for one in found.findings if not any(one is other.finding for other in accepted))
+    return replace(found, findings=left, accepted=(*found.accepted, *accepted))
 
 
 def is_meant(name: str, glob: str, folder: str) -> bool:
@@ -449,6 +454,7 @@ def _found(rule: Rule, subject: Subject, severity: Severity | None) -> Iterator[
 def _finding(rule: Rule, one: Found, target: str, severity: Severity | None) -> Finding:
     origin, place = one.origin or UNSET, one.place or UNSET
     severity = severity or one.severity or rule.severity
+    about, content = one.about or UNSET, UNSET if one.content is None else one.content
     return Finding(
-        rule.name, severity, one.message, target, one.fqn, one.help, one.section, origin, place, one.about or UNSET
+        rule.name, severity, one.message, target, one.fqn, one.help, one.section, origin, place, about, content
     )

@@ -13,7 +13,7 @@ import re
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple
@@ -231,6 +231,10 @@ def _ends(one: Stored) -> list[tuple[int, int]]:
     return [(one.offset, _FIRST), (one.offset + max(0, one.length - _LAST), _LAST)]
 
 
+#: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
+_MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
+
+
 class _Region(Source):
     """Bytes of an open file, or inflated ones, read as a file is; `base` is where they lie in the file, if they do."""
 
@@ -295,6 +299,7 @@ class _Scan:
         self.found: list[ScannedPickle] = []
         self.pieces: deque[_Piece] = deque()
         self.steps = Steps()
+        self.digested = 0
         #: Small pickles that were read to their end, by their bytes.
         self.read: dict[bytes, ScannedPickle] = {}
         #: Where archives lie whose records were looked at.
@@ -355,8 +360,23 @@ class _Scan:
         self.found.append(pickle)
         self.steps.take(Budget.PICKLES)
 
+    def _digest(self, regions: Sequence[_Region]) -> str:
+        """Return the SHA-256 of these bytes; "" where the scan of the file has digested _MAX_DIGESTED without them."""
+        import hashlib  # loads OpenSSL, which no other command has to wait for
+
+        self.digested += sum(region.size for region in regions)
+        if self.digested > _MAX_DIGESTED:
+            return ""
+        hashed = hashlib.sha256()
+        for region in regions:
+            hashed.update(region.size.to_bytes(8, "little"))
+            for at in range(0, region.size, _DIGESTED_AT_ONCE):
+                hashed.update(region.read(at, min(_DIGESTED_AT_ONCE, region.size - at)))
+        return hashed.hexdigest()
+
     def _unread(self, piece: _Piece, why: str) -> None:
-        self._add(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why))
+        digest = self._digest([piece.region])
+        self._add(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why, digest=digest))
 
     def _look(self, piece: _Piece) -> None:
         """Read one piece as what it begins like."""
@@ -409,7 +429,8 @@ class _Scan:
             pickle = ScannedPickle(
                 where, region.span, mentions, modules, piece.hidden, exact, why, protocol=protocol, bombs=bombs
             )
-            self._add(pickle)
+            bounds = region if scanner.end and not unread else piece.region.part(at, piece.region.size - at)
+            self._add(structs.replace(pickle, digest=self._digest([bounds])))
             if key and region.size == piece.region.size and not (scanner.inner or unread) and len(self.read) < MAX_KEPT:
                 self.read[key] = self.found[-1]
         for start, data in scanner.inner:
@@ -598,15 +619,18 @@ class _Scan:
         path, dot, suffix = main.where.rpartition(".")
         name = Mention(path if dot else folder, suffix, 0, called=True, misuse=why)
         exact = main.region.base is not None
-        self.found.append(ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer="loading it"))
+        digest = self._digest([piece.region for piece in pieces])
+        code = ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer="loading it", digest=digest)
+        self._add(code)
 
     def _calls(self, region: _Region, where: str, found: Iterable[_script_code.Call]) -> None:
+        digest = self._digest([region])
         for one in found:
             line = f"{where}, line {one.line}" if one.line else where
             doer = "loading it" if one.on_load else "its code"
             names = (Mention(one.module, one.name, one.at, called=True, misuse=one.why),)
             exact = region.base is not None
-            self._add(ScannedPickle(line, region.span, names, exact=exact, doer=doer))
+            self._add(ScannedPickle(line, region.span, names, exact=exact, doer=doer, digest=digest))
 
     def _program(self, region: _Region, where: str) -> None:
         """A program of torch.export: loading it evaluates its sizes, compiles its names and imports what they say."""
@@ -617,10 +641,12 @@ class _Scan:
         except MalformedError as error:
             self._unread(_Piece(region, where, 0), str(error))
             return
+        digest = self._digest([region])
         for number, one in enumerate(said(document, self.steps)):
             at = max(data.find(_json_text(one.text)), 0) if number < _MAX_LOCATED else 0
             names = (Mention(one.module, one.name, at, called=one.called, misuse=one.why),)
-            self._add(ScannedPickle(where, region.span, names, exact=region.base is not None, doer=one.doer))
+            code = ScannedPickle(where, region.span, names, exact=region.base is not None, doer=one.doer)
+            self._add(structs.replace(code, digest=digest))
 
     def _member(self, region: _Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool) -> None:
         """Keep a record for later if it is a pickle, or begins like one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 from statecli.auditing.rule import Found, rule
@@ -34,7 +35,7 @@ def lock_mismatch(subject: Subject) -> Iterator[Found]:
             continue
         name = shown.fqn if len(subject.state.sections) < 2 else f"{shown.section}.{shown.fqn}"
         help = "restore it; if it was meant to change, lock again"
-        yield Found(f"{name}: {_said(pair)}", shown.fqn, shown.section, help)
+        yield Found(f"{name}: {_said(pair)}", shown.fqn, shown.section, help, content=_content(pair))
     beside = {pair.tensor.section: None for pair in subject.lock or () if pair.tensor and pair.differ == BESIDE}
     if beside:
         message = f"{names(tuple(beside))}: of no model and not in the lock, which has no such section"
@@ -56,9 +57,9 @@ def settings_mismatch(subject: Subject) -> Iterator[Found]:
     changes = subject.companions or CompanionChanges()
     help = "restore it, or run `statecli lock` again if the change is intended"
     for setting in changes.settings:
-        yield Found(f"setting differs from the lock: {described(setting)}", help=help)
+        yield Found(f"setting differs from the lock: {described(setting)}", help=help, content=_sha256(repr(setting)))
     for file in changes.files:
-        yield Found(f"{shown(file.name)}: {_describe_file(file)}", help=help)
+        yield Found(f"{shown(file.name)}: {_describe_file(file)}", help=help, content=_sha256(repr(file)))
 
 
 @rule(Severity.WARNING, a_lock)
@@ -86,6 +87,15 @@ def _describe_file(change: FileChange) -> str:
     if change.found is None:
         return "file is in the lock and is missing"
     return f"file differs from the lock (digest {change.found[:12]}…, expected {change.locked[:12]}…)"
+
+
+def _content(pair: Held) -> str | None:
+    """Return a digest of what differs from the lock, with the values that were found; None without their digest."""
+    return pair.digest and _sha256(f"{_said(pair)}; {pair.digest}")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _said(pair: Held) -> str:

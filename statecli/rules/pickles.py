@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -85,7 +86,7 @@ def _told(subject: Subject, pickle: ScannedPickle, mention: Mention, why: str, h
     name = _shown.name(mention.qualified.replace("__builtin__.", "builtins.", 1))
     where = f"{_where(subject, pickle)}, byte {mention.position}"
     message = f"{pickle.doer or 'loading it'} {_does(mention)} {name}, which {why} ({where})"
-    return Found(message, help=help, place=_at(pickle, mention), about=mention.qualified)
+    return Found(message, help=help, place=_at(pickle, mention), about=mention.qualified, content=pickle.digest)
 
 
 def _unknown(pickle: ScannedPickle) -> tuple[str, str]:
@@ -97,14 +98,21 @@ def _unknown(pickle: ScannedPickle) -> tuple[str, str]:
 def _most(found: Iterable[Found]) -> Iterator[Found]:
     """The first hundred of each file, and how many more there are: a hostile file can have a million."""
     counts: Counter[str] = Counter()
+    contents: dict[str, set[str]] = {}
     for one in found:
         path = one.place.path if one.place else ""
         counts[path] += 1
+        contents.setdefault(path, set()).add(f"{one.about} {one.content}")
         if counts[path] <= _MOST:
             yield one
     for path, count in counts.items():
         if count > _MOST:
-            yield Found(f"and {count - _MOST} more like these", place=Place(path, 0, 0), about=f"more than {_MOST}")
+            message, about = f"and {count - _MOST} more like these", f"more than {_MOST}"
+            yield Found(message, place=Place(path, 0, 0), about=about, content=_joined(contents[path]))
+
+
+def _joined(contents: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(sorted(contents)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @rule(Severity.ERROR, a_file, the_pickles)
@@ -162,7 +170,7 @@ def whole_module_pickle(subject: Subject) -> Iterator[Found]:
     if classes:
         place = next(pickle.place for pickle in subject.pickles if pickle.modules)
         message = f"a module is pickled whole: loading it needs weights_only=False and {_shown.names(list(classes))}"
-        yield Found(message, help="save model.state_dict() instead", place=place)
+        yield Found(message, help="save model.state_dict() instead", place=place, content=", ".join(classes))
 
 
 @rule(Severity.WARNING, a_file, the_pickles)
@@ -186,7 +194,8 @@ def _inside(subject: Subject, pickle: ScannedPickle) -> Found:
     said = "it names nothing but plain data" if clean else "it names more than plain data"
     message = f"a pickle inside: {_where(subject, pickle)}; {said}"
     help = "find out what reads it"
-    return Found(message, None, None, help, Severity.NOTE if clean else None, place=pickle.place, about=pickle.where)
+    severity = Severity.NOTE if clean else None
+    return Found(message, None, None, help, severity, None, pickle.place, pickle.where, pickle.digest)
 
 
 @rule(Severity.ERROR, a_file, the_pickles)
@@ -233,7 +242,7 @@ def _broken(subject: Subject, pickle: ScannedPickle, unread: str) -> Found:
     unread = unread.removeprefix(pickle.where).lstrip(": ")
     message = f"{_where(subject, pickle)}: not read to its end: {unread}"
     help = "do not load it; copy or save it again"
-    return Found(message, help=help, place=pickle.place, about=pickle.where)
+    return Found(message, help=help, place=pickle.place, about=pickle.where, content=pickle.digest)
 
 
 #: Protocols from here on have opcodes that torch's unpickler does not know (FRAME, torch 2.13).

@@ -209,13 +209,13 @@ def test_both_options_go_together(repository, tmp_path):
     [
         ("", "is an empty file"),
         (
-            '{"schema":"statecli.baseline/1","findings":[{"rule":"nan","target":"a","section":null,"fqn":null,"reason":""}]}',
+            '{"schema":"statecli.baseline/2","findings":[{"rule":"nan","target":"a","section":null,"fqn":null,"reason":""}]}',
             "without a reason",
         ),
         ("[" * 50_000, "nests too deep"),
         ('{"schema": "statecli.lock/1"}', "statecli.lock/1"),
-        ('{"schema": "statecli.baseline/1"}', "findings"),
-        ('{"schema": "statecli.baseline/1", "findings": [{"rule": "x"}]}', "target"),
+        ('{"schema": "statecli.baseline/2"}', "findings"),
+        ('{"schema": "statecli.baseline/2", "findings": [{"rule": "x"}]}', "target"),
         ("<<<<<<< ours\n", "conflict markers"),
     ],
 )
@@ -240,8 +240,8 @@ def audited(*findings, ran=("r",)):
     return Audit((Target("a.pt", Status.AUDITED, findings=findings, ran=ran),))
 
 
-def finding(rule="r", message="m", fqn=None, section=None, about=UNSET):
-    return Finding(rule, Severity.ERROR, message, "a.pt", fqn, section=section, about=about)
+def finding(rule="r", message="m", fqn=None, section=None, about=UNSET, content=UNSET):
+    return Finding(rule, Severity.ERROR, message, "a.pt", fqn, section=section, about=about, content=content)
 
 
 def test_a_finding_of_no_tensor_is_known_by_its_message():
@@ -254,8 +254,9 @@ def test_a_finding_of_no_tensor_is_known_by_its_message():
 
 def test_a_finding_of_something_named_is_known_by_that():
     """Where in the pickle it stands may change, what is called may not."""
-    accepted = baseline.made(audited(finding(message="byte 7: calls", about="os.getcwd")), None, "why", whole=True)
-    later = [finding(message="byte 9: calls", about=one) for one in ("os.getcwd", "os.system")]
+    seven = finding(message="byte 7: calls", about="os.getcwd", content="1f")
+    accepted = baseline.made(audited(seven), None, "why", whole=True)
+    later = [finding(message="byte 9: calls", about=one, content="1f") for one in ("os.getcwd", "os.system")]
     found = baseline.accepting(audited(*later), accepted, whole=True)
     assert [one.about for one in found.findings] == ["os.system"]
 

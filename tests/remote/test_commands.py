@@ -355,7 +355,7 @@ def test_a_configuration_may_name_urls(web, statecli):
     found = statecli("audit", f"{root}run-1", "-f", "json")
     assert found.code == 0
     assert "per-target-ignore.s3://none/*: matches no target" in found.out + found.err
-    assert f"per-target-ignore.{root}" not in found.out + found.err
+    assert f"per-target-ignore.{root}run-1/*: matches no target" not in found.out + found.err
     shown = statecli("config", "-f", "json")
     assert SECRET not in found.out + found.err + shown.out + shown.err
 
