@@ -1,9 +1,9 @@
 """`-f github`: annotations of a workflow's run, which the runner reads from the step's standard output.
 
-GitHub shows ten errors, ten warnings and ten notices of a step and drops the rest without a word. So repeated layers
-are folded; where that leaves more than ten, findings of one rule are told together, of several targets behind their
-names and at the first of them; and where there are more rules than that, the last one says how many are left. `-q`
-leaves only what makes the command exit 1, and drops the last line.
+GitHub shows ten errors, ten warnings and ten notices of a step and drops the rest silently. So repeated layers that one
+source line makes are folded. Where that leaves more than ten, the findings of one source line are one annotation;
+findings in files without lines are one annotation a rule, at the first of their targets. Where that is still too much,
+the last annotation counts the rest. `-q` leaves only what makes the command exit 1, and drops the last line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNREAD = "cannot-read"
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """One annotation: of `count` findings of one rule and, where it has one, of one place."""
+    """One annotation: of `count` findings of one rule or one source line."""
 
     rule: str
     message: str
@@ -66,31 +66,44 @@ def _unread(troubles: Iterable[Trouble]) -> list[_Note]:
 
 
 def _folded(findings: Sequence[Finding]) -> list[_Note]:
-    """One a finding, those of repeated layers of one target together."""
-    rows = [Line((one.message, one.rule, one.target, one.help or "")) for one in findings]
+    """One a finding, those of repeated layers of one target and one source line together."""
+    by_line: dict[tuple[str, int] | None, list[Finding]] = {}
+    for finding in findings:
+        by_line.setdefault(_source_line(of(finding)), []).append(finding)
     notes = []
-    for line, positions in fold.messages(rows):
-        message, rule, target, help = line.cells
-        text = sentence(message) + (f"\n{sentence(help)}" if help else "")
-        notes.append(_Note(rule, text, of(findings[positions[0]]), len(positions), target))
+    for same in by_line.values():
+        rows = [Line((one.message, one.rule, one.target, one.help or "")) for one in same]
+        for line, positions in fold.messages(rows):
+            message, rule, target, help = line.cells
+            text = sentence(message) + (f"\n{sentence(help)}" if help else "")
+            notes.append(_Note(rule, text, of(same[positions[0]]), len(positions), target))
     return notes
+
+
+def _source_line(where: Located | None) -> tuple[str, int] | None:
+    """Return the file and line of a place; None where the place has no line."""
+    return None if where is None or where.line is None else (where.path, where.line)
 
 
 def _fitting(notes: list[_Note]) -> list[_Note]:
     """At most as many as are shown, whatever it takes; none is left out unsaid."""
     if len(notes) <= SHOWN:
         return notes
-    by_rule: dict[str, list[_Note]] = {}
+    groups: dict[tuple[str, int] | str, list[_Note]] = {}
     for note in notes:
-        by_rule.setdefault(note.rule, []).append(note)
-    together = [_together(rule, several) for rule, several in by_rule.items()]
+        groups.setdefault(_source_line(note.where) or note.rule, []).append(note)
+    together = [_together(", ".join(dict.fromkeys(note.rule for note in one)), one) for one in groups.values()]
     if len(together) <= SHOWN:
         return together
     rest = together[SHOWN - 1 :]
     count = sum(note.count for note in rest)
-    what = f"and {plural(count, 'finding')} of {plural(len(rest), 'rule')} more"
-    last = _Note("more", f"{what}: {', '.join(note.rule for note in rest)}", None, count)
-    return [*together[: SHOWN - 1], last]
+    lines = [f"{line[0]}:{line[1]}" for note in rest if (line := _source_line(note.where)) is not None]
+    what = (
+        f"and {plural(count, 'finding')} of {plural(len(rest), 'rule')} more: {', '.join(note.rule for note in rest)}"
+    )
+    if lines:
+        what = f"and {plural(count, 'finding')} at {plural(len(rest), 'place')} more: {names(lines, TOLD)}"
+    return [*together[: SHOWN - 1], _Note("more", what, None, count)]
 
 
 def _together(rule: str, notes: Sequence[_Note]) -> _Note:

@@ -87,6 +87,36 @@ def test_each_level_has_ten_of_its_own():
     assert {level: levels.count(level) for level in levels} == {"error": 10, "warning": 10, "notice": 10}
 
 
+def of_lines(count, each=1):
+    """Findings of a class, `each` at one of `count` lines."""
+    return [
+        finding(f"rule{k}", fqn=f"{'x' * n}t", origin=Origin("net.py", n))
+        for k in range(each)
+        for n in range(1, count + 1)
+    ]
+
+
+def test_each_source_line_has_its_own_annotation():
+    """More than ten findings at three lines are three annotations, each at its line."""
+    annotations = notes(target("net.py:Net", *of_lines(3, each=5)))
+    assert [one[1]["line"] for one in annotations] == ["1", "2", "3"]
+    assert [one[2].count("\n") for one in annotations] == [4, 4, 4]
+
+
+def test_no_finding_is_annotated_at_another_line():
+    """Of 145 findings at 145 lines nine are shown, each at its own line; the last annotation has no line."""
+    *shown, last = notes(target("net.py:Net", *of_lines(145)))
+    assert [one[1]["line"] for one in shown] == [str(n) for n in range(1, 10)]
+    assert last[2].startswith("and 136 findings at 136 places more: net.py:10, net.py:11, ")
+    assert "line" not in last[1]
+
+
+def test_repeated_layers_at_two_lines_are_two_annotations():
+    """A fold over layers that different lines make would name one of the lines alone."""
+    found = [finding(fqn=f"layers.{n}.weight", origin=Origin("net.py", 5 + n % 2)) for n in range(8)]
+    assert [one[1]["line"] for one in notes(target("net.py:Net", *found))] == ["5", "6"]
+
+
 def test_findings_of_several_targets_are_at_the_first():
     """One annotation of a thousand targets: what is alike is said once, of the first ten and how many more."""
     names = [f"{'x' * n}.pt" for n in range(1, 1_001)]
