@@ -14,6 +14,7 @@ from statecli.locking.file import Lock
 from statecli.options import AuditOptions
 from statecli.rules import RULES
 from statecli.scope import Configuration
+from statecli.target import spec_of
 
 
 def request(options: AuditOptions, found: Loaded | None = None) -> Request:
@@ -65,8 +66,11 @@ def request(options: AuditOptions, found: Loaded | None = None) -> Request:
 
 
 def _check(options: AuditOptions, found: Loaded) -> None:
-    """Raises UsageError for a policy that is held to nothing."""
+    """Raises UsageError for a policy that is held to nothing, or that names code: only the command line may do so."""
     policy = found.config.policy
+    if policy.reference and not options.against and spec_of(policy.reference) is not None:
+        why = f"a class is code, which a configuration does not name; give --against {policy.reference}"
+        raise UsageError(f"{found.path}: policy.reference: {why}")
     for key, globs in (("must-change", policy.must_change), ("must-not-change", policy.must_not_change)):
         if globs and not (policy.reference or options.against):
             why = "holds against a checkpoint: configure policy.reference, or give --against"

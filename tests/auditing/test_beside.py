@@ -119,3 +119,15 @@ def test_a_glob_of_targets_that_are_nowhere_is_told(statecli):
     message = "per-target-ignore.no/*.pt: matches no target, and no file"
     assert (result.code, [one["message"] for one in result.json["notes"]]) == (0, [message])
     assert result.err == f"note[ignored-nothing]: {message}\n"
+
+
+@pytest.mark.parametrize("folder", [".", "sub"])
+def test_a_configuration_names_no_code(statecli, folder):
+    """A class in `policy.reference` would run what a pull request brings with it."""
+    Path(folder).mkdir(exist_ok=True)
+    Path(folder, "evil.py").write_text("open('ran', 'w')\nimport torch\nclass Net(torch.nn.Module): pass\n")
+    Path(folder, "own.toml").write_text('policy.reference = "evil.py:Net"\n')
+    result = statecli("audit", "a.pt", "--config", f"{folder}/own.toml")
+    assert (result.code, result.out) == (2, "")
+    assert "policy.reference: a class is code, which a configuration does not name; give --against" in result.err
+    assert not Path("ran").exists()
