@@ -110,6 +110,7 @@ def _of_facts(dtype: str, elements: int, facts: Facts) -> Checks:
         yield "high", _is_value(facts.high)
     kind = element(dtype)
     width = kind.size if kind else 0
+    yield "typical", facts.typical is None or (_is_value(facts.typical) and facts.typical >= 0)
     yield "only", facts.only is None or len(facts.only) == width
     yield "digest", facts.digest is None or 0 <= facts.digest < 1 << 64
 

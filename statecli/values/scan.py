@@ -44,7 +44,8 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     `low` and `high` are of the finite values, None where there is none or they have no order. `only` is the element,
     as it is stored, that all are bit for bit, None where they differ. Pieces whose elements are equal have equal
     `digest`; None where it is not known. `reason` says why the elements were not read as numbers, `damaged` that their
-    bytes could not be read at all.
+    bytes could not be read at all. `typical` is the size of a float that is near the largest: without the three largest
+    of a sample of each block, and the largest of all blocks; None where it is not known.
     """
 
     elements: int = 0
@@ -59,6 +60,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     digest: int | None = 0
     reason: str | None = None
     damaged: bool = False
+    typical: float | None = None
 
     def plus(self, other: Facts) -> Facts:
         """Both together."""
@@ -77,6 +79,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
             None if self.digest is None or other.digest is None else self.digest + other.digest & MASK,
             self.reason or other.reason,
             self.damaged or other.damaged,
+            max((one for one in (self.typical, other.typical) if one is not None), default=None),
         )
 
     def times(self, count: int) -> Facts:
@@ -145,8 +148,28 @@ def _of_floats(items: Array, dtype: str) -> Facts:
     else:
         counts = _floats(raw, infinity, normal)
     nan, inf, minus_inf, zeros, tiny, low, high = counts
-    numbers = (None, None) if nan + inf == raw.size else (_number(low, dtype), _number(high, dtype))
-    return Facts(raw.size, nan, inf, minus_inf, zeros, tiny - zeros, *numbers)
+    found = Facts(raw.size, nan, inf, minus_inf, zeros, tiny - zeros)
+    if nan + inf == raw.size:
+        return found
+    typical = _typical(raw, infinity, dtype)
+    return msgspec.structs.replace(found, low=_number(low, dtype), high=_number(high, dtype), typical=typical)
+
+
+#: Elements of a block from which on a sample of it is looked at, one in SAMPLE_STRIDE: a prime, so that the sample does
+#: not consist of a few columns of a matrix.
+SAMPLED, SAMPLE_STRIDE = 4096, 61
+#: The largest values of a sample that do not count.
+SPARED = 3
+
+
+def _typical(raw: Array, infinity: int, dtype: str) -> float | None:
+    """The size of the fourth largest finite value of a sample; None where there are fewer than four."""
+    sample = raw[:: SAMPLE_STRIDE if raw.size >= SAMPLED else 1] & np.iinfo(raw.dtype).max
+    sample = sample[sample < infinity]
+    if sample.size <= SPARED:
+        return None
+    place = sample.size - 1 - SPARED
+    return _number(int(np.partition(sample, place)[place]), dtype)
 
 
 def _floats(raw: Array, infinity: int, normal: int) -> tuple[int, ...]:

@@ -78,3 +78,42 @@ def test_untrained_adapter_spares_b_of_adalora(found, adapter):
     """AdaLoRA starts with zeros in E alone; zeros in B by itself say nothing."""
     state = {f"q.lora_{name}.weight": torch.ones(4, 4) for name in "AE"} | {"q.lora_B.weight": torch.zeros(4, 4)}
     assert not found("untrained-adapter", adapter(state, step=5), values=True)
+
+
+# --- outlier ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [64, 5_000, 1_000_003])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outlier_finds_one_value_among_others(found, tmp_path, size, dtype):
+    """Wherever it lies, in a tensor of any size."""
+    values = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    values[size // 3] = -50_000.0
+    torch.save({"fc.weight": values}, tmp_path / "a.pt")
+    (finding,) = found("outlier", tmp_path / "a.pt", values=True)
+    assert finding.message.startswith(
+        "fc.weight: has the value -49920" if dtype is torch.bfloat16 else "fc.weight: has"
+    )
+    assert finding.severity is Severity.WARNING
+
+
+def test_a_flipped_bit_of_an_exponent_is_found(found, tmp_path):
+    """0.02 becomes 6.8e36."""
+    values = torch.randn(4096) * 0.02
+    values.view(torch.int32)[7] ^= 1 << 30
+    torch.save({"fc.weight": values}, tmp_path / "a.pt")
+    assert len(found("outlier", tmp_path / "a.pt", values=True)) == 1
+
+
+def test_outlier_spares_heavy_tails_and_what_is_no_parameter(found, tmp_path):
+    """Gains of single channels, a mask, an optimizer's moments, sparse weights, a tensor of few elements."""
+    gains = torch.ones(256)
+    gains[3] = 60.0
+    mask = torch.zeros(64, 64)
+    mask[0, 1] = -3e38
+    sparse = torch.zeros(100, 100)
+    sparse[0, 0] = 5.0
+    state = {"norm.weight": gains, "attn.mask": mask, "sparse.weight": sparse, "few": torch.tensor([1.0, 1e9])}
+    state["tail.weight"] = torch.distributions.StudentT(3.0).sample((512, 512))
+    torch.save(state, tmp_path / "a.pt")
+    assert not found("outlier", tmp_path / "a.pt", values=True)
