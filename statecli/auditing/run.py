@@ -222,7 +222,12 @@ class _Run:
 
     def _judge_pickle(self, text: str, pickles: tuple[ScannedPickle, ...]) -> Target:
         """Judge a pickle that is not a checkpoint by what loading it runs; the other rules have nothing to look at."""
-        oddity = Oddity("no-tensors", "is a pickle that is not a checkpoint: only what loading it runs was checked")
+        what = "is a pickle that is not a checkpoint"
+        if self.alone is not None:
+            self.alone[text] = what
+        if self.request.lock is not None and self.request.is_locking:
+            self.unlocked[text] = what
+        oddity = Oddity("no-tensors", f"{what}: only what loading it runs was checked")
         state = ModelState(text, "pickle", (), oddities=(oddity,))
         subject = Subject(text, state, self.request.policy, pickles=pickles)
         judged = _judged(subject, [rule for rule in self.rules if _is_about_pickles(rule)], self.request.severity)

@@ -78,3 +78,14 @@ def test_a_folder_of_nothing_else_is_audited(tmp_path):
     (one,) = audit(Request((str(tmp_path),))).targets
     assert one.status is Status.AUDITED
     assert [note.name for note in one.notes] == ["no-tensors"]
+
+
+def test_one_that_nothing_could_be_compared_with_is_no_pass(hub, statecli):
+    """--against and --lock compare checkpoints."""
+    folder = hub(PLAIN)
+    done = statecli("audit", folder / "data.pkl", "--against", folder / "model.pt")
+    assert done.code == 2
+    assert "data.pkl is a pickle that is not a checkpoint" in done.err
+    assert statecli("lock", folder / "model.pt", "-o", folder / "lock.json").code == 0
+    assert statecli("audit", folder / "data.pkl", "--lock", folder / "lock.json").code == 2
+    assert statecli("audit", folder / "data.pkl", folder / "model.pt", "--lock", folder / "lock.json").code == 0
