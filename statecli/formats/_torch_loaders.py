@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from statecli.errors import UnreadableError
 from statecli.formats import _json
@@ -68,17 +68,19 @@ def uses_of(archive: Archive) -> Callable[[Record], Use]:
     names = {name: _key(name).removeprefix(folder) for name in archive.records}
     exported = _FORMAT in names.values()
     compiled = any(name.startswith(_COMPILED) for name in names.values())
-    storages = set(_declared_storages(archive, names)) if exported else set()
+    declared = _declared(archive, names) if exported else _Declared(set(), set())
 
     def use_of(record: Record) -> Use:
         name = names[record.name]
         if compiled and _is_machine_code(name):
             return Use.COMPILED
-        if exported and _PAYLOAD.fullmatch(name) and not _CONFIG.fullmatch(name):
-            return Use.STORAGE if name in storages else Use.PICKLE
         if name == _OLD_PROGRAM or (exported and name.startswith(_PROGRAMS)):
             return Use.PROGRAM
-        return Use.PICKLE if _OLD_PAYLOAD.fullmatch(name) else _use_of_script(name)
+        if declared is None or name in declared.objects or _OLD_PAYLOAD.fullmatch(name):
+            return Use.PICKLE
+        if exported and _PAYLOAD.fullmatch(name) and not _CONFIG.fullmatch(name):
+            return Use.STORAGE if name in declared.storages else Use.PICKLE
+        return _use_of_script(name)
 
     return use_of
 
@@ -103,13 +105,19 @@ def _key(name: str) -> str:
 _LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
-def _declared_storages(archive: Archive, names: Mapping[str, str]) -> Iterator[str]:
-    """The records that every configuration which names them declares as storages; none if one cannot be read.
+class _Declared(NamedTuple):
+    """The records that the configurations of weights and constants name, as torch compares names."""
+
+    storages: set[str]
+    objects: set[str]
+
+
+def _declared(archive: Archive, names: Mapping[str, str]) -> _Declared | None:
+    """Return what the configurations declare; None if one cannot be read, so that any record may be an object.
 
     `names` are those of the records as torch compares them, below the archive's folder.
     """
-    storages: set[str] = set()
-    objects: set[str] = set()
+    declared = _Declared(set(), set())
     for record in archive.records.values():
         config = _CONFIG.fullmatch(names[record.name])
         if config is None:
@@ -118,13 +126,13 @@ def _declared_storages(archive: Archive, names: Mapping[str, str]) -> Iterator[s
             document, repeats = _json.object_of(archive.read(record, MAX_CONFIG), record.name)
             _json.refuse(repeats, record.name)
         except UnreadableError:
-            return
+            return None
         entries = document.get("config")
         for entry in entries.values() if type(entries) is dict else ():
             name = _payload(config[1], entry)
             if name is not None:
-                (storages if _is_storage(config[1], entry) else objects).add(name)
-    yield from storages - objects
+                (declared.storages if _is_storage(config[1], entry) else declared.objects).add(name)
+    return declared
 
 
 def _payload(folder: str, entry: Any) -> str | None:

@@ -579,12 +579,15 @@ def test_an_object_is_a_pickle_whatever_it_begins_with(begin, parts, tmp_path):
         ("weights", "weight_0", "data/weights/weight_0"),
         ("weights", "../constants/tensor_0", "data/weights/../constants/tensor_0"),
         ("constants", "tensor_0", "data/constants/tensor_0"),
+        ("constants", "opaque_obj_constants_config.json", "data/constants/opaque_obj_constants_config.json"),
+        ("weights", "/elsewhere", "/elsewhere"),
     ],
 )
 def test_an_object_is_found_by_the_name_that_the_loader_joins(folder, name, record, parts, tmp_path):
     """torch's zip reader ignores case, and no name is normalised."""
     mark = tmp_path / "ran"
-    records = {**parts, **_declared(folder, name), record: _in_protocol_0(b"N0", mark)}
+    pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")  # a small record is looked at in any case
+    records = {**parts, **_declared(folder, name), record: pickle}
     _loads_and_is_found(built(tmp_path / "y.pt2", records), mark)
 
 
