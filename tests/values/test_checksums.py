@@ -1,0 +1,163 @@
+"""The checksums that containers record: when they are verified, what they prove, and what takes their place."""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from statecli.comparison.result import Delta, How
+from statecli.errors import ChecksumMismatch, UnreadableError
+from statecli.state import TensorInfo
+from statecli.values.compare import Pair, compare_all, damages, fingerprints
+
+from .conftest import info_of
+
+
+def with_crc(tensor: TensorInfo, crc32: int | None, fqn: str = "w") -> TensorInfo:
+    """The same bytes under another recorded checksum."""
+    assert tensor.data is not None
+    return replace(tensor, fqn=fqn, data=replace(tensor.data, storage=replace(tensor.data.storage, crc32=crc32)))
+
+
+@pytest.fixture
+def both(store):
+    """Two tensors that differ, and a copy of the first; all sums are right."""
+    return store(torch.arange(6.0)), store(torch.arange(6.0) + 1), store(torch.arange(6.0))
+
+
+def outcome(before: TensorInfo, after: TensorInfo) -> object:
+    (found,) = compare_all([Pair(before, after)], How(), jobs=1)
+    return found
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_damage_on_either_side_of_a_difference_is_an_error(both, side):
+    """What differs because it is damaged was not trained."""
+    pair = [both[0], both[1]]
+    pair[side] = with_crc(pair[side], 1)
+    found = outcome(*pair)
+    assert isinstance(found, ChecksumMismatch)
+    assert pair[side].data.storage.path in str(found)
+
+
+def test_a_difference_between_good_files_is_a_difference(both):
+    """With a recorded checksum, and without."""
+    for crcs in ((None, None), (None, ...), (..., None), (..., ...)):
+        pair = [one if crc is ... else with_crc(one, crc) for one, crc in zip(both[:2], crcs, strict=True)]
+        found = outcome(*pair)
+        assert isinstance(found, Delta)
+        assert found.changed == 6
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_equal_bytes_under_two_checksums_are_an_error(both, side):
+    """One of the two files is damaged; which it is, its own checksum says."""
+    pair = [both[0], both[2]]
+    pair[side] = with_crc(pair[side], 1)
+    found = outcome(*pair)
+    assert isinstance(found, ChecksumMismatch)
+    assert pair[side].data.storage.path in str(found)
+
+
+def test_equal_bytes_under_one_checksum_are_equal(both):
+    """The same sum, or one side without any."""
+    for crcs in ((..., ...), (..., None), (None, ...), (None, None)):
+        pair = [one if crc is ... else with_crc(one, crc) for one, crc in zip((both[0], both[2]), crcs, strict=True)]
+        assert outcome(*pair) == Delta(elements=6)
+
+
+def test_storages_of_other_lengths_have_other_checksums(store):
+    """Equal elements of a larger storage: two sums, and nothing wrong."""
+    whole, part = store(torch.arange(6.0)), store(torch.arange(9.0)[:6])
+    assert outcome(whole, part) == Delta(elements=6)
+    assert outcome(part, whole) == Delta(elements=6)
+
+
+def test_damage_fails_the_pairs_that_lie_in_it_and_no_other(both):
+    """Each pair has the error of its own storage."""
+    bad = with_crc(both[0], 1)
+    found = compare_all([Pair(bad, both[1]), Pair(both[1], both[2]), Pair(both[1], bad)], How(), jobs=1)
+    assert [type(one) for one in found] == [ChecksumMismatch, Delta, ChecksumMismatch]
+
+
+def test_a_changed_file_comes_before_its_checksums(both):
+    """Its line names the file, the tensor and what to do."""
+    pair = Pair(both[0], both[1])
+    path = both[1].data.storage.path
+    seen = {path: (0, 0, 0, 0, 0)}
+    (found,) = compare_all([pair], How(), jobs=1, seen=seen)
+    assert type(found) is UnreadableError
+    assert str(found).startswith(f"{path}: w: changed while it was read")
+    (found,) = compare_all([Pair(both[1], both[0])], How(), jobs=1, seen=seen)
+    assert str(found).startswith(f"{path}: w: changed while it was read")
+
+
+def test_each_damaged_tensor_has_its_own_errors(both):
+    """None where the sum is right, or where there is none to be wrong."""
+    bad = with_crc(both[1], 1)
+    found = damages([both[0], bad, with_crc(both[0], None), bad], jobs=1)
+    assert [len(errors) for errors in found] == [0, 1, 0, 1]
+    assert damages([both[0], with_crc(both[1], None)], jobs=1) == [(), ()]
+
+
+def test_a_file_that_is_gone_has_no_right_checksum(both):
+    """What cannot be read is damaged as well."""
+    os.remove(both[0].data.storage.path)
+    (found,) = damages([both[0]], jobs=1)
+    assert "cannot be opened" in str(found[0])
+
+
+# --- fingerprints ----------------------------------------------------------------------------------------------------
+
+
+def test_a_recorded_checksum_stands_for_a_whole_storage_alone(both, store):
+    """A view of a part, or in another order, is read."""
+    numbers = torch.arange(6.0)
+    assert fingerprints([with_crc(both[0], 7)], jobs=1) == [7]
+    views = (numbers[:5], numbers[1:], numbers.reshape(2, 3).t(), numbers[::2])
+    tensors = [with_crc(store(view), 7) for view in views]
+    expected = [zlib.crc32(view.contiguous().numpy().tobytes()) for view in views]
+    assert fingerprints(tensors, jobs=1) == expected
+
+
+def test_a_fingerprint_without_a_recorded_checksum_is_read(both):
+    """The same number as zip records."""
+    recorded = both[0].data.storage.crc32
+    assert fingerprints([with_crc(both[0], None)], jobs=1) == [recorded]
+
+
+def test_parts_have_one_fingerprint_together(both):
+    """Of one part it is its own; of two, of both in their order."""
+    one, two = both[0].data, both[1].data
+    bare = replace(info_of(one), data=None)
+    first, both_parts, swapped = fingerprints(
+        [
+            replace(bare, parts=(("a", one),)),
+            replace(bare, parts=(("a", one), ("b", two))),
+            replace(bare, parts=(("a", two), ("b", one))),
+        ],
+        jobs=1,
+    )
+    assert first == one.storage.crc32
+    assert both_parts == zlib.crc32(repr([one.storage.crc32, two.storage.crc32]).encode())
+    assert len({first, both_parts, swapped}) == 3
+
+
+def test_what_is_not_read_has_no_fingerprint(both):
+    """An unknown type, no data at all, or one such part."""
+    unknown = replace(both[0].data, dtype="uint3")
+    bare = replace(both[0], data=None)
+    tensors = [replace(both[0], data=unknown), bare, replace(bare, parts=(("a", both[0].data), ("b", unknown)))]
+    assert fingerprints(tensors, jobs=1) == [None, None, None]
+
+
+def test_a_fingerprint_of_a_file_that_is_gone_is_its_error(both):
+    """Nobody can tell what it equals."""
+    gone = with_crc(both[0], None)
+    os.remove(gone.data.storage.path)
+    (found,) = fingerprints([gone], jobs=1)
+    assert isinstance(found, UnreadableError)
