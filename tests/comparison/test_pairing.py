@@ -267,3 +267,72 @@ def test_numbers_in_names_are_ordered_as_numbers(numbers, start):
     names = tuple(dict.fromkeys(f"{start}{number:05}.w" for number in numbers))
     written = replace(state(*names), format="safetensors")
     assert order(written, written) == [f"{start}{number:05}.w" for number in sorted(set(numbers))]
+
+
+# --- ties that a format drops -----------------------------------------------------------------------------------------
+
+
+def tied(fqn: str, *others: str, **more: object) -> TensorInfo:
+    """A row of a torch.save file, which records storages and devices."""
+    row = TensorInfo(fqn, "float32", (2, 2), 4, 16, tied_to=others, storage=0, device="cpu")
+    return replace(row, **more)
+
+
+def alone(fqn: str, **more: object) -> TensorInfo:
+    """A row of a safetensors file, which records neither."""
+    return replace(TensorInfo(fqn, "float32", (2, 2), 4, 16), **more)
+
+
+def sides(before: list[TensorInfo], after: list[TensorInfo]) -> tuple[ModelState, ModelState]:
+    """A checkpoint with ties and one without."""
+    return ModelState("a.pt", "torch-zip", tuple(before)), ModelState("b.safetensors", "safetensors", tuple(after))
+
+
+def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
+    """In either direction, under its own name, with a note that names the file that lacks the entry."""
+    one, two = sides([tied("embed.w", "head.w"), tied("head.w", "embed.w")], [alone("embed.w")])
+    for before, after, lacking in ((one, two, "b.safetensors"), (two, one, "b.safetensors")):
+        found = pairing.matched(before, after, ())
+        ways = {match.shown.fqn: match.way for match in found.matches}
+        assert ways == {"embed.w": pairing.Way.NAME, "head.w": pairing.Way.TIE}
+        (tie,) = (match for match in found.matches if match.way is pairing.Way.TIE)
+        assert (tie.before.fqn, tie.after.fqn) == ("head.w", "head.w")
+        assert (tie.before.storage is None) is (before is two)
+        assert (tie.after.storage is None) is (after is two)
+        (note,) = found.notes
+        assert (note.name, note.fqn) == ("tied-entry-left-out", "head.w")
+        assert note.message.startswith(f"{lacking} leaves head.w out, which is tied to embed.w")
+
+
+@pytest.mark.parametrize(
+    ("head", "kept"),
+    [
+        (tied("head.w"), alone("embed.w")),
+        (tied("head.w", "other.w"), alone("embed.w")),
+        (tied("head.w", "embed.w", shape=(4,)), alone("embed.w")),
+        (tied("head.w", "embed.w", dtype="float16"), alone("embed.w")),
+        (tied("head.w", "embed.w", storage_offset=1), alone("embed.w")),
+        (tied("head.w", "embed.w", section="other"), alone("embed.w")),
+        (tied("head.w", "embed.w"), alone("embed.w", storage=0)),
+        (tied("head.w", "embed.w"), alone("embed.w", device="cpu")),
+        (tied("head.w", "embed.w"), alone("elsewhere.w")),
+    ],
+    ids=["untied", "to another", "shape", "dtype", "offset", "section", "storages", "devices", "nothing kept"],
+)
+def test_what_is_no_dropped_tie_is_removed_or_added(head, kept):
+    """Another view of the storage, or a file that would have recorded the tie."""
+    one, two = sides([tied("embed.w", "head.w"), head], [kept])
+    for before, after in ((one, two), (two, one)):
+        found = pairing.matched(before, after, ())
+        assert all(match.way is not pairing.Way.TIE for match in found.matches)
+        assert "tied-entry-left-out" not in [note.name for note in found.notes]
+        (row,) = (match for match in found.matches if match.shown.fqn == "head.w")
+        assert (row.before is None) is (before is two)
+        assert (row.after is None) is (after is two)
+
+
+def test_a_wrappers_note_names_the_file_that_has_the_prefix():
+    """And how many names have it."""
+    one, two = state("module.a", "module.b", target="one.pt"), state("a", "b", target="two.pt")
+    assert said(one, two) == ["looked through 'module.' in the names of 2 tensors of one.pt"]
+    assert said(two, one) == ["looked through 'module.' in the names of 2 tensors of one.pt"]
