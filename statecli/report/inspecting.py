@@ -62,7 +62,7 @@ def of_inspection(found: Inspection, view: View) -> Report:
         findings=located(found.findings, state.tensors),
         outline=view.tree,
         whole=view.unfold,
-        notes=fold.notes([*_about(state), *(odd for odd in state.oddities if not _said(odd, found))], view.verbose),
+        notes=fold.notes([*_about(state), *_without_findings(found)], view.verbose),
         rules=lambda: rules.of(found.findings),
         cases=lambda: _cases(found),
         troubles=tuple(Trouble(state.target, message) for _, message in found.broken),
@@ -111,8 +111,10 @@ def _about(state: ModelState) -> Iterator[Oddity]:
         yield Oddity("no-tensor", f"holds no tensor{only}{more}")
 
 
-def _said(odd: Oddity, found: Inspection) -> bool:
-    return any(finding.rule == odd.name and finding.fqn == odd.fqn for finding in found.findings)
+def _without_findings(found: Inspection) -> list[Oddity]:
+    """The oddities that no finding reports."""
+    reported = {(finding.rule, finding.fqn) for finding in found.findings}
+    return [oddity for oddity in found.state.oddities if (oddity.name, oddity.fqn) not in reported]
 
 
 # The flat table: every fact in a column of its own, none where the source does not say.

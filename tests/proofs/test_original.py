@@ -76,6 +76,29 @@ def test_a_plain_tensor_stays_plain_whatever_a_copy_makes_of_it(make):
     assert (found.kind.value, found.saved, found.moves) == ("unregistered", False, False)
 
 
+WRAPPERS = {
+    "parametrized": lambda: nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), Net()),
+    "data parallel": lambda: nn.DataParallel(Net()),
+    "scripted": lambda: torch.jit.script(Net()),
+    "averaged": lambda: torch.optim.swa_utils.AveragedModel(Net()),
+    "compiled": lambda: torch.compile(Net()),
+    "frozen": lambda: Net().requires_grad_(False),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_of_torch_are_listed_as_they_are(name):
+    """Names, kinds and requires_grad are those of the model's own registries; the plain tensor stays plain."""
+    model = WRAPPERS[name]()
+    found = {row.fqn: row for row in statecli.inspect(model).state.tensors}
+    plain = [name for name, row in found.items() if row.kind.value == "unregistered"]
+    assert [row.rpartition(".")[2] for row in plain] == ["t"]
+    assert found[plain[0]].moves is False
+    requires_grad = {name: tensor.requires_grad for name, tensor in model.named_parameters()}
+    assert {name: row.requires_grad for name, row in found.items() if row.kind.value == "parameter"} == requires_grad
+
+
 @pytest.mark.parametrize("make", [exported, Registers, Drops])
 def test_verify_fails_for_a_plain_tensor_that_a_copy_registers(make):
     """Proofs work on a copy that holds what the model holds."""
