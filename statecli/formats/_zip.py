@@ -55,6 +55,10 @@ _UTF8 = 0x0800
 #: Of the external attributes, whatever system wrote them: torch's reader leaves the memory for such a record as it was.
 _FOLDER = 0x10
 
+#: Extra field with a record's name in UTF-8, behind a version and the checksum of its other name. APPNOTE 4.6.9.
+_UNICODE_PATH, _UNICODE_PATH_HEADER = 0x7075, 5
+_UNICODE_PATH_BYTES = _UNICODE_PATH.to_bytes(2, "little")
+
 #: What torch aligns the bytes of each record to, unless it is told otherwise, and what is behind them:
 #: nothing, or their sizes where the flags say so.
 _ALIGNMENT = 64
@@ -349,6 +353,8 @@ def _entries(directory: bytes) -> Iterator[Record]:
         if after > end:
             raise MalformedError("damaged central directory: a name runs past its end")
         name = _text(directory[at + 46 : name_end], flags)
+        if _UNICODE_PATH_BYTES in directory[name_end : name_end + extra]:
+            _check_unicode_path(name, directory[name_end : name_end + extra])
         if size == _U32_MAX or packed == _U32_MAX or offset == _U32_MAX or disk == _U16_MAX:
             extras = directory[name_end : name_end + extra]
             size, packed, offset, disk = _zip64(name, extras, size, packed, offset, disk)
@@ -359,6 +365,13 @@ def _entries(directory: bytes) -> Iterator[Record]:
             raise MalformedError(f"{name!r} is marked as a folder and holds {packed} bytes: readers skip it")
         yield record
         at = after
+
+
+def _check_unicode_path(name: str, extras: bytes) -> None:
+    """Refuse another name in an extra field, because Python's zipfile takes it since 3.12 and torch does not."""
+    other = _extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
+    if other and other != name.encode("utf-8", "surrogateescape"):
+        raise MalformedError(f"{name!r} has another name in an extra field: readers disagree which one counts")
 
 
 def _refuse(record: Record, disk: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+import zlib
 
 import pytest
 from hypothesis import given, settings
@@ -53,6 +54,21 @@ def test_records_are_what_zipfile_reads(opened):
     assert contents(archive) == wanted
     assert list(archive.records) == list(wanted)
     assert archive.oddities == []
+
+
+@pytest.mark.parametrize(("other", "is_refused"), [(b"a/data.pkl", True), (b"a/x", False), (b"", False)])
+def test_another_name_in_an_extra_field_is_refused(other, is_refused, opened):
+    """zipfile of Python 3.12 and later takes the name that is there."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        info = zipfile.ZipInfo("a/x")
+        info.extra = struct.pack("<HHBI", 0x7075, 5 + len(other), 1, zlib.crc32(b"a/x")) + other
+        archive.writestr(info, b"content")
+    if is_refused:
+        with pytest.raises(MalformedError, match="another name in an extra field"):
+            opened(out.getvalue())
+    else:
+        assert list(opened(out.getvalue()).records) == ["a/x"]
 
 
 def test_data_offset_is_where_the_bytes_are(opened):
