@@ -253,7 +253,8 @@ class Archive:
             raise MalformedError("the zip archive spans several disks")
         record = self._source.read(where, _END64.size) if where + _END64.size <= at else bytes(_END64.size)
         signature, length, _, _, disk, first, here, records, size, offset = _END64.unpack(record)
-        if signature != b"PK\6\6" or where + 12 + length != at:
+        # Python's zipfile reads the 56 bytes in front of the locator, wherever that points: no data may lie between.
+        if signature != b"PK\6\6" or where + 12 + length != at or where + _END64.size != at:
             raise MalformedError(
                 f"the central directory is not where the zip says it is: no zip64 end record at byte {where}; "
                 "data was put before the archive or behind it"

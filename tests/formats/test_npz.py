@@ -512,3 +512,32 @@ def test_any_literal(tmp_path, text):
     """Whatever stands in a header."""
     (tmp_path / "any.npy").write_bytes(npy(text, bytes(8)))
     tried(tmp_path / "any.npy")
+
+
+class _Touch:
+    """A value that makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_a_second_archive_inside_the_zip64_end_record_is_refused(tmp_path):
+    """Python's zipfile takes the end record in front of the locator; the locator points to the first one."""
+    mark = tmp_path / "ran"
+    written = io.BytesIO()
+    numpy.save(written, numpy.array([_Touch(mark)], dtype=object), allow_pickle=True)
+    honest = build([Member("weight.npy", npy(described(), bytes(8)))])
+    ends = 20 + 22  # the locator and the old end record
+    hidden = build([Member("weight.npy", written.getvalue())])[:-ends]
+    record = len(honest) - ends - 56
+    length = struct.pack("<Q", 44 + len(hidden))
+    forged = honest[: record + 4] + length + honest[record + 12 : -ends] + hidden + honest[-ends:]
+    path = file(tmp_path, forged, "a.npz")
+    numpy.load(path, allow_pickle=True)["weight"]
+    assert mark.exists()
+    with pytest.raises(UnreadableError, match="no zip64 end record"):
+        formats.read(path)
+    assert any("pathlib.Path.touch" in name.qualified for pickle in scan(path) for name in pickle.names)

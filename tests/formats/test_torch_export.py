@@ -686,8 +686,8 @@ def test_code_among_the_expressions_is_found(writer, tmp_path):
             forged.writestr(name, data)
     done = run("audit", tmp_path / "y.pt2", "-f", "json")
     assert done.returncode == 1
-    (found,) = json.loads(done.stdout)["findings"]
-    assert (found["rule"], found["severity"]) == ("unsafe-global", "error")
+    (found,) = (one for one in json.loads(done.stdout)["findings"] if one["severity"] == "error")
+    assert found["rule"] == "unsafe-global"
     assert "sympy.sympify, which evaluates expressions" in found["message"]
     assert not mark.exists()
     with pytest.raises(Exception):  # noqa: B017, PT011  # whatever torch makes of what is no expression
