@@ -7,6 +7,8 @@ counts the training (`trainer_state.json`), the optimizer and documentation are 
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from statecli.comparison.scalars import changed_scalars, format_bookkeeping, set
 from statecli.errors import UnreadableError
 from statecli.formats import _folder
 from statecli.formats._settings import rename
+from statecli.formats._source import Source, small
 from statecli.scope import NotChecked
 from statecli.state import ModelState, Settings, StateDict
 from statecli.target import split
@@ -26,15 +29,12 @@ from statecli.target import split
 if TYPE_CHECKING:
     from statecli.locking.file import Algorithm, LockedSettings, LockedTarget
 
-#: Endings of files that a loader reads to build the model, the tokenizer or the preprocessing.
-SUFFIXES = (
-    *(".json", ".py", ".txt", ".model", ".jinja", ".yaml", ".yml", ".toml"),
-    *(".vocab", ".bpe", ".tiktoken", ".spm", ".proto"),
-)
-#: Files with such an ending that change nothing which the model computes.
+#: Files that change nothing which the model computes: what counts the training, and documents.
 BOOKKEEPING = frozenset(["trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"])
-#: Documents that people put next to weights.
-DOCUMENTS = ("license", "readme", "notice", "requirements", "changelog")
+DOCUMENT = re.compile(
+    r"(?i)(?:.*\.(?:md|rst|log|png|jpe?g|gif|svg|pdf)|(?:licen[sc]e|readme|notice|requirements|changelog)(?:\.txt)?"
+    r"|events\.out\.tfevents\..*)\Z"
+)
 #: Where checkpoints keep the settings of a training: none of them changes what the model computes.
 TRAINING = (
     *("trainer_state", "optimizer", "optimizers", "optimizer_state_dict", "optimizer_states", "scheduler"),
@@ -42,7 +42,14 @@ TRAINING = (
 )
 #: Files of one folder and levels of subfolders that are read: a folder with more is not a model's.
 MAX_FILES = 2_000
-MAX_DEPTH = 4
+MAX_DEPTH = 16
+#: Files of this size behind a URL are not downloaded to be locked.
+MAX_REMOTE_BYTES = 64 << 20
+#: Files whose settings are compared one by one, and the bytes of each that are read.
+SETTINGS_FILES = frozenset(["config.json", "adapter_config.json"])
+MAX_SETTINGS = 4 << 20
+#: Bytes of one program in an archive.
+MAX_PROGRAM = 128 << 20
 #: Bytes that are hashed at a time.
 _PIECE = 8 << 20
 
@@ -78,15 +85,18 @@ def lockable_settings(state: ModelState, section: str | None) -> Settings:
 
 
 def companion_digests(text: str, algorithm: Algorithm) -> dict[str, str] | None:
-    """Return the digest of each file of the target's folder that changes the model, by its path in the folder.
+    """Return a digest of all that changes the model next to its weights, by its path in the folder or archive.
 
-    Returns None for a target that is not a folder, or whose folder cannot be listed. Raises UnreadableError for a file
-    that cannot be read, and for a folder with more than `MAX_FILES`.
+    Of a folder these are its other files; of a file the programs that it holds (TorchScript, torch.export). None where
+    there is nothing of the kind. Raises UnreadableError for a file that cannot be read, and for a folder with more than
+    `MAX_FILES` or `MAX_DEPTH` levels.
     """
-    folder, _ = split(text)
-    if not files.isdir(folder) or files.unlisted(folder):
+    path, _ = split(text)
+    if not files.isdir(path):
+        return _program_digests(path, algorithm) or None
+    if files.unlisted(path):
         return None
-    return {name: _digest(files.join(folder, name), algorithm) for name in sorted(companion_files(folder))}
+    return {name: _file_digest(files.join(path, name), algorithm) for name in sorted(companion_files(path))}
 
 
 def companion_files(folder: str) -> list[str]:
@@ -95,33 +105,86 @@ def companion_files(folder: str) -> list[str]:
     pending = [("", 0)]
     while pending:
         inner, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise UnreadableError(f"{folder}: {inner} is nested deeper than {MAX_DEPTH} folders: lock it by itself")
         names = files.names(files.join(folder, inner) if inner else folder)
-        if inner and _holds_weights(names):
+        if inner and any(map(_is_weights, names)):
             continue
         for name in names:
             path = f"{inner}/{name}" if inner else name
+            # No import statement can name a hidden file.
             if name.startswith("."):
                 continue
             if files.isdir(files.join(folder, path)):
-                pending += [(path, depth + 1)] if depth < MAX_DEPTH else []
-            elif _changes_model(name):
+                pending.append((path, depth + 1))
+            elif _changes_model(files.join(folder, path), name):
                 found.append(path)
         if len(found) > MAX_FILES:
             raise UnreadableError(f"{folder}: has more than {MAX_FILES:,} files next to its weights: lock subfolders")
     return found
 
 
-def _changes_model(name: str) -> bool:
-    lower = name.lower()
-    if lower in BOOKKEEPING or lower.startswith(DOCUMENTS) or _folder.INDEX.search(name):
+def _changes_model(path: str, name: str) -> bool:
+    if name in BOOKKEEPING or _folder.INDEX.search(name) or DOCUMENT.match(name) or _is_weights(name):
         return False
-    return lower.endswith(SUFFIXES)
+    return not files.is_remote(path) or files.size(path) <= MAX_REMOTE_BYTES
 
 
-def _holds_weights(names: list[str]) -> bool:
+def _is_weights(name: str) -> bool:
+    """Whether the file is a target of its own, or a state of the training that a folder's reader takes."""
     from statecli.auditing.targets import is_called_weights
 
-    return any(map(is_called_weights, names))
+    return is_called_weights(name) or _folder.COMPANIONS.match(name) is not None
+
+
+def _program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
+    """The digest of each record of an archive that torch compiles or interprets: the same weights serve any program."""
+    from statecli.formats._torch_loaders import Use, uses_of
+    from statecli.formats._zip import Archive
+
+    programs = (Use.PROGRAM, Use.SCRIPT, Use.BYTECODE, Use.OLD_SCRIPT, Use.COMPILED)
+    with Source(path) as source:
+        if not source.head.startswith(b"PK"):
+            return {}
+        archive = Archive(source)
+        use_of = uses_of(archive)
+        records = [record for record in archive.records.values() if use_of(record) in programs]
+        # The top folder of an archive has the name of the file that it was first saved to.
+        return {
+            record.name.removeprefix(f"{archive.folder}/"): _digest_of_bytes(
+                archive.read(record, MAX_PROGRAM), algorithm
+            )
+            for record in records
+        }
+
+
+def _file_digest(path: str, algorithm: Algorithm) -> str:
+    return _digest_of_settings(path, algorithm) or _digest(path, algorithm)
+
+
+def _digest_of_settings(path: str, algorithm: Algorithm) -> str | None:
+    """The digest of a JSON file's content, whatever its order and indentation; None for any other file."""
+    if files.name(path) not in SETTINGS_FILES:
+        return None
+    try:
+        document = json.loads(small(path, MAX_SETTINGS), object_pairs_hook=_sorted_pairs)
+        text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+    except (UnreadableError, ValueError, RecursionError):
+        return None
+    return _digest_of_bytes(text.encode(), algorithm)
+
+
+def _sorted_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object by its keys in order. A key that stands twice stays so, because readers differ in which one counts."""
+    return {"": [list(pair) for pair in sorted(pairs, key=lambda pair: pair[0])]}
+
+
+def _digest_of_bytes(data: bytes, algorithm: Algorithm) -> str:
+    from statecli.values.digest import hasher
+
+    digest = hasher(algorithm)()
+    digest.update(data)
+    return str(digest.hexdigest())
 
 
 def _digest(path: str, algorithm: Algorithm) -> str:
@@ -148,9 +211,9 @@ def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algor
         return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {why}"),))
     settings, uncompared = _compare_settings(state, target.settings)
     changes, missing = _compare_files(state.target, target.files, algorithm)
-    # The settings of these files were compared one by one: another order or indentation changes nothing.
-    read = {f"{name}.json" for name in state.metadata.beside & frozenset(target.settings.beside)}
-    changes = tuple(change for change in changes if change.name not in read)
+    # A changed key says more than a changed digest of its file.
+    named = {f"{change.key.partition('.')[0]}.json" for change in settings}
+    changes = tuple(change for change in changes if change.name not in named or None in (change.locked, change.found))
     return CompanionChanges(settings, changes, (*uncompared, *missing))
 
 
@@ -179,12 +242,16 @@ def _compare_files(
     text: str, locked: Mapping[str, str] | None, algorithm: Algorithm
 ) -> tuple[tuple[FileChange, ...], tuple[NotChecked, ...]]:
     found = companion_digests(text, algorithm)
-    if found is None or locked is None:
-        count = len(found if locked is None and found else locked or ())
-        why = "not compared: " + (
-            "the lock has no files" if found else "the lock is of a folder, the target is one file"
-        )
-        return (), (NotChecked("file", count, why),) if count else ()
+    is_file = not files.isdir(split(text)[0])
+    if locked is None and is_file:
+        locked = {}
+    if found is None and is_file and locked:
+        count, why = len(locked), "not compared: the lock has them, and the target is one file"
+        return (), (NotChecked("file", count, why),)
+    if locked is None:
+        why = "not compared: the lock has no files"
+        return (), (NotChecked("file", len(found), why),) if found else ()
+    found = found or {}
     return tuple(_differences(found, locked)), ()
 
 

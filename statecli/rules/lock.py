@@ -83,10 +83,10 @@ def values_not_locked(subject: Subject) -> Iterator[Found]:
 
 def _describe_file(change: FileChange) -> str:
     if change.locked is None:
-        return "file is not in the lock"
+        return "is not in the lock"
     if change.found is None:
-        return "file is in the lock and is missing"
-    return f"file differs from the lock (digest {change.found[:12]}…, expected {change.locked[:12]}…)"
+        return "is in the lock and is missing"
+    return f"content differs from the lock (digest {change.found[:12]}…, expected {change.locked[:12]}…)"
 
 
 def _content(pair: Held) -> str | None:

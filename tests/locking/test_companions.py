@@ -21,6 +21,7 @@ FILES = {
     "README.md": "words",
     "trainer_state.json": '{"global_step": 5}',
 }
+CHANGED = {"1_Pooling/config.json": '{"pooling_mode_mean_tokens": false}'}
 
 
 @pytest.fixture
@@ -95,9 +96,9 @@ def test_another_order_or_indentation_of_settings_is_no_change(folder, tmp_path)
 def test_a_changed_file_of_the_model_is_named(folder, tmp_path, name):
     """Tokenizer, code, vocabulary, and the settings of a stage in a subfolder."""
     locked = lock(folder)
-    (folder / name).write_text(FILES[name] + " ")
+    (folder / name).write_text(CHANGED.get(name, FILES[name] + " "))
     (message,) = mismatches(held(folder, locked, tmp_path / "lock.json"))
-    assert message.startswith(f"{name}: file differs from the lock (digest ")
+    assert message.startswith(f"{name}: content differs from the lock (digest ")
 
 
 def test_a_new_and_a_missing_file_are_named(folder, tmp_path):
@@ -107,9 +108,9 @@ def test_a_new_and_a_missing_file_are_named(folder, tmp_path):
     (folder / "config.json").unlink()
     (folder / "hook.py").write_text("import os\n")
     assert mismatches(held(folder, locked, tmp_path / "lock.json"))[-3:] == [
-        "config.json: file is in the lock and is missing",
-        "hook.py: file is not in the lock",
-        "tokenizer.json: file is in the lock and is missing",
+        "config.json: is in the lock and is missing",
+        "hook.py: is not in the lock",
+        "tokenizer.json: is in the lock and is missing",
     ]
 
 
@@ -166,3 +167,61 @@ def test_folders_with_weights_of_their_own_are_not_part_of_the_folder_above(fold
     messages = mismatches(held(folder, locked, tmp_path / "lock.json"))
     assert messages
     assert all("config" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("requirements_model.py", "readme.py", "a/b/c/d/e/f.py", "__pycache__/modeling_own.cpython-311.pyc"),
+        *("modeling_own.so", "vocab.bin.npy", "kernel.cu", "sentencepiece"),
+    ],
+)
+def test_a_new_file_that_may_change_the_model_is_named(folder, tmp_path, name):
+    """Whatever its suffix: a loader takes more than a list of suffixes knows."""
+    locked = lock(folder)
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
+    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == [f"{name}: is not in the lock"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{"l": ["X"]}', '{"l": "X"}'),
+        ('{"l": 1}', '{"l": 1.0}'),
+        ('{"l": 0.0}', '{"l": -0.0}'),
+        ('{"l": 1, "l": 2}', '{"l": 3, "l": 2}'),
+    ],
+)
+def test_a_setting_of_another_type_is_a_change(folder, tmp_path, before, after):
+    """What a loader tells apart: a list and its only word, an int and a float, a key that stands twice."""
+    (folder / "config.json").write_text(before)
+    locked = lock(folder)
+    (folder / "config.json").write_text(after)
+    assert len(mismatches(held(folder, locked, tmp_path / "lock.json"))) == 1
+
+
+class Activated(torch.nn.Module):
+    """One weight and an activation, which is code."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(2))
+        self.act = act
+
+    def forward(self, x):
+        """Use both."""
+        return self.act(x * self.w)
+
+
+def test_the_program_of_an_archive_is_locked(tmp_path):
+    """TorchScript and torch.export: the same weights serve any code."""
+    example = (torch.ones(2),)
+    torch.jit.trace(Activated(torch.nn.ReLU()), example).save(tmp_path / "a.pt")
+    torch.export.save(torch.export.export(Activated(torch.nn.ReLU()), example), tmp_path / "a.pt2")
+    locks = {name: lock(tmp_path / name) for name in ("a.pt", "a.pt2")}
+    assert [mismatches(held(tmp_path / name, locks[name], tmp_path / "l.json")) for name in locks] == [[], []]
+    torch.jit.trace(Activated(torch.nn.Tanh()), example).save(tmp_path / "a.pt")
+    torch.export.save(torch.export.export(Activated(torch.nn.Tanh()), example), tmp_path / "a.pt2")
+    assert all(mismatches(held(tmp_path / name, locks[name], tmp_path / "l.json")) for name in locks)
