@@ -16,7 +16,7 @@ from hypothesis import given
 from safetensors.torch import save_file
 
 from statecli.auditing.result import Status
-from statecli.auditing.targets import expand
+from statecli.auditing.targets import Homes, expand
 from statecli.formats._scan import begins_as_pickle
 from statecli.formats._source import Source
 
@@ -235,3 +235,58 @@ def test_two_classes_are_two_whatever_their_arguments_look_like():
     """`..` in an argument is no way."""
     texts = ["net.py:Net('a/../b')", "net.py:Net('b')"]
     assert found(*texts) == (texts, [])
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A model in two files and an index."""
+    names = ("m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors")
+    for n, name in enumerate(names):
+        save_file({f"w{n}": torch.zeros(1)}, tmp_path / name)
+    index = {"weight_map": {f"w{n}": name for n, name in enumerate(names)}}
+    (tmp_path / "m.safetensors.index.json").write_text(json.dumps(index))
+    return tmp_path
+
+
+def instead(path, homes):
+    """The path of what stands for a file, if anything does."""
+    model = homes.instead(str(path))
+    return model if model is None or isinstance(model, str) else model.path
+
+
+def test_a_shard_that_is_named_is_itself(shards):
+    """Unless it was found, or a lock has another name for it."""
+    shard = shards / "m-00001-of-00002.safetensors"
+    assert instead(shard, Homes()) is None
+    assert instead(shard, Homes(as_found=True)) == str(shards)
+    assert instead(shards, Homes(as_found=True)) is None
+
+
+@pytest.mark.parametrize("as_found", [False, True])
+def test_a_lock_says_which_name_of_a_model_counts(shards, as_found):
+    """The shard's own, the folder's, that of its index, or none of them."""
+    shard, index = shards / "m-00001-of-00002.safetensors", shards / "m.safetensors.index.json"
+    for locked, expected in ((shard, None), (shards, str(shards)), (index, str(index))):
+        homes = Homes(as_found=as_found, is_locked=lambda path, locked=locked: path == str(locked))
+        assert instead(shard, homes) == expected
+    nothing = Homes(as_found=as_found, is_locked=lambda _: False)
+    assert instead(shard, nothing) == (str(shards) if as_found else None)
+
+
+def test_two_spellings_are_one_target(tmp_path, monkeypatch):
+    """Of a file, and of a class or a section, whose text is not a path."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.zeros(1)}, "a.pt")
+    texts = ("a.pt", "./a.pt", "a.pt#x", "a.pt#y", "a.pt#x", "net.py:Net")
+    paths, others = found(*texts)
+    assert (paths, others) == (["a.pt", "a.pt#x", "a.pt#y", "net.py:Net"], [])
+
+
+@pytest.mark.parametrize("depth", [64, 65])
+def test_folders_are_walked_to_a_depth(tmp_path, depth):
+    """The deepest one that is allowed is walked, and the next has failed."""
+    folder = tmp_path.joinpath(*["d"] * depth)
+    folder.mkdir(parents=True)
+    torch.save({"w": torch.zeros(1)}, folder / "a.pt")
+    paths, others = found(tmp_path)
+    assert (len(paths), [one.status for one in others]) == ((1, []) if depth == 64 else (0, [Status.FAILED]))
