@@ -8,7 +8,18 @@ Each takes what the command of the same name takes and gives what that shows, as
 `StateError` or a child of it, with the one line that the command would print. Importing this imports no torch.
 """
 
-from __future__ import annotations
+import os
+import sys
+
+# `python -m statecli` puts the current folder first on the path, where a downloaded typing.py would be imported instead
+# of Python's own. So nothing is imported before this, `__future__` included; os and sys are loaded when Python starts.
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["statecli"], ["-mstatecli"]):
+    _home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    try:
+        if sys.path[0] == os.getcwd() != _home:  # in its own folder are the packages that it needs
+            del sys.path[0]
+    except OSError:  # the current folder has been removed, and Python has not put it on the path
+        pass
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +34,6 @@ from statecli.errors import (
 )
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable
     from concurrent.futures import Executor
 
@@ -93,18 +103,18 @@ if not TYPE_CHECKING:
 
 
 def inspect(
-    target: str | os.PathLike[str] | nn.Module,
+    target: "str | os.PathLike[str] | nn.Module",
     *,
-    to: str | torch.device | None = None,
+    to: "str | torch.device | None" = None,
     model: str | None = None,
     stats: bool = False,
     inputs: Any = None,
-    include: Iterable[str] | None = (),
-    exclude: Iterable[str] | None = (),
-    kind: Iterable[Kind | str] | None = (),
+    include: "Iterable[str] | None" = (),
+    exclude: "Iterable[str] | None" = (),
+    kind: "Iterable[Kind | str] | None" = (),
     init_device: str = "cpu",
-    executor: str | Executor | None = None,
-) -> Inspection:
+    executor: "str | Executor | None" = None,
+) -> "Inspection":
     """Every tensor of a checkpoint, of a model class or of a live model, as `statecli inspect` lists it.
 
     `target`: a path, "train.ckpt#optimizer", "file.py:Class", "package.module:Class(hidden=32)" or an nn.Module. A live
@@ -133,27 +143,27 @@ def inspect(
 
 
 def diff(
-    before: str | os.PathLike[str],
-    after: str | os.PathLike[str],
+    before: "str | os.PathLike[str]",
+    after: "str | os.PathLike[str]",
     *,
-    map: Iterable[str] | None = (),
-    ignore: Iterable[Field | str] | None = (),
+    map: "Iterable[str] | None" = (),
+    ignore: "Iterable[Field | str] | None" = (),
     bitwise: bool = False,
     atol: float = 0.0,
     rtol: float = 0.0,
     metadata_only: bool = False,
     no_renames: bool = False,
-    only: Iterable[str] | None = (),
-    frozen: Iterable[str] | None = (),
-    changed: Iterable[str] | None = (),
-    include: Iterable[str] | None = (),
-    exclude: Iterable[str] | None = (),
-    kind: Iterable[Kind | str] | None = (),
+    only: "Iterable[str] | None" = (),
+    frozen: "Iterable[str] | None" = (),
+    changed: "Iterable[str] | None" = (),
+    include: "Iterable[str] | None" = (),
+    exclude: "Iterable[str] | None" = (),
+    kind: "Iterable[Kind | str] | None" = (),
     device: str = "cpu",
     jobs: int = 0,
-    executor: str | Executor | None = None,
+    executor: "str | Executor | None" = None,
     init_device: str = "cpu",
-) -> Diff:
+) -> "Diff":
     """What differs between two checkpoints, or a checkpoint and a model class, as `statecli diff` tells it.
 
     `before`, `after`: as the target of `inspect`, but no live model. `map`: "REGEX=REPLACEMENT" rewrites names of
@@ -179,14 +189,14 @@ def diff(
 
 
 def merge(
-    parts: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    parts: "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]",
     *,
-    code: Iterable[str] | None = (),
-    url: Iterable[str] | None = (),
+    code: "Iterable[str] | None" = (),
+    url: "Iterable[str] | None" = (),
     copies: bool = False,
     jobs: int = 0,
-    executor: str | Executor | None = None,
-) -> Inspection | Diff:
+    executor: "str | Executor | None" = None,
+) -> "Inspection | Diff":
     """What `inspect` or `diff` gives, from the parts that `statecli … --shard 1/N` to `--shard N/N` wrote.
 
     `parts`: their files, or a glob; all of them, in any order, read in the folder where they were made. `code`: the
@@ -205,17 +215,17 @@ def merge(
 
 
 def verify(
-    model: str | nn.Module,
+    model: "str | nn.Module",
     *,
-    checks: Iterable[Name | str] | None = (),
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    optimizer: str | type[torch.optim.Optimizer] | None = None,
+    checks: "Iterable[Name | str] | None" = (),
+    device: "str | torch.device | None" = None,
+    dtype: "str | torch.dtype | None" = None,
+    optimizer: "str | type[torch.optim.Optimizer] | None" = None,
     inputs: Any = None,
-    include: Iterable[str] | None = (),
-    exclude: Iterable[str] | None = (),
-    kind: Iterable[Kind | str] | None = (),
-) -> Verification:
+    include: "Iterable[str] | None" = (),
+    exclude: "Iterable[str] | None" = (),
+    kind: "Iterable[Kind | str] | None" = (),
+) -> "Verification":
     """Prove what becomes of each tensor when a model is moved, cast, saved, copied, trained and called.
 
     `model`: an nn.Module, or a spec such as "file.py:Class". A live module is left as it was (device, dtype, mode,

@@ -9,6 +9,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from statecli import search_path
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -24,6 +26,7 @@ def command() -> None:
     Every crash is exit code 2. What fails before the first line here, such as Python's own start, is not: Python exits
     with 1 then.
     """
+    search_path.drop_relative_entries()
     if hasattr(os, "fork") and (names_model_code(sys.argv[1:]) or _is_memory_limited()):
         raise SystemExit(_run_supervised())
     try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from statecli import files
+from statecli import files, search_path
 from statecli.errors import MissingDependency, ModelError, UnreadableError, UsageError
 from statecli.formats import _configs, _shown
 from statecli.modules.spec import Spec
@@ -91,17 +91,19 @@ def _class_name(document: Mapping[str, Any], config: str) -> str:
         raise UsageError(f"{config}: is of diffusers; --model auto builds classes of transformers: name the class")
     kind = document.get("model_type")
     if type(kind) is str and not names:
-        known = _transformers().models.auto.modeling_auto.MODEL_MAPPING_NAMES.get(kind)
+        known = _transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES.get(kind)
         if type(known) is str:
             return known
     what = "names no class in" if name is None else f"names {_shown.value(name)}, no class name, in"
     raise UsageError(f"{config}: {what} architectures, and --model auto has none; name the class instead")
 
 
-def _transformers() -> Any:
+def _transformers(config: str) -> Any:
+    """Return the installed package, whatever lies in the current folder and in that of the configuration."""
     try:
-        import transformers
-        import transformers.models.auto.modeling_auto
+        with search_path.installed_only(files.folder(config)):
+            import transformers
+            import transformers.models.auto.modeling_auto
     except ImportError as error:
         raise MissingDependency(
             "--model auto needs transformers, which does not import here: pip install transformers"
@@ -116,7 +118,7 @@ def made(name: str, config: str) -> nn.Module:
     """The class of that name, as the configuration in the file `config` says. Raises UsageError, ModelError."""
     import torch
 
-    transformers = _transformers()
+    transformers = _transformers(config)
     document = _document(config)
     _refuse(document, config)
     found: Any = getattr(transformers, name, None)
@@ -240,7 +242,8 @@ def loaded_as(built: Built, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """
     model: Any = built.module
     known = dict(model.state_dict())
-    rename = _renaming(model, known)
+    with search_path.installed_only():
+        rename = _renaming(model, known)
     found: dict[str, tuple[str, ...]] = {}
     for name in names:
         targets = tuple(one for one in rename(name) if one in known)

@@ -26,6 +26,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from statecli import files, search_path
 from statecli.errors import MissingDependency, ModelError, StateError, UsageError
 from statecli.modules import auto, script
 from statecli.modules.spec import Spec
@@ -153,13 +154,13 @@ def _typed(spec: Spec) -> dict[str, str]:
 
 @contextmanager
 def _on_path(spec: Spec) -> Iterator[None]:
-    entry = os.path.dirname(os.path.abspath(spec.module)) if spec.is_file else os.getcwd()
-    sys.path.insert(0, entry)
-    try:
+    if auto.is_auto(spec):
+        # The user has typed no code: a folder with a config.json may hold a transformers.py as well.
+        with search_path.installed_only(*map(files.folder, spec.args)):
+            yield
+        return
+    with search_path.including(os.path.dirname(os.path.abspath(spec.module)) if spec.is_file else os.getcwd()):
         yield
-    finally:
-        with suppress(ValueError):
-            sys.path.remove(entry)
 
 
 def _import(spec: Spec) -> types.ModuleType:

@@ -1,0 +1,59 @@
+"""Where Python looks for modules while statecli runs: installed packages, and folders only for code that was typed.
+
+A downloaded folder may hold a transformers.py or a numpy.py, and inspecting the folder must not run them. Typing
+`net.py:Net` or `pkg.mod:Net` requests that code. The folder that statecli itself was imported from counts as installed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+#: What `drop_relative_entries` took off the path. Typed code may still import from there.
+_dropped: list[str] = []
+
+
+def drop_relative_entries() -> None:
+    """Take the relative entries of `sys.path` and PYTHONPATH off the path, for the rest of the process."""
+    setting = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
+    with suppress(OSError):  # the current folder has been removed, and a relative entry leads nowhere
+        relative = {
+            os.path.abspath(entry) for entry in setting.split(os.pathsep) if setting and not os.path.isabs(entry)
+        }
+        # Python has made the entries of PYTHONPATH absolute.
+        dropped = [
+            entry for entry in sys.path if not os.path.isabs(entry) or os.path.abspath(entry) in relative - {_HOME}
+        ]
+        sys.path[:] = [entry for entry in sys.path if entry not in dropped]
+        _dropped.extend(dropped)
+
+
+@contextmanager
+def including(folder: str) -> Iterator[None]:
+    """Import from `folder` first while the block runs, and from what `drop_relative_entries` took off the path."""
+    added = [folder, *_dropped]
+    sys.path[:0] = added
+    try:
+        yield
+    finally:
+        for entry in added:
+            if entry in sys.path:
+                sys.path.remove(entry)
+
+
+@contextmanager
+def installed_only(*folders: str) -> Iterator[None]:
+    """Import only installed packages while the block runs: neither from the current folder nor from `folders`."""
+    before = list(sys.path)
+    with suppress(OSError):  # the current folder may have been removed
+        folders = (os.getcwd(), *folders)
+    excluded = set(map(os.path.realpath, folders)) - {os.path.realpath(_HOME)}
+    kept = [entry for entry in before if os.path.isabs(entry) and os.path.realpath(entry) not in excluded]
+    sys.path[:] = kept
+    try:
+        yield
+    finally:
+        sys.path[:] = [*before, *(entry for entry in sys.path if entry not in kept)]

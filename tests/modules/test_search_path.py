@@ -1,0 +1,148 @@
+"""A downloaded folder's own modules are not imported: only code that the user has typed comes from a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import statecli
+from statecli import search_path
+
+SCRIPT = Path(sys.executable).parent / "statecli"
+#: Packages that a command imports when it needs them, and those that transformers looks for.
+PACKAGES = (
+    *("transformers", "huggingface_hub", "accelerate", "tokenizers", "safetensors", "sentencepiece", "kernels", "yaml"),
+    *("numpy", "torch", "torchvision", "scipy", "sklearn", "PIL", "gguf", "rich", "jinja2", "markupsafe", "typer"),
+    *("fsspec", "s3fs", "urllib3", "dask", "ray", "distributed", "mpi4py", "blake3", "pydantic"),
+    *("json", "re", "struct", "typing", "ctypes", "resource", "multiprocessing"),
+)
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
+BERT = {"architectures": ["BertModel"], "model_type": "bert", "max_position_embeddings": 8, **SIZES}
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A folder with weights, a config.json and a module of its own for each of these names."""
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    for name in PACKAGES:
+        (folder / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'ran')!r}, 'a').write('{name} ')\nraise SystemExit(0)\n"
+        )
+    (folder / "config.json").write_text(json.dumps(BERT))
+    save_file({"embeddings.word_embeddings.weight": torch.zeros(9, 8)}, folder / "model.safetensors")
+    yield folder
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
+
+
+def run(folder, *words, path=None, command=(SCRIPT,)):
+    environment = os.environ | ({} if path is None else {"PYTHONPATH": path})
+    return subprocess.run([*command, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+COMMANDS = [
+    ("inspect", "model.safetensors", "--stats"),
+    ("audit", ".", "--values", "-f", "html"),
+    ("lock", ".", "-o", "-"),
+    ("diff", "model.safetensors", ".", "-f", "table", "--color", "always"),
+    ("rules", "--help"),
+    ("inspect", "https://127.0.0.1:1/x.pt"),
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_no_command_imports_from_the_current_folder(hostile, words):
+    """Whichever packages it needs."""
+    assert run(hostile, *words).returncode in (0, 1, 2)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python imports runpy itself from the current folder")
+def test_python_m_statecli_imports_nothing_from_the_current_folder(hostile):
+    """Python puts it first on the path; it is taken off before anything is imported."""
+    found = run(hostile, "audit", ".", "--values", command=(sys.executable, "-m", "statecli"))
+    assert found.returncode == 0, found.stderr
+
+
+CLASS = "transformers:BertModel(config='config.json')"
+
+
+@pytest.mark.parametrize(
+    "words", [("inspect", ".", "--model", "auto"), ("diff", CLASS, ".")], ids=lambda words: words[0]
+)
+def test_auto_imports_nothing_from_the_current_folder(hostile, words):
+    """In the child process that runs code of models."""
+    pytest.importorskip("transformers")
+    result = run(hostile, *words)
+    assert (result.returncode, "embeddings.LayerNorm" in result.stdout) == (1, True), result.stderr
+
+
+def test_auto_imports_nothing_from_the_folder_of_the_weights_or_from_relative_entries(hostile):
+    """A relative PYTHONPATH leads into another folder wherever statecli is run."""
+    pytest.importorskip("transformers")
+    for name in ("json", "re", "struct", "typing", "ctypes", "resource", "multiprocessing"):
+        (hostile / f"{name}.py").unlink()  # Python's own start imports those that are on PYTHONPATH
+    result = run(hostile.parent, "audit", "downloaded", "--model", "auto", path="downloaded")
+    assert (result.returncode, "missing-entry" in result.stdout) == (1, True), result.stderr
+
+
+@pytest.mark.parametrize("entry", ["", ".", "./", "../here"])
+def test_relative_entries_of_pythonpath_are_dropped(tmp_path, monkeypatch, entry):
+    """Python has made them absolute when statecli starts."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/a", entry]))
+    monkeypatch.setattr(sys, "path", ["/a", os.getcwd(), "", "/b"])
+    monkeypatch.setattr(search_path, "_dropped", [])
+    search_path.drop_relative_entries()
+    assert sys.path == ["/a", "/b"]
+
+
+def test_python_s_own_auto_imports_installed_packages_alone(tmp_path, monkeypatch):
+    """In an interactive Python the current folder is on the path."""
+    pytest.importorskip("transformers")
+    (tmp_path / "accelerate.py").write_text("open('ran', 'w')\n")
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    save_file({"embeddings.word_embeddings.weight": torch.zeros(9, 8)}, tmp_path / "model.safetensors")
+    code = "import statecli; print(len(statecli.inspect('.', model='auto').state.tensors))"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (found.returncode, (tmp_path / "ran").exists()) == (0, False), found.stderr
+
+
+@pytest.mark.parametrize("spec", ["net:Net", "net.py:Net", "inner.net:Net"])
+def test_typed_code_comes_from_the_current_folder(tmp_path, spec):
+    """And its own imports from there too, and from relative entries of PYTHONPATH."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "sizes.py").write_text("WIDTH = 3\n")
+    text = "import torch\nfrom sizes import WIDTH\n\ndef Net():\n    return torch.nn.Linear(WIDTH, 1)\n"
+    (tmp_path / "net.py").write_text(text)
+    (tmp_path / "inner" / "net.py").write_text(text)
+    assert run(tmp_path, "inspect", spec, path="lib").returncode == 0
+
+
+def test_the_path_is_what_it_was_afterwards(tmp_path, monkeypatch):
+    """Entries that an imported package has added stay."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "/a", os.getcwd(), "/b"])
+    with search_path.installed_only("/b"):
+        assert sys.path == ["/a"]
+        sys.path.append("/c")
+    assert sys.path == ["", "/a", os.getcwd(), "/b", "/c"]
+
+
+def test_the_folder_of_statecli_itself_counts_as_installed(monkeypatch):
+    """`pip install --target .` puts the packages that statecli needs there."""
+    home = str(Path(statecli.__file__).parent.parent)
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("PYTHONPATH", ".")
+    monkeypatch.setattr(sys, "path", ["/a", home])
+    search_path.drop_relative_entries()
+    with search_path.installed_only():
+        assert sys.path == ["/a", home]
