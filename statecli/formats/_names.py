@@ -28,8 +28,12 @@ _NAMELESS = {"builtins.Ellipsis": "EllipsisType", "builtins.NotImplemented": "No
 #: Strings that may hold a pickle, an archive or an array: bytes by their beginning, text as UTF-8 if it is Latin-1.
 _INNER = re.compile(rb"\x80[\x00-\x05]|PK\x03\x04|\x93NUMPY")
 _INNER_TEXT = re.compile(rb"\xc2\x80[\x00-\x05]|PK\x03\x04|\xc2\x93NUMPY")
-#: Older pickles begin with any opcode, and name what they call in two lines, or by STACK_GLOBAL.
-_NAMES = re.compile(rb"[ci][A-Za-z_][\w.]*\r?\n[A-Za-z_][\w.]*\r?\n|\x93", re.ASCII)
+#: Older pickles begin with any opcode, and name what they call by STACK_GLOBAL, or in two lines: a word that holds an
+#: opcode and a module, and a word that is the name. A match starts at the start of a word only, or a long word would be
+#: read again from each of its letters.
+_STACK_GLOBAL = b"\x93"
+_TWO_WORDS = re.compile(rb"(?<![\w.])([\w.]+)\r?\n(?=[A-Za-z_][\w.]*\r?\n)", re.ASCII)
+_MODULE = re.compile(rb"[ci][A-Za-z_]")
 #: Characters of a name that calls spell; each call of a chain of them makes a longer one.
 _LONGEST_NAME = 1000
 #: No pickle that calls anything is shorter.
@@ -272,7 +276,12 @@ _NUMBER = re.compile(rb"[-+\s.0-9a-fA-FxXoO_]+")
 
 def _may_be_one(data: bytes) -> bool:
     """Whether a string may hold a pickle, an archive or an array."""
-    return _INNER.match(data) is not None or (data[0] in _BEGINNINGS and _NAMES.search(data) is not None)
+    return _INNER.match(data) is not None or (data[0] in _BEGINNINGS and _mentions_name(data))
+
+
+def _mentions_name(data: bytes) -> bool:
+    """Return whether an opcode that imports a name may be in the bytes, in time linear in their length."""
+    return _STACK_GLOBAL in data or any(_MODULE.search(words[1]) for words in _TWO_WORDS.finditer(data))
 
 
 def _integer(line: bytes, error: MalformedError) -> int:

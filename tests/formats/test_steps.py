@@ -14,7 +14,7 @@ import pytest
 import statecli.formats
 from statecli.auditing.result import Status
 from statecli.auditing.run import Request, audit
-from statecli.formats import _scan
+from statecli.formats import _names, _scan
 from statecli.formats._source import Source
 from statecli.formats._steps import Budget, OutOfSteps, Steps
 
@@ -243,3 +243,25 @@ def test_all_hostile_files_are_scanned_in_seconds(tmp_path):
         (tmp_path / f"{number_of_file}.pt").write_bytes(data)
     paths = sorted(map(str, tmp_path.glob("*.pt")))
     subprocess.run([sys.executable, "-c", LIMITED, *paths], check=True, timeout=300)
+
+
+LONG_WORDS = {
+    "bytes": b"\x80\x03B" + struct.pack("<I", 1_000_000) + b"c" * 1_000_000 + b".",
+    "text of several lines": b"\x80\x03X" + struct.pack("<I", 1_000_001) + b"c" * 1_000_000 + b"\n.",
+    "a name without its second line": b"\x80\x03B" + struct.pack("<I", 1_000_002) + b"ci" * 500_000 + b"\n0.",
+}
+
+
+def test_long_words_are_searched_for_names_in_linear_time(tmp_path):
+    """Strings of a megabyte that consist of opcodes and letters are scanned in seconds."""
+    paths = [tmp_path / f"{name}.pkl" for name in LONG_WORDS]
+    for path, data in zip(paths, LONG_WORDS.values(), strict=True):
+        path.write_bytes(data)
+    subprocess.run([sys.executable, "-c", LIMITED, *map(str, paths)], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("word", [b"N0cos", b"(" + b"a" * 70_000 + b"ios", b"N0c" + b"o" * 70_000])
+def test_a_name_after_a_long_word_is_found(word):
+    """An opcode that imports a name is seen at any place of a word, of any length."""
+    assert _names._may_be_one(word + b"\nsystem\n(S'true'\ntR.")
+    assert not _names._may_be_one(word + b"\n0system\n")
