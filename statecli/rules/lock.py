@@ -90,8 +90,13 @@ def _describe_file(change: FileChange) -> str:
 
 
 def _content(pair: Held) -> str | None:
-    """Return a digest of what differs from the lock, with the values that were found; None without their digest."""
-    return pair.digest and _sha256(f"{_said(pair)}; {pair.digest}")
+    """Return a digest of what differs from the lock, with the values that were found.
+
+    None without values, and "" for values without a digest: nothing accepts them, because any values would pass.
+    """
+    if pair.digest:
+        return _sha256(f"{_said(pair)}; {pair.digest}")
+    return "" if pair.tensor is not None and (pair.tensor.data or pair.tensor.parts) else None
 
 
 def _sha256(text: str) -> str:

@@ -89,6 +89,18 @@ def test_other_values_of_an_accepted_mismatch_fail(statecli, folder):
     assert statecli(*audit, "--baseline", "b.json").code == 1
 
 
+@pytest.mark.parametrize("tensors", [{"w": torch.zeros(3), "new": torch.ones(2)}, {"w": torch.ones(3).half()}])
+def test_a_mismatch_without_a_digest_is_never_accepted(statecli, folder, tensors):
+    """An added tensor, or a tensor of another dtype: any values would pass."""
+    save_file({"w": torch.zeros(3)}, "m.safetensors")
+    assert statecli("lock", "m.safetensors", "-o", "lock.json").code == 0
+    audit = ("audit", "m.safetensors", "--lock", "lock.json", "--select", "lock")
+    save_file(tensors, "m.safetensors")
+    statecli(*audit, *ACCEPT)
+    save_file({name: tensor * 7 for name, tensor in tensors.items()}, "m.safetensors")
+    assert statecli(*audit, "--baseline", "b.json").code == 1
+
+
 def test_more_nan_than_were_accepted_fail(statecli, folder):
     """For rules without a digest the message is the content."""
     audit = ("audit", "a.pt", "--select", "nan", "--values")
