@@ -16,7 +16,7 @@ import msgspec
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown
 from statecli.formats._dtypes import BITS
-from statecli.formats._graph import attributes, mapping, name_of, sequence
+from statecli.formats._graph import attributes, mapping, name_of
 from statecli.formats._pickle import Global, Key, Machine, Obj, TruncatedPickle, load
 from statecli.formats._tensors import MAX_DIMENSIONS, MAX_ELEMENTS
 
@@ -57,6 +57,9 @@ NEEDED = frozenset(
         ),
     )
 )
+#: The classes of a key and of a value of `storage_data`.
+_INDEX = frozenset(name for name in NEEDED if name.endswith(".MetadataIndex"))
+_PLACE = frozenset(name for name in NEEDED if name.endswith("._StorageInfo"))
 Sizes = tuple[int, ...]
 
 
@@ -121,7 +124,7 @@ def parsed(data: bytes, what: str) -> Metadata:
     name = name_of(root.cls) if type(root) is Obj else ""
     if not (name.startswith(_OURS) and name.endswith(".Metadata")):
         raise MalformedError(f"{what} holds no Metadata of torch.distributed.checkpoint: copy it or save it again")
-    held = attributes(root)
+    held = root.state if type(root.state) is dict else {}
     _check_version(held.get("version"), what)
     entries = _named_items(held.get("state_dict_metadata"), f"{what} has no state_dict_metadata: save it again")
     reader = _Reader()
@@ -134,11 +137,28 @@ def parsed(data: bytes, what: str) -> Metadata:
 
 
 class _Machine(Machine):
-    """Takes `getattr(enumeration, "MEMBER")` for what it means: so Python 3.11.0 to 3.11.2 pickle a member."""
+    """Takes `getattr(enumeration, "MEMBER")` for what it means: so Python 3.11.0 to 3.11.2 pickle a member.
+
+    Refuses a dict that changes after an object got it as its state, because BUILD copies that.
+    """
 
     def __init__(self, data: bytes, what: str, *, fast: bool, module_ids: bool) -> None:
         super().__init__(data, what, fast=fast, module_ids=module_ids)
         self.reaches = False
+        self.states: set[int] = set()
+
+    def set_state(self, target: Obj, state: Any) -> None:
+        """As the machine does it, once for each object."""
+        if target.state is not None:
+            raise MalformedError(f"{self.what} sets the state of an object twice: save it again")
+        super().set_state(target, state)
+        self.states.add(id(state))
+
+    def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
+        """As the machine does it."""
+        if id(target) in self.states:
+            raise MalformedError(f"{self.what} changes the state of an object after it is set: save it again")
+        super().set_items(target, flat, pos)
 
     def call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
         """As the machine does it; any other `getattr` is kept among the names."""
@@ -248,26 +268,54 @@ class _Reader:
         return True
 
     def places(self, node: Any, what: str) -> dict[str, list[Stored]]:
-        """Name -> where its items are. Raises MalformedError for a record that says no place."""
-        items = mapping(node)
+        """Name -> where its items are. Raises MalformedError for a record that says no place.
+
+        Whatever torch may find in a dict that the pickle does not show is refused, because archives are scanned where
+        the places say that they lie.
+        """
+        items = _shown_items(node)
+        if items is None and type(node) is Obj:
+            raise MalformedError(f"{what} builds its storage_data by a call, whose result is not known; save it again")
         if items is None:
             raise MalformedError(f"{what} has no storage_data: where the tensors lie is not recorded; save it again")
         found: dict[str, list[Stored]] = {}
         for key, value in items.items():
-            index = _state(key.value if type(key) is Key else key)
-            fqn = index.get("fqn")
-            if type(fqn) is not str:
+            index = _shown_state(key.value if type(key) is Key else key, _INDEX)
+            fqn = index.get("fqn") if index else None
+            if index is None or type(fqn) is not str:
                 raise MalformedError(f"{what} has a record of storage without a name: save it again")
-            found.setdefault(fqn, []).append(self._stored(index.get("offset"), _state(value), fqn))
+            found.setdefault(fqn, []).append(self._stored(index.get("offset"), _shown_state(value, _PLACE), fqn))
         return found
 
-    def _stored(self, start: Any, held: Mapping[str, Any], fqn: str) -> Stored:
+    def _stored(self, start: Any, held: Mapping[str, Any] | None, fqn: str) -> Stored:
+        held = held or {}
         file, offset, length = held.get("relative_path"), held.get("offset"), held.get("length")
         transforms = held.get("transform_descriptors")
         if type(file) is not str or type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
             raise MalformedError(f"{_shown.name(fqn)}: .metadata does not say where it lies: save it again")
-        names = tuple(one if type(one) is str else "?" for one in sequence(transforms) or ()) if transforms else ()
+        streams: Any = transforms if type(transforms) in (list, tuple) else [transforms] if transforms else ()
+        names = tuple(one if type(one) is str else "?" for one in streams)
         return Stored(None if start is None else self.sizes(start, "chunk"), file, offset, length, names)
+
+
+def _shown_items(node: Any) -> Mapping[Any, Any] | None:
+    """Return the items of a dict, or of an OrderedDict that gets all of its items from the pickle; else None."""
+    if type(node) is Obj and name_of(node.cls) == "collections.OrderedDict" and _has_only(node, "items"):
+        return node.items or {}
+    return node if type(node) is dict else None
+
+
+def _shown_state(node: Any, names: frozenset[str]) -> Mapping[str, Any] | None:
+    """Return all attributes of an object of one of these classes; None where some may come from elsewhere."""
+    if type(node) is Obj and type(node.state) is dict and name_of(node.cls) in names and _has_only(node, "state"):
+        return node.state
+    return None
+
+
+def _has_only(node: Obj, part: str) -> bool:
+    """Whether an object has nothing but one part of `Obj`."""
+    parts = {"args": node.args, "kwargs": node.kwargs, "state": node.state, "items": node.items, "elems": node.elems}
+    return not any(value for name, value in parts.items() if name != part)
 
 
 def _state(node: Any) -> Mapping[str, Any]:

@@ -516,6 +516,10 @@ class Machine:
                 self.duplicates.append(key)
             seen.add(key)
 
+    def set_state(self, target: Obj, state: Value) -> None:
+        """BUILD."""
+        target.state = state
+
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
         """APPENDS and ADDITEMS."""
         kind = type(target)
@@ -1037,7 +1041,7 @@ def _build(m: Machine, pos: int) -> int:
     if type(target) is not Obj:
         raise m.error(pos, f"BUILD on {_a(target)}")
     m.count_held(state, pos)
-    target.state = state
+    m.set_state(target, state)
     return pos
 
 

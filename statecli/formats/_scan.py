@@ -123,6 +123,9 @@ def _places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
         folder = files.join(path, way) if way else path
         places, others = dcp.places(folder) if dcp.sniff(folder, b"") else ({}, [])
         found.update((files.join(path, way, name), places[name]) for name in filter(_is_plain_name, places))
+        outside = next((name for name in places if not _is_plain_name(name)), None)
+        if outside is not None:
+            others = [*others, (METADATA, f"in {_shown.quoted(outside)}, which is outside the folder")]
         unread.extend((files.join(path, way, name), why) for name, why in others)
     return found, unread
 

@@ -58,13 +58,18 @@ def sniff(path: str, head: bytes) -> bool:
     if files.isdir(path):
         names = members(path)
         return any(name.endswith(SUFFIX) or _is_metadata(files.join(path, name)) for name in names)
-    return files.name(path).endswith(SUFFIX) or _MARK in head[:MARKED]
+    return files.name(path).endswith(SUFFIX) or _MARK in head[:MARKED] or _is_metadata(path)
 
 
 def _is_metadata(path: str) -> bool:
+    """Whether it is called so and is a pickle: torch.distributed.checkpoint unpickles it, whatever is in it."""
+    from statecli.formats._scan import begins_as_pickle  # imports this module
+
+    if not _METADATA.fullmatch(files.name(path)):
+        return False
     try:
         with Source(path) as source:
-            return _MARK in source.head[:MARKED]
+            return _MARK in source.head[:MARKED] or begins_as_pickle(source)
     except UnreadableError:  # No file of this format's, then; other programs have a `.metadata` too.
         return False
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
+import functools
 import io
 import os
 import pickle
@@ -829,3 +832,164 @@ def test_a_member_of_an_enumeration_may_be_taken_by_its_name(owner, name, told, 
     state = formats.read(str(tmp_path / "x"))
     assert [tensor.fqn for tensor in state.tensors] == ["w"]
     assert ("getattr" in " ".join(odd.message for odd in state.oddities)) is told
+
+
+# What torch finds in a `.metadata` that no pickler writes so.
+
+
+EVIL = b"N0cposix\nsystem\n(S'touch HARM'\ntR."
+
+
+class Rebuilt:
+    """Pickled as a call of `function`, with items and a state that are set on the result."""
+
+    def __init__(self, function: Any, *args: Any, items: dict[Any, Any] | None = None, state: Any = None) -> None:
+        self.parts = (function, args, state, None, iter((items or {}).items()))
+
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+def with_a_hidden_value(folder: Path) -> tuple[MetadataIndex, _StorageInfo, dict[Any, Any]]:
+    """Save a tensor and `step`; return where `step` would be a pickle inside the tensor, and the true places."""
+    w = torch.zeros(9000, dtype=torch.uint8)
+    w[5000 : 5000 + len(EVIL)] = torch.frombuffer(bytearray(EVIL), dtype=torch.uint8)
+    dcp.save({"w": w, "step": 3}, checkpoint_id=folder, no_dist=True)
+    at = (folder / "__0_0.distcp").read_bytes().index(EVIL)
+    with (folder / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    # the value is listed under an index that torch does not look up
+    places = {key if key.fqn == "w" else MetadataIndex("step", (0,)): one for key, one in metadata.storage_data.items()}
+    return MetadataIndex("step"), _StorageInfo("__0_0.distcp", at, len(EVIL)), places
+
+
+def called_with_pairs(index: Any, place: Any, places: Any) -> Any:
+    return Rebuilt(collections.OrderedDict, ((index, place),), items=places)
+
+
+def called_with_a_dict(index: Any, place: Any, places: Any) -> Any:
+    return Rebuilt(dict, {index: place}, items=places)
+
+
+def with_a_state_made_of_pairs(index: Any, place: Any, places: Any) -> Any:
+    """The place itself says where it lies by such a dict."""
+    hidden = Rebuilt(collections.OrderedDict, tuple(vars(place).items()))
+    place.__getstate__ = lambda: hidden
+    return {**places, index: place}
+
+
+def with_fields_as_arguments(index: Any, place: Any, places: Any) -> Any:
+    """`_StorageInfo(file, offset, length)`."""
+    return {**places, index: Rebuilt(_StorageInfo, place.relative_path, place.offset, place.length)}
+
+
+def with_defaults(index: Any, place: Any, places: Any) -> Any:
+    """A key that is not there has a value all the same."""
+    factory = Rebuilt(functools.partial, _StorageInfo, place.relative_path, place.offset, place.length)
+    return Rebuilt(collections.defaultdict, factory, items=places)
+
+
+UNUSUAL_PLACES = (
+    called_with_pairs,
+    called_with_a_dict,
+    with_a_state_made_of_pairs,
+    with_fields_as_arguments,
+    with_defaults,
+)
+
+
+@pytest.mark.parametrize("storage_data", UNUSUAL_PLACES)
+def test_places_that_a_call_makes_are_not_clean(storage_data, tmp_path, monkeypatch, statecli):
+    """torch loads a value from a place that the graph of the pickle does not list."""
+    monkeypatch.chdir(tmp_path)
+    hidden = with_a_hidden_value(tmp_path / "x")
+    rewritten(tmp_path / "x", lambda metadata: setattr(metadata, "storage_data", storage_data(*hidden)))
+    assert statecli("audit", str(tmp_path / "x")).code != 0
+    assert not (tmp_path / "HARM").exists()
+    loads_and_harms(tmp_path)
+
+
+def loads_and_harms(folder: Path, name: str = "x") -> None:
+    """torch.distributed.checkpoint.load runs the command that lies in the folder's files."""
+    code = (
+        "import torch, torch.distributed.checkpoint as dcp\n"
+        f"dcp.load({{'w': torch.zeros(9000, dtype=torch.uint8), 'step': 0}}, checkpoint_id={name!r}, no_dist=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=folder, capture_output=True, timeout=60, check=False
+    )
+    assert (folder / "HARM").exists(), done.stderr.decode()
+
+
+def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli):
+    """BUILD copies a dict; what is set in that dict later is not the object's."""
+    index, place, places = with_a_hidden_value(tmp_path / "x")
+    rewritten(tmp_path / "x", lambda metadata: setattr(metadata, "storage_data", {**places, index: place}))
+    data = (tmp_path / "x" / ".metadata").read_bytes()
+    offset = b"K" + bytes([place.offset]) if place.offset < 256 else b"M" + place.offset.to_bytes(2, "little")
+    at = data.index(offset)
+    end = data.index(b"ub", at)  # the items of the place's state, and BUILD
+    later = b"(X\6\0\0\0offsetK\0X\6\0\0\0lengthK\0u0"
+    changed = data[: end + 1] + b"q\xff" + b"b" + b"h\xff" + later + data[end + 2 :]
+    (tmp_path / "x" / ".metadata").write_bytes(changed.replace(changed[2:11], b"", 1))  # no frame
+    result = statecli("audit", str(tmp_path / "x"))
+    assert result.code != 0
+    assert "changes the state of an object after it is set" in result.out
+    loads_and_harms(tmp_path)
+
+
+# Which folders are such folders.
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("begin", [b"", b"N0" * 40, b"(0" * 40])
+def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli):
+    """torch looks for no mark at the start of the pickle, and for no suffix of the other files."""
+    _, place, places = with_a_hidden_value(tmp_path / "x")
+    (tmp_path / "x" / "__0_0.distcp").rename(tmp_path / "x" / "data")
+    places = {key: _StorageInfo("data", one.offset, one.length) for key, one in places.items()}
+    places[MetadataIndex("step")] = _StorageInfo("data", place.offset, place.length)
+    with (tmp_path / "x" / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    metadata.storage_data = places
+    head = b"\x80" + bytes([protocol]) if protocol else b""
+    data = pickle.dumps(metadata, protocol=protocol).removeprefix(head)
+    (tmp_path / "x" / ".metadata").write_bytes(head + begin + data)
+    result = statecli("audit", str(tmp_path / "x"))
+    assert result.code != 0
+    assert "posix.system" in result.out or "where it says that archives lie" in result.out
+    loads_and_harms(tmp_path)
+
+
+def test_metadata_of_another_class_is_not_clean(tmp_path, statecli):
+    """torch.distributed.checkpoint asks an object for its attributes, whatever class it is of."""
+    index, place, places = with_a_hidden_value(tmp_path / "x")
+    with (tmp_path / "x" / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    metadata.storage_data = {**places, index: place}
+    other = argparse.Namespace(**vars(metadata))
+    (tmp_path / "x" / ".metadata").write_bytes(pickle.dumps(other))
+    assert statecli("audit", str(tmp_path / "x")).code != 0
+    loads_and_harms(tmp_path)
+
+
+def test_places_outside_the_folder_are_not_clean_in_metadata_that_is_not_read(mixed, statecli):
+    """A rank's own metadata, beside that of all."""
+    shutil.copy(mixed / ".metadata", mixed / "__7.metadata")
+    with (mixed / "__7.metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    for one in metadata.storage_data.values():
+        one.relative_path = "../data"
+    (mixed / "__7.metadata").write_bytes(pickle.dumps(metadata))
+    result = statecli("audit", str(mixed), "--select", "unscanned-pickle")
+    assert result.code == 1
+    assert "'../data', which is outside the folder" in result.out
+
+
+def test_a_text_called_metadata_is_not_a_checkpoint(tmp_path, statecli):
+    """Other programs write such a file."""
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / ".metadata").write_text(
+        "# This file tracks properties of this project.\nversion:\n  revision: 1\n"
+    )
+    assert not reader.sniff(str(tmp_path / "x"), b"")
