@@ -266,7 +266,7 @@ class Evil:
     ("raw", "why"),
     [
         (b"", "is no valid JSON"),
-        (b"[]", "is no JSON object but a list"),
+        (b"[]", "is no JSON object but a JSON list"),
         (b'{"a": NaN}', "is no valid JSON"),
         (b"[" * 100_000, "nests too deep"),
         (b"\xff", "is no valid UTF-8"),
