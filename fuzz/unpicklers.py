@@ -10,13 +10,14 @@ import io
 import pickle
 import pickletools
 import random
+import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from statecli.formats import _frames, _scan
 
@@ -39,7 +40,10 @@ class Metaclass(type):
 class Anything(metaclass=Metaclass):
     """Stands for whatever a pickle names, calls, changes and calls again."""
 
+    made: ClassVar[int] = 0
+
     def __new__(cls, *_: Any, **__: Any) -> Anything:
+        Anything.made += 1
         return super().__new__(cls)
 
     def __call__(self, *_: Any, **__: Any) -> Anything:
@@ -124,16 +128,20 @@ class Missed(AssertionError):
 def check(data: bytes) -> None:
     """Raise Missed where an unpickler imports what a scan of the same bytes does not report.
 
-    They are scanned as the data.pkl of an archive, and as a file where that begins as one of torch does.
+    They are scanned as the data.pkl of an archive, and as a file: only what begins as one of torch does is surely a
+    pickle, and of the others a plain name that is called is reported.
     """
     with zipfile.ZipFile("fuzz.pt", "w") as archive:
         archive.writestr("archive/data.pkl", data)
     Path("fuzz.legacy.pt").write_bytes(data)
-    names = ["fuzz.pt", *(["fuzz.legacy.pt"] if data[:1] == PROTO else [])]
-    scans = [found for found in map(_scan.scan, names) if not any(one.unread for one in found)]
+    scans = [found for found in map(_scan.scan, ["fuzz.pt", "fuzz.legacy.pt"]) if not any(one.unread for one in found)]
     for reader, read in READERS.items() if scans else ():
+        Anything.made = 0
         imported = dict.fromkeys(read(data))
+        is_attack = Anything.made and any(all(map(IDENTIFIER.fullmatch, name)) for name in imported)
         for found in scans:
+            if not (found or is_attack):
+                continue
             reported = {(one.module, one.name) for scanned in found for one in scanned.names}
             missed = [name for name in imported if name not in reported]
             if missed:
@@ -159,6 +167,19 @@ def seeds() -> Iterator[bytes]:
             yield pickle.dumps(value, protocol)
     yield b"".join(pickle.dumps(value, 4) for value in values)
     yield b"(imodule\nname\n0(cm\nn\noI1\n\x88\x82\x01" + STOP
+    for line in (
+        b"I\n",
+        b"I\0z\n",
+        b"I010\n",
+        b"I 1\r\n",
+        b"L1\0z\n",
+        b"L0x1fL\n",
+        b"F1\0z\n",
+        b"Np1\0z\n",
+        b"Np 0\ng+0\n",
+    ):
+        yield line + b"0cm\nn\n(tR" + STOP
+    yield b"(im\nnamed"
     yield b"\x80\x04" + framed(2, b"B\x20") + bytes(4) + b"cm\nn\n0".ljust(0x1F, b"(") + STOP
 
 
@@ -175,7 +196,7 @@ def without_frames(data: bytes) -> bytes:
 def mutate(data: bytes, dice: random.Random, others: list[bytes]) -> bytes:
     """Change bytes, frames or the order of pickles."""
     for _ in range(dice.choice((1, 1, 2, 4))):
-        kind = dice.randrange(8)
+        kind = dice.randrange(9)
         at = dice.randrange(len(data) + 1)
         if kind < 3:
             data = reframe(data, dice)
@@ -187,11 +208,19 @@ def mutate(data: bytes, dice: random.Random, others: list[bytes]) -> bytes:
             data = data[:at] + b"(cm\nf\noVx\n0"[dice.randrange(6) :] + data[at:]
         elif kind == 6:
             data = data[:at] + bytes([dice.randrange(256)]) + data[at + 1 :]
+        elif kind == 7:
+            data = data[:at] + number_line(dice) + data[at:]
         else:
             other = dice.choice(others)
             start = dice.randrange(len(other))
             data = data[:at] + other[start : start + dice.randrange(1, 100)] + data[at:]
     return data[:100_000]
+
+
+def number_line(dice: random.Random) -> bytes:
+    """Return an opcode whose number is a line of text, which unpicklers parse in several ways."""
+    number = b"".join(dice.choice(IN_NUMBERS) for _ in range(dice.randrange(4)))
+    return dice.choice((b"I", b"L", b"F", b"Np", b"Np0\ng")) + number + b"\n" + dice.choice((b"", b"0"))
 
 
 def reframe(data: bytes, dice: random.Random) -> bytes:
@@ -205,4 +234,11 @@ def reframe(data: bytes, dice: random.Random) -> bytes:
     return data
 
 
+#: The names of what is not surely a pickle are reported where one is of this form; else it is text, or numbers.
+IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*")
+#: Parts of number lines: the C unpickler stops at a NUL, and takes spaces, underscores and other bases in some places.
+IN_NUMBERS = (
+    *(b"0", b"1", b"7", b"010", b"0x1f", b"0b1", b"0o7", b"1" * 300, b"0" * 300, b"1" * 3000),
+    *(b"\0", b"\0junk", b" ", b"\t", b"\r", b"\x0b", b"_", b"+", b"-", b"L", b".", b"e5", b"inf", b"nan", b"z"),
+)
 OPCODES = [ord(one.code) for one in pickletools.opcodes]

@@ -17,7 +17,7 @@ from statecli.formats._allocations import Allocations
 from statecli.formats._compiled import harmless_names
 from statecli.formats._flow import Flow, calls_made_by, plain
 from statecli.formats._graph import is_module
-from statecli.formats._pickle import Global, Handler, Key, Machine, Obj, Persistent, SetOf, Value, as_key
+from statecli.formats._pickle import Global, Handler, Key, Machine, Obj, Persistent, SetOf, Value, as_key, native
 from statecli.formats._steps import OutOfSteps, Steps
 from statecli.state import Bomb, Mention
 
@@ -201,10 +201,12 @@ class Scanner(Machine):
         self._built.append((target, state))
 
     def decimal(self, line: bytes, pos: int) -> int:
-        """Integers as Python reads them: with spaces and underscores, hexadecimal, of any length.
+        """Integers as Python and C read them: with spaces and underscores, hexadecimal, octal, of any length.
 
-        Zeros in front say nothing, and of a number that is still too long nothing depends on what it is worth.
+        The C unpickler reads a line to its first NUL. Leading zeros add nothing, and nothing depends on the value of a
+        number that is still too long.
         """
+        line = line.partition(b"\0")[0]
         try:
             return super().decimal(line, pos)
         except MalformedError:
@@ -213,9 +215,20 @@ class Scanner(Machine):
                 return int(digits) if len(digits) <= _LONG and digits.isdigit() else _TOO_LONG
             return _integer(line, self.error(pos, "a number that is none"))
 
+    def c_integer(self, line: bytes, pos: int) -> int:
+        """As the machine does it; `strtol` accepts a line without digits as 0."""
+        line = line.partition(b"\0")[0]
+        return super().c_integer(line, pos) if line else 0
+
     def real(self, line: bytes, pos: int) -> float:
         """The same for what may have a fraction."""
-        return 0.0 if len(line) > _LONG and _NUMBER.fullmatch(line) else super().real(line, pos)
+        line = line.partition(b"\0")[0]
+        if len(line) > _LONG and _NUMBER.fullmatch(line):
+            return 0.0
+        try:
+            return float(line)
+        except ValueError as error:
+            raise self.error(pos, "a number that is none") from error
 
     # What may be a pickle itself.
 
@@ -305,11 +318,31 @@ def _build(m: Any, pos: int) -> int:
 
 def _inst(m: Machine, pos: int) -> int:
     """The name is imported before its arguments are looked for."""
-    module, end = m.line(pos)
-    name, end = m.line(end)
-    function = m.name(module, name, pos)
+    function, end = _named(m, pos)
     args = tuple(m.pop_mark())
     m.stack.append(m.call(function, args, pos, "inst"))
+    return _line_end(m, end)
+
+
+def _global(m: Machine, pos: int) -> int:
+    function, end = _named(m, pos)
+    m.stack.append(function)
+    return _line_end(m, end)
+
+
+def _named(m: Machine, pos: int) -> tuple[Global, int]:
+    """Return the name in two lines, and the byte after them, which is 0 where the second line has no end.
+
+    The unpickler in Python imports such a name without its last character.
+    """
+    module, start = m.line(pos)
+    end = m.data.find(b"\n", start)
+    return m.name(native(module), native(m.data[start:end]), pos), end + 1
+
+
+def _line_end(m: Machine, end: int) -> int:
+    if not end:
+        raise m.truncated("a line has no end")
     return end
 
 
@@ -361,6 +394,7 @@ _OTHERS: dict[int, Handler] = {
     0x53: _seen(0x53),
     0x56: _seen(0x56),
     0x62: _build,
+    0x63: _global,
     0x69: _inst,
     0x82: _extension,
     0x83: _extension,

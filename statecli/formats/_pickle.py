@@ -549,6 +549,10 @@ class Machine:
             raise self.error(pos, "a number that is none")
         return int(line)
 
+    def c_integer(self, line: bytes, pos: int) -> int:
+        """The integer of INT, which the C unpickler reads with `strtol`: octal where it begins with 0."""
+        return int(line, 8) if _OCTAL.fullmatch(line) else self.decimal(line, pos)
+
     def real(self, line: bytes, pos: int) -> float:
         """A number with a fraction in text."""
         if len(line) > MAX_TEXT_NUMBER:
@@ -607,6 +611,7 @@ _RECORD = re.compile(
 _ONES_5, _STEPS_5 = (sum(digit << 32 * place for place, digit in enumerate(run)) for run in ([1] * 5, range(5)))
 _ONES_7, _STEPS_7 = (sum(digit << 32 * place for place, digit in enumerate(run)) for run in ([1] * 7, range(7)))
 _DECIMAL = re.compile(rb"[+-]?[0-9]+")
+_OCTAL = re.compile(rb"\s*[+-]?0[0-7]+")
 #: In whose place stands an integer of more than `MAX_INT_BYTES`.
 _INT = Global("builtins", "int", 0)
 _U32 = struct.Struct("<I").unpack_from
@@ -713,7 +718,7 @@ def _constant(value: Value) -> Handler:
 def _text_int(m: Machine, pos: int) -> int:
     line, end = m.line(pos)
     # Protocol 0 writes True and False as these.
-    m.stack.append(line == b"01" if line in (b"00", b"01") else m.decimal(line, pos))
+    m.stack.append(line == b"01" if line in (b"00", b"01") else m.c_integer(line, pos))
     return end
 
 
@@ -763,7 +768,7 @@ def _binfloat(m: Machine, pos: int) -> int:
     return pos + 8
 
 
-def _native(data: bytes) -> str | bytes:
+def native(data: bytes) -> str | bytes:
     """A Python 2 string: text where it is UTF-8, as torch decodes it, else the bytes."""
     try:
         return str(data, "utf-8")
@@ -777,7 +782,7 @@ def _text_string(m: Machine, pos: int) -> int:
     if len(line) < 2 or line[0] != line[-1] or line[0] not in b"'\"":
         raise m.error(pos, "a string without its quotes")
     try:
-        m.stack.append(_native(escape_decode(line[1:-1])[0]))
+        m.stack.append(native(escape_decode(line[1:-1])[0]))
     except ValueError as error:
         raise m.error(pos, "a string with a broken escape") from error
     return end
@@ -796,13 +801,13 @@ def _binstring(m: Machine, pos: int) -> int:
     length: int = _I32(m.data, pos)[0]
     if length < 0:
         raise m.error(pos, f"a string of {length} bytes")
-    m.stack.append(_native(m.take(pos + 4, length)))
+    m.stack.append(native(m.take(pos + 4, length)))
     return pos + 4 + length
 
 
 def _short_binstring(m: Machine, pos: int) -> int:
     length = m.data[pos]
-    m.stack.append(_native(m.take(pos + 1, length)))
+    m.stack.append(native(m.take(pos + 1, length)))
     return pos + 1 + length
 
 
@@ -979,7 +984,7 @@ def _long_binget(m: Machine, pos: int) -> int:
 def _global(m: Machine, pos: int) -> int:
     module, end = m.line(pos)
     name, end = m.line(end)
-    m.stack.append(m.name(_native(module), _native(name), pos))
+    m.stack.append(m.name(native(module), native(name), pos))
     return end
 
 
@@ -1031,7 +1036,7 @@ def _inst(m: Machine, pos: int) -> int:
     module, end = m.line(pos)
     name, end = m.line(end)
     args = tuple(m.pop_mark())
-    m.stack.append(m.call(m.name(_native(module), _native(name), pos), args, pos, "inst"))
+    m.stack.append(m.call(m.name(native(module), native(name), pos), args, pos, "inst"))
     return end
 
 
@@ -1058,7 +1063,7 @@ def _persistent(m: Machine, pid: Value) -> Value:
 
 def _text_persid(m: Machine, pos: int) -> int:
     line, end = m.line(pos)
-    m.stack.append(_persistent(m, _native(line)))
+    m.stack.append(_persistent(m, native(line)))
     return end
 
 

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from statecli import files, formats
 from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _folder, _frames, _json, _script_code, _shown, dcp, torch_legacy, torch_tar
+from statecli.formats import _folder, _frames, _json, _npy, _script_code, _shown, dcp, torch_legacy, torch_tar
 from statecli.formats._dcp_metadata import BUDGET, METADATA, Stored
 from statecli.formats._expressions import said
 from statecli.formats._names import Scanner
@@ -57,6 +57,7 @@ _BEGINS = re.compile(
     rb"\x80[\x00-\x05][^\x00]|[()\]}]{0,16}[ci][A-Za-z_][\w.]{0,200}\r?\n[A-Za-z_][\w.]{0,200}\r?\n", re.ASCII
 )
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
+_TEXT = re.compile(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 #: What an archive of torch has in its small records: digits are no opcodes that import anything.
 _INERT = re.compile(rb"[\d\n]{0,64}|little|big")
 _LONGEST_INERT = 64
@@ -85,8 +86,7 @@ _TAR = "is a tar archive, whose members torch.load unpickles"
 _LEGACY = 5
 #: Pickles one after another that are read without a sign that the next one is any.
 _IN_A_ROW = 64
-#: The header of a numpy array of objects; and those that numpy writes for numbers, text and fields of them.
-_OBJECTS = re.compile(rb"""["']descr["']\s*:\s*["'][<>|=]?(?:O\d*|object_?)["']""")
+#: The headers that numpy writes for numbers, text and fields of them.
 _KIND = rb"'[<>|=]?[?biufcSUVmM]\d*(?:\[\w+\])?'"
 _FIELD = rb"\('\w*', " + _KIND + rb"(?:, \([\d, ]*\))?\)"
 _PLAIN_ARRAY = re.compile(
@@ -132,8 +132,8 @@ def _places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
 
 def begins_as_pickle(source: Source) -> bool:
     """Whether a pickle of any protocol is at the start of the file, whatever follows: one that says its protocol, one
-    that calls what it imports, or one that goes to its STOP and imports something or ends with the file. Raises
-    UnreadableError where its bytes do not come.
+    that calls what it imports, or one that goes to its STOP and imports something, exhausts memory or time, or ends
+    with the file. Raises UnreadableError where its bytes do not come.
     """
     if source.head[:1] == b"\x80":
         return source.head[1:2] <= b"\x05" and source.size > 2
@@ -146,7 +146,9 @@ def begins_as_pickle(source: Source) -> bool:
         raise UnreadableError(str(error)) from error
     if not _is_harmless(scanner, unread):
         return True
-    return unread is None and not scanner.globals and scanner.end == source.size
+    if unread or scanner.globals:
+        return False
+    return scanner.end == source.size or bool(scanner.bombs(source.size))
 
 
 def _files(path: str) -> list[str]:
@@ -421,11 +423,11 @@ class _Scan:
         known = piece.sure and piece.region is not self.whole
         scanner, unread = self._scanned(piece.region, at, where, piece.region.size if known else _FIRST_WINDOW)
         region = piece.region.part(at, scanner.end or len(scanner.data))
-        if piece.sure or not _is_harmless(scanner, unread):
-            mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
+        mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
+        bombs = scanner.bombs(self.whole.size)
+        if piece.sure or (bombs and not unread) or not _is_harmless(scanner, unread):
             if unread and scanner.framed:
                 mentions = self._read_frames(piece, at, scanner, mentions)
-            bombs = scanner.bombs(self.whole.size)
             unread = unread or scanner.unfollowed
             why, exact = str(unread) if unread else None, region.base is not None
             protocol = scanner.data[1] if scanner.data[:1] == b"\x80" and len(scanner.data) > 1 else 0
@@ -494,7 +496,7 @@ class _Scan:
         start, left = 8 + wide + length, piece.region.size - 8 - wide - length
         if left > 0:
             header = piece.region.read(8 + wide, min(length, _MAX_HEADER))
-            sure = _OBJECTS.search(header) is not None
+            sure = _may_hold_objects(piece.region)
             if sure or not _PLAIN_ARRAY.fullmatch(header):
                 region = piece.region.part(start, left)
                 self.pieces.append(piece._replace(region=region, where=f"{piece.where}, its objects", sure=sure))
@@ -760,6 +762,14 @@ def _next(region: _Region, at: int) -> int:
     return -1
 
 
+def _may_hold_objects(region: _Region) -> bool:
+    """Whether numpy may unpickle what follows the header of an array; it accepts headers that statecli refuses."""
+    try:
+        return _npy.header(lambda size: region.read(0, min(size, region.size))).element.has_objects
+    except UnreadableError:
+        return True
+
+
 def _may_be_pickle(name: str, head: bytes, size: int) -> bool:
     """Whether a record of `size` bytes that begins with `head` is looked at: it is small, or begins like a pickle."""
     small = size <= _FIRST_WINDOW and not _STORAGE.search(name)
@@ -804,6 +814,6 @@ def _inflated(region: _Region) -> tuple[_Region, str | None]:
 def _is_harmless(scanner: Scanner, unread: MalformedError | None) -> bool:
     """Whether what begins like a pickle imports nothing, or breaks off and only looks as if it did: text, or floats."""
     plain = any(_PLAIN.match(one.module) and _PLAIN.match(one.name) for one in scanner.globals.values())
-    meant = unread is None or scanner.data[:1] == b"\x80" or scanner.calls
+    meant = unread is None or scanner.data[:1] == b"\x80" or scanner.calls or not _TEXT.fullmatch(scanner.data)
     odd = isinstance(unread, (OverBudget, MisframedPickle, TruncatedFrame))
     return not odd and not (scanner.globals and plain and meant)

@@ -1,0 +1,157 @@
+"""Lines of protocol 0 that an unpickler accepts hide no call, wherever the pickle is.
+
+Each pickle runs `touch` when it is loaded: the oracle loads it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from statecli.auditing.run import Request, audit
+from statecli.formats._names import Scanner
+from statecli.formats._pickle import Machine
+
+CALL = b"0cposix\nsystem\n(S'touch PWNED'\ntR."
+# What the line is -> opcodes that push one value.
+LINES = {
+    "a float with a NUL": b"F1\0\n",
+    "a float with a NUL and other text": b"F-1e3\0other\n",
+    "an integer with a NUL": b"I1\0other\n",
+    "an integer of NULs": b"I\0\0\n",
+    "an octal integer": b"I0777\n",
+    "a long with a NUL": b"L1\0other\n",
+    "a hexadecimal long": b"L0xffL\n",
+    "a memo entry with a NUL": b"Np1\0other\n0g1\0else\n",
+    "a memo entry with spaces": b"Np 1 \n0g+01\n",
+    "a long integer with a NUL": b"I1\0" + b"x" * 5000 + b"\n",
+}
+OBJECTS = {
+    "a field": b"[('a', '|O')]",
+    "an array of a type": b"('|O', (1,))",
+    "fields inside a field": b"[('a', [('b', '|O')])]",
+    "a list in text": b"'i4,O'",
+}
+LOAD = "import pickle; pickle.load(open('x', 'rb'))"
+LOAD_IN_PYTHON = "import pickle; pickle._Unpickler(open('x', 'rb')).load()"
+LOAD_ARRAY = "import numpy; numpy.load('x', allow_pickle=True)"
+
+
+def limit() -> None:
+    """Leave 4 GiB of memory and five seconds to a process."""
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+
+
+def load(program, data, folder):
+    """Load the bytes in another process; whether they ran their command."""
+    (folder / "x").write_bytes(data)
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, preexec_fn=limit, capture_output=True, check=False, timeout=30
+    )
+    return (folder / "PWNED").exists()
+
+
+def array(descr, pickle):
+    """A numpy file whose elements are the pickle."""
+    header = b"{'descr': " + descr + b", 'fortran_order': False, 'shape': (1,), }\n"
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + pickle
+
+
+def rules_of(path):
+    """The rules that report an error of the file."""
+    return {finding.rule for target in audit(Request([str(path)])).targets for finding in target.findings}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_number_line_hides_no_call_of_a_bare_pickle(name, tmp_path):
+    """The C unpickler reads numbers to the first NUL."""
+    assert load(LOAD, LINES[name] + CALL, tmp_path)
+    assert "unsafe-global" in rules_of(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["a float with a NUL", "an integer of NULs", "a memo entry with a NUL"])
+def test_a_number_line_hides_no_call_in_a_folder_or_an_archive(name, tmp_path):
+    """The walk over a folder, and records that no suffix names a pickle, are scanned alike."""
+    (tmp_path / "vocab.bin").write_bytes(LINES[name] + CALL)
+    assert "unsafe-global" in rules_of(tmp_path)
+    (tmp_path / "vocab.bin").unlink()
+    with zipfile.ZipFile(tmp_path / "model.npz", "w") as archive:
+        archive.writestr("vocab", LINES[name] + CALL)
+    assert "unsafe-global" in rules_of(tmp_path / "model.npz")
+
+
+@pytest.mark.parametrize("descr", OBJECTS)
+def test_an_array_whose_fields_are_objects_hides_no_call(descr, tmp_path):
+    """numpy unpickles every type that holds objects, so a line that no unpickler accepts is unscanned."""
+    data = array(OBJECTS[descr], b"F1\0\n" + CALL)
+    assert load(LOAD_ARRAY, data, tmp_path)
+    assert "unsafe-global" in rules_of(tmp_path / "x")
+    (tmp_path / "x").write_bytes(array(OBJECTS[descr], b"Fno\n" + CALL))
+    assert "unscanned-pickle" in rules_of(tmp_path / "x")
+
+
+def test_a_name_without_its_newline_is_reported(tmp_path):
+    """The unpickler in Python, which joblib uses, takes the last line without a newline."""
+    data = b"(S'touch PWNED'\niposix\nsystemX"
+    assert load(LOAD_IN_PYTHON, data, tmp_path)
+    assert "unsafe-global" in rules_of(tmp_path / "x")
+
+
+def test_bytes_that_import_a_name_and_break_off_are_reported(tmp_path):
+    """The import runs the module; a list of words that begins alike is text."""
+    (tmp_path / "evil.py").write_text("open('PWNED', 'w')")
+    data = b"cevil\nname\n\0"
+    assert load("import sys; sys.path.insert(0, ''); " + LOAD, data, tmp_path)
+    assert {"unsafe-global", "unscanned-pickle"} & rules_of(tmp_path / "x")
+    (tmp_path / "x").write_bytes(b"cat\ndog\nhorse\n")
+    assert not rules_of(tmp_path / "x")
+
+
+HASHES = b"}N" + b"".join(b"q" + bytes([n]) + b"0h" + bytes([n]) + b"h" + bytes([n]) + b"\x86" for n in range(60))
+BOMBS = {
+    "a memo entry": b"]r\xff\xff\xff\x7f.",
+    "a memo entry in a line": b"(I1\nlp2000000000\n.",
+    "a key that nests": HASHES + b"K\1s.",
+    "a key that nests, in text": b"(dN" + b"".join(b"p%d\n0(g%d\ng%d\nt" % (n, n, n) for n in range(60)) + b"I1\ns.",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_of_protocol_0_is_reported(name, tmp_path):
+    """The pickle names nothing and does not begin with PROTO; what follows it changes nothing."""
+    oracle = f"import pickle\ntry: pickle.loads({BOMBS[name]!r})\nexcept MemoryError: open('PWNED', 'w')"
+    process = subprocess.run(
+        [sys.executable, "-c", oracle],
+        cwd=tmp_path,
+        preexec_fn=limit_time,
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert process.returncode < 0 or (tmp_path / "PWNED").exists()
+    for rest in (b"", b"other"):
+        (tmp_path / "vocab.bin").write_bytes(BOMBS[name] + rest)
+        assert "allocation-bomb" in rules_of(tmp_path)
+
+
+def limit_time() -> None:
+    """Leave 4 GiB of memory and one second to a process."""
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
+
+
+def test_an_integer_with_a_leading_zero_is_octal():
+    """The C unpickler reads INT with strtol: a shape of 0100 has 64 elements, not 100."""
+    line = b"I010000000000\n."
+    assert Machine(line, "data.pkl", fast=True, module_ids=False).c_integer(line[1:-2], 1) == pickle.loads(line)
+    for data in (line, b"I-017\n.", b"I 07\n.", b"I010\0z\n."):
+        scanner = Scanner(data, "data.pkl")
+        scanner.run(0)
+        assert scanner.root == pickle.loads(data)
