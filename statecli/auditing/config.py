@@ -167,12 +167,12 @@ def _table(path: str) -> Mapping[str, Any] | None:
 
 
 def _shown(value: Any) -> Any:
-    """The same with the names of URLs that may be shown; keys are globs of targets."""
+    """Return the value without credentials of URLs, also of URLs inside a text; keys are globs of targets."""
     if isinstance(value, dict):
         return {_shown(key): _shown(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_shown(one) for one in value]
-    return files.shown(value) if isinstance(value, str) and files.is_remote(value) else value
+    return files.harmless(files.shown(value)) if isinstance(value, str) else value
 
 
 def _checked(table: Mapping[str, Any], path: str) -> Loaded:

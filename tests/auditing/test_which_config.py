@@ -125,3 +125,14 @@ def test_the_verdict_counts_rules_that_the_line_leaves_out(statecli, project):
     """`clean` of one rule is not `clean`."""
     assert "1 rule ran, " in (out := statecli("audit", "a.pt", "--select", "case-collision").out)
     assert " disabled" in out
+
+
+@pytest.mark.parametrize(
+    "glob", ["https://me:hunter2@a.example/*", "*://me:hunter2@a.example/*", "https:/me:hunter2@a/*"]
+)
+def test_no_output_shows_a_password_of_a_glob(statecli, project, glob):
+    """Neither the verdict's configuration, nor a note, nor the keys in force."""
+    Path("statecli.toml").write_text(f'[per-target-ignore."{glob}"]\nrules = ["nan"]\nreason = "see {glob}"\n')
+    audited, in_force = statecli("audit", "a.pt", "-f", "json"), statecli("config")
+    assert audited.json["configuration"]["weakened"]
+    assert "hunter2" not in audited.out + audited.err + in_force.out + in_force.err
