@@ -59,6 +59,8 @@ def unused_bytes(subject: Subject) -> Iterator[Found]:
     """
     help = "save it again with torch.save, which writes only what is used"
     yield from _odd(subject, help, "prefixed", "gap", "unused-storages", "unused-records")
+    if subject.state.format != "npz":  # numpy distinguishes the case of names, torch reads the last of such records
+        yield from _odd(subject, help, "case-only-names")
 
 
 def _mappable(subject: Subject) -> str | None:

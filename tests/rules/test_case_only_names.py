@@ -1,0 +1,46 @@
+"""Records of one name in upper and lower case: torch reads the last of them, numpy distinguishes them."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from statecli.auditing.run import Request, audit
+
+
+def rules_of(path):
+    """The rules that report something of the file."""
+    return {finding.rule for target in audit(Request((str(path),))).targets for finding in target.findings}
+
+
+def with_upper_case(data, suffix):
+    """The archive with one more record, whose name differs in case only."""
+    buffer = io.BytesIO(data)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        name = next(name for name in archive.namelist() if name.endswith(suffix))
+        folder, _, last = name.rpartition("/")
+        archive.writestr(f"{folder}/{last.upper()}", archive.read(name))
+    return buffer.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["torch.save", "TorchScript"])
+def test_a_second_record_in_another_case_is_reported(name, tmp_path):
+    """torch looks names up without regard to case, so statecli shows another record than torch reads."""
+    buffer = io.BytesIO()
+    if name == "TorchScript":
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), buffer)
+    else:
+        torch.save({"w": torch.ones(2)}, buffer)
+    (tmp_path / "m.pt").write_bytes(with_upper_case(buffer.getvalue(), "/data.pkl"))
+    assert "unused-bytes" in rules_of(tmp_path / "m.pt")
+
+
+def test_arrays_named_in_both_cases_are_ordinary(tmp_path):
+    """numpy reads both."""
+    np.savez(tmp_path / "m.npz", w=np.ones(2, np.float32), W=np.zeros(3, np.float32))
+    assert "unused-bytes" not in rules_of(tmp_path / "m.npz")
