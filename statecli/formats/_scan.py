@@ -554,6 +554,7 @@ class _Scan:
         self._inflating(piece, archive)
         use_of = uses_of(archive)
         compiled: dict[str, list[_Piece]] = {}
+        modules: list[_Piece] = []
         for record in archive.records.values():
             use = use_of(record)
             name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
@@ -562,8 +563,13 @@ class _Scan:
                 region = piece.region.part(record.data_offset, record.compressed_size)
                 folder = _COMPILED_FOLDER.match(name)
                 compiled.setdefault(folder[0] if folder else name, []).append(_Piece(region, name, piece.depth))
+            if use is Use.MODULE:
+                region = piece.region.part(record.data_offset, record.compressed_size)
+                modules.append(_Piece(region, name, piece.depth))
         for folder_name, pieces in compiled.items():
             self._compiled(folder_name, pieces)
+        if modules:
+            self._modules(modules)
 
     def _inflating(self, piece: _Piece, archive: Archive) -> None:
         """Report compressed records that inflate to far more than other data does."""
@@ -627,6 +633,19 @@ class _Scan:
         digest = self._digest([piece.region for piece in pieces])
         code = ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer="loading it", digest=digest)
         self._add(code)
+
+    def _modules(self, pieces: list[_Piece]) -> None:
+        """Python files of torch.package, which shadow any module that a pickle of the archive names."""
+        first = pieces[0]
+        name = Mention(
+            first.where.removesuffix(".py"),
+            "py",
+            0,
+            called=True,
+            misuse="torch.package runs as Python code",
+        )
+        exact, digest = first.region.base is not None, self._digest([piece.region for piece in pieces])
+        self._add(ScannedPickle(first.where, first.region.span, (name,), exact=exact, doer="loading it", digest=digest))
 
     def _calls(self, region: _Region, where: str, found: Iterable[_script_code.Call]) -> None:
         digest = self._digest([region])

@@ -128,6 +128,21 @@ def idle_of(pickle: Pickle, storages: Mapping[str, ByteRange], folder: str = "da
         yield Oddity("unused-storages", message, place=Place(first.path, first.offset, first.length))
 
 
+def unused_of(archive: Archive, *known: str) -> Iterator[Oddity]:
+    """Records with bytes that a loader does not know: `known` are names in the archive's folder, or folders with /."""
+    prefix = f"{archive.folder}/"
+    names = {prefix + name for name in known}
+    folders = tuple(name for name in names if name.endswith("/"))
+    records = (record for name, record in archive.records.items() if name not in names)
+    unused = [record for record in records if record.size and not record.name.startswith(folders)]
+    if unused:
+        shown = _shown.names([record.name.removeprefix(prefix) for record in unused])
+        size = sum(record.compressed_size for record in unused)
+        place = Place(archive.path, unused[0].data_offset, unused[0].compressed_size)
+        message = f"{size} bytes are of records that torch does not know: {shown}"
+        yield Oddity("unused-records", message, place=place)
+
+
 def gaps_of(archive: Archive) -> Iterator[Oddity]:
     """Bytes between the records that are more than padding."""
     if not archive.spaces:

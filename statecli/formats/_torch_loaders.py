@@ -2,9 +2,10 @@
 
 `torch.export.load` unpickles every record below `data/` that a configuration does not declare as a plain storage, and
 loads every record below `models/` as a program, whatever its name is. The loader of AOTInductor extracts everything
-below `data/aotinductor` and `data/constants`, and compiles or opens what it finds there. Names are compared without
-case, because torch's zip reader finds a record so, and up to a NUL, because it takes them as C strings.
-Sources: torch/export/pt2_archive/_package.py, torch/export/__init__.py (`load`) and
+below `data/aotinductor` and `data/constants`, and compiles or opens what it finds there. torch.package imports any
+Python file and unpickles any record of an archive that lists external modules, whatever else the archive is. Names are
+compared without case, because torch's zip reader finds a record so, and up to a NUL, because it takes C strings.
+Sources: torch/export/pt2_archive/_package.py, torch/export/__init__.py (`load`), torch/package/package_importer.py and
 torch/csrc/inductor/aoti_package/model_package_loader.cpp of torch 2.13; torch/csrc/jit/serialization/import.cpp.
 """
 
@@ -41,6 +42,8 @@ class Use(Enum):
     OLD_SCRIPT = auto()
     #: Extracted, compiled and opened as a library by AOTInductor.
     COMPILED = auto()
+    #: Python that torch.package runs when anything of the archive imports it.
+    MODULE = auto()
     #: No loader is known to open it.
     OTHER = auto()
 
@@ -58,6 +61,11 @@ _BESIDE_COMPILED = "data/constants"
 #: What the loader of AOTInductor compiles, links or opens, by the suffix.
 _MACHINE_CODE = re.compile(r"\.(?:so|dll|dylib|pyd|cpp|o|obj)\Z")
 _SCRIPT = re.compile(r"(?:\.data/ts_code/(?:[^/]+/)?)?code/.+\.py", re.DOTALL)
+#: What torch.export.load unpickles before it looks at a configuration.
+_ALL_TENSORS = re.compile(r"data/(?:weights|constants)/.*\.pt", re.DOTALL)
+#: PackageImporter takes any archive that has this record, and never a module or an object from below `.data/`.
+_PACKAGE = ".data/extern_modules"
+_NOT_PACKAGED = ".data/"
 #: Constants whose names begin so hold storages; the others are objects.
 _TENSOR_CONSTANT = "tensor_"
 
@@ -68,6 +76,7 @@ def uses_of(archive: Archive) -> Callable[[Record], Use]:
     names = {name: _key(name).removeprefix(folder) for name in archive.records}
     exported = _FORMAT in names.values()
     compiled = any(name.startswith(_COMPILED) for name in names.values())
+    packaged = _PACKAGE in names.values()
     declared = _declared(archive, names) if exported else _Declared(set(), set())
 
     def use_of(record: Record) -> Use:
@@ -76,7 +85,12 @@ def uses_of(archive: Archive) -> Callable[[Record], Use]:
             return Use.COMPILED
         if name == _OLD_PROGRAM or (exported and name.startswith(_PROGRAMS)):
             return Use.PROGRAM
+        if packaged and not name.startswith(_NOT_PACKAGED):
+            read_otherwise = _use_of_script(name) in (Use.BYTECODE, Use.OLD_SCRIPT)
+            return Use.MODULE if name.endswith(".py") else _use_of_script(name) if read_otherwise else Use.PICKLE
         if declared is None or name in declared.objects or _OLD_PAYLOAD.fullmatch(name):
+            return Use.PICKLE
+        if exported and _ALL_TENSORS.fullmatch(name):
             return Use.PICKLE
         if exported and _PAYLOAD.fullmatch(name) and not _CONFIG.fullmatch(name):
             return Use.STORAGE if name in declared.storages else Use.PICKLE

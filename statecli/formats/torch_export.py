@@ -25,7 +25,15 @@ from statecli.formats._pickle import Global, Obj, Persistent
 from statecli.formats._reading import MAX_ROWS, Reading, Row, damaged, row_of
 from statecli.formats._source import Source
 from statecli.formats._tensors import Decoder, Tensor
-from statecli.formats._torch_archive import check_folder, check_version, gaps_of, record_of, storages_of, word_of
+from statecli.formats._torch_archive import (
+    check_folder,
+    check_version,
+    gaps_of,
+    record_of,
+    storages_of,
+    unused_of,
+    word_of,
+)
 from statecli.formats._torch_objects import info_of, name_globals
 from statecli.formats._zip import STORED, Archive, Record, mentions
 from statecli.state import Evidence, Kind, ModelState, Oddity, Scalar, Settings, StateDict, TensorInfo
@@ -63,6 +71,11 @@ DTYPES: dict[int, str] = {
 #: The major schema that torch 2.13 writes. Majors are told apart since torch 2.2; torch loads 0 and its own.
 SCHEMA_VERSION = 8
 _STRIDED = 7
+#: What torch writes into such an archive, in one version or another.
+_RECORDS = (
+    *("archive_format", "archive_version", "version", "byteorder", ".format_version", ".storage_alignment"),
+    *(".data/version", ".data/serialization_id", "data/", "models/", "extra/", "xl_model_weights/"),
+)
 _FOLDERS = ("weights", "constants")
 _OLD = "serialized_exported_program.json"
 _COMPILED = "data/aotinductor/"
@@ -193,6 +206,7 @@ class _Reader:
                     self._configured(model, folder, found)
             self._program(model, self._json(f"{prefix}{model}.json"), found, beside=len(models) > 1)
         self._compiled()
+        self.oddities.extend(unused_of(self.archive, *_RECORDS))
 
     def _check_programs(self, models: list[str]) -> None:
         """MalformedError where weights or constants are of a program that is not there."""

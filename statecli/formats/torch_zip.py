@@ -24,10 +24,11 @@ from statecli.formats._torch_archive import (
     prefetch,
     record_of,
     storages_of,
+    unused_of,
 )
 from statecli.formats._torch_objects import state_of
 from statecli.formats._zip import Archive
-from statecli.state import ByteRange, ModelState, Oddity, Place, TensorData
+from statecli.state import ByteRange, ModelState, Oddity, TensorData
 
 NAME = "torch-zip"
 
@@ -100,17 +101,5 @@ def _check_kind(archive: Archive) -> None:
 def _unused(archive: Archive, pickle: Pickle, storages: dict[str, ByteRange]) -> Iterator[Oddity]:
     """Bytes of the archive that loading it never looks at: storages, other records, what lies between records."""
     yield from idle_of(pickle, storages)
-    yield from _strangers(archive)
+    yield from unused_of(archive, *_RECORDS, "data/")
     yield from gaps_of(archive)
-
-
-def _strangers(archive: Archive) -> Iterator[Oddity]:
-    prefix = f"{archive.folder}/"
-    known = {prefix + name for name in _RECORDS}
-    records = (one for name, one in archive.records.items() if name not in known)
-    others = [one for one in records if one.size and not one.name.startswith(f"{prefix}data/")]
-    if others:
-        shown = _shown.names([one.name.removeprefix(prefix) for one in others])
-        message = f"{sum(one.compressed_size for one in others)} bytes are of records that torch does not know: {shown}"
-        first = others[0]
-        yield Oddity("unused-records", message, place=Place(archive.path, first.data_offset, first.compressed_size))

@@ -31,6 +31,7 @@ from statecli.formats._torch_archive import (
     prefetch,
     record_of,
     storages_of,
+    unused_of,
 )
 from statecli.formats._torch_objects import info_of, state_of
 from statecli.formats._zip import Archive, mentions
@@ -41,6 +42,12 @@ NAME = "torchscript"
 #: The section of the tensors that the code names, and what is said of each.
 CONSTANTS = "constants"
 _NOTE = "a constant of the code"
+#: What torch writes into such an archive, in one version or another.
+_RECORDS = (
+    *("data.pkl", "constants.pkl", "bytecode.pkl", "mobile_debug_handles.pkl", "traced_inputs.pkl", "version"),
+    *("byteorder", ".format_version", ".storage_alignment", ".data/version", ".data/serialization_id"),
+    *("data/", "constants/", "code/", "bytecode/", "traced_inputs/", "extra/"),
+)
 #: Bytes of class texts that are read.
 MAX_CODE = 64 * 2**20
 #: Where classes live that C++ defines, which have no text: quantized layers keep their packed weights in one.
@@ -71,7 +78,13 @@ def read(path: str, section: str | None = None) -> ModelState:
         module, constants = _part(archive, "data"), _part(archive, CONSTANTS)
         root = _Modules(archive).converted(module.pickle.root)
         told = _code(archive)
-        oddities = [*archive.oddities, *module.idle(), *constants.idle(), *gaps_of(archive)]
+        oddities = [
+            *archive.oddities,
+            *module.idle(),
+            *constants.idle(),
+            *gaps_of(archive),
+            *unused_of(archive, *_RECORDS),
+        ]
     pickle = replace(module.pickle, root=root, globals=_names(module.pickle) + _names(constants.pickle))
     dtypes = SCRIPT_STORAGE_DTYPES
     state = state_of(

@@ -955,3 +955,84 @@ def test_an_unreadable_archive_in_it_names_itself(parts, tmp_path):
     with pytest.raises(UnreadableError) as refused:
         read(path)
     assert len(str(refused.value).splitlines()) == 1
+
+
+# --- torch.package ---------------------------------------------------------------------------------------------------
+
+
+def _packaged(mark: Path) -> dict[str, bytes]:
+    """Records of a torch.package whose pickle names only an OrderedDict, which a module of the package defines."""
+    code = f"import os\nos.system('touch {mark}')\nclass OrderedDict(dict): pass\n"
+    out = io.BytesIO()
+    with torch.package.PackageExporter(out) as exporter:
+        exporter.extern("torch.**")
+        exporter.save_source_string("collections", code)
+        exporter.save_pickle("m", "model.pkl", {"w": torch.ones(2)})
+    reader = torch._C.PyTorchFileReader(io.BytesIO(out.getvalue()))
+    names = [name for name in reader.get_all_records() if "version" not in name and "serialization_id" not in name]
+    return {name: reader.get_record(name) for name in names}
+
+
+@pytest.mark.parametrize(
+    "renamed", [(), ("collections.py", "COLLECTIONS.py"), (".data/extern_modules", ".DATA/extern_MODULES")]
+)
+@pytest.mark.parametrize("kind", ["export", "script", "save"])
+def test_a_package_in_another_archive_is_found(kind, renamed, parts, tmp_path):
+    """PackageImporter runs the Python files of any archive of torch's that lists external modules."""
+    mark = tmp_path / "ran"
+    buffer = io.BytesIO()
+    if kind == "script":
+        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), buffer)
+    elif kind == "save":
+        torch.save({"w": torch.ones(2)}, buffer)
+    own = parts
+    if kind != "export":
+        reader = torch._C.PyTorchFileReader(io.BytesIO(buffer.getvalue()))
+        own = {name: reader.get_record(name) for name in reader.get_all_records()}
+    packaged = {renamed[1] if name in renamed else name: data for name, data in _packaged(mark).items()}
+    path = built(tmp_path / "y.pt2", {**packaged, **own})
+    done = run("audit", path, "-f", "json")
+    assert "unsafe-global" in {one["rule"] for one in json.loads(done.stdout)["findings"]}
+    assert done.returncode != 0
+    assert not mark.exists()
+    if "COLLECTIONS.py" not in renamed:
+        torch.package.PackageImporter(str(path)).load_pickle("m", "model.pkl")
+        assert mark.exists()
+
+
+def test_any_record_of_a_package_may_be_a_pickle(parts, tmp_path):
+    """PackageImporter.load_pickle takes a name."""
+    mark = tmp_path / "ran"
+    pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")
+    path = built(tmp_path / "y.pt2", {**parts, ".data/extern_modules": b"posix\nos\n", "m/notes": pickle})
+    assert "unsafe-global" in {rule for rule, _ in findings(path)}
+    torch.package.PackageImporter(str(path)).load_pickle("m", "notes")
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("kind", ["export", "script"])
+def test_a_record_that_torch_does_not_know_is_reported(kind, parts, tmp_path):
+    """As in an archive of torch.save."""
+    own = parts
+    if kind == "script":
+        buffer = io.BytesIO()
+        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), buffer)
+        reader = torch._C.PyTorchFileReader(io.BytesIO(buffer.getvalue()))
+        own = {name: reader.get_record(name) for name in reader.get_all_records()}
+    path = built(tmp_path / "y.pt2", {**own, "notes/x": b"abc" * 9})
+    state = read(path)
+    assert [(one.name, one.message) for one in state.oddities] == [
+        ("unused-records", "27 bytes are of records that torch does not know: notes/x")
+    ]
+
+
+def test_tensors_in_one_record_are_unpickled_although_a_configuration_has_them(parts, tmp_path):
+    """torch.export.load takes data/weights/model.pt before it looks at a configuration."""
+    mark = tmp_path / "ran"
+    config = json.loads(parts[CONFIG])
+    first = next(iter(config["config"].values()))
+    config["config"]["x"] = {**first, "path_name": "model.pt"}
+    pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")
+    _loads_and_is_found(
+        built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config), "data/weights/model.pt": pickle}), mark
+    )
