@@ -82,6 +82,10 @@ def main() -> None:
     except KeyboardInterrupt:
         _end(130)
     except SystemExit as done:
+        from statecli.verdict import Verdict
+
+        if not isinstance(done, Verdict):
+            raise SystemExit(2) from done
         if done.code == 130:
             _end(130)
         raise

@@ -17,6 +17,7 @@ from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.report.documents import DOCUMENTS
 from statecli.state import Kind
+from statecli.verdict import Verdict
 
 app = typer.Typer(
     name="statecli",
@@ -482,7 +483,12 @@ def run() -> int:
     before = sys.stdout
     try:
         code = app(prog_name="statecli", standalone_mode=False)
+    except Verdict as done:
+        return done.code
     except SystemExit as done:
+        # Typer exits only before a command runs (help), and where a pipe is closed; model code may raise it later.
+        if "statecli.modules.build" in sys.modules:
+            raise
         # Typer ends a closed pipe with 1 and puts a wrapper in the place of stdout; it is no finding.
         if done.code == 1 and sys.stdout is not before:
             sys.stdout = before

@@ -31,6 +31,7 @@ from statecli.report import View, documents, fold, inspecting
 from statecli.report.text import plural
 from statecli.state import ModelState
 from statecli.target import spec_of
+from statecli.verdict import Verdict
 
 #: Lines on stderr of tensors that could not be read or compared; the result has each.
 TOLD = 20
@@ -400,7 +401,9 @@ def leave(run: Callable[[], int], debug: bool) -> NoReturn:
         code = console.system_error(error, debug)
     except MemoryError:
         code = console.complain("there is not enough memory; nothing was concluded", debug)
+    except SystemExit as done:
+        code = console.complain(f"model code raised SystemExit({done.code!r}); nothing was concluded", debug)
     except Exception as error:  # noqa: BLE001  # a bug of ours is told in one line and ends 2
         code = console.crash(error, debug)
     console.settle_errors()
-    raise SystemExit(130 if interrupts.came else code)
+    raise Verdict(130 if interrupts.came else code)

@@ -29,6 +29,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, NoReturn, Protocol
 
+from statecli.verdict import Verdict
+
 #: Seconds that a child has to end after its verdict: exit handlers, threads and processes of the model.
 END_TIMEOUT_S = 2.0
 #: Seconds between the interrupt of a child and its end by SIGKILL.
@@ -159,8 +161,10 @@ def _run_child(command: Callable[[], None], pipe: int, mark: bytes, parent: int)
     code = 2
     try:
         command()
-    except SystemExit as done:
-        code = done.code if isinstance(done.code, int) else 2
+    except Verdict as done:
+        code = done.code
+    except SystemExit:  # of the model's code, which ends nothing but itself
+        pass
     try:
         child.conclude(code)
     except OSError:  # the model's code has closed the pipe
@@ -249,6 +253,8 @@ class _Watch:
             self._read(left)
         if not self._signals and not self._ended():
             self._interrupt()
+        if self._group:  # processes that the model's code has left
+            _send_signal(os.killpg, self._pid)
         return self._end_after_signal(self._signals[0]) if self._signals else code
 
     # what comes from the child

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 PROGRAM = """
 import atexit, ctypes, os, posix, signal, subprocess, sys, threading, time
 from statecli import console, supervisor
+from statecli.verdict import Verdict
 def overwrite():
     for n in range(3, 30):
         try:
@@ -41,7 +42,7 @@ def command():
     console.out().text("result\\n")
     console.complain("a note", debug=False)
     {late}
-    raise SystemExit(1)
+    raise Verdict(1)
 raise SystemExit(supervisor.run(command))
 """
 #: A class that `--to meta` fails.
@@ -347,3 +348,30 @@ def test_lines_without_code_are_not_supervised():
     assert not names_model_code(["audit", "models", "https://host/a.pt", "s3://bucket/a.pt", "-f", "json", "-x", "*.b"])
     assert names_model_code(["audit", "a.pt", "--model", "auto"])
     assert names_model_code(["audit", "a.pt", "--model=auto"])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "signal.signal(signal.SIGALRM, lambda *_: sys.exit(0)); signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)",
+        "sys.settrace(lambda frame, event, value: sys.exit(0) if 'report' in frame.f_code.co_filename else None)",
+        "sys.setprofile(lambda frame, event, value: sys.exit(0) if 'report' in frame.f_code.co_filename else None)",
+    ],
+    ids=["signal", "trace", "profile"],
+)
+def test_a_system_exit_that_model_code_raises_is_no_verdict(code, tmp_path, monkeypatch):
+    """A watchdog that fires while statecli writes its report: exit code 2 and one line."""
+    monkeypatch.chdir(tmp_path)
+    code_, out, err = inspected("--to", "meta", constructor=f"import sys; {code}")
+    assert code_ == 2
+    assert out == ""
+    assert "nothing was concluded" in err
+
+
+def test_processes_that_a_model_leaves_end_with_the_command(tmp_path):
+    """They would go on with the command, and start more of them."""
+    mark = tmp_path / "alive"
+    code = f"os.fork() or (time.sleep(4), open({str(mark)!r}, 'w'), os._exit(0))"
+    assert finish(supervised(code))[0] == 1
+    time.sleep(4.5)
+    assert not mark.exists()

@@ -102,12 +102,17 @@ def companion_digests(text: str, algorithm: Algorithm) -> dict[str, str] | None:
 def companion_files(folder: str) -> list[str]:
     """Return the files of the folder that change the model, also in subfolders that hold no weights of their own."""
     found: list[str] = []
+    seen: set[str] = set()
     pending = [("", 0)]
     while pending:
         inner, depth = pending.pop()
         if depth > MAX_DEPTH:
             raise UnreadableError(f"{folder}: {inner} is nested deeper than {MAX_DEPTH} folders: lock it by itself")
-        names = files.names(files.join(folder, inner) if inner else folder)
+        here = files.join(folder, inner) if inner else folder
+        if files.real(here) in seen:  # a link to a folder that was read
+            continue
+        seen.add(files.real(here))
+        names = files.names(here)
         if inner and any(map(_is_weights, names)):
             continue
         for name in names:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from statecli.auditing.run import Request, audit
 from statecli.finding import Severity
-from statecli.locking import file, making
+from statecli.locking import companions, file, making
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-06, "rope_scaling": {"factor": 2}}
 FILES = {
@@ -225,3 +225,14 @@ def test_the_program_of_an_archive_is_locked(tmp_path):
     torch.jit.trace(Activated(torch.nn.Tanh()), example).save(tmp_path / "a.pt")
     torch.export.save(torch.export.export(Activated(torch.nn.Tanh()), example), tmp_path / "a.pt2")
     assert all(mismatches(held(tmp_path / name, locks[name], tmp_path / "l.json")) for name in locks)
+
+
+def test_links_between_folders_are_followed_once(folder, tmp_path):
+    """Sixty links to the folder that they lie in are no 60 to the power of 16 folders."""
+    (folder / "code").mkdir()
+    (folder / "code" / "own.py").write_text("x")
+    for number in range(60):
+        (folder / "code" / f"l{number}").symlink_to(".")
+    names = companions.companion_files(str(folder))
+    assert names.count("code/own.py") == 1
+    assert len(names) < 10
