@@ -16,19 +16,30 @@ from typing import NamedTuple
 
 from statecli.formats._steps import Budget, Steps
 
-#: Namespaces of operators that come with torch, torchvision and torchaudio.
+#: Namespaces of operators of torch, torchvision and torchaudio that saved programs call.
 _SHIPPED = frozenset(
     re.findall(
         r"\w+",
         """
         aten prim prims quantized _quantized quantized_decomposed quantization sparse mkl mkldnn mkldnn_prepacked onednn
-        onnx xnnpack prepacked metal metal_prepacked vulkan vulkan_prepacked vulkan_quantized _nnapi static_runtime
-        symm_mem c10d _c10d_functional _c10d_functional_autograd profiler inductor inductor_prims rngprims debugprims
-        export _dtensor fsdp higher_order debug_mode_ops streams tensorexpr cuda mtia rnn _native _test torchvision
-        image video_reader torchaudio onnx_symbolic c10d_functional flex_lib _inductor_test
+        onnx xnnpack prepacked metal metal_prepacked vulkan vulkan_prepacked vulkan_quantized _nnapi c10d
+        _c10d_functional _c10d_functional_autograd profiler rngprims export _dtensor fsdp higher_order streams cuda mtia
+        rnn torchvision image video_reader torchaudio onnx_symbolic c10d_functional flex_lib
         """,
     )
 )
+#: Namespaces of operators that torch's compilers, runtimes and tests call, and that no saved program needs: some of
+#: them take offsets or lengths that they do not check.
+_INTERNAL = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        inductor inductor_prims _inductor_test symm_mem static_runtime tensorexpr debugprims debug_mode_ops _native
+        _test
+        """,
+    )
+)
+_INTERNAL_HARM = "is internal to torch, and may read and write memory outside of tensors"
 #: Namespaces of classes written in C++ that archives of torch's own keep their packed weights in.
 _PACKED = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
 _CLASSES = ("__torch__", "torch", "classes")
@@ -39,7 +50,9 @@ _HARM = {
     "prim::PythonOp": "calls Python",
     "prim::IgnoredPythonOp": "calls Python",
     "debugprims::load_tensor": "reads a file",
+    "aten::_reshape_alias": "makes a view whose strides torch does not check against the memory",
 }
+_UNSAFE_SPARSE = re.compile(r"aten::_sparse_\w+_tensor_(?:unsafe|with_dims_and_tensors)")
 _TOUCHES = re.compile(r"(?:image|video_reader|torchvision|torchaudio)::\w*(?:file|load|save|video|sox_io|stream)\w*")
 _HIDES = "is given another name there, so that what is called by it cannot be told"
 #: Comments are white space, but for those of types, which are tokens.
@@ -113,11 +126,17 @@ def bytecode(data: bytes, steps: Steps) -> Iterator[Call]:
 
 def harm(operator: str) -> str | None:
     """What an operator is known for, by its qualified name."""
-    return _HARM.get(operator) or ("reads or writes a file" if _TOUCHES.fullmatch(operator) else None)
+    if operator in _HARM:
+        return _HARM[operator]
+    if operator.partition("::")[0] in _INTERNAL:
+        return _INTERNAL_HARM
+    if _UNSAFE_SPARSE.fullmatch(operator):
+        return "makes a sparse tensor whose indices torch does not check"
+    return "reads or writes a file" if _TOUCHES.fullmatch(operator) else None
 
 
 def is_shipped(operator: str) -> bool:
-    """Whether torch, torchvision or torchaudio have operators of this namespace."""
+    """Whether saved programs call operators of this namespace, which torch, torchvision or torchaudio has."""
     return operator.partition("::")[0] in _SHIPPED
 
 
