@@ -226,6 +226,7 @@ def configured(repository, monkeypatch):
     upstream = repository.parent / "upstream"
     upstream.mkdir()
     (upstream / "statecli.toml").write_text('lock = "statecli.lock.json"\n')
+    shutil.copy("statecli.lock.json", upstream)
     git = ("git", "-C", str(upstream), "-c", "user.name=a", "-c", "user.email=a@b")
     for words in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-qm", "x")):
         assert run(*git, *words).returncode == 0
@@ -264,6 +265,78 @@ def test_the_actions_configuration_can_be_named(configured, monkeypatch, config,
     Path("own.toml").write_text('lock = "statecli.lock.json"\n')
     done, _, _ = act("Audit", targets="m.safetensors", config=config)
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
+
+
+def rebase(upstream, **files):
+    """Commit these files to the base branch."""
+    for name, text in files.items():
+        (upstream / name).parent.mkdir(exist_ok=True)
+        (upstream / name).write_bytes(text)
+    git = ("git", "-C", str(upstream), "-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("add", "."), ("commit", "-qm", "y")):
+        assert run(*git, *words).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize("baseline", ["baseline.json", "./ci/baseline.json"])
+def test_a_pull_request_does_not_accept_its_own_findings(configured, monkeypatch, baseline):
+    """The baseline is the base branch's, and the checkout has its own again afterwards."""
+    empty = b'{"schema": "statecli.baseline/2", "findings": []}'
+    rebase(configured, **{"statecli.toml": f'baseline = "{baseline}"'.encode(), baseline: empty})
+    Path("evil.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    Path(baseline).parent.mkdir(exist_ok=True)
+    line = ("audit", "evil.pt", "--no-config", "--write-baseline", baseline, "--reason", "x")
+    run("statecli", *line)
+    own = Path(baseline).read_bytes()
+    assert b"unsafe-global" in own
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    done, _, _ = act("Audit", targets="evil.pt")
+    assert done.returncode != 0
+    assert "unsafe-global" in done.stdout
+    assert "0 accepted" in done.stdout or " accepted" not in done.stdout
+    assert Path(baseline).read_bytes() == own
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_pull_request_does_not_lock_its_own_weights(configured, monkeypatch):
+    """A nudged weight with a lock of its own differs from the base branch's lock."""
+    assert run("statecli", "lock", "m.safetensors", "-o", "statecli.lock.json").returncode == 0
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    done, _, _ = act("Audit", targets="m.safetensors")
+    assert (done.returncode, "lock-mismatch" in done.stdout) == (1, True), done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_pull_request_does_not_change_the_reference(configured, monkeypatch):
+    """The nudged weight is the pull request's own reference too; that of the base branch has the former weight."""
+    former = (torch.eye(3), torch.arange(3.0))
+    save_file(dict(zip(("fc.weight", "fc.bias"), former, strict=True)), configured / "m.safetensors")
+    policy = b'[policy]\nreference = "m.safetensors"\nmust-not-change = "*"\n'
+    rebase(configured, **{"statecli.toml": policy})
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    done, _, _ = act("Audit", targets="m.safetensors")
+    assert (done.returncode, "fc.bias" in done.stdout) == (1, True), done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_lock_that_the_base_branch_lacks_cannot_be_replaced_by_the_pull_request(configured, monkeypatch):
+    """The audit ends without a verdict."""
+    (configured / "statecli.lock.json").unlink()
+    rebase(configured)
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    done, outputs, _ = act("Audit", targets="m.safetensors")
+    assert (done.returncode, "exit-code=2" in outputs) == (2, True), done.stdout + done.stderr
+    assert Path("statecli.lock.json").exists()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_folder_that_a_pull_request_redirects_ends_the_audit(configured, monkeypatch):
+    """A symbolic link in the way of a named file would be followed to any folder."""
+    rebase(configured, **{"statecli.toml": b'baseline = "ci/baseline.json"'})
+    Path("ci").symlink_to("..")
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    done, outputs, _ = act("Audit", targets="m.safetensors")
+    assert (done.returncode, "symbolic link" in done.stdout, outputs) == (2, True, "sarif=\nexit-code=2\n")
 
 
 def test_gitlab_uses_the_configuration_of_the_default_branch_alone(configured):
