@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 from statecli import files, formats
 from statecli.auditing.result import Status, Target
 from statecli.errors import UnreadableError
-from statecli.formats import FORMATS, _folder, _foreign
+from statecli.formats import FORMATS, _folder, _foreign, torch_tar
 from statecli.formats._source import Source
 from statecli.scope import NotChecked
 
@@ -313,6 +313,8 @@ def _is_anybodys(path: str) -> bool:
 
 def _is_checkpoint(path: str, source: Source) -> bool:
     if any(format.sniff(path, source.head) for format in FORMATS):
+        return True
+    if not source.head.startswith(b"PK\3\4") and torch_tar.runs_pickles(source):
         return True
     # Every command imports this module; only a walk over a folder wants that one.
     from statecli.formats._scan import begins_as_pickle

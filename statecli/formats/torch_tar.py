@@ -39,6 +39,15 @@ _BEGINNINGS = tuple(f"{name}\0".encode() for name in (*WRITTEN, "././@PaxHeader"
 #: Bytes of an extended header, and headers of one archive: torch.save wrote eight.
 _MAX_EXTENDED = 8192
 _MAX_HEADERS = 1000
+#: Headers until which an archive of other files is walked.
+_MAX_WALKED = 100_000
+#: Types of headers that describe the next header, and of members without data, in tarfile.
+_EXTENDED = (b"x", b"g", b"X", b"L", b"K")
+_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
+#: Extended headers that give the next member a size, the name `storages`, or holes.
+_SIZES = re.compile(rb" size=([^\n]*)")
+_PLAIN_SIZE = re.compile(rb"\d{1,19}")
+_RENAMED = re.compile(rb"(?:\A|path=|name=)storages/*[\0\n]|\Astorages/*\Z|GNU\.sparse")
 #: Extended records that say nothing of a member's name, size or bytes.
 _HARMLESS = frozenset(["mtime", "atime", "ctime", "uid", "gid", "uname", "gname", "comment"])
 _RECORD = re.compile(rb"(\d{1,5}) ([^=\n]{1,100})=")
@@ -87,6 +96,36 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
             return header.name in WRITTEN
         at = next_header(at, header.size)
     return False
+
+
+def runs_pickles(source: Source) -> bool:
+    """Return whether torch.load may unpickle a member of this tar archive: any that tarfile names `storages`.
+
+    The walk follows tarfile and not torch.save. True where tarfile may find other members than the walk.
+    """
+    at, size_of_next = 0, None
+    for _ in range(_MAX_WALKED):
+        header = header_of(source.read(at, BLOCK)) if at + BLOCK <= source.size else None
+        if header is None:
+            return False
+        if header.size < 0 or header.type == b"S":
+            return True
+        if header.type in _EXTENDED:
+            data = source.read(at + BLOCK, min(header.size, _MAX_EXTENDED, max(source.size - at - BLOCK, 0)))
+            sizes = _SIZES.findall(data)
+            if header.size > _MAX_EXTENDED or _RENAMED.search(data) or len(sizes) > (header.type != b"g"):
+                return True
+            if not all(map(_PLAIN_SIZE.fullmatch, sizes)):
+                return True
+            size_of_next = int(sizes[0]) if sizes else size_of_next
+            at = next_header(at, header.size)
+            continue
+        if header.name.rstrip("/") == "storages" and not header.isdir():
+            return True
+        size = header.size if size_of_next is None else size_of_next
+        at = next_header(at, size if header.isreg() or header.type not in _WITHOUT_DATA else 0)
+        size_of_next = None
+    return True
 
 
 def read(path: str, section: str | None = None) -> ModelState:

@@ -282,6 +282,45 @@ def test_a_file_that_is_a_tar_too_is_not_clean_without_a_call(kind, written):
     assert [rule for rule, _ in found(path) if rule == "unscanned-pickle"]
 
 
+def hidden(evil: bytes, before: str = "") -> bytes:
+    """An archive whose first member is another file; `before` is the variation."""
+    out = io.BytesIO()
+    with tarfile.open(
+        fileobj=out, mode="w:", format=tarfile.GNU_FORMAT if before == "gnu" else tarfile.PAX_FORMAT
+    ) as archive:
+        for name, data in {"readme": b"hello", **members(storages=pickled(evil))}.items():
+            info = tarfile.TarInfo("other" if before == "path" and name == "storages" else name)
+            if name == "readme" and before == "link":
+                info.type, info.linkname, info.size = tarfile.SYMTYPE, "a", 0
+                archive.addfile(info)
+                continue
+            if before == "path" and name == "storages":
+                info.pax_headers = {"path": name}
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("before", ["", "path", "gnu", "link"])
+def test_a_tar_that_torch_unpickles_is_not_skipped_in_a_folder(before, written, tmp_path):
+    """A tar is a target by its members, not by its name or its first member."""
+    mark = tmp_path / "ran"
+    path = written(hidden(system(mark), before), "learned_embeds.bin")
+    (target,) = audit(Request((str(tmp_path),))).targets
+    assert target.status is not Status.SKIPPED
+    with contextlib.suppress(Exception):  # whatever torch makes of the rest
+        load(path)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_tar_of_other_files_is_skipped_in_a_folder(form, written, tmp_path):
+    """An archive of pictures and folders with long names is not a checkpoint."""
+    written(tarred({"readme": b"a" * 700, "storages/a.png": b"b", f"{'long/' * 40}storages.txt": b"c"}, form), "a.tar")
+    (target,) = audit(Request((str(tmp_path),))).targets
+    assert target.status is Status.SKIPPED
+
+
 def test_every_beginning_is_refused_or_read(written):
     """And no error but one of ours."""
     whole = tarred(members(), tarfile.USTAR_FORMAT)
