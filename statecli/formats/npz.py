@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 
-from statecli.errors import MalformedError, UnreadableError
+from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.formats import _npy, _shown
 from statecli.formats._source import Source
 from statecli.formats._zip import DEFLATED, Archive, Record, mentions
@@ -59,6 +59,11 @@ def _row(fqn: str, record: Record, source: Source, archive: Archive, *, verify: 
             archive.verify(record)
     except UnreadableError as error:
         why = str(error)
+        if isinstance(error, ChecksumMismatch):
+            wrong = why.partition(": checksum wrong: ")[2].partition(";")[0]
+            message = f"{_shown.name(fqn)}: its bytes are not those that were saved: checksum {wrong}"
+            place = Place(source.path, record.data_offset, record.compressed_size)
+            archive.oddities.append(Oddity(ChecksumMismatch.rule, message, fqn, place=place))
         damage = f"{source.path}: {_shown.name(fqn)}: {why}"
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
     if after and not row.damage:

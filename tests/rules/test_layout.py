@@ -295,7 +295,10 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_a_shard(found, tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 def test_checksum_mismatch_is_of_unpacked_bytes(found, tmp_path, packed):
-    """An npz records the sum of what its members inflate to; a place is of the bytes in the file."""
+    """An npz records the sum of what its members inflate to; a place is of the bytes in the file.
+
+    The sum is also over the header of the array, so that the array is not listed and its target has failed.
+    """
     path = tmp_path / "a.npz"
     (np.savez_compressed if packed else np.savez)(path, w=np.arange(5000.0))
     assert not found("checksum-mismatch", path, values=True)
@@ -303,8 +306,10 @@ def test_checksum_mismatch_is_of_unpacked_bytes(found, tmp_path, packed):
         member = archive.getinfo("w.npy")
     sum_of = member.CRC.to_bytes(4, "little")
     path.write_bytes(path.read_bytes().replace(sum_of, (member.CRC ^ 1).to_bytes(4, "little")))
-    (finding,) = found("checksum-mismatch", path, values=True)
-    assert finding.message.startswith("w: its bytes are not those that were saved: checksum recorded 0x")
+    (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=True)).targets
+    (finding,) = target.findings
+    assert (target.status, target.ran, finding.rule) == (Status.FAILED, (finding.rule,), "checksum-mismatch")
+    assert finding.message.startswith("w: its bytes are not those that were saved: checksum ")
     assert finding.place.offset + finding.place.length <= path.stat().st_size
 
 
