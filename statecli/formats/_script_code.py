@@ -4,7 +4,7 @@
 the rest runs when the module is called. Its functions can do what torch's operators do, and a few of these read and
 write files. The text is searched, not parsed: each way to such an operator begins with `torch` or `ops`, and to a class
 of C++ with `__torch__`; where one of these is given another name that is told, for torch's printer never does it.
-(Methods of values are operators whose first argument is called `self`, and none that touches a file is.)
+(Methods of values are aten operators whose first argument is called `self`. `_METHOD` is the harmful one.)
 Sources: torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h, frontend/sugared_value.cpp).
 """
 
@@ -61,7 +61,8 @@ _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
 _FOUND = re.compile(
     r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
     r"|(?P<comment>\#(?! type:)[^\n]*)"
-    rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?",
+    rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
+    r"|(?<!\w)(?P<method>_reshape_alias)\b",
     re.ASCII,
 )
 #: What is looked for behind the quotes that a string begins with: an escape, its end, the end of its line.
@@ -71,6 +72,12 @@ _STOPS = {
     '"""': re.compile(r'\\.|"""', re.DOTALL),
     "'''": re.compile(r"\\.|'''", re.DOTALL),
 }
+#: The operator of `_HARM` that values have as a method: code can call it by its name, or by getattr and strings that
+#: stand next to each other.
+_METHOD = "_reshape_alias"
+_LONGEST_JOINED = 200
+_ESCAPE = re.compile(r"\\(?:([0-7]{3})|x([0-9a-fA-F]{2})|\n)")
+_ONLY_SPACE = re.compile(_SPACE)
 _WORD = re.compile(r"\w+", re.ASCII)
 _COMMENT = re.compile(r"\#[^\n]*")
 _DEF = re.compile(r"^[^\S\n]*def (\w+)", re.MULTILINE | re.ASCII)
@@ -142,15 +149,26 @@ def is_shipped(operator: str) -> bool:
 
 def _mentions(text: str, steps: Steps) -> Iterator[tuple[str, str, int, str | None]]:
     strings, at = _Strings(text, steps), 0
+    joined, end_of_string = "", -1
     while found := _FOUND.search(text, at):
         steps.take(Budget.TEXT)
         at = strings.end(found["quote"], found.start()) if found["quote"] else found.end()
+        if found["quote"]:
+            follows = end_of_string >= 0 and _ONLY_SPACE.fullmatch(text, end_of_string, found.start())
+            part = text[found.end() : at].removesuffix(found["quote"])
+            joined, end_of_string = (joined + part if follows and len(joined) < _LONGEST_JOINED else part), at
+        if found["method"] or (found["quote"] and _ESCAPE.sub(_unescape, joined[:_LONGEST_JOINED]) == _METHOD):
+            yield "torch", _METHOD, found.start(), _HARM[f"aten::{_METHOD}"]
         names = _WORD.findall(_COMMENT.sub("", found["path"])) if found["path"] else []
         # A parameter, an attribute or an argument may have any name.
         if len(names) > 1 or (names and not found["after"]):
             told = _named(names)
             if told:
                 yield (*told[:2], found.start(), told[2])
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 8) if escape[1] else int(escape[2], 16)) if escape[1] or escape[2] else ""
 
 
 class _Strings:

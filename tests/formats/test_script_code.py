@@ -153,7 +153,10 @@ WILD = {
     "reinterpret": "t = torch.fill_(ops.inductor._reinterpret_tensor(st[0], [4], [1], 100000000000), 1)",
     "pool": "t = torch.sum(ops.inductor._alloc_from_pool(st[0], 100000000000, 6, [4], [1]))",
     "strides": "t = torch.sum(torch._reshape_alias(st[0], [4], [100000000000]))",
-    "sparse": "t = torch.to_dense(torch._sparse_coo_tensor_unsafe(torch.full([1, 1], 100000000000), st[0], [4]))",
+    "method": "t = torch.sum((st[0])._reshape_alias([4], [100000000000]))",
+    "getattr": """t = torch.sum(getattr(st[0], "_reshape" '_alias')([4], [100000000000]))""",
+    "sparse": "t = torch._sparse_coo_tensor_unsafe(torch.full([1, 1], 100000000000, dtype=4), torch.ones([1]), [4])"
+    "\n    t = t.to_dense()",
 }
 
 
@@ -163,7 +166,8 @@ def test_an_operator_that_does_not_check_memory_is_unsafe(name, archive):
     path = archive(f"{WILD[name]}\n    self.w = t")
     assert len(told(path, "unsafe-global")) == 1
     load = f"import torch; torch.jit.load({str(path)!r})"
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", load], capture_output=True, check=False).returncode
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", load], capture_output=True, check=False)
+    assert done.returncode < 0
 
 
 @pytest.mark.parametrize("operator", ["symm_mem::memset32_", "static_runtime::create_owned_ref", "inductor::new"])
