@@ -248,8 +248,6 @@ def _compare_files(
 ) -> tuple[tuple[FileChange, ...], tuple[NotChecked, ...]]:
     found = companion_digests(text, algorithm)
     is_file = not files.isdir(split(text)[0])
-    if locked is None and is_file:
-        locked = {}
     if found is None and is_file and locked:
         count, why = len(locked), "not compared: the lock has them, and the target is one file"
         return (), (NotChecked("file", count, why),)

@@ -333,7 +333,7 @@ def test_an_audit_knows_every_storage_of_torchscript(tmp_path):
     for name in ("uint16", "float8_e4m3fn", "bits8"):
         model.register_buffer(name, torch.arange(4, dtype=torch.uint8).view(getattr(torch, name)))
     torch.jit.save(torch.jit.script(model), tmp_path / "x.pt")
-    done = run("audit", tmp_path / "x.pt", "-f", "json")
+    done = run("audit", tmp_path / "x.pt", "--no-values", "-f", "json")
     assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, []), done.stdout
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
