@@ -359,7 +359,8 @@ class _Run:
         facts = read_all(tensors, jobs=jobs, progress=tell)
         errors = tuple(damages(tensors, jobs=jobs))
         values = tuple(unread.known(*one) for one in zip(tensors, facts, errors, strict=True))
-        return dataclasses.replace(subject, values=values, damages=errors)
+        requested = bool(self.request.values)
+        return dataclasses.replace(subject, values=values, damages=errors, values_requested=requested)
 
 
 def _judges_unreadable(rule: Rule, subject: Subject) -> bool:
@@ -441,7 +442,10 @@ def _unhashed_files(subject: Subject) -> Iterator[NotChecked]:
 def _unread_values(subject: Subject) -> tuple[NotChecked, ...]:
     """Return the entry for the tensors whose values no rule has looked at."""
     count = sum(bool(tensor.elements) for tensor in subject.state.tensors)
-    return (NotChecked("tensor", count, subject.unread_because),) if subject.unread_because and count else ()
+    if subject.unread_because and count:
+        return (NotChecked("tensor", count, subject.unread_because),)
+    unjudged = sum(facts.reason is not None and not facts.damaged for facts in subject.values or ())
+    return (NotChecked("tensor", unjudged, "values that no rule can judge (unread-values)"),) if unjudged else ()
 
 
 def _found(rule: Rule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:

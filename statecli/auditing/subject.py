@@ -50,6 +50,8 @@ class Subject:
     values: tuple[Facts, ...] | None = None
     #: Why the values were not read, though rules need them.
     unread_because: str | None = None
+    #: Whether the values were requested, not only read by default.
+    values_requested: bool = False
     #: Every pickle of the target's files; of one whose tensors could not be listed, too.
     pickles: tuple[ScannedPickle, ...] = ()
     #: The files of the target whose names are digests of their bytes.

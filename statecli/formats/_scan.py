@@ -294,6 +294,7 @@ class _Piece(NamedTuple):
     depth: int
     sure: bool = False
     hidden: bool = True
+    copied: bool = False
 
 
 class _Scan:
@@ -425,7 +426,7 @@ class _Scan:
         region = piece.region.part(at, scanner.end or len(scanner.data))
         mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
         bombs = scanner.bombs(self.whole.size)
-        if piece.sure or (bombs and not unread) or not _is_harmless(scanner, unread):
+        if piece.sure or (bombs and not unread) or not _is_harmless(scanner, unread, copied=piece.copied):
             if unread and scanner.framed:
                 mentions = self._read_frames(piece, at, scanner, mentions)
             unread = unread or scanner.unfollowed
@@ -591,7 +592,8 @@ class _Scan:
             usual = own in _USUAL or _KNOWN.fullmatch(own) is not None or use is Use.PICKLE
         is_loaded = use is Use.PICKLE and not piece.depth
         sure = is_loaded or _NAMED.search(record.name) is not None
-        self._member(region, name, piece.depth, record.method != STORED, sure, not usual)
+        copied = use is Use.STORAGE and not piece.depth
+        self._member(region, name, piece.depth, record.method != STORED, sure, not usual, copied)
         reads = self._readers(piece.depth).get(use)
         if reads:
             reads(_inflated(region)[0] if record.method != STORED else region, name)
@@ -672,7 +674,9 @@ class _Scan:
             code = ScannedPickle(where, region.span, names, exact=region.base is not None, doer=one.doer)
             self._add(structs.replace(code, digest=digest))
 
-    def _member(self, region: _Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool) -> None:
+    def _member(
+        self, region: _Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool, copied: bool = False
+    ) -> None:
         """Keep a record for later if it is a pickle, or begins like one."""
         unread = None
         self.steps.take(Budget.PIECES)
@@ -685,7 +689,7 @@ class _Scan:
                 return
             region, unread = _inflated(region)
             self.steps.take(Budget.BYTES, region.size)
-        piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden)
+        piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden, copied)
         if sure or _may_be_pickle(name, region.head, region.size):
             if unread:
                 self._unread(piece, unread)
@@ -830,9 +834,13 @@ def _inflated(region: _Region) -> tuple[_Region, str | None]:
     return region.made(b"".join(parts)), why
 
 
-def _is_harmless(scanner: Scanner, unread: MalformedError | None) -> bool:
-    """Whether what begins like a pickle imports nothing, or breaks off and only looks as if it did: text, or floats."""
+def _is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool = False) -> bool:
+    """Whether what begins like a pickle imports nothing, or breaks off and only looks as if it did: text, or floats.
+
+    `copied`: a storage, whose bytes no loader unpickles.
+    """
     plain = any(_PLAIN.match(one.module) and _PLAIN.match(one.name) for one in scanner.globals.values())
-    meant = unread is None or scanner.data[:1] == b"\x80" or scanner.calls or not _TEXT.fullmatch(scanner.data)
+    chance = copied or _TEXT.fullmatch(scanner.data)
+    meant = unread is None or scanner.data[:1] == b"\x80" or scanner.calls or not chance
     odd = isinstance(unread, (OverBudget, MisframedPickle, TruncatedFrame))
     return not odd and not (scanner.globals and plain and meant)

@@ -238,7 +238,7 @@ def _compare_settings(
 
 
 def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettings, both: frozenset[str]) -> bool:
-    if change.status is Status.CHANGED or locked.format == state.format:
+    if change.status is Status.CHANGED or locked.format == _container(state):
         return True
     return change.key.partition(".")[0] in both
 
@@ -264,6 +264,11 @@ def _differences(found: Mapping[str, str], locked: Mapping[str, str]) -> Iterato
             yield FileChange(name, locked.get(name), found.get(name))
 
 
+def _container(state: ModelState) -> str:
+    """The format of the files, whether the checkpoint is one or several."""
+    return state.format.removeprefix("sharded ")
+
+
 def lock_settings(state: ModelState) -> LockedSettings:
     """Return the lines of a lock for the settings of a checkpoint; without a format where there are none."""
     from statecli.locking.file import LockedSettings
@@ -273,7 +278,7 @@ def lock_settings(state: ModelState) -> LockedSettings:
         return LockedSettings()
     modules = tuple(one.section for one in state.state_dicts if one.is_module)
     return LockedSettings(
-        state.format,
+        _container(state),
         dict(sorted(settings.values.items())),
         dict(sorted(settings.types.items())),
         dict(sorted(settings.kinds.items())),

@@ -288,7 +288,8 @@ def unread_values(subject: Subject) -> Iterator[Found]:
 
     Why: a rule that has not looked has not passed. A type that holds no numbers, a quantized tensor without its scale,
     or windows that overlap without end are warnings; a tensor on meta, which has no values by intention, and text are
-    notes. Bytes that could not be read at all are no finding: whatever is selected or accepted, the target has failed.
+    notes. Without `--values` all of them are notes, and the verdict counts them. Bytes that could not be read at all
+    are no finding: whatever is selected or accepted, the target has failed.
 
     Example: `codes` of dtype bits8.
 
@@ -296,7 +297,8 @@ def unread_values(subject: Subject) -> Iterator[Found]:
     """
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
         if facts.reason is not None and not facts.damaged:
-            yield _found(subject, tensor, f"not read: {facts.reason}", "leave it out with -x", _how_bad(tensor))
+            severity = _how_bad(tensor) if subject.values_requested else Severity.NOTE
+            yield _found(subject, tensor, f"not read: {facts.reason}", "leave it out with -x", severity)
 
 
 def _how_bad(tensor: TensorInfo) -> Severity:
