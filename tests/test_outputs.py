@@ -351,7 +351,7 @@ def process(line, *targets, before=""):
 def test_what_cannot_be_written_leaves_what_was_there(here, write):
     """Whole, with nothing beside it; the one line names the file that it was about, and why."""
     old = Path("old.json")
-    statement = b"{}" if write != "--write-baseline" else b'{"schema": "statecli.baseline/1", "findings": []}'
+    statement = b"{}" if write != "--write-baseline" else b'{"schema": "statecli.baseline/2", "findings": []}'
     old.write_bytes(statement)
     files = sorted(os.listdir())
     done = process("> /dev/null", *words(write, "old.json"), before="ulimit -f 0; trap '' XFSZ;")
@@ -378,7 +378,7 @@ def test_a_file_keeps_its_mode_and_its_links(statecli, here, write):
     """A symbolic link still leads to it, and another name of it is one still; a new file is what the umask leaves."""
     Path("real").mkdir()
     real = Path("real/r.json")
-    statement = "old" if write != "--write-baseline" else '{"schema": "statecli.baseline/1", "findings": []}'
+    statement = "old" if write != "--write-baseline" else '{"schema": "statecli.baseline/2", "findings": []}'
     real.write_text(statement)
     real.chmod(0o640)
     os.link(real, "other.json")
