@@ -16,7 +16,7 @@ PLACES = ("http", "s3", "gs", "hub")
 QUESTIONS = (
     ("inspect", "-f", "json"),
     ("inspect", "--stats", "-f", "json"),
-    ("audit", "-f", "json"),
+    ("audit", "--no-values", "-f", "json"),
     ("audit", "--values", "-f", "json"),
     ("lock", "-o", "-"),
 )
