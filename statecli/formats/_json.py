@@ -34,9 +34,7 @@ def object_of(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
     Raises MalformedError, its message begun with `what`, for anything that is no JSON object.
     """
     repeats: list[Repeat] = []
-    brackets = raw.count(b"[") + raw.count(b"{")
-    if brackets > MAX_CONTAINERS:
-        raise MalformedError(f"{what} holds {brackets} brackets, more than the {MAX_CONTAINERS} of the largest model")
+    check_brackets(raw, what)
     try:
         text = raw.decode("utf-8")
         del raw
@@ -56,6 +54,13 @@ def object_of(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
         raise MalformedError(f"{what} is no JSON object but a JSON {_KINDS.get(type(document), 'number')}")
     _no_lone_surrogate(text, what)
     return document, repeats
+
+
+def check_brackets(raw: bytes, what: str) -> None:
+    """Raise MalformedError where lists and objects would take more memory than those of any model."""
+    brackets = raw.count(b"[") + raw.count(b"{")
+    if brackets > MAX_CONTAINERS:
+        raise MalformedError(f"{what} holds {brackets} brackets, more than the {MAX_CONTAINERS} of the largest model")
 
 
 def refuse(repeats: Iterable[Repeat], what: str) -> None:

@@ -815,6 +815,54 @@ def large(path: Path, count: int) -> None:
     path.write_bytes(packed(names, bytes(8 * count)))
 
 
+COLONS = ("a", "b", "a:b", ":", "::c", "\\u003a", "\\u0061", "é", "a.b")
+
+
+def with_repeats(rng: random.Random) -> bytes:
+    """A header spelled by hand: names and fields that repeat, colons in names and metadata, plain or escaped."""
+    fields = ['"dtype":"F32"', '"shape":[2]', '"data_offsets":[0,8]']
+    metadata = [f'"{rng.choice(COLONS)}":"{rng.choice(COLONS)}"' for _ in range(rng.randrange(3))]
+    parts = [f'"__metadata__":{{{",".join(metadata)}}}'] * rng.choice([0, 1, 1, 1, 2])
+    for _ in range(rng.randrange(1, 3)):
+        spelled = fields + rng.choice([[], [], [], [rng.choice(fields)], ['"x:y":1']])
+        rng.shuffle(spelled)
+        parts.append(f'"{rng.choice(COLONS)}":{{{",".join(spelled)}}}')
+    rng.shuffle(parts)
+    return ("{" + ",".join(parts) + "}").encode()
+
+
+def state_or_error(path: Path) -> ModelState | str:
+    try:
+        return safetensors.read(str(path))
+    except UnreadableError as error:
+        return str(error)
+
+
+def test_the_plain_path_tells_what_the_strict_parser_tells(tmp_path, monkeypatch):
+    """A key that stands twice is found by counting colons, wherever else colons stand: never another answer."""
+    rng = random.Random(20261123)  # noqa: S311  # reproducible, no secret
+    path = tmp_path / "colons.safetensors"
+    plain, read_plain = [], safetensors._read_plain_header
+
+    def counted(*arguments):
+        result = read_plain(*arguments)
+        plain.append(result)
+        return result
+
+    def refused(*_):
+        raise safetensors._NotPlain
+
+    accepted = 0
+    for _ in range(3000):
+        path.write_bytes(packed(with_repeats(rng), bytes(8)))
+        monkeypatch.setattr(safetensors, "_read_plain_header", counted)
+        quick = state_or_error(path)
+        monkeypatch.setattr(safetensors, "_read_plain_header", refused)
+        assert state_or_error(path) == quick
+        accepted += isinstance(quick, ModelState)
+    assert 100 < len(plain) < accepted, "both ways were taken"
+
+
 def test_growth_is_linear(tmp_path):
     """Eight times the tensors take about eight times the processor time, and a bounded share of memory each."""
     spent = []
