@@ -11,6 +11,7 @@ from statecli.errors import ChecksumMismatch
 from statecli.sharing import tasks
 from statecli.state import Stats
 from statecli.values.elements import element
+from statecli.values.read import OVERLAP_FREE
 from statecli.values.run import Found, Piece, Task
 from statecli.values.scan import Facts
 from statecli.values.tally import Tally, Wide
@@ -62,6 +63,14 @@ def _of_found(task: Task, found: Found) -> Checks:
     yield "first", (found.tally.first is None) is (found.tally.changed == 0)
     yield "first", found.tally.first is None or task.start <= found.tally.first < stop
     yield from _of_sums(found.tally)
+    yield "finite", found.tally.finite + found.tally.left_out in _compared(task, task.count - equal)
+
+
+def _compared(task: Task, elements: int) -> tuple[int, ...]:
+    """Return how many values can have been compared of so many elements whose bytes were not found equal."""
+    # Of views that overlap without end, equal bytes alone are known.
+    whole = () if isinstance(task.before, Piece) or elements <= OVERLAP_FREE else (0,)
+    return (elements, elements * _values(task.before.dtype), *whole)
 
 
 def _of_counts(tally: Tally, elements: int, values: int) -> Checks:
