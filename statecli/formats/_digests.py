@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from statecli.formats._graph import attributes, mapping, name_of, sequence
+from statecli.formats._graph import LEAVES, attributes, loose_arguments, mapping, name_of, sequence
 from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf
 from statecli.formats._reading import Reading
 from statecli.formats._tensors import raw_bytes
@@ -237,7 +237,7 @@ def own_arguments(node: Obj) -> tuple[Any, ...]:
     """What an object was made with; () for a container that is what it holds."""
     name = name_of(node.cls)
     if (mapping(node) is not None or sequence(node) is not None) and name.startswith(_PLAIN):
-        return ()
+        return tuple(value for _, value in loose_arguments(node) if type(value) not in LEAVES)
     if name.endswith("._reconstructor"):  # (class, its built-in base, what the base holds)
         return tuple(held for held in node.args[2:] if held is not None)
     return node.args

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from statecli.formats._pickle import Global, Key, Obj, SetOf, as_key
+from statecli.formats._pickle import MAX_COPIES, Global, Key, Obj, SetOf, as_key
 
 #: The function that makes a GraphModule; its first argument is the module's `__dict__`.
 GRAPH_MODULE = "torch.fx.graph_module.reduce_graph_module"
@@ -17,50 +17,88 @@ GRAPH_MODULE = "torch.fx.graph_module.reduce_graph_module"
 LEAVES = frozenset([str, int, float, bool, bytes, type(None), Global])
 
 
+#: Classes of containers, by the place of the argument that a call of them fills the container from.
+_DICTS = {"collections.OrderedDict": 0, "collections.defaultdict": 1, "builtins.dict": 0, "__builtin__.dict": 0}
+#: Pickled with a dict; with anything else, a Counter counts it.
+_COUNTER = "collections.Counter"
+_DEQUE = "collections.deque"
+_SEQUENCES = frozenset(
+    ["torch.Size", _DEQUE]
+    + [f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "frozenset", "list", "tuple")]
+)
+#: Those that NEWOBJ fills too: `__new__` of the others ignores what it is given.
+_FILLED_BY_NEW = ("torch.Size", ".frozenset", ".tuple")
+
+
 def mapping(node: Any) -> Mapping[Any, Any] | None:
     """The items of a dict, an OrderedDict or any pickled dict subclass; None for everything else."""
     if type(node) is dict:
         return node
-    if type(node) is not Obj:
-        return None
-    place = _MADE_WITH.get(name_of(node.cls))
-    if place is None:
+    return _mapping_of(node, MAX_COPIES) if type(node) is Obj else None
+
+
+def _mapping_of(node: Obj, copies: int) -> Mapping[Any, Any] | None:
+    name = name_of(node.cls)
+    if name not in _DICTS and name != _COUNTER:
         return node.items
-    given = _items(node.args[place]) if len(node.args) > place else {}
+    place = _DICTS.get(name, 0)
+    called = len(node.args) > place and node.how != "newobj"
+    given = _items(node.args[place], copies, pairs=name != _COUNTER) if called else {}
     if given is None:
         return node.items
     return {**given, **node.items} if given and node.items else given or node.items or {}
 
 
-def _items(held: Any) -> Mapping[Any, Any] | None:
-    """What a dict is made of: a dict, or pairs; None for what is neither."""
-    if type(held) is list and all(type(pair) in (list, tuple) and len(pair) == 2 for pair in held):
-        return {as_key(key): value for key, value in held}
-    return held if type(held) is dict else None
-
-
-#: Dicts, and at which place of their arguments the items are: Counter({"a": 1}) is always pickled so, and Python 2
-#: wrote OrderedDict([["a", 1]]).
-_MADE_WITH = {"collections.OrderedDict": 0, "collections.defaultdict": 1, "collections.Counter": 0}
+def _items(held: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any] | None:
+    """What a dict is made of: a mapping or a sequence of pairs; None for what is neither."""
+    if type(held) is dict:
+        return held
+    if type(held) is Obj:
+        items = _mapping_of(held, copies - 1) if copies else None
+        if items is not None:
+            return items
+    elements = _elements(held, copies - 1) if pairs and copies else None
+    if elements is None:
+        return None
+    made = {}
+    for element in elements:
+        pair = element if type(element) is str else _elements(element, copies - 1)
+        if pair is None or len(pair) != 2:
+            return None
+        made[as_key(pair[0])] = pair[1]
+    return made
 
 
 def sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
     """The elements of a list, tuple, set, deque or list subclass; None for everything else."""
+    return _elements(node, MAX_COPIES)
+
+
+def _elements(node: Any, copies: int) -> list[Any] | tuple[Any, ...] | None:
     if type(node) in (list, tuple):
         return node  # type: ignore[no-any-return]
     if type(node) is SetOf:
         return list(node.elems)
-    if type(node) is Obj:
-        if name_of(node.cls) in _WRAPPED_SEQUENCES and node.args and type(node.args[0]) in (list, tuple):
-            return [*node.args[0], *node.elems] if node.elems else node.args[0]
+    if type(node) is not Obj:
+        return None
+    name = name_of(node.cls)
+    called = node.args and (node.how != "newobj" or name.endswith(_FILLED_BY_NEW))
+    given = _elements(node.args[0], copies - 1) if name in _SEQUENCES and called and copies else None
+    if given is None:
         return node.elems
-    return None
+    elements = [*given, *node.elems] if node.elems else given
+    longest = node.args[1] if name == _DEQUE and len(node.args) > 1 else None
+    return elements[max(0, len(elements) - longest) :] if type(longest) is int and longest >= 0 else elements
 
 
-_WRAPPED_SEQUENCES = frozenset(
-    ["torch.Size", "collections.deque"]
-    + [f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "frozenset", "list", "tuple")]
-)
+def loose_arguments(node: Obj) -> Iterator[tuple[int, Any]]:
+    """Arguments of a call by their places, without the one that a container was filled from."""
+    name, place = name_of(node.cls), None
+    if name in _SEQUENCES and sequence(node) is not None and sequence(node) is not node.elems:
+        place = 0
+    elif (name in _DICTS or name == _COUNTER) and mapping(node) is not None and mapping(node) is not node.items:
+        place = _DICTS.get(name, 0)
+    return ((n, value) for n, value in enumerate(node.args) if n != place)
 
 
 def attributes(node: Any) -> dict[str, Any]:
@@ -100,18 +138,24 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
         mark = "#" if type(node) is SetOf else ""  # a set has no order that Python could subscript
         for index, value in enumerate(elements):
             yield f"[{mark}{index}]", value
-    if type(node) is Obj:
-        for name, value in attributes(node).items():
-            yield f".{name}", value
-        if items is None and elements is None:
-            for index, value in enumerate(node.args):
-                yield f".__args__[{index}]", value
-            for name, value in (node.kwargs or {}).items():
-                yield f".__kwargs__[{name!r}]", value
-            if type(node.cls) is Obj:  # what is called is made by the pickle too: a partial
-                yield ".__func__", node.cls
-            if node.state is not None and not attributes(node):
-                yield ".__state__", node.state
+    yield from beside(node)
+
+
+def beside(node: Any) -> Iterator[tuple[str, Any]]:
+    """What hangs below an object and is no entry of a container: attributes, arguments, a state."""
+    if type(node) is not Obj:
+        return
+    held = attributes(node)
+    for name, value in held.items():
+        yield f".{name}", value
+    for index, value in loose_arguments(node):
+        yield f".__args__[{index}]", value
+    for name, value in (node.kwargs or {}).items():
+        yield f".__kwargs__[{name!r}]", value
+    if type(node.cls) is Obj:  # what is called is made by the pickle too: a partial
+        yield ".__func__", node.cls
+    if node.state is not None and not held:
+        yield ".__state__", node.state
 
 
 def key_path(key: Any) -> str:

@@ -50,6 +50,8 @@ MAX_HELD = 200_000
 MAX_HELD_PER_OPCODE = 16
 #: Arguments whose own values count as held: functions take a container among their first.
 _COUNTED_ARGUMENTS = 4
+#: Containers filled from containers, which are filled from containers, that are followed.
+MAX_COPIES = 8
 #: Opcodes between two looks at the budgets.
 _BURST = 50_000
 #: Integers of more bytes are no number a checkpoint has use for, and past 4300 digits Python does not print them.
@@ -256,6 +258,8 @@ class Machine:
         self.protocol = 0
         self.objects = 0
         self.held = 0
+        #: Arguments and states in which something can still grow.
+        self.holders: list[Value] = []
         self.budget = 1
         self._bursts = 0
         self._left: Iterator[None] = repeat(None, 0)
@@ -483,10 +487,22 @@ class Machine:
         """Count the values that an object gets. Raises OverBudget where many objects share many values."""
         if type(values) is tuple:
             self.held += sum([len(one) for one in values[:_COUNTED_ARGUMENTS] if type(one) in _CONTAINERS])
+            if not _GROWING.isdisjoint(map(type, values[:_COUNTED_ARGUMENTS])):
+                self.holders.append(values)
+        elif type(values) in _GROWING:
+            self.holders.append((values,))
         if type(values) in _CONTAINERS:
             self.held += len(values)
-        if self.held > MAX_HELD and self.held > MAX_HELD + MAX_HELD_PER_OPCODE * self.opcodes:
-            raise self.too_much(pos, f"objects share values that count as {self.held:,}, more than 16 for each opcode")
+        self._check_held(self.held, pos)
+
+    def recount_held(self, pos: int) -> None:
+        """Count again what objects hold, because their lists and dicts may have grown since."""
+        held = sum([_size(one) for values in self.holders for one in values[:_COUNTED_ARGUMENTS]])
+        self._check_held(held, pos)
+
+    def _check_held(self, held: int, pos: int) -> None:
+        if held > MAX_HELD and held > MAX_HELD + MAX_HELD_PER_OPCODE * self.opcodes:
+            raise self.too_much(pos, f"objects share values that count as {held:,}, more than 16 for each opcode")
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
         """SETITEMS: `flat` is key, value, key, value…"""
@@ -621,6 +637,7 @@ _U64 = struct.Struct("<Q").unpack_from
 _F64 = struct.Struct(">d").unpack_from
 _STRINGS = frozenset([str])
 _CONTAINERS = frozenset([list, tuple, dict])
+_GROWING = frozenset([list, dict, Obj])
 #: A call can return something to call, as functools.partial does.
 _CALLABLE = frozenset([Global, Obj])
 
@@ -647,6 +664,19 @@ def _a(value: Value) -> str:
     return _NOUNS.get(type(value), "an unknown thing")
 
 
+def _size(value: Value) -> int:
+    """How many values a container has; one that a call fills from another has as many, however deep."""
+    size = 0
+    for _ in range(MAX_COPIES):
+        if type(value) is not Obj:
+            break
+        size += len(value.items or ()) + len(value.elems or ())
+        value = next(
+            (one for one in value.args[:_COUNTED_ARGUMENTS] if type(one) in _CONTAINERS or type(one) is Obj), ()
+        )
+    return size + len(value) if type(value) in _CONTAINERS else size
+
+
 # The opcodes. Each takes the byte after the opcode and returns the byte after its argument.
 
 Handler: TypeAlias = Callable[[Machine, int], int]
@@ -659,6 +689,7 @@ def _unknown(m: Machine, pos: int) -> int:
 def _stop(m: Machine, pos: int) -> int:
     m.root = m.stack.pop()
     m.end = pos
+    m.recount_held(pos)
     if m.frame_end != NO_FRAME and pos != m.frame_end:
         raise m.misframed(pos, f"STOP comes before the end of its frame at byte {m.frame_end}")
     raise _Stopped

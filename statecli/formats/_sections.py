@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from statecli.formats._graph import (
     LEAVES,
     attributes,
+    beside,
     children,
     dotted,
     entries,
@@ -147,7 +148,8 @@ def _is_generator_state(root: Any) -> bool:
 def _sections(path: str, node: Any, search: Search, depth: int) -> Iterator[Section]:
     loose: dict[Any, Any] = {}
     below: list[Section] = []
-    for key, child in entries(node):
+    held = ((step.removeprefix("."), child) for step, child in beside(node) if type(child) not in LEAVES)
+    for key, child in chain(entries(node), held):
         role = _role(child, str(key), search)
         where = dotted(path, key)
         if role is None:

@@ -12,12 +12,13 @@ _settings.py      numbers and words beside the tensors
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from statecli.errors import MalformedError
 from statecli.formats import _globals, _shown
 from statecli.formats._dtypes import STORAGE_DTYPES
-from statecli.formats._graph import LEAVES, attributes, children, key_path, mapping, name_of, unwrapped
+from statecli.formats._graph import LEAVES, attributes, beside, children, key_path, mapping, name_of, unwrapped
 from statecli.formats._pickle import Obj, Pickle
 from statecli.formats._reading import MAX_ROWS, Reading, Row, row_of
 from statecli.formats._sections import Search, Section, find_sections
@@ -110,10 +111,11 @@ def _state_rows(node: Any, reading: Reading, kind: Kind, evidence: Evidence) -> 
         return
     items = mapping(node)
     if items is None:
-        named = ((step.removeprefix("."), child) for step, child in children(node))
+        named: Iterator[tuple[str, Any]] = ((step.removeprefix("."), child) for step, child in children(node))
     else:
         numbered = enumerate(items.items())
-        named = ((key if type(key) is str else key_path(key) or f"[#{i}]", child) for i, (key, child) in numbered)
+        entries = ((key if type(key) is str else key_path(key) or f"[#{i}]", child) for i, (key, child) in numbered)
+        named = chain(entries, ((step.removeprefix("."), child) for step, child in beside(node)))
     tensor_of = reading.tensor
     seen = {id(node)}
     for path, child in named:

@@ -200,12 +200,13 @@ class Called:
     ("made", "told"),
     [
         ((collections.OrderedDict, ([["a", 1], [2, 3]],)), {"x.a": 1, "x.2": 3}),
+        ((collections.OrderedDict, ((("a", 1), ["b", 2]),)), {"x.a": 1, "x.b": 2}),
         ((collections.OrderedDict, ({"a": 1},)), {"x.a": 1}),
         ((collections.OrderedDict, ({"a": 1, "b": 0},), None, None, iter([("b", 2)])), {"x.a": 1, "x.b": 2}),
         ((collections.defaultdict, (int, {"a": 1})), {"x.a": 1}),
         ((collections.Counter, ({"a": 1},), None, None, iter([("b", 2)])), {"x.a": 1, "x.b": 2}),
     ],
-    ids=["pairs", "dict", "dict and items", "defaultdict", "counter and items"],
+    ids=["pairs", "pairs in a tuple", "dict", "dict and items", "defaultdict", "counter and items"],
 )
 def test_what_a_dict_was_made_with_is_in_it(tmp_path, made, told):
     """However its pickle says it: in its arguments, as pairs, as items set afterwards, in both."""

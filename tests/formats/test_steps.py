@@ -163,8 +163,17 @@ def test_what_many_objects_share_ends_at_the_budget(name, tmp_path, monkeypatch)
     assert found[0].unread == f"has more than {limit:,} values to follow for the names in them"
 
 
+def grown_later(user, count):
+    """A list of `count` values that `user` makes of a list (memo 0), which has as many elements only afterwards."""
+    return four(b"]" + SHARED + b"](" + user * count + b"e" + GET + b"(" + b"K\1" * count + b"e\x86")
+
+
 READ_AGAIN = {name: SHARED_BY_MANY[name] for name in ("arguments", "a list among arguments")} | {
-    "a state": sharing(settings(3000), EMPTY_OBJECT + GET + b"b", 3000)
+    "a state": sharing(settings(3000), EMPTY_OBJECT + GET + b"b", 3000),
+    "a list that grows": grown_later(stacked("uuid", "UUID") + GET + b"\x85R", 3000),
+    "a list in a deque": sharing(
+        stacked("collections", "deque") + sequence(3000) + b"\x85R", stacked("builtins", "list") + GET + b"\x85R", 3000
+    ),
 }
 
 

@@ -364,6 +364,78 @@ def test_extra_state_stays_in_its_model(tmp_path):
     assert list(rows(state)) == ["fc.weight", "fc._extra_state['scale']"]
 
 
+class Called:
+    """Pickles as any call, with what is set or appended afterwards."""
+
+    def __init__(self, *made):
+        self.made = made
+
+    def __reduce__(self):
+        return self.made
+
+
+MADE_OF = {
+    "a tuple of tuples": (collections.OrderedDict, ((("a", torch.ones(1)), ("b.w", torch.ones(2))),)),
+    "a tuple of lists": (collections.OrderedDict, ((["a", torch.ones(1)],),)),
+    "a deque of pairs": (collections.OrderedDict, (collections.deque([("a", torch.ones(1))]),)),
+    "a set of pairs": (collections.OrderedDict, (Called(frozenset, ([("a", torch.ones(1))],)),)),
+    "lists that calls make": (collections.OrderedDict, ([Called(list, (("a", torch.ones(1)),))],)),
+    "an OrderedDict": (collections.OrderedDict, (collections.OrderedDict(a=torch.ones(1)),)),
+    "a defaultdict of a dict": (collections.OrderedDict, (collections.defaultdict(None, a=torch.ones(1)),)),
+    "a dict": (dict, ({"a": torch.ones(1)},)),
+    "pairs in a dict": (dict, ((("a", torch.ones(1)),),)),
+    "two letters": (dict, (["ab", ("a", torch.ones(1))],)),
+    "pairs in a defaultdict": (collections.defaultdict, (None, (("a", torch.ones(1)),))),
+    "pairs and items": (
+        collections.defaultdict,
+        (None, (("a", torch.ones(1)),)),
+        None,
+        None,
+        iter({"b": torch.ones(2)}.items()),
+    ),
+    "a list of a tuple": (list, (Called(tuple, ([torch.ones(1), torch.ones(2)],)),)),
+    "a deque that forgets": (collections.deque, ([torch.ones(1), torch.ones(2), torch.ones(3)], 2)),
+}
+
+
+@pytest.mark.parametrize("made", MADE_OF.values(), ids=list(MADE_OF))
+def test_a_container_holds_what_it_was_made_of(tmp_path, made):
+    """A dict of pairs, of another dict or of what a call makes has the names under which torch loads its tensors."""
+    state = read(tmp_path, Called(*made))
+    loaded = torch.load(tmp_path / "file.pt", weights_only=False)
+    entries = loaded.items() if isinstance(loaded, dict) else ((f"[{n}]", value) for n, value in enumerate(loaded))
+    wanted = {name: tuple(value.shape) for name, value in entries if isinstance(value, torch.Tensor)}
+    assert {name: row.shape for name, row in rows(state).items()} == wanted
+
+
+class Odd(dict):
+    """A dict that is pickled with arguments, which only its class understands."""
+
+    def __init__(self, held):
+        super().__init__(b=torch.ones(2))
+        self.held = held
+
+    def __reduce__(self):
+        return Odd, (self.held,), {"c": torch.ones(3)}, None, iter(self.items())
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_dict_with_arguments_and_attributes_loses_none(tmp_path, nested):
+    """What the class of a dict does with its arguments is not known: their tensors are listed next to its items."""
+    made = Odd({"a": torch.ones(1)})
+    state = read(tmp_path, {"state_dict": made} if nested else made)
+    assert {name: row.shape for name, row in rows(state).items()} == {"b": (2,), "c": (3,), "__args__[0]['a']": (1,)}
+
+
+def test_tensors_beside_sections_are_listed(tmp_path):
+    """An attribute of a checkpoint's dict is no entry of it, and is loaded all the same."""
+    checkpoint = collections.OrderedDict(model={"fc.weight": torch.ones(1)}, optimizer=None)
+    checkpoint.extra = torch.ones(2)
+    checkpoint.more = {"a": torch.ones(3)}
+    shapes = {(row.section, row.fqn): row.shape for row in read(tmp_path, checkpoint).tensors}
+    assert shapes == {("model", "fc.weight"): (1,), ("", "extra"): (2,), ("more", "a"): (3,)}
+
+
 def test_keys_that_are_no_text_are_written_as_subscripts(tmp_path):
     """1, True and None as keys can be told from text."""
     state = read(tmp_path, {2: torch.ones(1), None: torch.ones(1), "2": torch.ones(1)})
