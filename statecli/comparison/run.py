@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from statecli import files, inspection, modules, target
+from statecli import files, formats, inspection, modules, target
 from statecli.comparison import expectations, fields, hints, loading, pairing, renames, scalars
 from statecli.comparison.pairing import Match, Way
 from statecli.comparison.result import Broken, Change, Delta, Diff, Field, Histogram, How, ScalarChange, Status
@@ -85,8 +85,8 @@ def of_states(
         return _Comparison(request, before, after, built, seen).diff(progress)
 
 
-#: Bytes of both files from which on the second is read by a process of its own. What takes time is a long pickle or
-#: header, and how long it is only reading tells; a process more costs a fiftieth of a second.
+#: Bytes of both files from which on the second is read by a process of its own. What takes time is a long pickle, and
+#: how long it is only reading tells; a process more costs a fiftieth of a second.
 WORTH_A_PROCESS = 8 << 20
 
 
@@ -95,7 +95,7 @@ def _read_both(request: Request, built: dict[str, Built]) -> tuple[ModelState, M
     both = [one if os.path.lexists(one) else target.class_for(one, other) for one, other in sides]
     paths = _paths(request)
     large = all(os.path.isfile(path) and os.path.getsize(path) >= WORTH_A_PROCESS for path in paths)
-    if not large or request.jobs == 1 or not pool.forks():
+    if not large or request.jobs == 1 or not pool.forks() or formats.is_quick_to_read(paths[1]):
         return _read(both[0], request, built), _read(both[1], request, built)
     with pool.beside(pack_checkpoint, both[1]) as after:
         before, raw = _read(both[0], request, built), after()

@@ -70,6 +70,15 @@ def read(path: str, section: str | None = None) -> ModelState:
         return ties.tied(_named(path, section))
 
 
+def is_quick_to_read(path: str) -> bool:
+    """Return whether reading the local file means to decode one header: quicker than to hand its rows to a process.
+
+    Raises UnreadableError for a file that cannot be opened.
+    """
+    with Source(path) as source:
+        return safetensors.sniff(path, source.head) and not gguf.sniff(path, source.head)
+
+
 def _named(path: str, section: str | None = None) -> ModelState:
     try:
         return _read(path, section)

@@ -121,6 +121,11 @@ def is_share() -> bool:
     return ledger is not None and not ledger.whole
 
 
+def is_divided() -> bool:
+    """Return whether somebody else does tasks or knows their results: a share, a merge, workers of an executor."""
+    return _ledger.get() is not None or _engine.get() is not None
+
+
 def cores() -> int:
     """Cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
