@@ -80,7 +80,9 @@ AuditModel = Annotated[
 ]
 Values = Annotated[
     bool,
-    typer.Option("--values", help="Read the values of tensors of any size. [default: up to 256 MB of files on disk]"),
+    typer.Option(
+        "--values", help="Read values whatever their size. [default: up to 256 MB and 5,000 tensors of files on disk]"
+    ),
 ]
 NoValues = Annotated[bool, typer.Option("--no-values", help="Do not read the values of tensors.")]
 WeightsOnly = Annotated[

@@ -42,7 +42,7 @@ class Request(msgspec.Struct, frozen=True):
     `ignored` are rules whose findings are accepted, by globs of targets as they lie from the folder `ignored_from`;
     `severity` what a rule's own is replaced by. With `allow_empty` a glob that matches nothing is none that failed,
     with `as_found` files that are named are some of their folders', as a walk over those finds them. `values` True
-    reads the values whatever their size, False reads none, None reads up to `values_budget.DEFAULT_VALUE_BYTES`.
+    reads the values whatever their size, False reads none, None reads up to the limits of `values_budget`.
     """
 
     targets: tuple[str, ...]

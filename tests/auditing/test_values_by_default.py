@@ -46,6 +46,16 @@ def test_the_limit_is_of_bytes(broken, statecli, monkeypatch, limit, code):
     assert statecli("audit", broken, "--values").code == 1
 
 
+@pytest.mark.parametrize(("limit", "code"), [(2, 1), (1, 0)])
+def test_the_limit_is_of_tensors_too(broken, statecli, monkeypatch, limit, code):
+    """A tensor costs time however small it is: 300,000 of them took a minute."""
+    torch.save({"w": torch.full((2,), float("nan")), "v": torch.zeros(2)}, broken)
+    monkeypatch.setattr(values_budget, "DEFAULT_VALUE_TENSORS", limit)
+    result = statecli("audit", broken, "-f", "json")
+    assert result.code == code
+    assert [one["count"] for one in result.json["not_checked"]] == [2] * (code == 0)
+
+
 def test_the_limit_is_of_the_run(broken, monkeypatch):
     """Targets take from it in order: many small files cost no more than a large one."""
     torch.save({"w": torch.zeros(10)}, "b.pt")
