@@ -3,10 +3,11 @@
 
 PYTHON ?= python3
 SECONDS ?= 60
+SAMPLE ?= 150
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs bench fuzz clean
+.PHONY: demo test lint docs bench fuzz mutants clean
 
 demo: .venv/.demo
 	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
@@ -34,6 +35,10 @@ fuzz: .venv/.fuzz
 		PYTHONPATH=.venv/fuzz $(BIN)/python -W ignore -m fuzz $$target --seconds $(SECONDS) || exit 1; \
 	done
 
+# SAMPLE mutants of each module of mutation/modules.toml, or of MODULE; fails if its tests kill fewer than nine in ten.
+mutants: .venv/.mutants
+	PYTHONPATH=$(CURDIR)/.venv/mutmut SAMPLE=$(SAMPLE) $(BIN)/python mutation/run.py $(MODULE)
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
@@ -50,6 +55,11 @@ fuzz: .venv/.fuzz
 # atheris, which nothing else needs, in a folder of its own.
 .venv/.fuzz: .venv/.test
 	$(PIP) --target .venv/fuzz --upgrade 'atheris>=3'
+	@touch $@
+
+# mutmut, which nothing else needs, in a folder of its own.
+.venv/.mutants: .venv/.test
+	$(PIP) --target .venv/mutmut --upgrade --no-warn-conflicts 'mutmut>=3.8'
 	@touch $@
 
 clean:
