@@ -82,7 +82,7 @@ class Homes:
 
     def __init__(self, *, as_found: bool = False, is_locked: Callable[[str], bool] | None = None) -> None:
         self.as_found, self.is_locked = as_found, is_locked
-        self._members = cache(_members)
+        self._members = cache(members)
 
     def around(self, path: str) -> Iterator[_Model]:
         """Those that it lies in, the nearest first, whether or not it is a part of their models."""
@@ -208,16 +208,16 @@ def _in_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0) -
         return
     # As one types it from here.
     here = "" if path in (os.curdir, files.join(os.curdir, "")) else path
-    own = _members(path)
+    own = members(path)
     held = frozenset(files.join(here, way) for way in own)
     # What one model has taken is no other's.
     if not held <= taken:
         yield _Model(path, own)
     ahead = _ahead(files.join(here, name) for name in names)
-    for name in names:
-        inner = next(ahead)
+    for inner in ahead:
         if files.isdir(inner):
-            yield from _inner(inner, name, taken | held, depth + 1)
+            skipped = unwalked(inner)
+            yield from _in_folder(inner, taken | held, depth + 1) if skipped is None else (skipped,)
         elif inner not in taken | held:
             yield from _file(inner)
     if (why := files.unlisted(path)) is not None:
@@ -234,8 +234,8 @@ def _ahead(paths: Iterable[str]) -> Iterator[str]:
         yield from some
 
 
-def _members(path: str) -> frozenset[str]:
-    """The files that the folder's own model is in; none where it has no one model."""
+def members(path: str) -> frozenset[str]:
+    """The files that the folder's own model is in, by which a walk takes it for a target; none where it has no one."""
     try:
         return frozenset(formats.members(path))
     except UnreadableError:
@@ -243,13 +243,11 @@ def _members(path: str) -> frozenset[str]:
         return frozenset(name for name in files.names(path) if _folder.INDEX.search(name))
 
 
-def _inner(path: str, name: str, taken: frozenset[str], depth: int) -> Iterator[_Found]:
-    if name.startswith(".") or name in TOOLS:
-        yield _hidden_folder(path)
-    elif files.islink(path):
-        yield skipped_folder(path, "a link to a folder", "link")
-    else:
-        yield from _in_folder(path, taken, depth)
+def unwalked(path: str) -> Target | None:
+    """Return the skipped target of a folder in a folder that a walk does not look into; None for any other."""
+    if _is_hidden(path) or files.name(path) in TOOLS:
+        return _hidden_folder(path)
+    return skipped_folder(path, "a link to a folder", "link") if files.islink(path) else None
 
 
 def _file(path: str) -> Iterator[str | Target]:

@@ -100,28 +100,31 @@ def companion_digests(text: str, algorithm: Algorithm) -> dict[str, str] | None:
 
 
 def companion_files(folder: str) -> list[str]:
-    """Return the files of the folder that change the model, also in subfolders that hold no weights of their own."""
+    """Return the files of the folder that change the model, also in subfolders that are no target of their own."""
+    from statecli.auditing.targets import members, unwalked
+
     found: list[str] = []
+    of_model = {files.join(folder, path) for path in members(folder)}
     seen: set[str] = set()
-    pending = [("", 0)]
+    pending = [("", 0, False)]
     while pending:
-        inner, depth = pending.pop()
+        inner, depth, is_walked = pending.pop()
         if depth > MAX_DEPTH:
             raise UnreadableError(f"{folder}: {inner} is nested deeper than {MAX_DEPTH} folders: lock it by itself")
         here = files.join(folder, inner) if inner else folder
         if files.real(here) in seen:  # a link to a folder that was read
             continue
         seen.add(files.real(here))
-        names = files.names(here)
-        if inner and any(map(_is_weights, names)):
+        if is_walked and not of_model.issuperset(files.join(here, path) for path in members(here)):
             continue
-        for name in names:
+        for name in files.names(here):
             path = f"{inner}/{name}" if inner else name
             # No import statement can name a hidden file.
             if name.startswith("."):
                 continue
             if files.isdir(files.join(folder, path)):
-                pending.append((path, depth + 1))
+                is_inner = is_walked or not inner
+                pending.append((path, depth + 1, is_inner and unwalked(files.join(folder, path)) is None))
             elif _changes_model(files.join(folder, path), name):
                 found.append(path)
         if len(found) > MAX_FILES:
@@ -137,9 +140,11 @@ def _changes_model(path: str, name: str) -> bool:
 
 def _is_weights(name: str) -> bool:
     """Whether the file is a target of its own, or a state of the training that a folder's reader takes."""
-    from statecli.auditing.targets import is_called_weights
+    from statecli.auditing.targets import NAMED, is_called_weights
 
-    return is_called_weights(name) or _folder.COMPANIONS.match(name) is not None
+    # `scheduler.py` is code of the model, and `scheduler_config.json` its settings.
+    is_state = _folder.COMPANIONS.match(name) is not None and name.lower().endswith(NAMED)
+    return is_state or is_called_weights(name)
 
 
 def _program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:

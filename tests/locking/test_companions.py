@@ -174,6 +174,7 @@ def test_folders_with_weights_of_their_own_are_not_part_of_the_folder_above(fold
     [
         *("requirements_model.py", "readme.py", "a/b/c/d/e/f.py", "__pycache__/modeling_own.cpython-311.pyc"),
         *("modeling_own.so", "vocab.bin.npy", "kernel.cu", "sentencepiece"),
+        *("scheduler.py", "optimizer.py", "sampler_own.py", "scheduler_config.json", "random_states.py"),
     ],
 )
 def test_a_new_file_that_may_change_the_model_is_named(folder, tmp_path, name):
@@ -183,6 +184,40 @@ def test_a_new_file_that_may_change_the_model_is_named(folder, tmp_path, name):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")
     assert mismatches(held(folder, locked, tmp_path / "lock.json")) == [f"{name}: is not in the lock"]
+
+
+@pytest.mark.parametrize(
+    "decoy",
+    [
+        lambda inner: (inner / "x.pt").mkdir(),
+        lambda inner: (inner / "x.pt").symlink_to(".."),
+        lambda inner: (inner / "scheduler.txt").write_text(""),
+        lambda inner: save_file({"w": torch.ones(2, 2)}, inner / "x.safetensors"),
+    ],
+    ids=["folder", "link", "name", "weights"],
+)
+def test_a_name_of_weights_hides_no_code_next_to_it(folder, tmp_path, decoy):
+    """Only a folder that the audit takes for a target of its own is not part of the folder above."""
+    locked = lock(folder)
+    inner = folder / "custom_generate"
+    inner.mkdir()
+    (inner / "generate.py").write_text("x")
+    decoy(inner)
+    said = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    assert "custom_generate/generate.py: is not in the lock" in said
+
+
+@pytest.mark.parametrize("name", ["linked", "__pycache__"])
+def test_a_model_where_no_walk_looks_hides_no_code(folder, tmp_path, name):
+    """A walk skips links to folders and folders of tools: nothing else holds the files in these to a lock."""
+    locked = lock(folder)
+    inner = tmp_path / "out" if name == "linked" else folder / name
+    inner.mkdir()
+    save_file({"w": torch.ones(2, 2)}, inner / "model.safetensors")
+    (inner / "own.py").write_text("x")
+    if name == "linked":
+        (folder / name).symlink_to(inner)
+    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == [f"{name}/own.py: is not in the lock"]
 
 
 @pytest.mark.parametrize(
