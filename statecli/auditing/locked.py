@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -65,19 +65,23 @@ def _asked(request: Request, by_name: bool) -> holding.Request:
     )
 
 
-def gone(request: Request, met: Collection[str]) -> Iterator[tuple[str, Found]]:
-    """What the lock has in the folders and globs that were asked for, and was not met there; with what is said of it.
+def gone(request: Request, met: Collection[str], same: Mapping[str, str]) -> Iterator[tuple[str, Found]]:
+    """What the lock has of what was asked for, and was not met there; with what is said of it.
 
-    `met` are the targets that were audited or failed.
+    `met` are the targets that were audited or failed, `same` those that were not because they are the same file as
+    another, with the words that say so: under that name the file was compared with other lines of the lock.
     """
     if request.lock is None or not request.is_locking or request.lock.has_no_names:
         return
     known = {named(text, request.lock_folder) for text in met}
+    aliases = {named(text, request.lock_folder): text for text in same}
     for one in request.lock.targets:
-        text = unnamed(str(one.target), request.lock_folder)
-        if one.target not in known and _would_be_found(text, request.targets) and (count := _held(text, request)):
-            message = f"the lock has {plural(count, 'tensor')} of it, and it was not found"
-            yield text, Found(message, help=HELP)
+        alias = aliases.get(str(one.target))
+        text = alias or unnamed(str(one.target), request.lock_folder)
+        is_asked = alias is not None or _would_be_found(text, request.targets)
+        if one.target not in known and is_asked and (count := _held(text, request)):
+            why = same.get(text, "was not found")
+            yield text, Found(f"the lock has {plural(count, 'tensor')} of it, and it {why}", help=HELP)
 
 
 def _held(text: str, request: Request) -> int:

@@ -20,7 +20,7 @@ from statecli.auditing.policy import Policy
 from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
 from statecli.auditing.rule import Found, Rule
 from statecli.auditing.subject import Subject, a_digest_as_name, the_values
-from statecli.auditing.targets import Homes, expand, is_called_weights
+from statecli.auditing.targets import SAME, Homes, expand, is_called_weights
 from statecli.auditing.values_budget import ValuesBudget
 from statecli.errors import BarePickle, FilteredOut, MissingShard, StateError, UnreadableError
 from statecli.finding import Finding, Severity
@@ -183,11 +183,12 @@ class _Run:
         if rule is None:
             return
         models = {files.absolute(text) for text in met}
-        for text, one in locked.gone(self.request, met):
+        same = {one.target: one.reason for one in targets if one.reason and one.reason.startswith(SAME)}
+        for text, one in locked.gone(self.request, met, same):
             if files.exists(text) and any(files.absolute(model.path) in models for model in self.homes.of(text)):
                 continue
             found = _finding(rule, one, text, self.request.severity.get(rule.name))
-            reason = "is locked and was not found"
+            reason = same.get(text, "is locked and was not found")
             yield _accepted(Target(text, Status.SKIPPED, reason, findings=(found,), ran=(rule.name,)), self.request)
 
     def unheld(self, targets: Sequence[Target]) -> str | None:
