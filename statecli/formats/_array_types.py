@@ -1,14 +1,15 @@
 """Whether the state that a pickle gives to a numpy dtype is one that numpy writes.
 
-numpy takes it as it is. Flags that deny the objects among the fields, or a field that lies outside of its record, make
-it take bytes of the file for addresses: that crashes the process, or hands it over.
+numpy takes it as it is. Bytes of the file become addresses, which crashes the process or hands it over, if the flags
+deny the objects among the fields, if a field lies outside of its record or over an object, or if a type changes after
+an array has it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from statecli.formats._pickle import Global, Obj, Value
 from statecli.formats._steps import Budget, Steps
@@ -23,8 +24,17 @@ _MAX_DEPTH = 64
 #: Numbers of a shape, and the largest: numpy itself has no more than 64, and none above.
 _MAX_DIMENSIONS = 64
 _MAX_LENGTH = 2**63
-#: The flag of a type whose elements are counted references.
-_OBJECTS = 1
+#: Flags by which numpy counts references to the elements, pickles them as a list and clears new memory.
+_OBJECTS = 0x1B
+#: Those of an object itself: elements are pointers, and are got by a function.
+_OBJECT = _OBJECTS | 0x24
+#: Those of them by which numpy takes bytes for references.
+_REFERENCES = 0x03
+#: Of text, of a record, of an aligned record.
+_HARMLESS = 0x08 | 0x10 | 0x80
+_ALIGNED = 0x80
+#: A type of dates says its unit behind the flags.
+_DATES = frozenset("Mm")
 
 
 class ArrayTypes:
@@ -32,30 +42,58 @@ class ArrayTypes:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
+        #: Types that something holds; numpy gives a type its state before.
+        self._held: set[int] = set()
         #: How deep the types in a type are nested, by its id; 0 where it is not sound, or is being judged.
         self._depths: dict[int, int] = {}
 
     def is_sound(self, dtype: Obj, state: Value) -> bool:
-        """Whether the type is told by its code, has the flags of its fields, and its fields lie in it.
+        """Whether the type is told by its code, has the flags of its fields, and its fields lie in it, none over an
+        object; and whether nothing holds the type yet.
 
         Raises OutOfSteps.
         """
-        return self._depth(dtype, state, 1) > 0
+        return id(dtype) not in self._held and self._depth(dtype, state, 1) > 0
+
+    def hold(self, values: Iterable[Value]) -> None:
+        """Remember the types among arguments, or in the state of an array."""
+        self._held.update(id(value) for value in values if is_type(value))
+
+    def is_sound_array(self, state: Value) -> bool:
+        """Whether an array of objects gets one for each element: numpy reads on behind a list that is too short."""
+        if type(state) is not tuple or len(state) < 4:
+            return True
+        self.hold(state)
+        shape, dtype, _, elements = state[:4] if len(state) == 4 else state[1:5]
+        is_full = type(elements) is not list or len(elements) == count_of(shape)
+        return is_full or not _holds_objects(dtype)
+
+    def is_sound_scalar(self, args: tuple[Value, ...]) -> bool:
+        """Whether a scalar of objects is read from an array of its own type, which is complete and not empty."""
+        if len(args) != 2:
+            return False
+        dtype, source = args
+        if not _holds_objects(dtype) or _coded(dtype)[0] == "O":
+            return True
+        state = source.state if type(source) is Obj else None
+        return type(state) is tuple and len(state) > 4 and state[2] is dtype and bool(count_of(state[1]))
 
     def _depth(self, dtype: Obj, state: Value, outer: int) -> int:
         code, size = _coded(dtype)[0], size_of(dtype, state)
         if type(state) is not tuple or len(state) < 8 or size is None or outer > _MAX_DEPTH:
             return 0
-        deepest, objects = 0, code == "O"
+        deepest, spans = 0, []
         for inner, at, count in self._parts(state):
             own = inner.state if type(inner) is Obj else None
-            depth = self._depth_of_part(inner, own, outer + 1) if type(inner) is Obj else 0
+            depth = self._depth_of_part(inner, own, outer + 1) if is_type(inner) else 0
             length = size_of(inner, own) if depth else None
             if length is None or at < 0 or at + length * count > size:
                 return 0
-            deepest, objects = max(deepest, depth), objects or _has_objects(own)
-        is_sound = type(state[7]) is int and objects == _has_objects(state) and deepest < _MAX_DEPTH
-        return deepest + 1 if is_sound else 0
+            self._held.add(id(inner))
+            deepest = max(deepest, depth)
+            spans.append((at, at + length * count, _holds_objects(inner)))
+        is_apart = _are_apart(spans) and deepest < _MAX_DEPTH and _is_complete(state, code)
+        return deepest + 1 if is_apart and _are_flags(state, code, any(span[2] for span in spans)) else 0
 
     def _depth_of_part(self, dtype: Obj, state: Value, outer: int) -> int:
         known = self._depths.get(id(dtype))
@@ -75,11 +113,59 @@ class ArrayTypes:
             yield None, -1, 0
         if type(fields) is dict:
             self._steps.take(Budget.FLOW, len(fields))
-            for field in fields.values():
+            # A title is a second key of its field.
+            for field in {id(field): field for field in fields.values()}.values():
                 told = type(field) is tuple and len(field) > 1 and type(field[1]) is int
                 yield (field[0], field[1], 1) if told else (None, -1, 0)
         elif fields is not None:
             yield None, -1, 0
+
+
+def is_type(value: Value) -> bool:
+    """Whether a pickle makes a type of numpy by this call."""
+    return type(value) is Obj and type(value.cls) is Global and value.cls.qualified == "numpy.dtype"
+
+
+def _holds_objects(dtype: Value) -> bool:
+    """Whether the type is an object, or has some."""
+    return is_type(dtype) and (_coded(dtype)[0] == "O" or _has_objects(dtype.state))
+
+
+def _are_apart(spans: list[tuple[int, int, bool]]) -> bool:
+    """Whether nothing lies over an object. `spans`: where each field begins and ends, and whether it has objects."""
+    if not any(has_objects for _, _, has_objects in spans):
+        return True
+    spans = sorted(span for span in spans if span[0] < span[1])
+    end, end_of_objects = 0, 0
+    for begin, after, has_objects in spans:
+        if begin < (end if has_objects else end_of_objects):
+            return False
+        end = max(end, after)
+        end_of_objects = max(end_of_objects, after) if has_objects else end_of_objects
+    return True
+
+
+def _is_complete(state: tuple[Value, ...], code: str) -> bool:
+    """Whether each name has its field, elements are aligned somehow, and a type of dates has its unit."""
+    names, fields, alignment = state[3], state[4], state[6]
+    named = type(names) is not tuple or (type(fields) is dict and all(_is_key(fields, name) for name in names))
+    is_aligned = type(alignment) is int and (alignment == -1 or alignment > 0)
+    return named and is_aligned and (code not in _DATES or len(state) > 8)
+
+
+def _is_key(fields: dict[Value, Value], name: Value) -> bool:
+    return type(name) in (str, bytes) and name in fields
+
+
+def _are_flags(state: tuple[Value, ...], code: str, has_objects: bool) -> bool:
+    """Whether numpy writes these flags for a type of this code, whose fields have objects or not."""
+    flags = state[7]
+    if type(flags) is not int or not -0x80 <= flags <= 0xFF:
+        return False
+    flags &= 0xFF  # numpy 1 wrote a signed byte
+    if code == "O":
+        return flags == _OBJECT and not has_objects
+    return flags & ~_ALIGNED in (_OBJECTS, _OBJECT) if has_objects else not flags & ~_HARMLESS
 
 
 def count_of(shape: Value) -> int | None:
@@ -108,4 +194,4 @@ def _coded(dtype: Obj) -> tuple[str, str]:
 
 
 def _has_objects(state: Value) -> bool:
-    return type(state) is tuple and len(state) > 7 and type(state[7]) is int and bool(state[7] & _OBJECTS)
+    return type(state) is tuple and len(state) > 7 and type(state[7]) is int and bool(state[7] & _REFERENCES)

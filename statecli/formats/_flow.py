@@ -60,6 +60,8 @@ class Flow:
         #: Calls in the order of the pickle, but for those that only rebuild tensors.
         self.calls: list[Obj] = []
         self._finished: set[int] = set()
+        #: The names of the numpy types whose fields these dicts are.
+        self._fields: dict[int, Value] = {}
         self._roots: dict[int, Global | None] = {}
         self._seen: set[int] = set()
         self._held: set[int] = set()
@@ -69,6 +71,7 @@ class Flow:
     def made(self, made: Obj) -> None:
         """A call, in the order of the pickle."""
         self.calls.append(made)
+        self._array_types.hold(made.args)
         self._roots[id(made)] = self.root(made.args[0] if _is_made(made) else made.cls)
 
     def root(self, value: Value) -> Global | None:
@@ -84,6 +87,8 @@ class Flow:
         """
         if type(target) is Global:
             self.note(target, "is changed by it for the whole process")
+        elif id(target) in self._fields:
+            self.note(self._fields[id(target)], "is given other fields after its state was set")
         elif type(target) is Persistent:
             self.note(target, "tells a storage, and it changes that")
         elif type(target) is Obj:
@@ -95,10 +100,20 @@ class Flow:
             if not own and (name in _gadgets.SHARED or name in _gadgets.SPELLING or _gives_any(name)):
                 self.note(root, "gives an object of the whole process, and it changes that")
 
-    def finishes(self, target: Value) -> None:
-        """A state is given to `target`."""
+    def finishes(self, target: Value, state: Value) -> None:
+        """A state is given to `target`. Raises OutOfSteps."""
         self.changes(target)
         self._finished.add(id(target))
+        root = self.root(target)
+        name = plain(root) if root else ""
+        if name.startswith("numpy.dtype") and not (
+            type(target) is Obj and name == "numpy.dtype" and self._array_types.is_sound(target, state)
+        ):
+            self.note(root, "is given a state that numpy does not write, by which bytes may become addresses")
+        elif name == "numpy.dtype" and type(state[4]) is dict:
+            self._fields[id(state[4])] = root
+        elif name in _ARRAY_MAKERS and not self._array_types.is_sound_array(state):
+            self.note(root, "is given fewer objects than the array has elements")
 
     def _named(self, value: Value) -> str | None:
         """The plain name of `root`."""
@@ -174,6 +189,10 @@ class Flow:
         elif not _keeps(made.how, name):
             of = (self._named(made) or name) if _is_made(made) else name
             self._given(made.cls, of, (*made.args, *(made.kwargs or {}).values()))
+        if name == "numpy.dtype" and made.args and type(made.args[0]) not in (str, Global):
+            self.note(made.cls, "is told by something else than its code")
+        elif name in _SCALARS and not self._array_types.is_sound_scalar(made.args):
+            self.note(made.cls, "is given something else than the bytes or the array of its type")
         if name == "types.SimpleNamespace":
             self._attributes(made.cls, name, made.args[0] if made.args else None)
         self._attributes(made.cls, name, made.kwargs)
@@ -247,8 +266,6 @@ class Flow:
             self.note(root, "is given a state that is no module's")
         if type(state) is Obj and not name.startswith("numpy.random.") and _is_clean(name):
             self.note(root, "is given a state that a call computed")
-        if name == "numpy.dtype" and not self._array_types.is_sound(target, state):
-            self.note(root, "is given a state that numpy does not write, by which bytes may become addresses")
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if type(parts[-1]) is dict and len(parts) == 2 and _is_clean(name) and not name.startswith(_SLOTTED):
             self.note(root, "is given a state by setting attributes, which runs what they are properties of")
@@ -430,6 +447,10 @@ _TAME = _globals.allowed() - {
 }
 #: numpy has a function of its own that makes them empty; they themselves take a buffer for objects.
 _ARRAYS = frozenset(["numpy.ndarray", "numpy.recarray", "numpy.rec.recarray"])
+_ARRAY_MAKERS = frozenset(
+    ["numpy.ma.core._mareconstruct", *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core"))]
+)
+_SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
 _JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
 #: What picklers add items and elements to. To anything else they would reach a method of it, or of what it stands for.
 _HASHED = frozenset(

@@ -197,7 +197,7 @@ class Scanner(Machine):
 
     def built(self, target: Value, state: Value) -> None:
         """Remember a BUILD."""
-        self.flow.finishes(target)
+        self.flow.finishes(target, state)
         self._built.append((target, state))
 
     def decimal(self, line: bytes, pos: int) -> int:

@@ -9,6 +9,19 @@ import pytest
 
 from statecli.formats._names import Scanner
 
+from .attacks import called, named, number, numbers, pickled, short, text
+
+
+class _Made:
+    """Is pickled as this call and this state."""
+
+    def __init__(self, *reduced):
+        self.reduced = reduced
+
+    def __reduce__(self):
+        return self.reduced
+
+
 CODES = ["?", "i1", "u8", "f2", "f4", "f8", "g", "c8", "c16", "G", "S3", "U5", "V7", "O", "M8[ns]", "m8[D]", "l", "p"]
 #: Each makes a type of another one.
 SHAPES = {
@@ -68,11 +81,79 @@ def test_a_state_with_one_thing_changed_is_not_sound(place):
     assert misused(_Made(function, args, other), 4) == ["numpy.dtype"]
 
 
-class _Made:
-    """Is pickled as this call and this state."""
+O8 = np.dtype("O")
+#: States of types that make numpy take bytes of the file for addresses, divide by zero or look for what is not there.
+UNSOUND = {
+    "references that are not pickled as a list": ("O8", (3, "|", None, None, None, -1, -1, 1)),
+    "the same with other flags": ("O8", (3, "|", None, None, None, -1, -1, 61)),
+    "the same in a record": ("V8", (3, "|", None, ("a",), {"a": (O8, 0)}, 8, 1, 1)),
+    "new memory that is not cleared": ("O8", (3, "|", None, None, None, -1, -1, 3)),
+    "numbers as a list": ("i4", (3, "<", None, None, None, -1, -1, 2)),
+    "a number over an object": ("V8", (3, "|", None, ("a", "b"), {"a": (O8, 0), "b": (np.dtype("u8"), 0)}, 8, 1, 27)),
+    "half a number over an object": (
+        "V9",
+        (3, "|", None, ("a", "b"), {"a": (O8, 1), "b": (np.dtype("i2"), 0)}, 9, 1, 27),
+    ),
+    "objects over objects": ("V12", (3, "|", None, ("a", "b"), {"a": (O8, 0), "b": (O8, 4)}, 12, 1, 27)),
+    "a name without a field": ("V8", (3, "|", None, ("a", "b"), {"a": (np.dtype("i4"), 0)}, 8, 1, 16)),
+    "an alignment of 0": ("V8", (3, "|", None, ("a",), {"a": (np.dtype("i4"), 0)}, 8, 0, 16)),
+    "a date without a unit": ("M8", (3, "<", None, None, None, -1, -1, 0)),
+}
 
-    def __init__(self, *reduced):
-        self.reduced = reduced
 
-    def __reduce__(self):
-        return self.reduced
+@pytest.mark.parametrize(("code", "state"), UNSOUND.values(), ids=list(UNSOUND))
+def test_a_state_that_numpy_does_not_write_is_not_sound(code, state):
+    """Whether its flags, its fields or its unit are wrong."""
+    assert misused(_Made(np.dtype, (code, False, True), state), 4) == ["numpy.dtype"]
+
+
+CONSTRUCT = np.zeros(0).__reduce__()[0]
+EMPTY = (np.ndarray, (0,), b"b")
+
+
+def array_of(dtype, elements, shape=(4,)):
+    """An array that is pickled so."""
+    return _Made(CONSTRUCT, EMPTY, (1, shape, dtype, False, elements))
+
+
+def test_an_array_of_fewer_objects_than_elements_is_not_sound():
+    """numpy reads on behind the list; of a record too."""
+    name = f"{CONSTRUCT.__module__}._reconstruct"
+    for dtype in O8, np.dtype([("a", "O")]):
+        assert misused(array_of(dtype, [1, 2, 3, 4]), 2) == []
+        assert misused(array_of(dtype, [1, 2, 3]), 2) == [name]
+
+
+def test_a_type_that_changes_after_it_was_used_is_not_sound():
+    """The bytes of an array become addresses if its type gets fields of objects, or other fields, afterwards."""
+    dtype = called(named("numpy", "dtype"), text("V8"), b"\x89", b"\x88")
+    object_type = called(named("numpy", "dtype"), text("O8"), b"\x89", b"\x88")
+    object_type += b"(K\x03" + text("|") + b"NNN" + number(-1) + number(-1) + b"K\x3ftb"
+    empty = called(named(CONSTRUCT.__module__, "_reconstruct"), named("numpy", "ndarray"), numbers(0), short(b"b"))
+    array = empty + b"(K\x01" + numbers(1) + b"h\x01" + b"\x89" + short(b"A" * 8) + b"tb"
+    field = text("a") + object_type + b"K\x00\x86"
+    state = b"h\x01(K\x03" + text("|") + b"N" + text("a") + b"\x85h\x02" + number(8) + number(1) + number(27) + b"tb"
+    fields = b"}q\x02" + field + b"s0"
+    for body, why in [
+        (dtype + b"q\x01" + fields + array + state, "after"),
+        (dtype + b"q\x01" + fields + state + b"h\x02" + field + b"s0", "other fields"),
+    ]:
+        scanner = Scanner(pickled(body), "it")
+        scanner.run(0)
+        assert [one.qualified for one in scanner.mentions() if one.misuse] == ["numpy.dtype"], why
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (np.dtype([("a", "O")]),),
+        (np.dtype([("a", "O")]), np.full(1, 0x41414141)),
+        (np.dtype([("a", "O")]), array_of(np.dtype([("a", "O")]), [], (0,))),
+    ],
+    ids=["nothing", "numbers", "no element"],
+)
+def test_a_scalar_of_objects_comes_from_an_array_of_its_type(args):
+    """numpy reads the first element of whatever array there is."""
+    function = np.float64(1).__reduce__()[0]
+    assert misused(np.zeros(1, [("a", "O")])[0], 4) == []
+    assert misused(_Made(function, args), 4) == [f"{CONSTRUCT.__module__}.scalar"]
