@@ -30,7 +30,7 @@ from statecli.formats._pickle import MisframedPickle, OverBudget, TruncatedFrame
 from statecli.formats._source import HEAD, Source
 from statecli.formats._steps import Budget, OutOfSteps, Steps
 from statecli.formats._torch_loaders import Use, uses_of
-from statecli.formats._zip import BEGINNING, STORED, Archive, Record
+from statecli.formats._zip import BEGINNING, FARTHEST_END, STORED, Archive, Record
 from statecli.state import Bomb, Mention, Place, ScannedPickle
 
 #: Bytes of one pickle, and of one inflated record. What one file may cost in all is in `_steps.Budget`.
@@ -62,7 +62,7 @@ _TEXT = re.compile(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 _INERT = re.compile(rb"[\d\n]{0,64}|little|big")
 _LONGEST_INERT = 64
 _ZIP = b"PK\3\4"
-_END, _MAX_COMMENT = 22, 65_535
+_END, _LOCATOR = 22, 20
 #: Bytes of the three end records of an archive that torch writes: zip64's, its locator, the old one.
 _ENDS = 56 + 20 + _END
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
@@ -743,14 +743,22 @@ def _json_text(text: str) -> bytes:
 
 
 def _ends_as_zip(region: _Region) -> bool:
-    """Whether the end record of an archive is where Python's zipfile looks for it, whatever comes before."""
-    tail = region.read(max(0, region.size - _END - _MAX_COMMENT), min(region.size, _END + _MAX_COMMENT))
-    at = tail.rfind(b"PK\5\6")
-    return (
-        at >= 0
-        and len(tail) - at >= _END
-        and len(tail) - at - _END == int.from_bytes(tail[at + 20 : at + 22], "little")
-    )
+    """Whether there is an end record where torch's zip reader and Python's look for it, and a directory.
+
+    Both take the last one, whatever comes before the archive and after its end. torch's reader does not look at the
+    record's comment, and reads on by whole buffers.
+    """
+    start = max(0, region.size - FARTHEST_END)
+    tail = region.read(start, region.size - start)
+    at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END + 4))
+    if at < 0:
+        return False
+    if tail[max(0, at - _LOCATOR) : at].startswith(b"PK\6\7"):
+        return True
+    size, offset = struct.unpack_from("<II", tail, at + 12)
+    begins = (offset, start + at - size)  # zipfile finds the directory by its size
+    found = (region.read(begin, 4) for begin in begins if 0 <= begin <= region.size - 4)
+    return b"PK\1\2" in found
 
 
 def _in_a_row(region: _Region) -> list[_Region]:

@@ -43,7 +43,8 @@ _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
-_MAX_COMMENT = 65_535
+#: Bytes from the end of a file in which torch's zip reader finds an end record: a comment, and what it reads at once.
+FARTHEST_END = _END.size + 65_535 + 4096
 #: Bytes that hold the end records of nearly every archive.
 _USUAL_END = 1024
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
@@ -208,7 +209,7 @@ class Archive:
     def _end(self) -> _End:
         """The end record, with the zip64 one where there is one."""
         source = self._source
-        for reach in (_USUAL_END, _END.size + _MAX_COMMENT):
+        for reach in (_USUAL_END, FARTHEST_END):
             tail_at = max(0, source.size - reach)
             tail = source.read(tail_at, source.size - tail_at)
             at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4)) + tail_at

@@ -600,6 +600,43 @@ def test_an_archive_of_torch_save_may_be_a_stream_of_pickles(name, parts, tmp_pa
     _loads_and_is_found(built(tmp_path / "y.pt2", {**parts, name: _in_protocol_0(b"N0", mark)}), mark)
 
 
+def _behind(head: bytes, records: dict[str, bytes], tail: bytes) -> bytes:
+    """An archive between other bytes, whose offsets are those of the file."""
+    out = io.BytesIO(head)
+    with zipfile.ZipFile(out, "a") as archive:
+        for name, data in records.items():
+            archive.writestr(f"x/{name}", data)
+    return out.getvalue() + tail
+
+
+def _safetensors_head(size: int) -> bytes:
+    header = _json({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}})
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize("tail", [b"", b"tail", b"t" * 66_000], ids=["at the end", "4 bytes", "66,000 bytes"])
+@pytest.mark.parametrize("head", ["safetensors", "GGUF", "a pickle"])
+def test_an_archive_between_other_bytes_is_found(head, tail, parts, tmp_path):
+    """torch's zip reader takes the last end record of the last 69,632 bytes, whatever follows it."""
+    mark = tmp_path / "ran"
+    pickle = _in_protocol_0(b"N0", mark)
+    records = {**parts, **_declared("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle}
+    begin = {"safetensors": _safetensors_head(0), "GGUF": b"GGUF\3\0\0\0" + bytes(16), "a pickle": b"\x80\2}."}[head]
+    if head == "safetensors":
+        begin = _safetensors_head(len(_behind(_safetensors_head(10**6), records, tail)) - len(_safetensors_head(10**6)))
+    path = tmp_path / "y.pt2"
+    path.write_bytes(_behind(begin, records, tail))
+    _loads_and_is_found(path, mark)
+
+
+def test_bytes_that_look_like_the_end_of_an_archive_are_none(tmp_path):
+    """A tensor may hold them: an archive has a directory too."""
+    data = b"PK\5\6" + bytes(18) + b"tail"
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(_safetensors_head(len(data)) + data)
+    assert findings(path) == []
+
+
 def test_a_storage_that_begins_like_a_pickle_is_no_finding(parts, tmp_path):
     """What a configuration declares as a storage is copied and never unpickled."""
     storage = next(name for name in parts if name.endswith("weights/weight_0"))
