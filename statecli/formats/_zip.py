@@ -464,7 +464,6 @@ def _within(data: bytes, start: int) -> Callable[[int, int], bytes]:
 
 def _data_offset(record: Record, read: Callable[[int, int], bytes]) -> int:
     """Where the record's bytes start. Only the local header knows: torch pads it to align them."""
-    wanted = len(record.name) * 4 if not record.name.isascii() else len(record.name)
     header = read(record.offset, _LOCAL.size)
     n: int
     extra: int
@@ -473,8 +472,9 @@ def _data_offset(record: Record, read: Callable[[int, int], bytes]) -> int:
         raise MalformedError(
             f"{record.name!r}: no local header at byte {record.offset}, where the directory says it is"
         )
-    name = _text(read(record.offset + _LOCAL.size, n), flags) if n <= max(wanted, 1) else ""
-    same = name == record.name and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED
+    # No character takes more than four bytes.
+    same = n <= 4 * len(record.name) and _text(read(record.offset + _LOCAL.size, n), flags) == record.name
+    same = same and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED
     if same and not flags & _SIZES_FOLLOW:
         said = ((crc, record.crc32), (packed, record.compressed_size), (size, record.size))
         same = all(local in (_U32_MAX, central) for local, central in said)

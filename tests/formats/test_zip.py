@@ -391,3 +391,10 @@ def test_every_cut_is_clean(opened, end):
     with pytest.raises(UnreadableError) as caught:
         opened(GOOD[:end])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("local_name", [b"e", b"evil"])
+def test_a_nameless_record_with_a_local_name_is_refused(opened, local_name):
+    """The two names of a record agree, also where the directory has none."""
+    with pytest.raises(MalformedError, match="its local header disagrees with the directory"):
+        opened(build([Member(b"", b"x", local_name=local_name)]))
