@@ -6,15 +6,19 @@ import io
 import struct
 import zipfile
 import zlib
+from itertools import combinations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.serialization import skip_data
 
 from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.formats import _zip
 from statecli.formats._source import Source
-from statecli.formats._zip import MAX_INFLATED, Archive
+from statecli.formats._zip import MAX_INFLATED, MAX_PADDING, Archive
+from statecli.state import Place
 
 from .attacks import Lies, Member, build, changed, records
 
@@ -182,6 +186,10 @@ REFUSED = {
     "local extra past the end": (
         build(changed(".data/serialization_id", local_extra_length=60_000)),
         "lies outside the file",
+    ),
+    "header that runs into the directory": (
+        build(changed(".data/serialization_id", offset=GOOD.index(b"PK\1\2") - 10)),
+        "'archive/.data/serialization_id' lies outside the file: its header is at byte",
     ),
     "header past the end": (build(changed("data/0", offset=10**6)), "'archive/data/0' lies outside the file"),
     "size": (build(changed("data/0", size=8)), "stored in 16 bytes and said to hold 8"),
@@ -398,3 +406,254 @@ def test_a_nameless_record_with_a_local_name_is_refused(opened, local_name):
     """The two names of a record agree, also where the directory has none."""
     with pytest.raises(MalformedError, match="its local header disagrees with the directory"):
         opened(build([Member(b"", b"x", local_name=local_name)]))
+
+
+def test_an_oddity_says_where_it_lies(opened):
+    """What is appended, and a comment: file, first byte and length."""
+    for data, at, length in (
+        (build(records(), suffix=b"junk"), len(GOOD), 4),
+        (build(records(), Lies(comment=b"hello")), len(GOOD), 5),
+        (build(records(), Lies(comment=b"hello"), suffix=b"junk"), len(GOOD) + 5, 4),
+    ):
+        archive = opened(data)
+        (oddity,) = archive.oddities
+        assert oddity.place == Place(archive.path, at, length)
+
+
+def test_bytes_before_the_first_record_are_odd(opened):
+    """Offsets that count them too are right, and whoever reads from the beginning meets something else."""
+    member = Member("a/x", b"content")
+    body = bytearray(b"#!/bin/sh\n" + member.local(10))
+    directory = member.central(10)
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, len(directory), len(body), 0)
+    archive = opened(bytes(body) + directory + end)
+    (oddity,) = archive.oddities
+    assert (oddity.name, oddity.place) == ("prefixed", Place(archive.path, 0, 10))
+    assert contents(archive) == {"a/x": b"content"}
+
+
+def with_local_extra(name: str, extra: int) -> bytes:
+    """Two records, `name` with so many bytes of extra field in its local header alone."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for one in ("a/x", "a/y"):
+            archive.writestr(one, b"abcd")
+    data = bytearray(file.getvalue())
+    at = data.index(b"PK\3\4", 1 if name == "a/y" else 0)
+    struct.pack_into("<H", data, at + 28, extra)
+    data[at + 33 : at + 33] = bytes(extra)
+    end = data.index(b"PK\5\6")
+    struct.pack_into("<I", data, end + 16, struct.unpack_from("<I", data, end + 16)[0] + extra)
+    if name == "a/x":
+        second = data.index(b"PK\1\2", data.index(b"PK\1\2") + 1)
+        struct.pack_into("<I", data, second + 42, struct.unpack_from("<I", data, second + 42)[0] + extra)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "spaces"),
+    [("a/y", MAX_PADDING, []), ("a/y", MAX_PADDING + 1, [("a/x", 37, MAX_PADDING + 1)]), ("a/x", 1000, [])],
+)
+def test_a_space_between_two_records_is_wider_than_padding(opened, name, extra, spaces):
+    """Named by the record before it; what is before the first record is none."""
+    archive = opened(with_local_extra(name, extra))
+    assert contents(archive) == {"a/x": b"abcd", "a/y": b"abcd"}
+    assert archive.spaces == [(before, Place(archive.path, at, length)) for before, at, length in spaces]
+
+
+def test_a_space_before_the_directory_is_of_the_last_record(opened):
+    """As one between two records."""
+    member = Member("a/x", b"abcd", flags=0x0800)
+    body = member.local(0)
+    directory = member.central(0)
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, len(directory), len(body) + 200, 0)
+    # Sizes and checksum in the local header: no descriptor follows.
+    body = body[:14] + struct.pack("<III", zlib.crc32(b"abcd"), 4, 4) + body[26:]
+    archive = opened(body + bytes(200) + directory + end)
+    ((name, place),) = archive.spaces
+    assert (name, place.offset + place.length) == ("a/x", len(body) + 200)
+
+
+WIDE = {"size": 8, "packed": 8, "offset": 8, "disk": 4}
+
+
+def one_wide(fields: tuple[str, ...], before: bytes = b"", cut: int = 0) -> bytes:
+    """A record at byte 64 whose directory entry leaves these fields to its zip64 extra field."""
+    first, second = Member("a/x", bytes(4)), Member("a/y", b"abcd")
+    at = len(first.local(0))
+    values = {"size": 4, "packed": 4, "offset": at, "disk": 0}
+    shown = {name: (2 ** (32 if name != "disk" else 16) - 1 if name in fields else values[name]) for name in WIDE}
+    wide = b"".join(values[name].to_bytes(WIDE[name], "little") for name in WIDE if name in fields)
+    wide = wide[: len(wide) - cut]
+    extra = before + struct.pack("<HH", 1, len(wide)) + wide
+    entry = struct.pack(
+        "<4sHHHHHHIIIHHHHHII",
+        b"PK\1\2",
+        *(0, 0, 0x0808, 0, 0, 0, zlib.crc32(b"abcd"), shown["packed"], shown["size"], 3, len(extra), 0),
+        *(shown["disk"], 0, 0, shown["offset"]),
+    )
+    body, directory = first.local(0) + second.local(at), first.central(0) + entry + b"a/y" + extra
+    return body + directory + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 2, 2, len(directory), len(body), 0)
+
+
+SUBSETS = [fields for n in range(5) for fields in combinations(WIDE, n)]
+
+
+@pytest.mark.parametrize("fields", SUBSETS, ids="-".join)
+def test_a_zip64_field_holds_what_overflowed_and_nothing_else(opened, fields):
+    """Any of size, compressed size, offset and disk, in this order; Python's zipfile agrees."""
+    data = one_wide(fields)
+    assert contents(opened(data)) == {"a/x": bytes(4), "a/y": b"abcd"}
+    with zipfile.ZipFile(io.BytesIO(data)) as oracle:
+        assert oracle.read("a/y") == b"abcd"
+
+
+@pytest.mark.parametrize("fields", SUBSETS[1:], ids="-".join)
+def test_a_zip64_field_that_is_too_short_is_malformed(opened, fields):
+    """Nothing is made up for what it lacks."""
+    with pytest.raises(MalformedError, match="'a/y' lacks the zip64 sizes it points to"):
+        opened(one_wide(fields, cut=1))
+
+
+def test_a_zip64_field_is_found_behind_others(opened):
+    """Each extra field says its length; one of no length too."""
+    before = struct.pack("<HHI", 0x5455, 4, 1) + struct.pack("<HH", 0xCAFE, 0)
+    assert contents(opened(one_wide(("size", "offset"), before)))["a/y"] == b"abcd"
+
+
+def test_an_extra_field_past_its_end_is_malformed_where_it_is_needed(opened):
+    """Where the sizes fit nobody looks into it, as torch does not."""
+    past = struct.pack("<HHI", 0x5455, 400, 1)
+    with pytest.raises(MalformedError, match="'a/y' has an extra field that runs past its end"):
+        opened(one_wide(("size",), past))
+    data = bytearray(build(records(), Lies(zip64=False)))
+    last, end = data.rindex(b"PK\1\2"), data.index(b"PK\5\6")
+    struct.pack_into("<H", data, last + 30, len(past))
+    struct.pack_into("<I", data, end + 12, end + len(past) - data.index(b"PK\1\2"))
+    data[end:end] = past
+    reader = torch._C.PyTorchFileReader(io.BytesIO(data))
+    name = ".data/serialization_id"
+    assert reader.get_record(name) == contents(opened(bytes(data)))[f"archive/{name}"] == b"0" * 40
+
+
+def test_a_name_in_an_extra_field_past_its_end_is_malformed(opened):
+    """The record is named."""
+    extra = struct.pack("<HHI", 0x7075, 400, 1)
+    with pytest.raises(MalformedError, match="'a/y' has an extra field that runs past its end"):
+        opened(one_wide((), extra))
+
+
+@pytest.mark.parametrize("lie", ["records", "size", "offset"])
+def test_an_end_record_that_points_to_no_zip64_record_is_malformed(opened, lie):
+    """One field of three is enough."""
+    data = bytearray(build(records(), Lies(zip64=False)))
+    end = data.index(b"PK\5\6")
+    at, form = {"records": (8, "<HH"), "size": (12, "<I"), "offset": (16, "<I")}[lie]
+    struct.pack_into(form, data, end + at, *([0xFFFF] * 2 if lie == "records" else [0xFFFFFFFF]))
+    with pytest.raises(MalformedError, match="points to a zip64 record, and there is none"):
+        opened(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("signature", "field", "value"),
+    [(b"PK\6\7", 4, 1), (b"PK\6\7", 16, 2), (b"PK\6\6", 16, 1), (b"PK\6\6", 20, 1)],
+    ids=["disk of the zip64 record", "number of disks", "this disk", "first disk"],
+)
+def test_a_zip64_record_of_several_disks_is_refused(opened, signature, field, value):
+    """Each place that says so is believed."""
+    data = bytearray(GOOD)
+    struct.pack_into("<I", data, data.index(signature) + field, value)
+    with pytest.raises(MalformedError, match="spans several disks"):
+        opened(bytes(data))
+
+
+@pytest.mark.parametrize("field", [4, 6], ids=["this disk", "first disk"])
+def test_an_end_record_may_leave_its_disk_to_zip64(opened, field):
+    """0xFFFF says so; any other disk than the first is refused."""
+    data = bytearray(GOOD)
+    struct.pack_into("<H", data, data.index(b"PK\5\6") + field, 0xFFFF)
+    assert len(opened(bytes(data)).records) == len(records())
+    struct.pack_into("<H", data, data.index(b"PK\5\6") + field, 1)
+    with pytest.raises(MalformedError, match="spans several disks"):
+        opened(bytes(data))
+
+
+@pytest.mark.parametrize("size", [2**20, 2**20 + 1, 3 * 2**20])
+def test_a_deflated_record_of_more_than_a_piece_is_read_and_verified(opened, size):
+    """3 kB that inflate to 3 MiB: by the piece, and whole."""
+    good = opened(build([Member("a/x", bytes(size), method=8)]))
+    assert good.read(good.records["a/x"], 2**30) == bytes(size)
+    good.verify(good.records["a/x"])
+    bad = opened(build([Member("a/x", bytes(size), method=8, crc=1)]))
+    with pytest.raises(ChecksumMismatch, match="checksum wrong"):
+        bad.verify(bad.records["a/x"])
+
+
+# --- 4 GiB, in files that have holes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2**32 - 2, 2**32 - 1, 2**32, 2**32 + 5])
+def test_the_directory_alone_places_a_record_of_4_gib(tmp_path, size):
+    """torch widens the local headers of what is that large, and of all that lies behind it, before it pads them."""
+    for length in range(1, 65):
+        path = tmp_path / ("n" * length)
+        with skip_data():
+            torch.save([torch.empty(size, dtype=torch.uint8), torch.ones(3)], path)
+        with Source(str(path)) as source:
+            found = Archive(source).records
+        path.unlink()
+        assert found[f"{path.name}/data/0"].size == size
+        assert {name: _zip._aligned_start(one) for name, one in found.items()} == {
+            name: one.data_offset for name, one in found.items()
+        }
+
+
+# --- which kind of archive it is -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mentioned(tmp_path):
+    """A function that says whether the directory of an archive mentions a name."""
+
+    def ask(data: bytes, *names: bytes) -> bool:
+        (tmp_path / "m.zip").write_bytes(data)
+        return _zip.mentions(str(tmp_path / "m.zip"), *names)
+
+    return ask
+
+
+@pytest.mark.parametrize("lies", [Lies(), Lies(zip64=False), Lies(only_in_zip64=True)], ids=["both", "short", "zip64"])
+def test_a_directory_mentions_its_names_and_nothing_else(mentioned, lies):
+    """Neither content nor local headers are looked at."""
+    data = build([Member("archive/data.pkl", b"/constants.pkl"), Member("archive/x", local_name=b"archive/z")], lies)
+    assert mentioned(data, b"/data.pkl")
+    assert mentioned(data, b"/nothing", b"/x")
+    assert not mentioned(data, b"/constants.pkl")
+    assert not mentioned(data, b"/z")
+    assert not mentioned(data, b"/nothing", b"/neither")
+
+
+@pytest.mark.parametrize("only_in_zip64", [False, True])
+def test_a_long_directory_is_looked_at_near_its_begin_and_its_end(mentioned, only_in_zip64):
+    """64 KiB of either end, as its end lies in the last 64 KiB of the file."""
+    names = [f"a/{n:05}-{'n' * 60}" for n in range(3000)]
+    names[0], names[1500], names[-1] = "a/first", "a/middle", "a/last"
+    data = build([Member(name) for name in names], Lies(only_in_zip64=only_in_zip64))
+    asked = [mentioned(data, name) for name in (b"a/first", b"a/00500-", b"a/middle", b"a/02500-", b"a/last")]
+    assert asked == [True, True, False, True, True]
+    assert not mentioned(data, b"a/00700-")
+
+
+def test_what_is_no_archive_mentions_nothing(mentioned, tmp_path):
+    """Bytes of any kind, an end record that is cut short, a file that is missing or empty."""
+    for data in (b"", b"x", b"data.pkl" * 999, GOOD[:-1], GOOD[: GOOD.index(b"PK\5\6") + 4], b"PK\5\6data.pkl"):
+        assert not mentioned(data, b"data.pkl")
+    assert not _zip.mentions(str(tmp_path / "missing"), b"data.pkl")
+
+
+@pytest.mark.parametrize(("field", "value"), [(12, 2**32 - 2), (16, 2**32 - 2), (16, 2**32 - 1)])
+def test_an_end_record_that_lies_is_no_error(mentioned, field, value):
+    """Whoever reads the archive says what is wrong."""
+    data = bytearray(build(records(), Lies(zip64=False)))
+    struct.pack_into("<I", data, data.index(b"PK\5\6") + field, value)
+    assert mentioned(bytes(data), b"nothing") is False
