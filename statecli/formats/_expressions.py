@@ -13,9 +13,11 @@ sympy/parsing/sympy_parser.py of sympy 1.14.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterator
+from math import isinf, log2, prod
 from typing import Any, NamedTuple
 
 from statecli.formats import _script_code, _shown
@@ -39,15 +41,15 @@ _CALLED = frozenset(
 )
 #: A number has no attribute, and so nothing behind its digits.
 _TOKEN = re.compile(
-    r"[A-Za-z]\w*|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])|'[\w.+-]*'|(?P<operator>[-+*/%<>=!&|~^,(])|\)", re.ASCII
+    r"[A-Za-z]\w*|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])|'[\w.+-]*'|(?P<operator>[-+*/%<>=&|~^,(]|!=)|\)", re.ASCII
 )
 _SPACE = re.compile(r"[ \t]*")
 #: What guards are made of: sizes of inputs, and functions of numbers. A key of an input has no quote and no escape.
 _GUARD_TOKEN = re.compile(
     r"L(?:\[(?:'[^'\"\\\r\n]*'|-?\d+)\]|\.(?:size|stride|storage_offset|item)\(\)|\.[A-Za-z]\w*(?![\w(]))+"
-    r"|(?P<function>math\.[a-z]\w*|torch\._?sym_\w+|float|int|bool|abs|max|min|round|floor|ceiling|Max|Min|Mod|FloorDiv"
+    r"|(?P<function>math\.(?!factorial|comb|perm)[a-z]\w*|torch\._?sym_\w+|float|int|bool|abs|max|min|round|floor|ceiling|Max|Min|Mod|FloorDiv"
     r"|IsNonOverlappingAndDenseIndicator|cast_symbool_to_symint_guardless)(?=\()"
-    r"|(?P<operator>(?:not|and|or|is|in|if|else)(?!\w)|[-+*/%<>=!&|~^,(])|\)|(?:None|True|False)(?!\w)"
+    r"|(?P<operator>(?:not|and|or|is|in|if|else)(?!\w)|[-+*/%<>=&|~^,(]|!=)|\)|(?:None|True|False)(?!\w)"
     r"|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])",
     re.ASCII,
 )
@@ -87,6 +89,69 @@ def _is_made_of(text: str, token_of: re.Pattern[str], is_function: Callable[[re.
     return True
 
 
+#: Bits of the largest number that an expression may compute, and terms that it may have once it is multiplied out.
+_MAX_BITS, _MAX_TERMS = 4096, 4096
+#: Characters of one expression; those of real programs have some hundreds.
+_MAX_EXPRESSION = 20_000
+#: Functions whose second argument is an exponent, or a number of digits.
+_OF_EXPONENTS = frozenset(
+    ["Pow", "PowByNatural", "FloatPow", "LShift", "RShift", "Float", "RoundDecimal", "round", "pow"]
+)
+#: Whose terms are added up, in Python and in sympy.
+_OF_TERMS = frozenset(["Add", "Sub", "Max", "Min"])
+_NUMBER = re.compile(r"[-+]?\d*\.?\d*(?:[eE]([-+]?\d{1,18}))?", re.ASCII)
+
+
+def cost_of(text: str) -> str | None:
+    """Return why computing a plain expression takes too long, None where it does not.
+
+    sympy computes what has no symbol at once, `9**9**9` too, and torch multiplies out what has symbols.
+    """
+    if len(text) > _MAX_EXPRESSION:
+        return f"computes an expression of {len(text):,} characters"
+    try:
+        bits, terms = _size_of(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError, ValueError, OverflowError):
+        return None  # sympy parses it in the same way, and ends with the same error
+    if bits > _MAX_BITS:
+        return f"computes a number of more than {_MAX_BITS:,} bits"
+    return f"multiplies out an expression to more than {_MAX_TERMS:,} terms" if terms > _MAX_TERMS else None
+
+
+def _size_of(node: ast.AST) -> tuple[float, float]:
+    """Bits of the largest number that a node computes, and terms that it has once it is multiplied out, at most."""
+    if isinstance(node, ast.Constant):
+        return _bits_of(node.value), 1
+    if isinstance(node, ast.BinOp):
+        return _combined(type(node.op).__name__, [node.left, node.right])
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        return _combined(name, [*node.args, *(keyword.value for keyword in node.keywords)])
+    return _combined("", list(ast.iter_child_nodes(node)))
+
+
+def _combined(operation: str, nodes: list[ast.AST | ast.expr]) -> tuple[float, float]:
+    sizes = [_size_of(node) for node in nodes] or [(2.0, 1.0)]
+    bits, terms = [size[0] for size in sizes], [size[1] for size in sizes]
+    if operation in _OF_EXPONENTS and len(sizes) > 1:
+        exponent = 2.0 ** min(bits[1], 64)
+        return max(bits[0], 2) * exponent, terms[0] ** min(exponent, 64)
+    if operation in ("Mult", "Mul"):
+        return sum(bits), prod(terms)
+    return max(bits) + log2(len(bits)), sum(terms) if operation in _OF_TERMS else max(terms)
+
+
+def _bits_of(value: object) -> float:
+    """Of a number, in digits or as text; of a name as many as of a small number."""
+    if isinstance(value, str):
+        match = _NUMBER.fullmatch(value)
+        exponent = abs(int(match[1])) if match and match[1] else 0
+        return 4.0 * (len(value) + exponent) if match else 2.0
+    if isinstance(value, float):  # infinite for Python; a number of sympy has any exponent
+        return 2.0**64 if isinf(value) else max(2.0, log2(abs(value) + 1))
+    return max(2.0, log2(abs(value) + 1)) if type(value) is int else 2.0
+
+
 class Said(NamedTuple):
     """What loading a program does by one text of it: the name that it calls or imports.
 
@@ -107,6 +172,8 @@ def said(document: Any, steps: Steps) -> Iterator[Said]:
         steps.take(Budget.TEXT, 1 + len(text) // 8)
         if not is_plain(text):
             yield Said(text, "sympy", "sympify")
+        elif costs := cost_of(text):
+            yield Said(text, "sympy", "sympify", costs)
     bad: set[str] = set()
     for key, text in dict.fromkeys(_texts(document)):
         steps.take(Budget.TEXT)
@@ -189,9 +256,10 @@ def _operator(text: str) -> Said | None:
 
 def _guard(key: str, text: str) -> Said | None:
     """A check of the inputs, which the module of the program compiles and evaluates when it is called."""
-    if key != _GUARDS or is_plain_guard(text):
+    if key != _GUARDS:
         return None
-    return Said(text, "builtins", "exec", f"compiles the guard {_shown.quoted(text)}", doer="its module")
+    why = cost_of(text) if is_plain_guard(text) else f"compiles the guard {_shown.quoted(text)}"
+    return Said(text, "builtins", "exec", why, doer="its module") if why else None
 
 
 def _imported(key: str, text: str) -> Said | None:

@@ -20,7 +20,7 @@ from statecli import formats
 from statecli.auditing.run import Request, audit
 from statecli.errors import UnreadableError
 from statecli.formats import torch_export
-from statecli.formats._expressions import expressions, is_plain, is_plain_guard
+from statecli.formats._expressions import cost_of, expressions, is_plain, is_plain_guard
 from statecli.formats._scan import scan
 from statecli.rules.pickles import RULES
 from statecli.state import Evidence, Kind
@@ -663,7 +663,7 @@ def test_expressions_of_real_programs_are_plain(tmp_path):
     with zipfile.ZipFile(path) as archive:
         found = set(expressions(json.loads(archive.read("x/models/model.json"))))
     assert any("FloorDiv" in one for one in found)
-    assert [one for one in found if not is_plain(one)] == []
+    assert [one for one in found if not is_plain(one) or cost_of(one)] == []
     assert scan(str(path))
 
 
@@ -697,13 +697,49 @@ CODE = (
         "_x",
         "a;b",
         "a@b",
+        "5!",
+        "s0 !",
     ),
 )
+#: Each is computed or multiplied out at once, to more bits or terms than a size has.
+COSTLY = (
+    *("9**9**9", "Pow(Integer(9), Pow(Integer(9), Integer(9)))", "(2*s0)**99999", "LShift(Integer(1), Integer(99999))"),
+    *("floor(1e999999999)", "floor(Float('1e999999999'))", "Float('1.5', precision=99999)", "floor(E**(10**9))"),
+    *("(a + b + c + d + e + f)**60", "*".join(f"(a{n} + b)" for n in range(40)), f"Max({', '.join(['s0'] * 9999)})"),
+)
+CHEAP = (
+    *("2**s0", "9223372036854775807", "Pow(Symbol('s0', positive=True), Rational(-1, 2))", "s0*(s1 + 1)*(s2 + 1)"),
+    "Mul(" + ", ".join(f"Symbol('s{n}', positive=True, integer=True)" for n in range(20)) + ")",
+)
+
+
+@pytest.mark.parametrize("text", COSTLY, ids=lambda text: text[:20])
+def test_expressions_that_take_for_ever_are_found(parts, text, tmp_path):
+    """Nothing but what expressions are made of, in a size of an honest program."""
+    assert is_plain(text)
+    size = {"meta": {"sizes": [{"as_expr": {"expr_str": text}}]}}
+    document = json.dumps({**json.loads(parts["models/model.json"]), "costly": size}).encode()
+    (found,) = findings(built(tmp_path / "y.pt2", {**parts, "models/model.json": document}))
+    assert "sympy.sympify" in found[1]
+
+
+@pytest.mark.parametrize("text", CHEAP, ids=lambda text: text[:20])
+def test_expressions_of_sizes_are_cheap(text):
+    """Powers of symbols, the largest size, and as many factors as tensors have dimensions."""
+    assert is_plain(text)
+    assert cost_of(text) is None
+
+
+def test_sympy_computes_numbers_at_once():
+    """Which is why their size is judged before: 333,000 bits of ten characters."""
+    sympy = pytest.importorskip("sympy")
+    assert int(sympy.sympify("10**100000")).bit_length() > 300_000
+    assert cost_of("10**100000")
 
 
 def test_what_is_an_expression_and_what_is_code():
     """Nothing but what sizes are made of is called, and no attribute is taken."""
-    assert [one for one in PLAIN if not is_plain(one)] == []
+    assert [one for one in PLAIN if not is_plain(one) or cost_of(one)] == []
     assert [one for one in CODE if is_plain(one)] == []
 
 
@@ -765,7 +801,7 @@ def test_the_guards_of_real_programs_are_plain(tmp_path):
     with zipfile.ZipFile(path) as archive:
         guards = json.loads(archive.read("x/models/model.json"))["guards_code"]
     assert any("L['tables']['a'][0].size()[0]" in guard for guard in guards)
-    assert [guard for guard in guards if not is_plain_guard(guard)] == []
+    assert [guard for guard in guards if not is_plain_guard(guard) or cost_of(guard)] == []
     assert findings(path) == []
 
 
@@ -774,6 +810,7 @@ def test_what_is_a_guard_and_what_is_code():
     plain = ["L['x'].size()[0] == 3", "math.floor(L['a b'][0].stride()[1] / 2) >= 1 and not (True)", "-(3) ** 2 != 1"]
     code = ["__import__('os')", "L['x'].foo()", "L['x']._a", "L['x'].size()[0](1)", 'L["x"]', "L['\\x']", "(L['x'])(1)"]
     code += ["math.__loader__(1)", "eval(1)", "lambda: 0", "x", "'a'", "L['x'][y]", "[1]", "L['x\n']", "3 (4)", "f(1)"]
+    code += ["math.factorial(99999999) > 1", "math.comb(99999999, 9999999) > 1"]
     assert [text for text in plain if not is_plain_guard(text)] == []
     assert [text for text in code if is_plain_guard(text)] == []
 
