@@ -29,8 +29,13 @@ _MAX_HASH_STEPS = 50_000_000
 _MAX_NESTED = 10_000
 #: Keys of one dict or set that have the same hash. Each is compared with all before it.
 _MAX_COLLISIONS = 5_000
-#: A key of more values than this is not hashed here to find collisions.
-_MAX_HASHED = 64
+#: Tuples inside one another that are hashed here to find collisions; deeper ones count as if they had one hash.
+_MAX_HASHED_NESTING = 100
+#: Steps of compiling the regular expressions of one pickle, about a second for every 5 million.
+_MAX_PATTERN_STEPS = 20_000_000
+#: What the compiler of `re` does for a class of characters, each of which may span all of Unicode's first plane; and
+#: the square of the length that costs one step: it moves all branches of an alternation for each common character.
+_STEPS_OF_CHARACTER_CLASS, _SQUARE_OF_STEP = 65_536, 500
 #: No size is counted beyond this.
 _MAX_SIZE = 2**62
 #: Bytes of a pointer, of a small integer object, of an entry of the unpickler's memo.
@@ -70,12 +75,16 @@ class Allocations:
         #: How many values a container has, all that it holds counted each time; how deep it is nested.
         self._expanded: dict[int, tuple[int, int]] = {}
         self._keys: list[tuple[int, Value]] = []
+        self._hashes = _Hashes(plain)
+        #: Regular expressions that are compiled, and the steps of that.
+        self._patterns: list[Global] = []
+        self._pattern_steps = 0
 
     def add_keys(self, holder: Value, keys: Iterable[Value]) -> None:
         """Note keys of a dict, or elements of a set, that are costly to hash."""
         for key in keys:
             value = key.value if type(key) is Key else key
-            if type(value) in (tuple, int, float):
+            if type(value) in (tuple, int, float, Obj, SetOf):
                 self._keys.append((id(holder), value))
 
     def bombs(
@@ -96,6 +105,9 @@ class Allocations:
             yield Bomb(f"allocates {_amount(size)} by {name.qualified}", name.position)
         if highest_memo * _MEMO_ENTRY > limit:
             yield Bomb(f"allocates {_amount(highest_memo * _MEMO_ENTRY)} for memo entry {highest_memo:,}", 0)
+        if self._pattern_steps > _MAX_PATTERN_STEPS:
+            why = f"compiles regular expressions in more than {_MAX_PATTERN_STEPS:,} steps"
+            yield Bomb(why, self._patterns[0].position)
         yield from self._hash_bombs()
 
     def storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
@@ -116,6 +128,9 @@ class Allocations:
         plain = self._plain(name)
         self._steps.take(Budget.FLOW)
         size, length = self._size_of_call(plain, call.args)
+        if plain == "re._compile" and call.args:
+            self._patterns.append(name)
+            self._pattern_steps += _pattern_steps(call.args[0])
         if size:
             self._called[id(name)] = name
             self._bytes[id(name)] = min(self._bytes[id(name)] + size, _MAX_SIZE)
@@ -218,8 +233,7 @@ class Allocations:
             if steps > _MAX_HASH_STEPS:
                 yield Bomb(f"hashes its keys in more than {_MAX_HASH_STEPS:,} steps", 0)
                 return
-            if size <= _MAX_HASHED:
-                hashes[holder, hash(key)] += 1
+            hashes[holder, self._hashes.of(key)] += 1
         for (_, _), count in hashes.most_common(1):
             if count > _MAX_COLLISIONS:
                 yield Bomb(f"compares {count:,} keys of one hash with each other", 0)
@@ -251,6 +265,69 @@ def _children(value: Any) -> tuple[Value, ...] | list[Value]:
     if type(value) in (list, tuple):
         return value  # type: ignore[no-any-return]
     return list(value.values()) if type(value) is dict else ()
+
+
+class _Hashes:
+    """The hashes of keys, as far as an attacker chooses them: those of numbers, and of what is made of numbers."""
+
+    def __init__(self, plain: Name) -> None:
+        self._plain = plain
+        #: Of containers, by id: what many keys share is hashed once.
+        self._known: dict[int, int] = {}
+
+    def of(self, value: Value, nesting: int = 0) -> int:
+        """Return the hash that Python gives it, or one that all values have whose hash is not known here."""
+        if type(value) not in (tuple, SetOf, Obj):
+            return 0 if type(value) in (list, dict) else hash(value)
+        if nesting > _MAX_HASHED_NESTING:
+            return 0
+        if id(value) not in self._known:
+            self._known[id(value)] = 0  # of what holds itself
+            self._known[id(value)] = self._of_container(value, nesting + 1)
+        return self._known[id(value)]
+
+    def _of_container(self, value: Value, nesting: int) -> int:
+        if type(value) is tuple:
+            return hash(tuple(self.of(child, nesting) for child in value))
+        if type(value) is SetOf:
+            return hash(frozenset(self.of(child, nesting) for child in value.elems))
+        assert type(value) is Obj  # noqa: S101  # the only other container
+        return self._of_call(value, self._plain(value.cls) if type(value.cls) is Global else "", nesting)
+
+    def _of_call(self, call: Obj, name: str, nesting: int) -> int:
+        """Of an object; of a class that hashes nothing but numbers, or is not known, all have the hash of the class."""
+        args = call.args
+        if name == "builtins.complex" and args and all(type(one) in (int, float) for one in args[:2]):
+            return hash(args[0]) + 1_000_003 * hash(args[1] if len(args) > 1 else 0)
+        if name in ("torch.Size", "builtins.tuple", "builtins.frozenset") and args and type(args[0]) in (tuple, list):
+            hashes = tuple(self.of(child, nesting) for child in args[0])
+            return hash(frozenset(hashes) if name.endswith("frozenset") else hashes)
+        if name.endswith(".multiarray.scalar") and len(args) > 1:
+            return hash(name) if _is_hashed_by_sum(args[0]) else self.of(args[1], nesting)
+        if name.startswith(_HASHED_BY_TEXT):
+            return hash(tuple(self.of(child, nesting) for child in args))
+        return id(call) if name.startswith("torch.") else hash(name)
+
+
+#: Classes whose objects are hashed by text or bytes, with a key that nobody outside the process knows.
+_HASHED_BY_TEXT = ("builtins.str", "builtins.bytes", "numpy.str_", "pathlib.", "datetime.", "_codecs.encode")
+
+
+def _is_hashed_by_sum(dtype: Value) -> bool:
+    """Whether the hash of a number of numpy is a sum of two, so that many collide; of 64 bits at most 33 do."""
+    kind = dtype.args[0] if type(dtype) is Obj and dtype.args else None
+    return type(kind) is not str or kind[:1] in "cgGVO"
+
+
+def _pattern_steps(pattern: Value) -> int:
+    """Steps of compiling a regular expression, at most."""
+    while type(pattern) is Obj and pattern.args:
+        pattern = pattern.args[0]
+    if type(pattern) is bytes:
+        return len(pattern) ** 2 // _SQUARE_OF_STEP
+    if type(pattern) is not str:
+        return 0
+    return pattern.count("[") * _STEPS_OF_CHARACTER_CLASS + len(pattern) ** 2 // _SQUARE_OF_STEP
 
 
 def _capped(size: int) -> int:

@@ -47,6 +47,22 @@ def get(index):
     return b"j" + struct.pack("<I", index)
 
 
+#: Numbers that differ by this have one hash.
+P = 2**61 - 1
+
+
+def minuses(n):
+    """Thirteen numbers for each n below 8,192, all of one hash: -1 and -2 have the same."""
+    return [-1 - (n >> bit & 1) for bit in range(13)]
+
+
+def scalar(dtype, data):
+    """A number of numpy."""
+    return called(
+        stacked("numpy.core.multiarray", "scalar"), called(stacked("numpy", "dtype"), short(dtype)), short(data)
+    )
+
+
 RANGE = builtin("range", number(2**40))
 #: A tuple that holds the tuple before it twice, 64 times over.
 LAUGHS = b"N" + b"".join(put(n) + get(n) + b"\x86" for n in range(64)) + put(99) + b"0"
@@ -150,6 +166,55 @@ BOMBS = {
     "an element of a set": (LAUGHS + b"\x8f(" + get(99) + b"\x90", "hashes its keys in more than"),
     "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", "hashes its keys in more than"),
     "an element of a called set": (LAUGHS + builtin("set", b"]" + get(99) + b"a"), "hashes its keys in more than"),
+    "complex keys of one hash": (
+        b"}(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) + b"N" for n in range(6000)) + b"u",
+        "compares 6,000 keys of one hash",
+    ),
+    "complex elements of a set": (
+        b"\x8f(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) for n in range(6000)) + b"\x90",
+        "compares 6,000 keys of one hash",
+    ),
+    "sizes of one hash": (
+        b"}(" + b"".join(called(stacked("torch", "Size"), numbers(*minuses(n))) + b"N" for n in range(6000)) + b"u",
+        "compares 6,000 keys of one hash",
+    ),
+    "long tuples of one hash": (
+        numbers(*[0] * 64)
+        + put(0)
+        + b"0}("
+        + b"".join(get(0) + numbers(*minuses(n)) + b"\x86N" for n in range(6000))
+        + b"u",
+        "compares 6,000 keys of one hash",
+    ),
+    "frozensets of one hash": (
+        b"}(" + b"".join(b"(" + number(P * n) + b"\x91N" for n in range(1, 6001)) + b"u",
+        "compares 6,000 keys of one hash",
+    ),
+    "complex numbers of numpy": (
+        b"}(" + b"".join(scalar("c8", struct.pack("<ff", -n, n)) + b"N" for n in range(6000)) + b"u",
+        "compares 6,000 keys of one hash",
+    ),
+    "fractions, whose hashes are not known": (
+        b"}("
+        + b"".join(called(stacked("fractions", "Fraction"), short(f"{P * n}/1")) + b"N" for n in range(6000))
+        + b"u",
+        "compares 6,000 keys of one hash",
+    ),
+    "a pattern of 400 classes": (
+        called(stacked("re", "_compile"), text("[\u0100-\uffff]" * 400), number(2)),
+        "compiles regular expressions in more than 20,000,000 steps",
+    ),
+    "patterns of 40 classes each": (
+        b"".join(
+            called(stacked("re", "_compile"), text(f"{n}[\u0100-\uffff]" * 40), number(2)) + b"0" for n in range(10)
+        )
+        + b"N",
+        "compiles regular expressions in more than",
+    ),
+    "a pattern of two branches": (
+        called(stacked("re", "_compile"), text("a" * 60_000 + "b|" + "a" * 60_000 + "c"), number(0)),
+        "compiles regular expressions in more than",
+    ),
     "a key of many hashes": (
         b"(" + b"N" * 60_000 + b"t" + put(0) + b"0}(" + (get(0) + b"N") * 1000 + b"u",
         "hashes its keys in more than",
@@ -161,6 +226,16 @@ SPARED = {
     "a list": builtin("list", b"](NNe"),
     "a range": RANGE,
     "a key of numbers": b"}" + numbers(1, 2) + b"Ns",
+    "6,000 numbers of numpy": b"}(" + b"".join(scalar("i8", struct.pack("<q", n)) + b"N" for n in range(6000)) + b"u",
+    "6,000 paths": b"}("
+    + b"".join(called(stacked("pathlib", "PosixPath"), short(f"{n}.png")) + b"N" for n in range(6000))
+    + b"u",
+    "6,000 parameters": b"}("
+    + b"".join(
+        called(stacked("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", b"}") + b"N" for _ in range(6000)
+    )
+    + b"u",
+    "a long pattern": called(stacked("re", "_compile"), text(r"\d+[a-z]|" * 200), number(32)),
     "a fraction": called(stacked("fractions", "Fraction"), short("1/3")),
     "a logger": called(stacked("logging", "getLogger"), short("a.b.c")),
     "an empty array": called(RECONSTRUCT, NDARRAY, numbers(0), short("b")),
