@@ -122,7 +122,9 @@ class Flow:
 
     def is_tame(self, names: Iterable[Global]) -> bool:
         """Whether all names are of tensors, and only names are called: so it is for most checkpoints."""
-        return _TAME.issuperset(map(plain, names)) and all(type(one.cls) is Global for one in self.calls)
+        return _TAME.issuperset(map(plain, names)) and all(
+            type(one.cls) is Global and not _names_codec(plain(one.cls), one) for one in self.calls
+        )
 
     def note(self, name: Value, why: str) -> None:
         """The first reason stands. What a storage is told by stands for it."""
@@ -180,6 +182,8 @@ class Flow:
                 self.called.add(id(indirect.cls))
                 self._call(indirect, depth + 1)
         self._rebuilt(made.cls, name, made.args)
+        if _names_codec(name, made):
+            self.note(made.cls, "is given a codec that no pickler names; some take hours for a megabyte")
         if name in _CONVERTERS:
             self._converted(made.cls, made.args)
         elif name == "functools.partial":
@@ -523,6 +527,35 @@ _EXPECTED = {
         for module in ("bit_generator", "_bit_generator")
     },
 }
+
+
+#: What takes the name of a codec, and codecs that picklers and C know: others are Python code of the standard library.
+_ENCODERS = frozenset(["_codecs.encode", *_gadgets.names("builtins", "str bytes bytearray"), "numpy.str_"])
+_CODECS = frozenset(
+    [
+        "latin1",
+        "latin-1",
+        "iso-8859-1",
+        "ascii",
+        "us-ascii",
+        "utf8",
+        "utf-8",
+        "utf-16",
+        "utf-32",
+        "utf-16-le",
+        "utf-32-le",
+    ]
+)
+
+
+def _names_codec(name: str, made: Obj) -> bool:
+    """Whether a call gives a function that encodes or decodes any but an ordinary codec."""
+    if name not in _ENCODERS:
+        return False
+    codec: Value = made.args[1] if len(made.args) > 1 else "utf8"
+    if made.kwargs and "encoding" in made.kwargs:
+        codec = made.kwargs["encoding"]
+    return type(codec) is not str or codec.lower().replace("_", "-") not in _CODECS
 
 
 def calls_made_by(function: str, args: tuple[Value, ...]) -> Iterator[Obj]:

@@ -568,6 +568,15 @@ HIDDEN = {
         ("types", "SimpleNamespace"), __array_interface__=attributes(data=number(8) + b"\x89\x86")
     ),
     # uuid.UUID calls `replace` of what it is given
+    # codecs written in Python that take a time quadratic in the text
+    "text in Punycode": called(stacked("_codecs", "encode"), text("\u3400" * 99), short("punycode")),
+    "text decoded from Punycode": called(stacked("builtins", "str"), short(b"a-b"), short("punycode")),
+    "bytes of text by a keyword": stacked("builtins", "bytes")
+    + text("\u3400")
+    + b"\x85"
+    + attributes(encoding=short("idna"))
+    + b"\x92",
+    "text by a codec that is computed": called(stacked("_codecs", "encode"), text("a"), COMPUTED),
     "a UUID of an object": called(stacked("uuid", "UUID"), having(("types", "SimpleNamespace"), replace=RELU)),
     # the codec `idna` calls `encode` of what it is given
     "an object encoded": called(
