@@ -33,6 +33,9 @@ _REFERENCES = 0x03
 #: Of text, of a record, of an aligned record.
 _HARMLESS = 0x08 | 0x10 | 0x80
 _ALIGNED = 0x80
+#: Bytes that elements of sized types are aligned at; a record may be aligned as its fields are.
+_ALIGNMENTS = {"S": (1,), "a": (1,), "U": (4,)}
+_POWERS = (1, 2, 4, 8, 16, 32, 64)
 #: A type of dates says its unit behind the flags.
 _DATES = frozenset("Mm")
 
@@ -92,7 +95,7 @@ class ArrayTypes:
             self._held.add(id(inner))
             deepest = max(deepest, depth)
             spans.append((at, at + length * count, _holds_objects(inner)))
-        is_apart = _are_apart(spans) and deepest < _MAX_DEPTH and _is_complete(state, code)
+        is_apart = _are_apart(spans) and deepest < _MAX_DEPTH and _is_written(dtype, state)
         return deepest + 1 if is_apart and _are_flags(state, code, any(span[2] for span in spans)) else 0
 
     def _depth_of_part(self, dtype: Obj, state: Value, outer: int) -> int:
@@ -145,12 +148,27 @@ def _are_apart(spans: list[tuple[int, int, bool]]) -> bool:
     return True
 
 
-def _is_complete(state: tuple[Value, ...], code: str) -> bool:
-    """Whether each name has its field, elements are aligned somehow, and a type of dates has its unit."""
-    names, fields, alignment = state[3], state[4], state[6]
-    named = type(names) is not tuple or (type(fields) is dict and all(_is_key(fields, name) for name in names))
-    is_aligned = type(alignment) is int and (alignment == -1 or alignment > 0)
-    return named and is_aligned and (code not in _DATES or len(state) > 8)
+def _is_written(dtype: Obj, state: tuple[Value, ...]) -> bool:
+    """Whether numpy writes such a version, byte order, size, alignment, names and unit for a type of this code."""
+    version, order, subarray, names, fields, size, alignment = state[:7]
+    code, digits = _coded(dtype)
+    is_byte = code in "?OSVa" or digits == "1"
+    is_sized = type(size) is int and 0 <= size < 2**31 and alignment in _ALIGNMENTS.get(code, _POWERS)
+    if code in _SIZED and not (is_sized and int(digits or size) * (4 if code == "U" else 1) == size):
+        return False
+    if code not in _SIZED and not (size == alignment == -1 and subarray is None):
+        return False
+    named = type(names) is tuple and type(fields) is dict and all(_is_key(fields, name) for name in names)
+    plain = names is None and fields is None
+    return version in (3, 4) and order in ("|" if is_byte else "<>") and (named or plain) and _has_unit(code, state)
+
+
+def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
+    """Whether a type of dates has its unit behind the flags, and any other its metadata at most."""
+    more = state[8:]
+    if code not in _DATES:
+        return not more or (len(more) == 1 and type(more[0]) is dict)
+    return len(more) == 1 and type(more[0]) is tuple and [type(part) for part in more[0][1:]] == [tuple]
 
 
 def _is_key(fields: dict[Value, Value], name: Value) -> bool:

@@ -97,6 +97,12 @@ UNSOUND = {
     "objects over objects": ("V12", (3, "|", None, ("a", "b"), {"a": (O8, 0), "b": (O8, 4)}, 12, 1, 27)),
     "a name without a field": ("V8", (3, "|", None, ("a", "b"), {"a": (np.dtype("i4"), 0)}, 8, 1, 16)),
     "an alignment of 0": ("V8", (3, "|", None, ("a",), {"a": (np.dtype("i4"), 0)}, 8, 0, 16)),
+    "an alignment of a terabyte": ("S4", (3, "|", None, None, None, 4, 2**40, 0)),
+    "another size than its code says": ("S4", (3, "|", None, None, None, 8, 1, 0)),
+    "a size of numbers": ("i4", (3, "<", None, None, None, 1, 4, 0)),
+    "a byte order of objects": ("O8", (3, ">", None, None, None, -1, -1, 63)),
+    "an old version": ("f8", (2, "<", None, None, None, -1, -1, 0)),
+    "metadata that is none": ("f8", (4, "<", None, None, None, -1, -1, 0, 5)),
     "a date without a unit": ("M8", (3, "<", None, None, None, -1, -1, 0)),
 }
 
