@@ -7,7 +7,8 @@ A tensor that is no single strided view has the digest of a text with a line a p
     indices int64 [2, 5] 1f3a…
     values float32 [5] 77b0…
 
-and a quantized one that of its codes, its scheme, and its scale and zero point, or those of each channel.
+where compressed columns begin with a line of their layout; and a quantized one that of its codes, its scheme, and its
+scale and zero point, or those of each channel.
 """
 
 from __future__ import annotations
@@ -103,14 +104,16 @@ def _of_tensor_or_error(tensor: TensorInfo, new: Callable[[], Any]) -> str | Sta
 
 
 def _content(tensor: TensorInfo) -> Any:
-    return tensor.data, tensor.parts
+    return tensor.data, tensor.parts, tensor.layout
 
 
 def _of_tensor(tensor: TensorInfo, new: Callable[[], Any]) -> str:
     if tensor.data is not None:
         return _of_data(as_stored(tensor.data), tensor.fqn, new)
     parts = sorted(tensor.parts, key=lambda part: part[0])
-    return _of_text([_line(name, data, f"{tensor.fqn}: {name}", new) for name, data in parts], new)
+    lines = [_line(name, data, f"{tensor.fqn}: {name}", new) for name, data in parts]
+    # Compressed columns have parts of the same names and shapes as compressed rows, and are the transposed matrix.
+    return _of_text([tensor.layout, *lines] if tensor.layout in ("sparse_csc", "sparse_bsc") else lines, new)
 
 
 def _of_data(data: TensorData, what: str, new: Callable[[], Any]) -> str:

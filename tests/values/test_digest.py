@@ -96,6 +96,20 @@ def test_a_sparse_tensor_has_the_digest_of_its_parts(tmp_path, layout):
     assert of_file(tmp_path / "b.pt")["a"] == found["a"]
 
 
+@pytest.mark.parametrize("names", [("sparse_csr", "sparse_csc"), ("sparse_bsr", "sparse_bsc")])
+def test_the_transposed_matrix_has_another_digest(tmp_path, names):
+    """Compressed columns have the parts of compressed rows, by their names and shapes."""
+    parts = torch.tensor([0, 1, 2]), torch.tensor([1, 1]), torch.arange(1.0, 9).reshape(2, 2, 2)
+    parts = parts if "sparse_bsr" in names else (*parts[:2], parts[2][:, 0, 0])
+    size = (4, 4) if "sparse_bsr" in names else (2, 2)
+    layouts = [getattr(torch, name) for name in names]
+    one, two = (torch.sparse_compressed_tensor(*parts, size, layout=layout) for layout in layouts)
+    assert not torch.equal(one.to_dense(), two.to_dense())
+    torch.save({"rows": one, "columns": two}, tmp_path / "a.pt")
+    made = of_file(tmp_path / "a.pt")
+    assert made["rows"] != made["columns"]
+
+
 def test_the_parts_are_a_text_with_a_line_each(tmp_path):
     """As the documentation of the format has it, computed without statecli."""
     kept = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True).coalesce()
