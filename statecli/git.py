@@ -9,6 +9,7 @@ equals, and says how git is made to forget it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -20,6 +21,8 @@ from fnmatch import fnmatchcase
 from statecli import __version__, outputs, target
 from statecli.auditing.targets import BINS
 from statecli.errors import MissingDependency, StateError, UsageError
+from statecli.formats._gadgets import renamed
+from statecli.formats._globals import refused_by_torch_load
 from statecli.formats._source import Source
 from statecli.inspection import numpy_needed
 from statecli.render._escape import visible
@@ -28,15 +31,21 @@ from statecli.stamps import unchanged_files
 from statecli.state import TensorInfo
 
 #: What the lines are made by: stands in the driver's command line, so that a later version's are not mixed with these.
-MADE_BY = f"{__version__}-blake3"
+MADE_BY = f"{__version__}-blake3-128"
+#: Hexadecimal digits of a digest that are shown: with half as many, an afternoon finds two tensors of one digest.
+DIGITS = 32
 #: Where git keeps what the driver made.
 _CACHE = "refs/notes/textconv/statecli"
 #: What `.gitattributes` gives to the driver.
 PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", *(f"{name}*.bin" for name in BINS), "*.pt2")
 #: A git-lfs pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md: at most 1,024 bytes.
-_LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v\d+\n(?:.*\n)*?oid (sha256:[0-9a-f]{64})\nsize (\d+)\n")
+_LFS = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/v\d+\n(?:.*\n)*?oid (sha256:[0-9a-f]{64})\nsize (\d+)\n?"
+)
 #: What a DVC pointer knows its data by, https://dvc.org/doc/user-guide/project-structure/dvc-files.
-_DVC = re.compile(rb"\b(md5|etag|checksum):\s*([0-9a-f]{32}(?:\.dir)?)")
+_DVC = re.compile(rb"^outs:\s*\n(?:.*\n)*?[ -]*(md5|etag|checksum): ([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE)
+#: What no text has: a checkpoint of a few hundred bytes may have the words of a pointer in it.
+_BINARY = re.compile(rb"[^\t\n\r -~\x80-\xff]")
 _POINTER = 4096
 
 
@@ -50,11 +59,12 @@ def setup(*, everywhere: bool = False) -> list[str]:
     top = _git("rev-parse", "--show-toplevel") if not everywhere else ""
     command = _command()
     for key, value in (
-        ("diff.statecli.textconv", f"{command} git textconv --made-by {MADE_BY}"),
+        # git appends the path, which in the working tree may be `-o.pt`.
+        ("diff.statecli.textconv", f"{command} git textconv --made-by {MADE_BY} --"),
         # The cache is written as a commit: without an identity git diff would end in "Author identity unknown".
         ("diff.statecli.cachetextconv", "true" if _has_identity() else "false"),
         ("diff.statecli.binary", "true"),
-        ("difftool.statecli.cmd", f'{command} git difftool "$LOCAL" "$REMOTE" "$MERGED"'),
+        ("difftool.statecli.cmd", f'{command} git difftool -- "$LOCAL" "$REMOTE" "$MERGED"'),
         ("difftool.statecli.trustExitCode", "false"),
     ):
         _git("config", scope, key, value)
@@ -179,11 +189,23 @@ def _lines_of(path: str) -> Iterator[str]:
     try:
         state = target.checkpoint(path)
         yield from _lines(state.tensors, several=len(state.sections) > 1)
-        yield from (f"# {visible(key)} = {visible(str(value))}" for key, value in sorted(state.metadata.values.items()))
+        for key, value in sorted(state.metadata.values.items()):
+            yield f"# {visible(key)} = {visible(repr(value))}"
+        names = (".".join(renamed(*name.rpartition(".")[::2])) for name, _ in state.globals)
+        yield from (f"! imports {visible(name)}" for name in sorted(refused_by_torch_load(names)))
     except StateError as error:
         if not _is_the_files(error):
             raise
-        yield f"cannot be read: {visible(str(error).removeprefix(path + ': '))}"
+        yield f"cannot be read: {visible(str(error).removeprefix(path + ': '))}; its bytes: {_digest(path)}"
+
+
+def _digest(path: str) -> str:
+    """Return the start of a digest of a file's bytes, because two files can be unreadable for the same reason."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for piece in iter(lambda: file.read(1 << 20), b""):
+            digest.update(piece)
+    return digest.hexdigest()[:DIGITS]
 
 
 def _is_the_files(error: BaseException | None) -> bool:
@@ -210,7 +232,7 @@ def _lines(tensors: tuple[TensorInfo, ...], *, several: bool) -> Iterator[str]:
     rows = []
     for tensor, digest in zip(tensors, made, strict=True):
         name = f"{tensor.section}.{tensor.fqn}" if several else tensor.fqn
-        cells = (name, tensor.dtype, shape_text(tensor.shape), kind_text(tensor), (digest or "-")[:16])
+        cells = (name, tensor.dtype, shape_text(tensor.shape), kind_text(tensor), (digest or "-")[:DIGITS])
         rows.append(" ".join(map(visible, cells)))
     yield from sorted(rows)
 
@@ -222,11 +244,11 @@ def pointed(path: str) -> str | None:
             head, size = source.head[:_POINTER], source.size
     except StateError:  # textconv says what is wrong with it
         return None
-    if size > _POINTER:
+    if size > _POINTER or _BINARY.search(head):
         return None
-    if match := _LFS.match(head):
+    if match := _LFS.fullmatch(head):
         return f"git-lfs pointer: {match[1].decode()}, {int(match[2]):,} bytes; run: git lfs pull"
-    if (match := _DVC.search(head)) and b"outs:" in head:
+    if match := _DVC.search(head):
         return f"DVC pointer: {match[1].decode()}:{match[2].decode()}; run: dvc pull"
     return None
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -83,6 +84,63 @@ def test_the_driver_ends_0_whatever_a_file_is(repository, content):
     assert "+cannot be read: " in call("git", "diff")
 
 
+def test_two_files_that_fail_alike_differ(repository):
+    """Also a text that a hostile .gitattributes gives to the driver: an edit of code is not hidden."""
+    (repository / "a.py").write_text("x = 1\n")
+    (repository / "m.pt").write_bytes(b"PK\x03\x04 broken")
+    call("statecli", "git", "setup")
+    with (repository / ".gitattributes").open("a") as file:
+        file.write("*.py diff=statecli\n")
+    commit()
+    (repository / "a.py").write_text("x = 2\n")
+    (repository / "m.pt").write_bytes(b"PK\x03\x04 Broken")
+    for name in ("a.py", "m.pt"):
+        assert call("git", "diff", name).count("cannot be read: ") == 2
+
+
+@pytest.mark.parametrize("name", ["-o.pt", "--output=x.pt", "--made-by=x.pt", "--.pt", "a#b.pt", "it's $(touch x).pt"])
+def test_no_files_name_ends_a_git_diff(repository, name):
+    """git hands the driver the name that a file has in the working tree."""
+    torch.save({"w": torch.zeros(3)}, f"./{name}")
+    call("statecli", "git", "setup")
+    commit()
+    torch.save({"w": torch.ones(3)}, f"./{name}")
+    assert "+w float32 [3]" in call("git", "diff")
+    shown = call("git", "difftool", "--no-prompt", "-t", "statecli")
+    assert shown.startswith("changed: ")
+    assert "1 of 1 parameters changed" in shown
+
+
+def test_what_loading_would_run_is_a_line(repository):
+    """The tensors are the same, and one of the two runs a shell."""
+    torch.save({"w": torch.ones(3)}, "m.pt")
+    with zipfile.ZipFile("m.pt") as source, zipfile.ZipFile("n.pt", "w") as copy:
+        for name in source.namelist():
+            data = source.read(name)
+            harm = b"\x80\x02cposix\nsystem\n(S'true'\ntR0"
+            copy.writestr(name, harm + data[2:] if name.endswith("data.pkl") else data)
+    assert set(git.textconv("n.pt")) - set(git.textconv("m.pt")) == {"! imports posix.system"}
+
+
+def test_settings_of_two_types_are_two_lines(repository):
+    """A number and its text are no one setting."""
+    lines = []
+    for value in (1, "1", True, "True"):
+        torch.save({"w": torch.ones(3), "a": value}, "m.pt")
+        lines += list(git.textconv("m.pt"))[1:]
+    assert len(set(lines)) == 4
+
+
+def test_a_checkpoint_with_the_words_of_a_pointer_is_a_checkpoint(repository):
+    """A small file may have any text in its metadata; its tensors are shown all the same."""
+    made = []
+    for value in (0.0, 1.0):
+        save_file({"w": torch.full((3,), value)}, "m.safetensors", metadata={"words": f"outs: md5: {'c' * 32}"})
+        made.append(list(git.textconv("m.safetensors")))
+    assert made[0] != made[1]
+    assert made[0][0].startswith("w float32 [3]")
+
+
 def test_pointers_are_named_and_compared_by_their_ids(repository):
     """Of git-lfs and of DVC, in the driver and in the difftool."""
     (repository / "m.pt").write_text(POINTER.format("a" * 64))
@@ -139,10 +197,11 @@ def test_lines_of_another_version_are_not_mixed_with_these(repository, monkeypat
     """git keeps lines by the driver's command line: it names the version and the digest."""
     call("statecli", "git", "setup")
     before = call("git", "config", "diff.statecli.textconv").strip()
-    assert before.endswith(f"git textconv --made-by {git.__version__}-blake3")
+    assert before.endswith(f"git textconv --made-by {git.MADE_BY} --")
+    assert git.__version__ in git.MADE_BY
     monkeypatch.setattr(git, "MADE_BY", "99-blake4")
     git.setup()
-    assert call("git", "config", "diff.statecli.textconv").strip().endswith(" --made-by 99-blake4")
+    assert call("git", "config", "diff.statecli.textconv").strip().endswith(" --made-by 99-blake4 --")
 
 
 def test_the_difftool_shows_what_came_and_what_went(repository):
