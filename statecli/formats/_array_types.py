@@ -152,7 +152,7 @@ def _is_written(dtype: Obj, state: tuple[Value, ...]) -> bool:
     """Whether numpy writes such a version, byte order, size, alignment, names and unit for a type of this code."""
     version, order, subarray, names, fields, size, alignment = state[:7]
     code, digits = _coded(dtype)
-    is_byte = code in "?OSVa" or digits == "1"
+    is_byte = code in "?OSVa" or (digits == "1" and code != "U")
     is_sized = type(size) is int and 0 <= size < 2**31 and alignment in _ALIGNMENTS.get(code, _POWERS)
     if code in _SIZED and not (is_sized and int(digits or size) * (4 if code == "U" else 1) == size):
         return False

@@ -22,7 +22,30 @@ class _Made:
         return self.reduced
 
 
-CODES = ["?", "i1", "u8", "f2", "f4", "f8", "g", "c8", "c16", "G", "S3", "U5", "V7", "O", "M8[ns]", "m8[D]", "l", "p"]
+CODES = [
+    "?",
+    "i1",
+    "u1",
+    "S1",
+    "U1",
+    "V1",
+    "u8",
+    "f2",
+    "f4",
+    "f8",
+    "g",
+    "c8",
+    "c16",
+    "G",
+    "S3",
+    "U5",
+    "V7",
+    "O",
+    "M8[ns]",
+    "m8[D]",
+    "l",
+    "p",
+]
 #: Each makes a type of another one.
 SHAPES = {
     "itself": np.dtype,
