@@ -31,6 +31,8 @@ NAME = "deepspeed"
 
 #: The newest version whose files are known.
 KNOWN = (0, 19)
+#: What names the folder that is loaded: as it was saved, as a universal checkpoint.
+TRACKERS = ("latest", "latest_universal")
 #: Bytes of `latest`: a folder's name.
 MAX_LATEST = 512
 
@@ -56,7 +58,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     names = _folder.files(path) if files.isdir(path) else []
     if any(map(_MODEL.fullmatch, names)) or any(map(_OPTIMIZER.fullmatch, names)):
         return True
-    if files.isdir(path) and _universal.is_universal(path):
+    if files.isdir(path) and (_universal.is_universal(path) or _misled(path) is not None):
         return True
     if any(one in names or f"{one}.index.json" in names for one in _folder.SINGLE):
         return False
@@ -74,7 +76,9 @@ def tags(path: str) -> list[str]:
 def _tag(path: str) -> str:
     """The folder in `path` that its ranks' files are in, "" for itself. Raises MalformedError where it is not there."""
     names = _folder.files(path)
-    if any(map(_MODEL.fullmatch, names)) or any(map(_OPTIMIZER.fullmatch, names)) or _universal.is_universal(path):
+    if (misled := _misled(path)) is not None:
+        raise MalformedError(f"{misled[0]} points outside its folder: {misled[1]} is no plain folder name")
+    if _has_ranks(path):
         return ""
     found = tags(path)
     if "latest" in names:
@@ -86,8 +90,29 @@ def _tag(path: str) -> str:
     raise UnreadableError(f"holds {len(found)} checkpoints and no file latest; name one of: {_shown.names(found)}")
 
 
+def _has_ranks(path: str) -> bool:
+    names = _folder.files(path)
+    return any(_MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name) for name in names) or _universal.is_universal(path)
+
+
+def _misled(path: str) -> tuple[str, str] | None:
+    """The file that has DeepSpeed load ranks' files from where nothing else looks for them, and its text in quotes."""
+    for name in TRACKERS:
+        if name not in _folder.files(path):
+            continue
+        try:
+            tag = small(files.join(path, name), name, MAX_LATEST).decode("utf-8", "surrogateescape").strip()
+        except UnreadableError:
+            continue
+        is_plain = tag in _folder.folders(path) and (name == TRACKERS[0] or not tag.startswith("."))
+        folder = files.join(path, tag)
+        if tag and "\0" not in tag and not is_plain and files.isdir(folder) and _has_ranks(folder):
+            return name, _shown.quoted(tag)
+    return None
+
+
 def _latest(path: str, found: list[str]) -> str:
-    raw = small(files.join(path, "latest"), "latest", MAX_LATEST)
+    raw = small(files.join(path, TRACKERS[0]), TRACKERS[0], MAX_LATEST)
     tag = raw.decode("utf-8", "backslashreplace").strip()
     if tag in ("", ".", "..") or _leads_elsewhere(tag):
         raise MalformedError(f"latest points outside its folder: {_shown.quoted(tag)} is no plain folder name")
@@ -116,7 +141,12 @@ def _files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
 
 
 def members(path: str) -> tuple[str, ...]:
-    """The ranks' files, by their ways from the folder. Raises UnreadableError as `read` does."""
+    """The ranks' files, by their ways from the folder. Raises UnreadableError as `read` does.
+
+    Where a file leads elsewhere that file alone: the folder is a checkpoint that cannot be read.
+    """
+    if (misled := _misled(path)) is not None:
+        return (misled[0],)
     tag = _tag(path)
     found, others = _files(path, tag)
     universal = (files.join(tag, way) for way in _universal.members(files.join(path, tag)))

@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import formats
+from statecli.auditing.result import Status
+from statecli.auditing.run import Request, audit
 from statecli.formats import _scan, deepspeed
 from statecli.state import Evidence, Kind
 from statecli.values.read import all_values
@@ -370,6 +372,37 @@ def test_a_latest_that_leads_nowhere(line, tmp_path, what):
     folder = zero.write(tmp_path / "zero", 2, net())
     (folder / "latest").write_text(written)
     assert line(folder).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("tracker", "tag"),
+    [
+        *(("latest", tag) for tag in ("./.gs1", ".gs1/", "global_step1/../.gs1", "{folder}/.gs1", "a/.b", "../.gs2")),
+        *(("latest_universal", tag) for tag in ("./.gs1", ".gs1", "a/.b")),
+    ],
+)
+def test_a_hidden_folder_that_deepspeed_loads_fails_the_audit(tmp_path, tracker, tag):
+    """It joins whatever the file says with the folder's path, and unpickles; no walk looks into a hidden folder."""
+    folder = tmp_path / "ds"
+    state = {"module": {"w": torch.zeros(2)}}
+    for inner in (".gs1", "global_step1", "a/.b", "../.gs2"):
+        (folder / inner).mkdir(parents=True)
+        torch.save(state, folder / inner / "mp_rank_00_model_states.pt")
+    (folder / "latest").write_text("global_step1")
+    (folder / tracker).write_text(tag.format(folder=folder))
+    found = audit(Request((str(folder),)))
+    assert [target.reason for target in found.targets if target.status is Status.FAILED] == [
+        f"{folder}: {tracker} points outside its folder: {tag.format(folder=folder)!r} is no plain folder name"
+    ]
+    assert str(folder / "global_step1") in {target.target for target in found.targets}
+
+
+def test_a_latest_of_somebody_else_is_no_checkpoint(tmp_path):
+    """Other tools write paths into a file of this name; where it leads lies no rank's file."""
+    (tmp_path / "runs" / "1").mkdir(parents=True)
+    (tmp_path / "latest").write_text("runs/1")
+    torch.save({"w": torch.ones(1)}, tmp_path / "runs" / "1" / "model.pt")
+    assert Status.FAILED not in {target.status for target in audit(Request((str(tmp_path),))).targets}
 
 
 def test_a_latest_that_is_no_file(line, tmp_path):
