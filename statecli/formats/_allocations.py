@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from statecli.formats import _array_types
@@ -41,7 +41,10 @@ _MAX_SIZE = 2**62
 #: Bytes of a pointer, of a small integer object, of an entry of the unpickler's memo.
 _POINTER, _INTEGER, _MEMO_ENTRY = 8, 32, 16
 
-_EXPONENT = re.compile(r"[eE]([-+]?\d{1,18})\s*\Z", re.ASCII)
+#: As Python reads it: digits of any script, and underscores between them.
+_EXPONENT = re.compile(r"[eE][-+]?([\d_]+)\s*\Z")
+#: Digits of an exponent that is read; a number of more is larger than any size.
+_MAX_EXPONENT_DIGITS = 1000
 #: Bytes that encoding a character makes; 10 for codecs that are not here.
 _ENCODED = {"latin1": 1, "latin-1": 1, "ascii": 1, "utf-8": 1, "utf8": 1}
 _COPIERS = frozenset(
@@ -53,6 +56,10 @@ _COPIERS = frozenset(
 )
 _TEXTS = frozenset(["builtins.str", "collections.UserString", "torch.torch_version.TorchVersion", "numpy.str_"])
 _HASHING = frozenset(["builtins.set", "builtins.frozenset", "collections.Counter"])
+#: Given a number, these make as many bytes.
+_OF_BYTES = frozenset(
+    ["builtins.bytes", "builtins.bytearray"] + [f"numpy.{name}" for name in ("bytes_", "void", "record", "rec.record")]
+)
 _MAKING_DICTS = frozenset(["builtins.dict", "collections.OrderedDict"])
 
 #: The plain name of a global, and the calls that a function makes of what it is given.
@@ -144,12 +151,12 @@ class Allocations:
     def _size_of_call(self, name: str, args: tuple[Value, ...]) -> tuple[int, int]:
         """Bytes that a call allocates, and how many elements its result has."""
         first = args[0] if args else None
-        if name in ("builtins.bytes", "builtins.bytearray", "numpy.bytes_", "numpy.void"):
+        if name in _OF_BYTES:
             length = first if type(first) is int else self._length(first)
             return _capped(length), _capped(length)
         if name in _COPIERS or name.startswith("numpy."):
             self._hash_elements(name, first)
-            size = self._size_of_numpy(name, args)
+            size = self._size_of_numpy(name, args) + sum(map(_size_of_number, args)) * name.startswith("numpy.")
             length = max((self._length(one) for one in args), default=0)
             ranges = any(type(one) is Obj for one in args)
             return size + _capped(length * (_POINTER + _INTEGER * ranges)), length
@@ -162,10 +169,10 @@ class Allocations:
             length = _capped(self._length(first) * _ENCODED.get(codec.lower(), 10))
             return (length if type(first) is Obj else 0), length
         if name in _TEXTS:
-            size = self._expansion(first)[0] * 2 if type(first) in (list, tuple, dict) else 0
+            size = self._expansion(first)[0] * 2 if _children(first) else 0
             return _capped(size), _capped(size)
         if name == "fractions.Fraction":
-            return _exponent(first) * _MEMO_ENTRY, 0
+            return _capped(sum(map(_size_of_number, args))), 0
         if name == "logging.getLogger" and type(first) is str:
             return _capped(first.count(".") * len(first) // 2), 0
         return self._size_of_tensor(name, args), 0
@@ -225,7 +232,7 @@ class Allocations:
     def _hash_bombs(self) -> Iterator[Bomb]:
         steps, hashes = 0, Counter[tuple[int, int]]()
         for holder, key in self._keys:
-            size, depth = self._expansion(key) if type(key) is tuple else (1, 0)
+            size, depth = self._expansion(key) if self._hashes.reads(key) else (1, 0)
             steps += size
             if depth > _MAX_NESTED:
                 yield Bomb(f"hashes a key that nests more than {_MAX_NESTED:,} tuples, which overflows the stack", 0)
@@ -261,10 +268,17 @@ class Allocations:
         return known[id(root)]
 
 
-def _children(value: Any) -> tuple[Value, ...] | list[Value]:
+def _children(value: Any) -> Sequence[Value]:
+    """What a container holds, or an object is made of."""
     if type(value) in (list, tuple):
         return value  # type: ignore[no-any-return]
-    return list(value.values()) if type(value) is dict else ()
+    if type(value) is dict:
+        return [*(key.value for key in value if type(key) is Key), *value.values()]
+    if type(value) is SetOf:
+        return value.elems
+    if type(value) is Obj:
+        return [*value.args, *(value.elems or ()), *_children(value.items), *_children(value.kwargs)]
+    return ()
 
 
 class _Hashes:
@@ -286,6 +300,11 @@ class _Hashes:
             self._known[id(value)] = self._of_container(value, nesting + 1)
         return self._known[id(value)]
 
+    def reads(self, key: Value) -> bool:
+        """Whether the hash of a key is made of those of all that it holds; that of a tensor is its address."""
+        name = self._plain(key.cls) if type(key) is Obj and type(key.cls) is Global else ""
+        return type(key) in (tuple, SetOf, Obj) and (name == "torch.Size" or not name.startswith("torch."))
+
     def _of_container(self, value: Value, nesting: int) -> int:
         if type(value) is tuple:
             return hash(tuple(self.of(child, nesting) for child in value))
@@ -306,7 +325,7 @@ class _Hashes:
             return hash(name) if _is_hashed_by_sum(args[0]) else self.of(args[1], nesting)
         if name.startswith(_HASHED_BY_TEXT):
             return hash(tuple(self.of(child, nesting) for child in args))
-        return id(call) if name.startswith("torch.") else hash(name)
+        return hash(name) if self.reads(call) else id(call)
 
 
 #: Classes whose objects are hashed by text or bytes, with a key that nobody outside the process knows.
@@ -370,12 +389,17 @@ def _range_length(args: tuple[Value, ...]) -> int:
     return _capped(-((start - stop) // step) if step > 0 else -((stop - start) // -step))
 
 
-def _exponent(number: Value) -> int:
-    """Digits that a number in text has before or behind its point."""
+def _size_of_number(number: Value) -> int:
+    """Bytes of the integer that a number is computed as: one told by its exponent, as text or as Decimal's tuple."""
     if type(number) is Obj and number.args:
         number = number.args[0]
+    if type(number) is tuple and len(number) == 3 and type(number[2]) is int:
+        return _capped(abs(number[2]) * _MEMO_ENTRY)
     match = _EXPONENT.search(number) if type(number) is str else None
-    return _capped(abs(int(match[1]))) if match else 0
+    digits = match[1].replace("_", "") if match else ""
+    if len(digits) > _MAX_EXPONENT_DIGITS:
+        return _MAX_SIZE
+    return _capped(int(digits or 0) * _MEMO_ENTRY)
 
 
 def _amount(size: int) -> str:

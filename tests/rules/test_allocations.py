@@ -63,6 +63,11 @@ def scalar(dtype, data):
     )
 
 
+def nested(step):
+    """Forty objects, each made of the one before; the last is in the memo at 39."""
+    return number(1) + put(0) + b"".join(b"0" + step(get(n - 1)) + put(n) for n in range(1, 40)) + b"0"
+
+
 RANGE = builtin("range", number(2**40))
 #: A tuple that holds the tuple before it twice, 64 times over.
 LAUGHS = b"N" + b"".join(put(n) + get(n) + b"\x86" for n in range(64)) + put(99) + b"0"
@@ -131,6 +136,39 @@ BOMBS = {
     "a fraction of a decimal": (
         called(stacked("fractions", "Fraction"), called(stacked("decimal", "Decimal"), short("1e999999999"))),
         "by fractions",
+    ),
+    "a fraction with underscores": (
+        called(stacked("fractions", "Fraction"), short("1e1_000_000_000")),
+        "by fractions",
+    ),
+    "a fraction with zeros": (
+        called(stacked("fractions", "Fraction"), short("1e" + "0" * 30 + "1000000000")),
+        "by fractions",
+    ),
+    "a fraction with Arabic digits": (
+        called(stacked("fractions", "Fraction"), text("1e\u0661" + "\u0660" * 9)),
+        "by fractions",
+    ),
+    "a fraction of a Decimal's tuple": (
+        called(
+            stacked("fractions", "Fraction"),
+            called(stacked("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"\x87"),
+        ),
+        "by fractions",
+    ),
+    "an integer of numpy, of a Decimal": (
+        called(stacked("numpy", "int64"), called(stacked("decimal", "Decimal"), short("1e999999999"))),
+        "by numpy.int64",
+    ),
+    "a record of numpy": (called(stacked("numpy", "record"), number(2**31 - 1)), "2.0 GiB by numpy.record"),
+    "text of lists that calls make": (
+        nested(lambda x: builtin("list", b"(" + x + x + b"l")) + builtin("str", get(39)),
+        "by builtins.str",
+    ),
+    "a user's text of deques": (
+        nested(lambda x: called(stacked("collections", "deque"), b"(" + x + x + b"l"))
+        + called(stacked("collections", "UserString"), get(39)),
+        "by collections.UserString",
     ),
     "a logger and all above it": (called(stacked("logging", "getLogger"), text("a." * 100_000)), "by logging"),
     "text of a tuple": (LAUGHS + builtin("str", get(99)), "by builtins.str"),
@@ -215,6 +253,14 @@ BOMBS = {
         called(stacked("re", "_compile"), text("a" * 60_000 + "b|" + "a" * 60_000 + "c"), number(0)),
         "compiles regular expressions in more than",
     ),
+    "a key of tuples that calls make": (
+        nested(lambda x: builtin("tuple", b"(" + x + x + b"l")) + b"}" + get(39) + b"Ns",
+        "hashes its keys in more than",
+    ),
+    "a key of aliases": (
+        nested(lambda x: called(stacked("types", "GenericAlias"), x, x)) + b"}" + get(39) + b"Ns",
+        "hashes its keys in more than",
+    ),
     "a key of many hashes": (
         b"(" + b"N" * 60_000 + b"t" + put(0) + b"0}(" + (get(0) + b"N") * 1000 + b"u",
         "hashes its keys in more than",
@@ -235,6 +281,9 @@ SPARED = {
         called(stacked("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", b"}") + b"N" for _ in range(6000)
     )
     + b"u",
+    "fractions and decimals": called(stacked("fractions", "Fraction"), short("1.5e3"))
+    + called(stacked("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(-2) + b"\x87")
+    + b"\x86",
     "a long pattern": called(stacked("re", "_compile"), text(r"\d+[a-z]|" * 200), number(32)),
     "a fraction": called(stacked("fractions", "Fraction"), short("1/3")),
     "a logger": called(stacked("logging", "getLogger"), short("a.b.c")),
