@@ -129,6 +129,11 @@ def is_type(value: Value) -> bool:
     return type(value) is Obj and type(value.cls) is Global and value.cls.qualified == "numpy.dtype"
 
 
+def is_told_by_code(dtype: Obj) -> bool:
+    """Whether the call names the type by a code, or by the class of a record, as numpy writes it."""
+    return _coded(dtype)[0] != ""
+
+
 def _holds_objects(dtype: Value) -> bool:
     """Whether the type is an object, or has some."""
     return is_type(dtype) and (_coded(dtype)[0] == "O" or _has_objects(dtype.state))

@@ -182,6 +182,8 @@ class Flow:
                 self.called.add(id(indirect.cls))
                 self._call(indirect, depth + 1)
         self._rebuilt(made.cls, name, made.args)
+        if name == "numpy.dtype" and not _array_types.is_told_by_code(made):
+            self.note(made.cls, "is given a type in another way than by the code that numpy writes")
         if _names_codec(name, made):
             self.note(made.cls, "is given a codec that no pickler names; some take hours for a megabyte")
         if name in _CONVERTERS:

@@ -568,6 +568,12 @@ HIDDEN = {
         ("types", "SimpleNamespace"), __array_interface__=attributes(data=number(8) + b"\x89\x86")
     ),
     # uuid.UUID calls `replace` of what it is given
+    # 2 GB an element, which no state has to say
+    "a type of numpy by a list": called(
+        SCALAR, called(stacked("numpy", "dtype"), b"](" + text("a") + text("V2000000000") + b"\x86e")
+    ),
+    "a type of numpy by text": called(SCALAR, called(stacked("numpy", "dtype"), text("2000000000i1"))),
+    "a type of numpy by its fields": called(stacked("numpy", "dtype"), text("i4,V2000000000")),
     # codecs written in Python that take a time quadratic in the text
     "text in Punycode": called(stacked("_codecs", "encode"), text("\u3400" * 99), short("punycode")),
     "text decoded from Punycode": called(stacked("builtins", "str"), short(b"a-b"), short("punycode")),
