@@ -284,6 +284,7 @@ SPARED = {
     "fractions and decimals": called(stacked("fractions", "Fraction"), short("1.5e3"))
     + called(stacked("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(-2) + b"\x87")
     + b"\x86",
+    "a key that cannot be hashed": b"}(]tNs",
     "a long pattern": called(stacked("re", "_compile"), text(r"\d+[a-z]|" * 200), number(32)),
     "a fraction": called(stacked("fractions", "Fraction"), short("1/3")),
     "a logger": called(stacked("logging", "getLogger"), short("a.b.c")),
