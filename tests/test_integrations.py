@@ -212,6 +212,32 @@ def test_the_gitlab_script_imports_nothing_of_the_checkout(hostile, monkeypatch)
     assert component("m.safetensors", "--lock=statecli.lock.json").returncode == 1
 
 
+def test_a_link_of_the_checkout_leads_no_report_elsewhere(repository):
+    """GitLab's reports and the action's are files of the checkout; what a link there leads to stays as it was."""
+    reports = ("gl-code-quality-report.json", "statecli.xml", "statecli.sarif")
+    victims = [repository.parent / f"victim-{name}" for name in reports]
+    for name, victim in zip(reports, victims, strict=True):
+        victim.write_text("own")
+        Path(name).symlink_to(victim)
+    assert component("m.safetensors").returncode == 0
+    assert act("Audit", targets="m.safetensors")[0].returncode == 0
+    assert {victim.read_text() for victim in victims} == {"own"}
+    assert all(Path(name).is_file() and not Path(name).is_symlink() for name in reports)
+
+
+def test_a_folder_of_the_checkout_leads_no_report_elsewhere(repository):
+    """A link in the way of the action's report ends the step; a folder does not."""
+    outside = repository.parent / "outside"
+    outside.mkdir()
+    Path("linked").symlink_to(outside)
+    Path("reports").mkdir()
+    done, *_ = act("Audit", targets="m.safetensors", sarif="linked/x.sarif")
+    assert (done.returncode, os.listdir(outside)) == (2, [])
+    assert "sarif: linked lies below a symbolic link of the checkout" in done.stdout
+    assert act("Audit", targets="m.safetensors", sarif="reports/x.sarif")[0].returncode == 0
+    assert Path("reports/x.sarif").is_file()
+
+
 def component(targets, args="", **more):
     """Run the script of the GitLab component as a runner does."""
     pipeline = yaml.safe_load((ROOT / "templates" / "audit.yml").read_text().split("\n---\n")[1])
@@ -370,6 +396,16 @@ def test_pre_commit_stops_a_commit_that_nudges_a_locked_weight(repository):
     stopped = hooked(repository, args=["--lock", "statecli.lock.json", "--"])
     assert stopped.returncode == 1
     assert "fc.bias" in stopped.stdout
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_pre_commit_follows_a_link_with_the_name_of_a_checkpoint(repository):
+    """What it leads to is what torch.load opens, whatever that is called."""
+    Path("firmware.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    Path("evil.pt").symlink_to("firmware.bin")
+    stopped = hooked(repository)
+    assert stopped.returncode == 1
+    assert "unsafe-global" in stopped.stdout
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
