@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: The rule that holds targets to a lock.
 RULE = "lock-mismatch"
+#: The rule about what a lock holds next to the tensors.
+SETTINGS_RULE = "settings-mismatch"
 #: What to do about a locked file that is not there.
 HELP = "restore it; if it was meant to go, lock again"
 

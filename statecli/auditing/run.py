@@ -108,6 +108,7 @@ def audit(
         targets = [*(known for known in targets if known.target != one.target), one]
         done(one)
     left_out = len(RULES) - len(request.rules)
+    targets = [run.without_compared(one) for one in targets]
     found = Audit(tuple(targets), request.fail_on, run.unheld(targets), request.configuration, left_out)
     return found if request.baseline is None else accepting(found, request.baseline, whole=request.whole)
 
@@ -134,6 +135,8 @@ class _Run:
         self.left_out: set[str] = set()
         #: The files of the target that is being audited whose names are digests.
         self.named_by_digest: tuple[CheckedFile, ...] = ()
+        #: Files of folders that were compared with the lock.
+        self.compared: set[str] = set()
         #: What was read of the target that is being audited, until something fails.
         self.read: ModelState | None = None
 
@@ -159,7 +162,15 @@ class _Run:
             return _accepted(self._failed(text, error, pickles), self.request)
         if subject.unlocked is not None:
             self.unlocked[text] = subject.unlocked
+        if subject.companions is not None and locked.SETTINGS_RULE in found.ran:
+            self.compared.update(subject.companions.compared)
         return _accepted(found, self.request)
+
+    def without_compared(self, found: Target) -> Target:
+        """A file that is not a checkpoint was checked all the same if a lock holds its content."""
+        if found.status is not Status.SKIPPED or found.target not in self.compared:
+            return found
+        return replace(found, reason=f"{found.reason}, compared with the lock", not_checked=())
 
     def _named_by_digest(self, text: str) -> Iterator[CheckedFile]:
         """Yield the files of a target whose names are digests, hashed as far as the budget goes."""

@@ -63,10 +63,14 @@ class FileChange(msgspec.Struct, frozen=True):
 
 
 class CompanionChanges(msgspec.Struct, frozen=True):
-    """The settings and files of a target that differ from the lock, and what the lock could not be compared with."""
+    """The settings and files of a target that differ from the lock, and what the lock could not be compared with.
+
+    `compared` are the paths of the files of a folder that both have.
+    """
 
     settings: tuple[ScalarChange, ...] = ()
     files: tuple[FileChange, ...] = ()
+    compared: tuple[str, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
 
 
@@ -220,11 +224,11 @@ def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algor
         why = "the lock holds weights only: run `statecli lock` again to lock settings and files"
         return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {why}"),))
     settings, uncompared = _compare_settings(state, target.settings)
-    changes, missing = _compare_files(state.target, target.files, algorithm)
+    changes, compared, missing = _compare_files(state.target, target.files, algorithm)
     # A changed key says more than a changed digest of its file.
     named = {f"{change.key.partition('.')[0]}.json" for change in settings}
     changes = tuple(change for change in changes if change.name not in named or None in (change.locked, change.found))
-    return CompanionChanges(settings, changes, (*uncompared, *missing))
+    return CompanionChanges(settings, changes, compared, (*uncompared, *missing))
 
 
 def _compare_settings(
@@ -250,17 +254,19 @@ def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettin
 
 def _compare_files(
     text: str, locked: Mapping[str, str] | None, algorithm: Algorithm
-) -> tuple[tuple[FileChange, ...], tuple[NotChecked, ...]]:
+) -> tuple[tuple[FileChange, ...], tuple[str, ...], tuple[NotChecked, ...]]:
     found = companion_digests(text, algorithm)
-    is_file = not files.isdir(split(text)[0])
+    folder = split(text)[0]
+    is_file = not files.isdir(folder)
     if found is None and is_file and locked:
         count, why = len(locked), "not compared: the lock has them, and the target is one file"
-        return (), (NotChecked("file", count, why),)
+        return (), (), (NotChecked("file", count, why),)
     if locked is None:
         why = "not compared: the lock has no files"
-        return (), (NotChecked("file", len(found), why),) if found else ()
+        return (), (), (NotChecked("file", len(found), why),) if found else ()
     found = found or {}
-    return tuple(_differences(found, locked)), ()
+    compared = () if is_file else tuple(files.join(folder, name) for name in found if name in locked)
+    return tuple(_differences(found, locked)), compared, ()
 
 
 def _differences(found: Mapping[str, str], locked: Mapping[str, str]) -> Iterator[FileChange]:

@@ -66,6 +66,21 @@ def test_an_unchanged_folder_matches_its_lock(folder, tmp_path):
     assert "settings-mismatch" in found.targets[0].ran
 
 
+def test_files_that_were_compared_with_the_lock_are_not_counted_as_not_checked(folder, tmp_path):
+    """The verdict counts only what nobody compared: a document, a file that is not in the lock, or all of them."""
+    locked = lock(folder)
+    unseen = {f"{folder}/{name}" for name in ("README.md", "trainer_state.json", "new.txt")}
+    (folder / "new.txt").write_text("x")
+
+    def not_checked(**options):
+        found = held(folder, locked, tmp_path / "lock.json", **options)
+        return {one.target for one in found.targets if one.not_checked}
+
+    assert not_checked() == unseen
+    assert not_checked(weights_only=True) > unseen
+    assert not_checked(ignore=("settings-mismatch",)) > unseen
+
+
 def test_a_changed_setting_is_named_with_both_values(folder, tmp_path):
     """`rms_norm_eps` from 1e-06 to 0.1, which no tensor shows."""
     locked = lock(folder)
