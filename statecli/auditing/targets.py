@@ -122,10 +122,9 @@ def expand(texts: Sequence[str], *, allow_empty: bool = False, homes: Homes | No
     for key, one in found.items():
         next(ahead)
         path = _path(one)
-        name = names.get(files.real(path), path)
         if isinstance(one, Target):
             yield one
-        elif _key(name) == key:
+        elif _key(name := names[files.real(path)]) == key:
             yield path
         else:
             yield Target(path, Status.SKIPPED, f"{SAME} {name}")
@@ -186,9 +185,9 @@ def _folder_of(path: str) -> Iterator[_Found]:
     yield from found or [Target(path, Status.SKIPPED, "a folder that holds no file")]
 
 
-def natural(text: str) -> list[tuple[int, int | str]]:
-    """By which `step-2` comes before `step-10`."""
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text)]
+def natural(text: str) -> list[int | str]:
+    """By which `step-2` comes before `step-10`. Texts and numbers alternate in it, so that like meets like."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
 
 
 def _in_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Found]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import pickle
 import pickletools
 from pathlib import Path
@@ -15,10 +16,13 @@ import torch
 from hypothesis import given
 from safetensors.torch import save_file
 
+from statecli import files
 from statecli.auditing.result import Status
-from statecli.auditing.targets import Homes, expand
+from statecli.auditing.targets import Homes, expand, is_called_weights, skipped_file
+from statecli.errors import UnreadableError
 from statecli.formats._scan import begins_as_pickle
 from statecli.formats._source import Source
+from statecli.scope import NotChecked
 
 
 def found(*texts):
@@ -290,3 +294,194 @@ def test_folders_are_walked_to_a_depth(tmp_path, depth):
     torch.save({"w": torch.zeros(1)}, folder / "a.pt")
     paths, others = found(tmp_path)
     assert (len(paths), [one.status for one in others]) == ((1, []) if depth == 64 else (0, [Status.FAILED]))
+
+
+# --- what cannot be listed or opened ---------------------------------------------------------------------------------
+
+
+def told(one):
+    """Of a target that is no path: what it is, how it stands and why."""
+    return one.target, one.status, one.reason
+
+
+LISTING = {
+    "not permitted": (PermissionError(13, "Permission denied"), "cannot be listed: permission denied"),
+    "of no known reason": (OSError(), "cannot be listed: unknown error"),
+    "far away": (UnreadableError("the server answered 503"), "the server answered 503"),
+}
+
+
+@pytest.mark.parametrize("case", LISTING)
+def test_a_folder_that_cannot_be_listed_has_failed(tmp_path, monkeypatch, case):
+    """It alone, with its path and the reason; its neighbours are found."""
+    error, reason = LISTING[case]
+    names = files.names
+    (tmp_path / "closed").mkdir()
+    torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
+    closed = str(tmp_path / "closed")
+
+    def listed(path):
+        if path == closed:
+            raise error
+        return names(path)
+
+    monkeypatch.setattr(files, "names", listed)
+    paths, (one,) = found(tmp_path)
+    assert paths == [str(tmp_path / "a.pt")]
+    assert told(one) == (closed, Status.FAILED, f"{closed}: {reason}")
+
+
+def test_a_folder_of_which_a_part_is_listed_has_failed_for_the_rest(tmp_path, monkeypatch):
+    """What was listed is found, and what was not looked at has not passed."""
+    torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
+    monkeypatch.setattr(files, "unlisted", lambda path: "its server stopped")
+    paths, (one,) = found(tmp_path)
+    assert paths == [str(tmp_path / "a.pt")]
+    reason = f"{tmp_path}: what else is in it is not known: its server stopped: name its files"
+    assert told(one) == (str(tmp_path / "*"), Status.FAILED, reason)
+
+
+def test_a_glob_that_cannot_be_listed_has_failed(tmp_path, monkeypatch):
+    """It is none that matches nothing."""
+
+    def matching(pattern):
+        raise UnreadableError("the server answered 503")
+
+    monkeypatch.setattr(files, "matching", matching)
+    paths, (one,) = found(tmp_path / "*.pt")
+    assert (paths, told(one)) == ([], (str(tmp_path / "*.pt"), Status.FAILED, "the server answered 503"))
+
+
+def test_what_cannot_be_opened_is_skipped_where_nothing_could_be_loaded(tmp_path):
+    """A broken link, a pipe, an empty file."""
+    (tmp_path / "link").symlink_to("nothing")
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    paths, others = found(tmp_path)
+    assert paths == []
+    assert skipped(others) == {
+        str(tmp_path / "link"): "is a broken link",
+        str(tmp_path / "pipe"): "is a pipe, a socket or a device",
+        str(tmp_path / "empty"): "is an empty file",
+    }
+    counted = {one.target.rpartition("/")[2]: one.not_checked for one in others}
+    assert counted == {
+        "link": (NotChecked("file", 1, "broken link"),),
+        "pipe": (NotChecked("file", 1, "pipe"),),
+        "empty": (),
+    }
+
+
+@pytest.mark.parametrize("content", [b"hello", b"a"])
+def test_a_file_that_cannot_be_opened_has_failed(tmp_path, monkeypatch, content):
+    """It may hold anything."""
+    (tmp_path / "notes").write_bytes(content)
+
+    def opened(path):
+        raise UnreadableError("cannot be opened: permission denied")
+
+    monkeypatch.setattr(files, "opened", opened)
+    paths, (one,) = found(tmp_path)
+    path = str(tmp_path / "notes")
+    assert (paths, told(one)) == ([], (path, Status.FAILED, f"{path}: cannot be opened: permission denied"))
+
+
+def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error(tmp_path, monkeypatch):
+    """Its size cannot be asked for either."""
+    (tmp_path / "notes").write_bytes(b"hello")
+
+    def fails(path):
+        raise UnreadableError("is not there")
+
+    monkeypatch.setattr(files, "opened", fails)
+    monkeypatch.setattr(files, "size", fails)
+    _, (one,) = found(tmp_path)
+    assert told(one) == (str(tmp_path / "notes"), Status.FAILED, f"{tmp_path / 'notes'}: is not there")
+
+
+# --- what is skipped, and what is counted of it ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "noun"),
+    [
+        ("a 7z archive: unpack it first", "7z archive"),
+        ("an ONNX model, which statecli does not read", "ONNX model"),
+        ("a program (ELF)", "program"),
+        ("source; not read", "source"),
+        ("data of a, b: c", "data of a"),
+        ("a banana", "banana"),
+    ],
+)
+def test_a_skipped_file_is_counted_by_what_it_is(what, noun):
+    """Without an article, and without the advice."""
+    one = skipped_file("x", what)
+    assert told(one) == ("x", Status.SKIPPED, f"is {what}")
+    assert one.not_checked == (NotChecked("file", 1, noun),)
+
+
+def test_skipped_folders_are_counted_by_their_reason(tmp_path):
+    """Hidden ones, those of tools, and links."""
+    for name in (".git", "__pycache__", "node_modules"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
+    _, others = found(tmp_path)
+    reasons = {one.target: (one.reason, *one.not_checked) for one in others}
+    hidden = ("a hidden folder, or a tool's", NotChecked("folder", 1, "hidden or a tool's"))
+    assert reasons == {
+        **{str(tmp_path / name): hidden for name in (".git", "__pycache__", "node_modules")},
+        str(tmp_path / "loop"): ("a link to a folder", NotChecked("folder", 1, "link")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.pt", True),
+        ("MODEL.PT", True),
+        ("far/model.safetensors", True),
+        ("data.pkl", False),
+        ("data.PICKLE", False),
+        ("pytorch_model.bin", True),
+        ("firmware.bin", False),
+        ("pt", False),
+        ("model.pt.txt", False),
+        ("pytorch_model.bin/notes", False),
+    ],
+)
+def test_some_names_say_that_a_checkpoint_is_meant(name, expected):
+    """A pickle may be of anything, and so may a `.bin` of another name."""
+    assert is_called_weights(name) is expected
+
+
+# --- globs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_glob_comes_in_natural_order(tmp_path):
+    """As a folder does, numbers at the begin and of any length too."""
+    for name in ("10.pt", "2.pt", "a10.pt", "a9b.pt", "a9.pt", "a.pt"):
+        torch.save({"w": torch.zeros(1)}, tmp_path / name)
+    paths, _ = found(tmp_path / "*.pt")
+    assert [path.rpartition("/")[2] for path in paths] == ["2.pt", "10.pt", "a9.pt", "a9b.pt", "a10.pt", "a.pt"]
+
+
+def test_a_glob_finds_what_a_lock_or_a_walk_makes_of_a_file(shards):
+    """The folder once for both of its shards, where files are taken as a walk finds them."""
+    pattern = str(shards / "*.safetensors")
+    assert list(expand([pattern])) == [str(shards / f"m-0000{n}-of-00002.safetensors") for n in (1, 2)]
+    assert list(expand([pattern], homes=Homes(as_found=True))) == [str(shards)]
+
+
+def test_a_file_alone_in_its_model_is_itself(tmp_path):
+    """Also where files are taken as a walk finds them."""
+    save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert instead(tmp_path / "model.safetensors", Homes(as_found=True)) is None
+
+
+def test_a_named_file_that_is_no_checkpoint_is_skipped_as_a_walk_does(tmp_path):
+    """Without that it was meant, and its reader says what it is."""
+    (tmp_path / "notes.txt").write_text("hello")
+    path = str(tmp_path / "notes.txt")
+    assert list(expand([path])) == [path]
+    (one,) = expand([path], homes=Homes(as_found=True))
+    assert told(one) == (path, Status.SKIPPED, "is a text file")
