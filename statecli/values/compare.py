@@ -37,6 +37,7 @@ from statecli.values.ranges import (
     looking_up,
     reading,
     resolved,
+    width,
 )
 from statecli.values.read import no_numbers, opened, overlap, packed, stored
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
@@ -241,11 +242,11 @@ def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None = Non
 
 def _first_side(task: Task) -> Iterator[ByteRange | TensorData]:
     for side in (task.after, task.before):
-        place = (
-            side if isinstance(side, TensorData) else ByteRange(side.path, side.offset + task.start * _width(side), 0)
-        )
-        if files.is_remote(place.path if isinstance(place, ByteRange) else place.storage.path):
-            yield place
+        if isinstance(side, TensorData):
+            if files.is_remote(side.storage.path):
+                yield side
+        elif files.is_remote(side.path):
+            yield ByteRange(side.path, side.offset + task.start * width(side.dtype), 0)
 
 
 def _run_on_device(how: How, tasks: list[Task], done: Callable[[Sequence[Task]], None]) -> list[Found | StateError]:
@@ -497,7 +498,7 @@ def _pieces(data: TensorData, what: str) -> dict[int, Piece]:
         if count and inner is None:
             return {}
         if count and inner:
-            found[start] = Piece(inner.path, inner.offset - start * _width(data), data.dtype)
+            found[start] = Piece(inner.path, inner.offset - start * width(data.dtype), data.dtype)
     return found
 
 
@@ -556,8 +557,9 @@ def _fingerprint(name: str, datas: tuple[TensorData, ...]) -> int | StateError |
 def _crc(data: TensorData, name: str) -> int | None:
     if data.quantizer is not None or element(data.dtype) is None:
         return None
-    if _piece(data) and data.storage.crc32 is not None and math.prod(data.shape) * _width(data) == data.storage.length:
-        return data.storage.crc32
+    where = data.storage
+    if _piece(data) and where.crc32 is not None and math.prod(data.shape) * width(data.dtype) == where.length:
+        return where.crc32
     try:
         with opened(data, name) as view:
             if overlap(view):
@@ -571,8 +573,3 @@ def _crc(data: TensorData, name: str) -> int | None:
             return None
         raise
     return found
-
-
-def _width(data: TensorData | Piece) -> int:
-    kind = element(data.dtype)
-    return kind.size if kind else 0

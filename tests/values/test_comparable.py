@@ -1,0 +1,290 @@
+"""Which pairs can be compared, why the others cannot, and tensors that are made of pieces."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from statecli.comparison.result import Delta, How
+from statecli.errors import ChecksumMismatch, MalformedError, StateError
+from statecli.state import ByteRange, TensorData, TensorInfo
+from statecli.values import compare, on_device
+from statecli.values.compare import NotCompared, Pair, compare_all, fingerprints
+
+from .conftest import info_of
+from .test_ranges import boxed
+
+
+def outcome(before: TensorInfo, after: TensorInfo, how: How = How()) -> object:  # noqa: B008 - frozen
+    (found,) = compare_all([Pair(before, after)], how, jobs=1)
+    return found
+
+
+# --- why not ---------------------------------------------------------------------------------------------------------
+
+NOTHING = TensorInfo("w", "float32", (6,), 6, 24)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (replace(NOTHING, device="meta"), "meta holds no data"),
+        (replace(NOTHING, shape=None), "uninitialized"),
+        (NOTHING, "its values are not in the file"),
+    ],
+)
+def test_a_tensor_without_values_is_not_compared(store, row, reason):
+    """Before, after and with itself; why is said of the side that has none."""
+    there = store(torch.arange(6.0))
+    for pair in ((row, there), (there, row), (row, row)):
+        assert outcome(*pair) == NotCompared(reason)
+
+
+def test_the_side_before_is_named_first():
+    """Where neither side has values, and each for a reason of its own."""
+    assert outcome(replace(NOTHING, device="meta"), NOTHING) == NotCompared("meta holds no data")
+    assert outcome(NOTHING, replace(NOTHING, device="meta")) == NotCompared("its values are not in the file")
+
+
+def test_a_tensor_beside_one_made_of_parts_is_not_compared(store):
+    """Nor are two that are made of parts of other names; layouts that differ are said."""
+    whole = store(torch.arange(6.0))
+    parts, others = (replace(whole, data=None, parts=((name, whole.data),)) for name in "ab")
+    for pair in ((whole, parts), (parts, whole), (parts, others)):
+        assert outcome(*pair) == NotCompared("made of different parts")
+    assert outcome(whole, replace(parts, layout="jagged")) == NotCompared("strided before, jagged after")
+    assert outcome(replace(parts, layout="jagged"), whole) == NotCompared("jagged before, strided after")
+
+
+def test_types_of_numpy_are_compared_with_themselves_alone(store):
+    """Which numbers they are is not known; equal bytes are equal."""
+    plain = store(torch.arange(6.0))
+    strange = replace(plain, dtype="numpy.datetime64")
+    reason = "numpy.datetime64 and float32 are not compared with each other"
+    assert outcome(strange, plain) == NotCompared(reason)
+    assert isinstance(outcome(plain, strange), NotCompared)
+
+
+@pytest.mark.parametrize("dtype", ["uint3", "qint8", "q8_0"])
+def test_a_type_that_is_no_number_is_not_compared_with_another(store, dtype):
+    """Whichever side it is on, the reason is its own."""
+    plain = store(torch.zeros(8, dtype=torch.int8))
+    strange = info_of(replace(plain.data, dtype=dtype))
+    for pair in ((strange, plain), (plain, strange)):
+        found = outcome(*pair)
+        assert isinstance(found, NotCompared)
+        assert dtype in found.reason or "gguf" in found.reason
+        assert "int8 and" not in found.reason
+
+
+def test_an_unknown_type_is_not_compared_with_itself(store):
+    """How many bytes an element has is not known."""
+    strange = info_of(replace(store(torch.zeros(8)).data, dtype="uint3"))
+    assert outcome(strange, strange) == NotCompared("uint3 elements are not numbers that statecli reads")
+
+
+def test_parts_of_other_shapes_are_named(store):
+    """Both shapes, before and after."""
+    rows = [
+        replace(NOTHING, parts=(("a", store(torch.ones(size)).data), ("b", store(torch.ones(2)).data)))
+        for size in (3, 4)
+    ]
+    assert outcome(*rows) == NotCompared("made of parts of other shapes, [3] and [4]")
+
+
+def test_elements_of_other_numbers_of_values_are_not_compared(store):
+    """Two float4 in a byte are not one uint8."""
+    plain = store(torch.zeros(8, dtype=torch.uint8))
+    packed = info_of(replace(plain.data, dtype="float4_e2m1fn_x2"))
+    for one, two in ((plain, packed), (packed, plain)):
+        assert outcome(one, two) == NotCompared(
+            f"{one.dtype} and {two.dtype} have other numbers of values in an element"
+        )
+
+
+def test_a_storage_that_is_too_short_is_no_reason_to_read_beyond_it(tmp_path):
+    """Its neighbour's bytes are there, and are not the tensor's."""
+    (tmp_path / "a").write_bytes(bytes(range(64)))
+    data = TensorData(ByteRange(str(tmp_path / "a"), 0, 8), "float32", (3,))
+    assert isinstance(outcome(info_of(data), info_of(data)), MalformedError)
+    assert isinstance(outcome(*[info_of(replace(data, shape=(1,), offset=2))] * 2), MalformedError)
+    assert outcome(*[info_of(replace(data, shape=(1,), offset=1))] * 2) == Delta(elements=1)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def in_parts(store, *tensors: torch.Tensor) -> TensorInfo:
+    """A subclass of three elements, whatever its parts are."""
+    parts = tuple((name, store(tensor).data) for name, tensor in zip("ab", tensors, strict=True))
+    return TensorInfo("w", "float32", (3,), 3, 12, parts=parts)
+
+
+def without_checksums(row: TensorInfo) -> TensorInfo:
+    """The same parts of which no container recorded a checksum."""
+    parts = ((name, replace(data, storage=replace(data.storage, crc32=None))) for name, data in row.parts)
+    return replace(row, parts=tuple(parts))
+
+
+def test_parts_are_compared_together(store):
+    """Sums are of all parts, the count of elements is the tensor's, and no index is."""
+    before = in_parts(store, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
+    after = in_parts(store, torch.tensor([1.0, 4.0]), torch.tensor([3.0, 4.0, 8.0]))
+    found = outcome(before, after)
+    assert (found.changed, found.max_abs, found.elements, found.first) == (2, 3.0, 3, None)
+    assert found.l2 == pytest.approx(13**0.5)
+    assert found.mean_abs == pytest.approx(1.0)
+    assert found.reason in (None, "of its parts taken together: a, b")
+    assert outcome(before, before) == Delta(elements=3)
+
+
+def test_of_parts_that_hold_nan_the_reason_names_the_parts(store):
+    """What is left out of the sums is left out of all parts taken together."""
+    before = in_parts(store, torch.tensor([1.0, torch.nan]), torch.tensor([3.0]))
+    after = in_parts(store, torch.tensor([2.0, 7.0]), torch.tensor([3.0]))
+    found = outcome(before, after)
+    assert (found.changed, found.left_out) == (2, 1)
+    assert found.reason == "of its parts taken together: a, b"
+
+
+def test_a_part_that_cannot_be_read_is_named(store):
+    """The tensor and the part."""
+    before = in_parts(store, torch.ones(2), torch.ones(3))
+    after = in_parts(store, torch.ones(2), torch.zeros(3))
+    os.truncate(after.parts[1][1].storage.path, 4)
+    found = outcome(*map(without_checksums, (before, after)))
+    assert isinstance(found, StateError)
+    assert "w: b" in str(found)
+
+
+@pytest.mark.parametrize("layout", ["nested", "jagged"])
+def test_a_ragged_tensor_without_values_is_not_compared(store, layout):
+    """Where they would lie is not what they are."""
+    sizes = store(torch.tensor([1, 2])).data
+    row = replace(NOTHING, layout=layout, parts=(("sizes", sizes), ("offsets", sizes)))
+    assert outcome(row, row) == NotCompared("its values are not in the file")
+
+
+def test_an_index_of_a_ragged_tensor_that_cannot_be_read_is_named(store):
+    """The tensor and the part."""
+    values, ends = store(torch.ones(3)).data, store(torch.tensor([0, 1, 3])).data
+    row = replace(NOTHING, layout="jagged", parts=(("values", values), ("offsets", ends)))
+    os.truncate(ends.storage.path, 4)
+    assert "w: offsets" in str(outcome(*[without_checksums(row)] * 2))
+
+
+def test_one_changed_value_of_a_damaged_sparse_tensor_is_its_damage(store):
+    """The checksum of what differs is verified, also where one value alone does."""
+    places = store(torch.tensor([[0, 2]])).data
+    sides = [store(torch.tensor([1.0, value])).data for value in (2.0, 3.0)]
+    rows = [TensorInfo("w", "float32", (4,), 4, 16, layout="sparse_coo") for _ in sides]
+    names = ("indices", "values")
+    rows = [
+        replace(row, parts=tuple(zip(names, (places, side), strict=True)))
+        for row, side in zip(rows, sides, strict=True)
+    ]
+    assert outcome(*rows).changed == 1
+    bad = replace(sides[1], storage=replace(sides[1].storage, crc32=1))
+    assert isinstance(
+        outcome(rows[0], replace(rows[1], parts=(("indices", places), ("values", bad)))), ChecksumMismatch
+    )
+
+
+# --- boxes -----------------------------------------------------------------------------------------------------------
+
+CUTS = {
+    "rows": ([1, 3], []),
+    "one row after another": ([1, 2, 3, 4, 5], []),
+    "columns": ([], [2]),
+    "blocks": ([3], [2]),
+    "rows and nothing": ([0, 2], [0]),
+    "whole": ([], []),
+}
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("task", [1 << 22, 7])
+def test_boxes_are_compared_as_the_array_that_they_make(store, tmp_path, monkeypatch, cuts, order, task):
+    """With one file and with other boxes, however they are listed: each change where it is."""
+    monkeypatch.setattr(compare, "TASK", task)
+    before = np.arange(30, dtype=np.float32).reshape(6, 5)
+    after = before.copy()
+    after[2, 4], after[5, 0] = 99, -7
+    rows = []
+    for name, array in (("a", before), ("b", after)):
+        data = boxed(array, cuts, tmp_path, name=name)
+        listed = replace(data.storage.boxes, boxes=data.storage.boxes.boxes[::order])
+        rows.append(info_of(replace(data, storage=replace(data.storage, boxes=listed))))
+    other = info_of(boxed(after, ([4], [3]), tmp_path, name="c"))
+    single = store(torch.from_numpy(after))
+    for found in (outcome(rows[0], rows[1]), outcome(rows[0], single), outcome(rows[0], other)):
+        assert (found.elements, found.changed, found.first, found.max_abs) == (30, 2, (2, 4), 85.0)
+    assert outcome(rows[1], rows[1]) == outcome(rows[1], single) == outcome(other, rows[1]) == Delta(elements=30)
+
+
+def test_boxes_that_are_runs_are_read_where_they_lie(store, tmp_path):
+    """Neither side is put together: each task names the file of its box, and the element that it begins with."""
+    array = np.arange(12, dtype=np.float32).reshape(6, 2)
+    parted, single = info_of(boxed(array, ([4], []), tmp_path)), store(torch.from_numpy(array))
+    tasks = compare._plan(0, Pair(parted, single), How())
+    boxes = [box.data.storage for box in parted.data.storage.boxes.boxes]
+    where = single.data.storage
+    assert [(task.start, task.count) for task in tasks] == [(0, 8), (8, 4)]
+    assert [(task.before.path, task.before.offset + 4 * task.start) for task in tasks] == [
+        (box.path, box.offset) for box in boxes
+    ]
+    assert [(task.after.path, task.after.offset) for task in tasks] == [(where.path, where.offset)] * 2
+
+
+@pytest.mark.parametrize("view", ["transposed", "a part", "big endian"])
+def test_a_view_of_boxes_is_no_run_of_them(store, tmp_path, view):
+    """Its elements in C order are what counts."""
+    array = np.arange(16, dtype=np.float32).reshape(4, 4)
+    data = boxed(array.byteswap() if view == "big endian" else array, ([1], []), tmp_path)
+    if view == "transposed":
+        data, array = replace(data, strides=(1, 4)), array.T
+    elif view == "a part":
+        data, array = replace(data, shape=(2, 4), offset=4), array[1:3]
+    else:
+        data = replace(data, storage=replace(data.storage, big_endian=True))
+    assert outcome(info_of(data), store(torch.tensor(array))) == Delta(elements=array.size)
+
+
+def test_boxes_have_the_fingerprint_of_their_array(store, tmp_path):
+    """However it is cut."""
+    array = np.arange(30, dtype=np.float32).reshape(6, 5)
+    rows = [info_of(boxed(array, cuts, tmp_path, name=f"n{n}-")) for n, cuts in enumerate(CUTS.values())]
+    assert set(fingerprints([*rows, store(torch.from_numpy(array))], jobs=1)) == set(
+        fingerprints([store(torch.from_numpy(array))], jobs=1)
+    )
+
+
+# --- fingerprints, and another device --------------------------------------------------------------------------------
+
+
+def test_a_quantized_tensor_has_no_fingerprint(store):
+    """Its integers are half of what it is; another scale makes other values of them."""
+    tensor = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 0, torch.qint8)
+    per_channel = torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.qint8)
+    assert fingerprints([store(tensor), store(per_channel)], jobs=1) == [None, None]
+    plain = store(torch.tensor([2, 4], dtype=torch.int8))
+    lent = info_of(replace(plain.data, quantizer=store(tensor).data.quantizer))
+    assert fingerprints([plain, lent], jobs=1) == [plain.data.storage.crc32, None]
+
+
+def test_a_task_on_another_device_is_the_same(store, monkeypatch):
+    """Every pair, in order, and each byte is reported."""
+    monkeypatch.setattr(on_device, "device", lambda name: torch.device({"cuda:7": "cpu"}[name]))
+    tensors = [torch.arange(float(n)) for n in (5, 70_000, 9)]
+    pairs = [Pair(store(tensor), store(tensor + (n == 1))) for n, tensor in enumerate(tensors)]
+    reported = []
+    found = compare_all(pairs, How(device="cuda:7"), progress=lambda name, count: reported.append(count))
+    expected = compare_all(pairs, How())
+    assert [one.changed for one in found] == [one.changed for one in expected] == [0, 70_000, 0]
+    assert found[1].l2 == pytest.approx(expected[1].l2)
+    assert sum(reported) == sum(4 * len(tensor) for tensor in tensors)
