@@ -195,6 +195,8 @@ class Flow:
         elif not _keeps(made.how, name):
             of = (self._named(made) or name) if _is_made(made) else name
             self._given(made.cls, of, (*made.args, *(made.kwargs or {}).values()))
+        if name == _EMPTY_IF_CALLED:
+            self.note(made.cls, "is called, which makes an object without anything in it, and an address of 0")
         if name == "numpy.dtype" and made.args and type(made.args[0]) not in (str, Global):
             self.note(made.cls, "is told by something else than its code")
         elif name in _SCALARS and not self._array_types.is_sound_scalar(made.args):
@@ -270,6 +272,8 @@ class Flow:
             self._deferred(state[:1], *(*state[1:3], None, None)[:2])
         if name.startswith("torch.nn.modules.") and name not in _gadgets.HOOKS and not is_module(target):
             self.note(root, "is given a state that is no module's")
+        if name in _GENERATORS and not self._is_generator_state(state):
+            self.note(root, "is given a state that torch does not write, by which bytes may become addresses")
         if type(state) is Obj and not name.startswith("numpy.random.") and _is_clean(name):
             self.note(root, "is given a state that a call computed")
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
@@ -277,6 +281,14 @@ class Flow:
             self.note(root, "is given a state by setting attributes, which runs what they are properties of")
         for one in parts:
             self._attributes(root, name, one)
+
+    def _is_generator_state(self, state: Value) -> bool:
+        """Whether it is a seed, an offset and a tensor. torch reads the three without looking at their number."""
+        if type(state) is not tuple or len(state) != 3 or type(state[0]) is not int:
+            return False
+        root = self.root(state[2]) if type(state[2]) is Obj else None
+        rebuilt = root is not None and plain(root).startswith(("torch._utils._rebuild_", "torch._tensor._rebuild_"))
+        return type(state[1]) in (int, type(None)) and rebuilt
 
     def _attributes(self, root: Global, name: str, state: Value) -> None:
         """The attributes that a BUILD sets. A state that many objects share is judged once for each class."""
@@ -457,6 +469,9 @@ _ARRAY_MAKERS = frozenset(
     ["numpy.ma.core._mareconstruct", *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core"))]
 )
 _SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
+_GENERATORS = frozenset(["torch.Generator", "torch._C.Generator"])
+#: TorchScript's pickles name it as the type of something.
+_EMPTY_IF_CALLED = "torch.ScriptObject"
 _JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
 #: What picklers add items and elements to. To anything else they would reach a method of it, or of what it stands for.
 _HASHED = frozenset(

@@ -404,8 +404,16 @@ PARAMETERS = new("torch.nn.modules.container", "ParameterDict") + attributes(_ke
 PICKED = (
     new("torch.utils.data.dataset", "Subset") + attributes(dataset=PARAMETERS, indices=b"]" + short("to") + b"a") + b"b"
 )
+GENERATOR = stacked("torch._C", "Generator") + b")R"
+#: A number whose digits are an address.
+ADDRESS = number(sum(0x11111111 << 30 * place for place in range(8)))
 # What clean classes do when they are loaded, with objects of the pickle's where they expect plain values.
 METHODS = {
+    "a generator whose state is a number": GENERATOR + ADDRESS + b"b",
+    "a generator whose state is text": GENERATOR + text("AAAAAAAA") + b"b",
+    "a generator whose state is too short": GENERATOR + b"K\x01N\x86b",
+    "a generator whose state is no tensor": stacked("torch", "Generator") + b")R" + b"K\x01NK\x02\x87b",
+    "an object of TorchScript without one": b"}" + new("torch", "ScriptObject") + b"Ns",
     "a method by another name, given an element": config(append="save_pretrained") + short("PWNED") + b"a",
     "a method by another name, given a second state": config(__setstate__="save_pretrained") + short("PWNED") + b"b",
     "an item set behind the state": new("collections", "UserDict") + attributes(data=b"}") + b"b" + b"K\x01K\x02s",
@@ -990,6 +998,13 @@ pickle.load(open('model.bin', 'rb'))
 """
 # What loads some of the above, to see that they would do it; the process makes a file, or dies.
 LOADED = {
+    **{
+        f"flow: {name}": "import pickle, torch; pickle.load(open('model.bin', 'rb'))"
+        for name in (
+            *("a generator whose state is a number", "a generator whose state is text"),
+            *("a generator whose state is too short", "an object of TorchScript without one"),
+        )
+    },
     "flow: a method by another name, given an element": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "flow: a file overwritten by |": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "flow: a file overwritten by the text of an error": "import pickle; pickle.load(open('model.bin', 'rb'))",
