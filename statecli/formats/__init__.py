@@ -17,6 +17,7 @@ from statecli import files, ties
 from statecli.errors import MalformedError, UnreadableError
 from statecli.float_mode import with_denormals
 from statecli.formats import (
+    _folder,
     _foreign,
     dcp,
     dcp_safetensors,
@@ -100,9 +101,22 @@ def _read(path: str, section: str | None) -> ModelState:
         if format.sniff(path, head):
             state = _of_format(format, path, section)
             beside = files.unlisted(path)
-            odd = (Oddity("unlisted-folder", f"the folder's other files are not known: {beside}"),) if beside else ()
+            odd = _other_weights(format, path)
+            if beside:
+                odd += (Oddity("unlisted-folder", f"the folder's other files are not known: {beside}"),)
             return replace(state, oddities=(*state.oddities, *odd)) if odd else state
     raise _foreign.refusal(path, head, size)
+
+
+def _other_weights(format: ModuleType, path: str) -> tuple[Oddity, ...]:
+    """What lies next to a checkpoint of ranks or pieces, and is what another loader takes."""
+    if format not in (dcp, dcp_safetensors, deepspeed, megatron) or not files.isdir(path):
+        return ()
+    try:
+        odd = _folder.other_weights(path, format.members(path))
+    except UnreadableError:  # which files are its own is not known
+        return ()
+    return (odd,) if odd else ()
 
 
 def _of_format(format: ModuleType, path: str, section: str | None) -> ModelState:

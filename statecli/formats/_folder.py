@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
 from statecli import files as on_disk
 from statecli.errors import UnreadableError
-from statecli.formats import _shown
+from statecli.formats import _json, _shown
+from statecli.formats._source import small
+from statecli.state import Oddity
 
 #: What a model folder calls its weights, in the order transformers and diffusers look; each may be an index instead.
 SINGLE = (
@@ -37,12 +40,20 @@ INDEX = re.compile(r"\.index(?:\.[\w-]+)?\.json$")
 SERIES = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>(?!0{5})\d{5})(?P<suffix>(?:\.[\w-]+)+)$")
 
 
+#: The file, and the key in it, by which transformers 5 takes other weights than those of SINGLE; its largest size.
+CONFIG, WEIGHTS_KEY, MAX_CONFIG = "config.json", "transformers_weights", 4 << 20
+
+
 class Choice(NamedTuple):
-    """The chosen file's name, the other weight files and indexes, and all `names` of files; each without the folder."""
+    """The chosen file's name, the other weight files and indexes, and all `names` of files; each without the folder.
+
+    `is_own`: the folder itself says which file it is, by its name or in `config.json`.
+    """
 
     name: str
     others: list[str]
     names: list[str]
+    is_own: bool
 
 
 def choose(path: str) -> Choice:
@@ -55,8 +66,38 @@ def choose(path: str) -> Choice:
     indexes = [name for name in names if INDEX.search(name)]
     if not weights and not indexes:
         raise UnreadableError(_instead(path, names, folders))
-    chosen = _choose(weights, indexes)
-    return Choice(chosen, [name for name in (*weights, *indexes) if name != chosen], names)
+    configured = _configured(path, weights, indexes) if CONFIG in names else None
+    chosen = configured or _choose(weights, indexes)
+    others = [name for name in (*weights, *indexes) if name != chosen]
+    return Choice(chosen, others, names, configured is not None or chosen in SINGLE)
+
+
+def _configured(path: str, weights: list[str], indexes: list[str]) -> str | None:
+    """Return the file that `config.json` names as the weights; None where it names none that is here.
+
+    The file is read only where there is another candidate than the usual names and numbered shards.
+    """
+    usual = {*SINGLE, *(f"{name}.index.json" for name in SINGLE)}
+    safe = [name for name in (*weights, *indexes) if name.endswith((".safetensors", ".safetensors.index.json"))]
+    if all(name in usual or SERIES.match(name) for name in safe):
+        return None
+    try:
+        config, _ = _json.object_of(small(on_disk.join(path, CONFIG), MAX_CONFIG), CONFIG)
+    except UnreadableError:  # what is wrong with it is noted where its settings are read
+        return None
+    named = config.get(WEIGHTS_KEY)
+    return named if type(named) is str and named in safe else None
+
+
+def other_weights(path: str, members: Collection[str]) -> Oddity | None:
+    """Return what is said of a folder that holds weights which are not among the `members` that were read."""
+    beside = [
+        name
+        for name in files(path)
+        if (name.endswith(WEIGHTS) and not COMPANIONS.match(name)) or INDEX.search(name)
+        if name not in members
+    ]
+    return Oddity("other-weights", f"beside what was read, and not read: {_shown.names(beside)}") if beside else None
 
 
 def _choose(weights: list[str], indexes: list[str]) -> str:

@@ -441,7 +441,7 @@ def members(path: str) -> tuple[str, ...]:
         return (choice.name, *_present(path, shards, f"as {choice.name} names them"))
     if match := _folder.SERIES.match(choice.name):
         return _present(path, _numbered(match), "by their numbers")
-    return (choice.name,) if choice.name in _folder.SINGLE else ()
+    return (choice.name,) if choice.is_own else ()
 
 
 def _present(folder: str, shards: list[str], why: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -725,6 +726,37 @@ def test_save_pretrained_in_shards(model, tmp_path):
     assert {t.fqn: (Path(t.data.storage.path), list(t.shape)) for t in state.tensors} == expected
     assert state.oddities == ()
     assert set(expected) <= set(model.state_dict())
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_the_weights_that_the_config_names_are_read(model, tmp_path, index):
+    """transformers 5 loads `transformers_weights` of config.json in place of model.safetensors."""
+    model.save_pretrained(tmp_path)
+    others = {name: tensor + 1 for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(others, tmp_path / "other.safetensors", {"format": "pt"})
+    name = "other.safetensors.index.json" if index else "other.safetensors"
+    if index:
+        (tmp_path / name).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(others, name[:17])}))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "transformers_weights": name}))
+    loaded = type(model).from_pretrained(tmp_path).state_dict()
+    state = formats.read(str(tmp_path))
+    assert {tensor.data.storage.path for tensor in state.tensors if tensor.data} == {
+        str(tmp_path / "other.safetensors")
+    }
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in others.items())
+    assert formats.members(str(tmp_path))[0] == name
+    assert "model.safetensors" in next(odd.message for odd in state.oddities if odd.name == "other-weights")
+
+
+def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):
+    """transformers loads the one, and torch.distributed.checkpoint the other."""
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path, no_dist=True)
+    before = formats.read(str(tmp_path))
+    save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
+    after = formats.read(str(tmp_path))
+    assert before.oddities == ()
+    assert [odd.message for odd in after.oddities] == ["beside what was read, and not read: model.safetensors"]
 
 
 def test_one_file_and_its_shards_hold_the_same(model, tmp_path):
