@@ -171,8 +171,8 @@ def index_mismatch(subject: Subject) -> Iterator[Found]:
     """The index of a sharded checkpoint says something else than its shards.
 
     Why: a loader opens the shard that the index names and finds no such tensor. What the index does not name is loaded
-    by some (transformers 5) and not by others: there its layer keeps random weights. A wrong total misleads what places layers by it. A file that looks
-    like one more shard, beside an index that does not name it, is told as a note.
+    by some (transformers 5) and not by others: there its layer keeps random weights. A wrong total misleads what places
+    layers by it. A file that looks like one more shard, beside an index that does not name it, is told as a note.
 
     Example: after merging adapters into one shard the index was not written again.
 
