@@ -87,11 +87,17 @@ def try_module(module: str, tests: list[str], equivalent: set[Mutant], sample: i
     if exit_codes is None:
         print(f"{module}: mutmut failed, see {work / 'mutmut.log'}", file=sys.stderr)
         return 2
-    survivors = [name for name in names if status_by_exit_code[exit_codes[name]] not in KILLED]
+    statuses = {name: status_by_exit_code[exit_codes[name]] for name in names}
+    survivors = [name for name in names if statuses[name] not in KILLED]
     for name in survivors:
-        print(f"{status_by_exit_code[exit_codes[name]]}: {mutants[name]}")
+        print(f"{statuses[name]}: {mutants[name]}")
     share = 1 - len(survivors) / len(names)
-    print(f"{module}: {len(names) - len(survivors)} of {len(names)} mutants killed ({share:.0%})", flush=True)
+    late = sum(status == "timeout" for status in statuses.values())
+    print(
+        f"{module}: {len(names) - len(survivors)} of {len(names)} mutants killed ({share:.0%}), "
+        f"{late} of them because the tests did not end",
+        flush=True,
+    )
     return 0 if share >= WANTED else 1
 
 
@@ -111,7 +117,6 @@ def prepare(module: str, source: str, tests: list[str]) -> Path:
         "pytest_add_cli_args_test_selection": tests,
         # torch has threads, and threads do not live through a fork.
         "process_isolation": "forkserver",
-        "timeout_multiplier": 5.0,
         "track_dependencies": False,
         "use_git_change_detection": False,
     }

@@ -189,9 +189,10 @@ def test_one_changed_value_of_a_damaged_sparse_tensor_is_its_damage(store):
     ]
     assert outcome(*rows).changed == 1
     bad = replace(sides[1], storage=replace(sides[1].storage, crc32=1))
-    assert isinstance(
-        outcome(rows[0], replace(rows[1], parts=(("indices", places), ("values", bad)))), ChecksumMismatch
-    )
+    damaged = replace(rows[1], parts=(("indices", places), ("values", bad)))
+    unrecorded = without_checksums(rows[0])
+    for pair in ((unrecorded, damaged), (damaged, unrecorded)):
+        assert isinstance(outcome(*pair), ChecksumMismatch)
 
 
 # --- boxes -----------------------------------------------------------------------------------------------------------
@@ -278,8 +279,13 @@ def test_a_quantized_tensor_has_no_fingerprint(store):
 
 
 def test_a_task_on_another_device_is_the_same(store, monkeypatch):
-    """Every pair, in order, and each byte is reported."""
+    """Every pair, in order, on that device, and each byte is reported."""
+    asked = []
+    run_on = on_device.run_on
     monkeypatch.setattr(on_device, "device", lambda name: torch.device({"cuda:7": "cpu"}[name]))
+    monkeypatch.setattr(
+        on_device, "run_on", lambda how, tasks, device: asked.append(device) or run_on(how, tasks, device)
+    )
     tensors = [torch.arange(float(n)) for n in (5, 70_000, 9)]
     pairs = [Pair(store(tensor), store(tensor + (n == 1))) for n, tensor in enumerate(tensors)]
     reported = []
@@ -288,3 +294,4 @@ def test_a_task_on_another_device_is_the_same(store, monkeypatch):
     assert [one.changed for one in found] == [one.changed for one in expected] == [0, 70_000, 0]
     assert found[1].l2 == pytest.approx(expected[1].l2)
     assert sum(reported) == sum(4 * len(tensor) for tensor in tensors)
+    assert set(asked) == {torch.device("cpu")}
