@@ -93,13 +93,13 @@ def _is_made_of(text: str, token_of: re.Pattern[str], is_function: Callable[[re.
 _MAX_BITS, _MAX_TERMS = 4096, 4096
 #: Characters of one expression; those of real programs have some hundreds.
 _MAX_EXPRESSION = 20_000
-#: Functions whose second argument is an exponent, or a number of digits.
+#: Functions and operators whose second argument is an exponent, or a number of digits.
 _OF_EXPONENTS = frozenset(
     ["Pow", "PowByNatural", "FloatPow", "LShift", "RShift", "Float", "RoundDecimal", "round", "pow"]
 )
 #: Whose terms are added up, in Python and in sympy.
 _OF_TERMS = frozenset(["Add", "Sub", "Max", "Min"])
-_NUMBER = re.compile(r"[-+]?\d*\.?\d*(?:[eE]([-+]?\d{1,18}))?", re.ASCII)
+_NUMBER = re.compile(r"[-+]?[\d_]*\.?[\d_]*(?:[eE][-+]?([\d_]+))?")
 
 
 def cost_of(text: str) -> str | None:
@@ -110,7 +110,8 @@ def cost_of(text: str) -> str | None:
     if len(text) > _MAX_EXPRESSION:
         return f"computes an expression of {len(text):,} characters"
     try:
-        bits, terms = _size_of(ast.parse(text.strip(), mode="eval").body)
+        # sympy takes `^` for a power.
+        bits, terms = _size_of(ast.parse(text.strip().replace("^", "**"), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, ValueError, OverflowError):
         return None  # sympy parses it in the same way, and ends with the same error
     if bits > _MAX_BITS:
@@ -138,14 +139,17 @@ def _combined(operation: str, nodes: list[ast.AST | ast.expr]) -> tuple[float, f
         return max(bits[0], 2) * exponent, terms[0] ** min(exponent, 64)
     if operation in ("Mult", "Mul"):
         return sum(bits), prod(terms)
-    return max(bits) + log2(len(bits)), sum(terms) if operation in _OF_TERMS else max(terms)
+    # sympy compares each argument of Max with all others.
+    times = len(terms) if operation in ("Max", "Min") else 1
+    return max(bits) + log2(len(bits)), times * sum(terms) if operation in _OF_TERMS else max(terms)
 
 
 def _bits_of(value: object) -> float:
     """Of a number, in digits or as text; of a name as many as of a small number."""
     if isinstance(value, str):
         match = _NUMBER.fullmatch(value)
-        exponent = abs(int(match[1])) if match and match[1] else 0
+        digits = match[1].replace("_", "") if match and match[1] else ""
+        exponent = int(digits or 0) if len(digits) <= _MAX_BITS else 2**64
         return 4.0 * (len(value) + exponent) if match else 2.0
     if isinstance(value, float):  # infinite for Python; a number of sympy has any exponent
         return 2.0**64 if isinf(value) else max(2.0, log2(abs(value) + 1))
