@@ -277,7 +277,7 @@ def _children(value: Any) -> Sequence[Value]:
     if type(value) is SetOf:
         return value.elems
     if type(value) is Obj:
-        return [*value.args, *(value.elems or ()), *_children(value.items), *_children(value.kwargs)]
+        return [*value.args, *(value.elems or ()), *_children(value.items), *_children(value.kwargs), value.state]
     return ()
 
 
@@ -291,8 +291,8 @@ class _Hashes:
 
     def of(self, value: Value, nesting: int = 0) -> int:
         """Return the hash that Python gives it, or one that all values have whose hash is not known here."""
-        if type(value) not in (tuple, SetOf, Obj):
-            return 0 if type(value) in (list, dict) else hash(value)
+        if type(value) not in (tuple, list, SetOf, Obj):
+            return 0 if type(value) is dict else hash(value)
         if nesting > _MAX_HASHED_NESTING:
             return 0
         if id(value) not in self._known:
@@ -303,10 +303,12 @@ class _Hashes:
     def reads(self, key: Value) -> bool:
         """Whether the hash of a key is made of those of all that it holds; that of a tensor is its address."""
         name = self._plain(key.cls) if type(key) is Obj and type(key.cls) is Global else ""
-        return type(key) in (tuple, SetOf, Obj) and (name == "torch.Size" or not name.startswith("torch."))
+        by_address = name.startswith(_HASHED_BY_ADDRESS) and name != "torch.nn.utils.rnn.PackedSequence_"
+        by_address = by_address or (name.startswith("torch.") and name.endswith(("Storage", "Tensor")))
+        return type(key) in (tuple, SetOf, Obj) and not by_address
 
     def _of_container(self, value: Value, nesting: int) -> int:
-        if type(value) is tuple:
+        if type(value) in (tuple, list):
             return hash(tuple(self.of(child, nesting) for child in value))
         if type(value) is SetOf:
             return hash(frozenset(self.of(child, nesting) for child in value.elems))
@@ -323,13 +325,22 @@ class _Hashes:
             return hash(frozenset(hashes) if name.endswith("frozenset") else hashes)
         if name.endswith(".multiarray.scalar") and len(args) > 1:
             return hash(name) if _is_hashed_by_sum(args[0]) else self.of(args[1], nesting)
-        if name.startswith(_HASHED_BY_TEXT):
-            return hash(tuple(self.of(child, nesting) for child in args))
-        return hash(name) if self.reads(call) else id(call)
+        if not self.reads(call):
+            return id(call)
+        if name.startswith(_HASHED_BY_CONTENT):
+            state = call.state.values() if type(call.state) is dict else (call.state,)
+            return hash((name, *(self.of(child, nesting) for child in (*args, *state))))
+        return hash(name)
 
 
-#: Classes whose objects are hashed by text or bytes, with a key that nobody outside the process knows.
-_HASHED_BY_TEXT = ("builtins.str", "builtins.bytes", "numpy.str_", "pathlib.", "datetime.", "_codecs.encode")
+#: Classes whose objects are hashed as a tuple of what they are made of, or by text or bytes, with a key that nobody
+#: outside the process knows.
+_HASHED_BY_CONTENT = (
+    *("builtins.str", "builtins.bytes", "numpy.str_", "pathlib.", "datetime.", "_codecs.encode"),
+    *("torch.", "numpy.dtype", "collections.UserString"),
+)
+#: Tensors and modules.
+_HASHED_BY_ADDRESS = ("torch._utils._rebuild_", "torch._tensor.", "torch.nn.", "torch.optim.", "torch.storage.")
 
 
 def _is_hashed_by_sum(dtype: Value) -> bool:
@@ -342,11 +353,10 @@ def _pattern_steps(pattern: Value) -> int:
     """Steps of compiling a regular expression, at most."""
     while type(pattern) is Obj and pattern.args:
         pattern = pattern.args[0]
-    if type(pattern) is bytes:
-        return len(pattern) ** 2 // _SQUARE_OF_STEP
-    if type(pattern) is not str:
-        return 0
-    return pattern.count("[") * _STEPS_OF_CHARACTER_CLASS + len(pattern) ** 2 // _SQUARE_OF_STEP
+    if type(pattern) not in (str, bytes):
+        return _MAX_SIZE  # text that is computed
+    classes = pattern.count(b"[" if type(pattern) is bytes else "[")
+    return int(classes * _STEPS_OF_CHARACTER_CLASS + len(pattern) ** 2 // _SQUARE_OF_STEP)
 
 
 def _capped(size: int) -> int:

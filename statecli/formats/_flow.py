@@ -547,7 +547,12 @@ _EXPECTED = {
 
 
 #: What takes the name of a codec, and codecs that picklers and C know: others are Python code of the standard library.
-_ENCODERS = frozenset(["_codecs.encode", *_gadgets.names("builtins", "str bytes bytearray"), "numpy.str_"])
+_ENCODERS = frozenset(
+    [
+        *("_codecs.encode", *_gadgets.names("builtins", "str bytes bytearray")),
+        *("numpy.str_", "numpy.bytes_", "torch.torch_version.TorchVersion"),
+    ]
+)
 _CODECS = frozenset(
     [
         "latin1",

@@ -224,6 +224,34 @@ BOMBS = {
         + b"u",
         "compares 6,000 keys of one hash",
     ),
+    "named tuples of one hash": (
+        b"}("
+        + b"".join(
+            stacked("torch.ao.quantization.qconfig", "QConfig") + numbers(*minuses(n)) + b"N\x86\x81N"
+            for n in range(6000)
+        )
+        + b"u",
+        "compares 6,000 keys of one hash",
+    ),
+    "places in tensors of one hash": (
+        b"}("
+        + b"".join(
+            stacked("torch.distributed.checkpoint.metadata", "MetadataIndex")
+            + b")\x81}("
+            + text("fqn")
+            + b"N"
+            + text("offset")
+            + numbers(*minuses(n))
+            + b"ubN"
+            for n in range(6000)
+        )
+        + b"u",
+        "compares 6,000 keys of one hash",
+    ),
+    "ranges of one hash": (
+        b"}(" + b"".join(builtin("range", number(P * n)) + b"N" for n in range(1, 6001)) + b"u",
+        "compares 6,000 keys of one hash",
+    ),
     "frozensets of one hash": (
         b"}(" + b"".join(b"(" + number(P * n) + b"\x91N" for n in range(1, 6001)) + b"u",
         "compares 6,000 keys of one hash",
@@ -247,6 +275,18 @@ BOMBS = {
             called(stacked("re", "_compile"), text(f"{n}[\u0100-\uffff]" * 40), number(2)) + b"0" for n in range(10)
         )
         + b"N",
+        "compiles regular expressions in more than",
+    ),
+    "a pattern of decoded bytes": (
+        called(
+            stacked("re", "_compile"),
+            builtin("str", b"B" + struct.pack("<I", 3200) + "[\u0100-\uffff]".encode() * 400, short("utf-8")),
+            number(2),
+        ),
+        "compiles regular expressions in more than",
+    ),
+    "a pattern that is the text of a list": (
+        called(stacked("re", "_compile"), builtin("str", b"](" + text("[a]") * 9 + b"e"), number(2)),
         "compiles regular expressions in more than",
     ),
     "a pattern of two branches": (
@@ -285,6 +325,18 @@ SPARED = {
     + called(stacked("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(-2) + b"\x87")
     + b"\x86",
     "a key that cannot be hashed": b"}(]tNs",
+    "6,000 places in tensors": b"}("
+    + b"".join(
+        stacked("torch.distributed.checkpoint.metadata", "MetadataIndex")
+        + b")\x81}("
+        + text("fqn")
+        + text(f"layers.{n}.weight")
+        + text("offset")
+        + numbers(0, 0)
+        + b"ubN"
+        for n in range(6000)
+    )
+    + b"u",
     "a long pattern": called(stacked("re", "_compile"), text(r"\d+[a-z]|" * 200), number(32)),
     "a fraction": called(stacked("fractions", "Fraction"), short("1/3")),
     "a logger": called(stacked("logging", "getLogger"), short("a.b.c")),

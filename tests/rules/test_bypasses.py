@@ -590,6 +590,9 @@ HIDDEN = {
     + b"\x85"
     + attributes(encoding=short("idna"))
     + b"\x92",
+    "bytes of numpy in Punycode": called(stacked("numpy", "bytes_"), text("\u3400"), short("punycode")),
+    "bytes of numpy in Punycode by NEWOBJ": stacked("numpy", "bytes_") + text("\u3400") + short("idna") + b"\x86\x81",
+    "a version in Punycode": called(stacked("torch.torch_version", "TorchVersion"), short(b"a-b"), short("punycode")),
     "text by a codec that is computed": called(stacked("_codecs", "encode"), text("a"), COMPUTED),
     "a UUID of an object": called(stacked("uuid", "UUID"), having(("types", "SimpleNamespace"), replace=RELU)),
     # the codec `idna` calls `encode` of what it is given
