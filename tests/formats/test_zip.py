@@ -584,6 +584,7 @@ def test_a_deflated_record_of_more_than_a_piece_is_read_and_verified(opened, siz
     good = opened(build([Member("a/x", bytes(size), method=8)]))
     assert good.read(good.records["a/x"], 2**30) == bytes(size)
     good.verify(good.records["a/x"])
+    assert max(map(len, good._inflated_pieces(good.records["a/x"]))) == 2**20
     bad = opened(build([Member("a/x", bytes(size), method=8, crc=1)]))
     with pytest.raises(ChecksumMismatch, match="checksum wrong"):
         bad.verify(bad.records["a/x"])
@@ -651,9 +652,14 @@ def test_what_is_no_archive_mentions_nothing(mentioned, tmp_path):
     assert not _zip.mentions(str(tmp_path / "missing"), b"data.pkl")
 
 
-@pytest.mark.parametrize(("field", "value"), [(12, 2**32 - 2), (16, 2**32 - 2), (16, 2**32 - 1)])
-def test_an_end_record_that_lies_is_no_error(mentioned, field, value):
-    """Whoever reads the archive says what is wrong."""
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [(12, 2**32 - 2, True), (16, None, True), (16, 2**32 - 2, False), (16, 2**32 - 1, False)],
+    ids=["too long", "at the end of the file", "behind the file", "in a zip64 record that is not there"],
+)
+def test_an_end_record_that_lies_is_no_error(mentioned, field, value, expected):
+    """As much as there is of the directory is looked at; whoever reads the archive says what is wrong."""
     data = bytearray(build(records(), Lies(zip64=False)))
-    struct.pack_into("<I", data, data.index(b"PK\5\6") + field, value)
+    struct.pack_into("<I", data, data.index(b"PK\5\6") + field, len(data) if value is None else value)
+    assert mentioned(bytes(data), b"data.pkl") is expected
     assert mentioned(bytes(data), b"nothing") is False
