@@ -54,6 +54,7 @@ _COPIERS = frozenset(
         *("torch.Size", "numpy.ma.core.MaskedArray", "numpy.ma.MaskedArray"),
     ]
 )
+_NUMPY_INTEGER = re.compile(r"numpy\.(?:u?int|u?long|u?short|u?byte|bool)\w*")
 _TEXTS = frozenset(["builtins.str", "collections.UserString", "torch.torch_version.TorchVersion", "numpy.str_"])
 _HASHING = frozenset(["builtins.set", "builtins.frozenset", "collections.Counter"])
 #: Given a number, these make as many bytes.
@@ -156,7 +157,9 @@ class Allocations:
             return _capped(length), _capped(length)
         if name in _COPIERS or name.startswith("numpy."):
             self._hash_elements(name, first)
-            size = self._size_of_numpy(name, args) + sum(map(_size_of_number, args)) * name.startswith("numpy.")
+            size = self._size_of_numpy(name, args)
+            if _NUMPY_INTEGER.fullmatch(name) and not self._lengths.get(id(first)):
+                size += sum(map(_size_of_number, args))
             length = max((self._length(one) for one in args), default=0)
             ranges = any(type(one) is Obj for one in args)
             return size + _capped(length * (_POINTER + _INTEGER * ranges)), length
@@ -400,12 +403,19 @@ def _range_length(args: tuple[Value, ...]) -> int:
 
 
 def _size_of_number(number: Value) -> int:
-    """Bytes of the integer that a number is computed as: one told by its exponent, as text or as Decimal's tuple."""
-    if type(number) is Obj and number.args:
+    """Bytes of the integer that a number is computed as: one told by its exponent, as text or as Decimal's tuple.
+
+    What picklers do not write, numbers that are computed, is as large as can be.
+    """
+    if type(number) is Obj and len(number.args) == 1 and type(number.cls) is Global and number.cls.name == "Decimal":
         number = number.args[0]
-    if type(number) is tuple and len(number) == 3 and type(number[2]) is int:
-        return _capped(abs(number[2]) * _MEMO_ENTRY)
-    match = _EXPONENT.search(number) if type(number) is str else None
+        if type(number) is tuple and len(number) == 3 and type(number[2]) is int:
+            return _capped(abs(number[2]) * _MEMO_ENTRY)
+    if type(number) in (int, float, bool):
+        return 0
+    if type(number) is not str:
+        return _MAX_SIZE
+    match = _EXPONENT.search(number)
     digits = match[1].replace("_", "") if match else ""
     if len(digits) > _MAX_EXPONENT_DIGITS:
         return _MAX_SIZE

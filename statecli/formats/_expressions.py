@@ -112,8 +112,10 @@ def cost_of(text: str) -> str | None:
     try:
         # sympy takes `^` for a power.
         bits, terms = _size_of(ast.parse(text.strip().replace("^", "**"), mode="eval").body)
-    except (SyntaxError, RecursionError, MemoryError, ValueError, OverflowError):
+    except SyntaxError:
         return None  # sympy parses it in the same way, and ends with the same error
+    except (RecursionError, MemoryError, ValueError, OverflowError):
+        return "computes an expression that nests too deep to be judged"
     if bits > _MAX_BITS:
         return f"computes a number of more than {_MAX_BITS:,} bits"
     return f"multiplies out an expression to more than {_MAX_TERMS:,} terms" if terms > _MAX_TERMS else None

@@ -705,6 +705,7 @@ CODE = (
 COSTLY = (
     *("9**9**9", "Pow(Integer(9), Pow(Integer(9), Integer(9)))", "(2*s0)**99999", "LShift(Integer(1), Integer(99999))"),
     *("9^9^9", "Integer(9)^(Integer(9)^Integer(9))", "Rational('1e0000000000000000000999999')", "Float('1e1_000_000')"),
+    *("9**9**9" + "+1" * 500, "-" * 600 + "9**9**9"),
     f"Max({', '.join(f'a{n} + {n}' for n in range(200))})",
     *("floor(1e999999999)", "floor(Float('1e999999999'))", "Float('1.5', precision=99999)", "floor(E**(10**9))"),
     *("(a + b + c + d + e + f)**60", "*".join(f"(a{n} + b)" for n in range(40)), f"Max({', '.join(['s0'] * 9999)})"),

@@ -160,6 +160,27 @@ BOMBS = {
         called(stacked("numpy", "int64"), called(stacked("decimal", "Decimal"), short("1e999999999"))),
         "by numpy.int64",
     ),
+    "a fraction of a Decimal's list": (
+        called(
+            stacked("fractions", "Fraction"),
+            called(stacked("decimal", "Decimal"), b"](" + number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"e"),
+        ),
+        "by fractions",
+    ),
+    "a fraction of a Decimal of a Decimal by NEWOBJ": (
+        stacked("fractions", "Fraction")
+        + called(stacked("decimal", "Decimal"), called(stacked("decimal", "Decimal"), short("1e999999999")))
+        + b"\x85\x81",
+        "by fractions",
+    ),
+    "a fraction of decoded bytes": (
+        called(stacked("fractions", "Fraction"), builtin("str", short(b"1e999999999"), short("ascii"))),
+        "by fractions",
+    ),
+    "an integer of numpy, of a list": (
+        called(stacked("numpy", "uint8"), b"](" + called(stacked("decimal", "Decimal"), short("1e999999999")) + b"e"),
+        "by numpy.uint8",
+    ),
     "a record of numpy": (called(stacked("numpy", "record"), number(2**31 - 1)), "2.0 GiB by numpy.record"),
     "text of lists that calls make": (
         nested(lambda x: builtin("list", b"(" + x + x + b"l")) + builtin("str", get(39)),
