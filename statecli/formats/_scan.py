@@ -556,10 +556,14 @@ class _Scan:
         use_of = uses_of(archive)
         compiled: dict[str, list[_Piece]] = {}
         modules: list[_Piece] = []
+        scripts: list[tuple[_Region, str]] = []
         for record in archive.records.values():
             use = use_of(record)
             name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
             self._record(piece, archive, record, use)
+            if use is Use.SCRIPT:
+                region = piece.region.part(record.data_offset, record.compressed_size)
+                scripts.append((_inflated(region)[0] if record.method != STORED else region, name))
             if use is Use.COMPILED:
                 region = piece.region.part(record.data_offset, record.compressed_size)
                 folder = _COMPILED_FOLDER.match(name)
@@ -571,6 +575,7 @@ class _Scan:
             self._compiled(folder_name, pieces)
         if modules:
             self._modules(modules)
+        self._run_on_load([(region, name) for region, name in scripts if region.size <= MAX_CODE])
 
     def _inflating(self, piece: _Piece, archive: Archive) -> None:
         """Report compressed records that inflate to far more than other data does."""
@@ -611,6 +616,11 @@ class _Scan:
             return
         self.steps.take(Budget.BYTES, region.size)
         self._calls(region, where, _script_code.calls(region.read(0, region.size), self.steps))
+
+    def _run_on_load(self, scripts: list[tuple[_Region, str]]) -> None:
+        """What torch.jit.load itself runs of the texts of an archive."""
+        for number, call in _script_code.calls_on_load([code.read(0, code.size) for code, _ in scripts], self.steps):
+            self._calls(*scripts[number], [call])
 
     def _other_code(self, region: _Region, where: str) -> None:
         """What the lite interpreter runs; and what names code that lies anywhere, as torch 1.0 wrote it."""

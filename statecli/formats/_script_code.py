@@ -11,7 +11,8 @@ Sources: torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from statecli.formats._steps import Budget, Steps
@@ -85,6 +86,51 @@ _DEF = re.compile(r"^[^\S\n]*def (\w+)", re.MULTILINE | re.ASCII)
 _NAMED = re.compile(rb"(?:X(.)\0\0\0|\x8c(.))(\w+::\w+)", re.DOTALL)
 
 
+_SETSTATE, _GETSTATE = "__setstate__", "__getstate__"
+#: Strings and comments, but for those of types.
+_OPAQUE = re.compile(r"""(?P<quote>\"\"\"|\'\'\'|["\'])|\#(?! type:)[^\n]*""")
+_FUNCTION = re.compile(r"\bdef\s+(\w+)", re.ASCII)
+_CLASS = re.compile(r"\bclass\s+(\w+)", re.ASCII)
+#: What a function runs: a method of its own object, something else that it calls, a loop, an operator between values,
+#: something that has no name.
+_RUN = re.compile(
+    r"\(\s*self\s*\)\s*\.\s*(?P<own>\w+)\s*\("
+    r"|(?P<odd>\b(?:while|for|with|lambda|getattr)\b|(?<!\.)\bself\s*=(?!=)|[)\]]\s*\((?!\))|\*\*|<<|>>|[+*/%@&^~]"
+    r"|(?<=[\w)\]])\s+-(?!>))"
+    r"|(?<!\bdef )(?<!\bclass )(?<![\w.])(?P<path>(?:\w+\s*\.\s*)*\w+)\s*\("
+    r"|\.\s*(?P<method>\w+)\s*\(",
+    re.ASCII,
+)
+#: An object of a class that the archive defines.
+_SELF = re.compile(r"\(\s*self\s*:\s*__torch__\s*\.(?!\s*torch\s*\.\s*classes\b)")
+#: What unpacks a state, compares and refuses: it reads no memory by an index that a tensor holds, and makes none.
+_BUILTINS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        if elif else return in not and or is assert raise annotate unchecked_cast uninitialized isinstance
+        int float bool str
+        """,
+    )
+)
+_PLAIN = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        eq ne lt le gt ge len __is__ __isnot__ __not__ __contains__ __getitem__ format list dim dtype device
+        detach clone contiguous t to unpack
+        """,
+    )
+)
+_PACKING = re.compile(
+    r"(?:quantized|_quantized|sparse|prepacked|mkldnn_prepacked|xnnpack|rnn)::\w*(?:prepack|unpack|make_\w+_params)\w*"
+    r"|prim::(?:RaiseException|unchecked_cast|dtype|device|data)"
+)
+_MOST_NAMED = 8
+_RUNS = "its __setstate__ runs, and which packs no weights"
+_UNBOUNDED = "its __setstate__ runs, and whose end or result cannot be told"
+
+
 class Call(NamedTuple):
     """What the code mentions, at byte `at` of it and in that line.
 
@@ -114,6 +160,86 @@ def calls(code: bytes, steps: Steps) -> Iterator[Call]:
                 function, following = following[1], next(functions, None)
             line, counted = line + text.count("\n", counted, at), at
             yield Call(module, name, at, line, why, function == "__setstate__")
+
+
+def calls_on_load(codes: Sequence[bytes], steps: Steps) -> Iterator[tuple[int, Call]]:
+    """The operators and loops of each function that a `__setstate__` may run and that pack no weights, and its text.
+
+    `codes` are all texts of an archive. A function may run if `__setstate__` or another special method mentions its
+    name, whatever the name stands for there. Raises OutOfSteps.
+    """
+    texts = [code.decode("latin-1") for code in codes]
+    if not any(_SETSTATE in text for text in texts):
+        return
+    functions = [function for n, text in enumerate(texts) for function in _functions(n, _Strings(text, steps))]
+    by_name: dict[str, list[_Function]] = {}
+    for function in functions:
+        by_name.setdefault(function.name, []).append(function)
+    classes = {found[1] for function in functions for found in _CLASS.finditer(function.text)}
+    waiting = [name for name in by_name if name.startswith("__") and name != _GETSTATE]
+    reached = set(waiting)
+    while waiting:
+        for function in by_name[waiting.pop()]:
+            steps.take(Budget.TEXT, 1 + len(function.text) // 8)
+            words = set(_WORD.findall(function.text)) & by_name.keys()
+            waiting.extend(words - reached)
+            reached |= words
+            found = list(_computes(function, texts[function.number], by_name.keys() | classes))
+            if found:
+                others = list(dict.fromkeys(f"{call.module}.{call.name}" for call in found[1:]))
+                yield function.number, found[0]._replace(why=f"{found[0].why}{_shown_others(others)}")
+
+
+def _shown_others(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"; so do {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
+
+
+class _Function(NamedTuple):
+    """A function of text `number`, from byte `at` on; strings and comments of its `text` are blank."""
+
+    number: int
+    name: str
+    at: int
+    text: str
+
+
+def _functions(number: int, strings: _Strings) -> Iterator[_Function]:
+    """Each function of a text, with what stands before the next; what stands before the first has no name."""
+    blank, at = [], 0
+    while found := _OPAQUE.search(strings.text, at):
+        end = strings.end(found["quote"], found.start()) if found["quote"] else found.end()
+        # A text may be the name of an attribute.
+        kept = re.sub(r"\W", " ", strings.text[found.start() : end]) if found["quote"] else " " * (end - found.start())
+        blank += [strings.text[at : found.start()], kept]
+        at = end
+    text = "".join([*blank, strings.text[at:]]).replace("\\\n", "  ")
+    starts = [(0, ""), *((found.start(), found[1]) for found in _FUNCTION.finditer(text)), (len(text), "")]
+    for (start, name), (end, _) in pairwise(starts):
+        yield _Function(number, name, start, text[start:end])
+
+
+def _computes(function: _Function, text: str, names: Collection[str]) -> Iterator[Call]:
+    """What a function does beside unpacking a state and packing weights. `names` are those that the archive defines."""
+    has_self = _SELF.search(function.text) is not None
+    for found in _RUN.finditer(function.text):
+        at = function.at + found.start()
+        line = text.count("\n", 0, at) + 1
+        if found["odd"]:
+            yield Call("TorchScript", found["odd"].strip(), at, line, _UNBOUNDED, on_load=True)
+            continue
+        *path, name = re.findall(r"\w+", found["own"] or found["path"] or found["method"])
+        own = (found["own"] and has_self) or (path == ["self"] and has_self) or path[:1] == ["__torch__"]
+        if not ((own and name in names) or _is_plain(path, name, function.text, is_method=bool(found["method"]))):
+            yield Call(".".join(path) if path[:1] in (["torch"], ["ops"]) else "torch", name, at, line, _RUNS, True)
+
+
+def _is_plain(path: list[str], name: str, text: str, *, is_method: bool) -> bool:
+    if path[:1] == ["ops"]:
+        return len(path) == 2 and _PACKING.fullmatch(f"{path[1]}::{name}") is not None
+    if not path and not is_method:  # any name may stand for an operator
+        return name in _BUILTINS and re.search(rf"(?<![\w.]){name}\s*=(?!=)", text) is None
+    return len(path) < 2 and name in _PLAIN
 
 
 def bytecode(data: bytes, steps: Steps) -> Iterator[Call]:

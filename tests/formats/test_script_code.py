@@ -39,7 +39,7 @@ WRITES = {
 MADE = "def made(p: str) -> Tensor:\n  return torch.from_file(p, True, 4, dtype=0)\n"
 #: What only looks so.
 SPARES = {
-    "an attribute": "t = (st)[0]\n    self.w = torch.add(t, 1)",
+    "an attribute": "t = (st)[0]\n    self.w = torch.detach(t)",
     "a text": "t = (st)[0]\n    x = \"torch.from_file('a') torch\"",
     "a text of both quotes": "t = (st)[0]\n    x = 'it \\'s torch.save'",
     "a comment": "t = (st)[0] # torch.save, torch",
@@ -124,7 +124,7 @@ def test_code_that_only_computes_is_clean(name, archive):
 def test_what_runs_on_load_is_told_from_what_runs_when_called(archive):
     """`__setstate__` is called by loading; another function by whoever calls it. The place is the byte of the file."""
     path = archive(WRITES["plain"], MADE)
-    (one,) = told(path, "unsafe-global")
+    one, _ = told(path, "unsafe-global")
     assert one.startswith("loading it calls torch.from_file, which maps a file into memory")
     path = archive("pass", MADE)
     (finding,) = audit(Request((str(path),), select=("unsafe-global",))).findings
@@ -164,7 +164,9 @@ WILD = {
 def test_an_operator_that_does_not_check_memory_is_unsafe(name, archive):
     """torch.jit.load runs the operator and crashes; the audit does not pass the file."""
     path = archive(f"{WILD[name]}\n    self.w = t")
-    assert len(told(path, "unsafe-global")) == 1
+    operator, others = told(path, "unsafe-global")
+    assert "its __setstate__ runs" not in operator
+    assert "its __setstate__ runs" in others
     load = f"import torch; torch.jit.load({str(path)!r})"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", load], capture_output=True, check=False)
     assert done.returncode < 0
@@ -248,3 +250,59 @@ def test_an_archive_whose_version_lies_with_its_data_is_audited(records, tmp_pat
     torch.jit.load(str(tmp_path / "a.pt"))
     (target,) = audit(Request((str(tmp_path / "a.pt"),))).targets
     assert (target.status.value, target.tensors) == ("audited", 1)
+
+
+#: Statements of a `__setstate__` that crash the process or keep it from going on, though each operator is torch's own.
+POOLED = (
+    "torch.full([1, 1, 1, 1], 1.5), torch.zeros([1, 1, 2, 2]), [2, 2], [2, 2], [0, 0], [1, 1], False,"
+    " torch.full([1, 1, 1, 1], 1000000000000, dtype=4)"
+)
+GRADIENT = POOLED[:29]
+CRASHES = {
+    "an operator": f"self.w = torch.max_pool2d_with_indices_backward({POOLED})",
+    "another name of it": f"ff = torch.max_pool2d_with_indices_backward\n    self.w = ff({POOLED})",
+    "a method": "g = torch.zeros([1, 1, 2, 2])\n    self.w = (g).max_pool2d_with_indices_backward("
+    f"{GRADIENT}{POOLED[56:]})",
+    "a name of a function": f"len = torch.max_pool2d_with_indices_backward\n    self.w = len({POOLED})",
+    "a function": "self.w = __torch__.tests.formats.test_script_code.made()",
+    "a function's function": "self.w = __torch__.tests.formats.test_script_code.more()",
+}
+POOLS = (
+    f"def made() -> Tensor:\n  return torch.max_pool2d_with_indices_backward({POOLED})\n"
+    "def more() -> Tensor:\n  return __torch__.tests.formats.test_script_code.made()\n"
+    "def max_pool2d_with_indices_backward() -> int:\n  return 1\n"
+)
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_an_operator_that_loading_runs_is_found_and_crashes(name, archive):
+    """Only what packs weights is spared in a `__setstate__`, and in what it may call."""
+    path = archive(CRASHES[name], POOLS)
+    assert any(
+        "max_pool2d_with_indices_backward" in one or "torch.len" in one or "torch.ff" in one
+        for one in told(path, "unsafe-global")
+    )
+    loaded = subprocess.run([sys.executable, "-c", f"import torch; torch.jit.load({str(path)!r})"], check=False)
+    assert loaded.returncode < 0
+
+
+@pytest.mark.parametrize(
+    "loop", ["while True:\n      pass", "for n in range(1000000000000):\n      pass", "n = (1 + 2)"]
+)
+def test_a_loop_that_loading_runs_is_found(loop, archive):
+    """Nobody can tell when it ends; nor how large the result of an operator is."""
+    assert any("whose end or result cannot be told" in one for one in told(archive(loop), "unsafe-global"))
+
+
+def test_what_runs_when_called_alone_is_not_judged(archive):
+    """A function that no `__setstate__` mentions."""
+    assert told(archive("pass", POOLS), "unsafe-global") == []
+
+
+@pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "EmbeddingBag"])
+def test_quantized_modules_of_torch_are_clean(kind, tmp_path):
+    """They pack their weights when they are loaded."""
+    make = getattr(torch.ao.nn.quantized, kind)
+    module = make(10, 8) if kind in ("Linear", "EmbeddingBag") else make(3, 4, 3)
+    torch.jit.save(torch.jit.script(module), tmp_path / "x.pt")
+    assert told(tmp_path / "x.pt", "pickles") == []
