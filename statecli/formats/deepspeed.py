@@ -24,6 +24,7 @@ from statecli.formats import _folder, _shown, _universal
 from statecli.formats._graph import mapping, named, sequence
 from statecli.formats._ranks import lost, noted, small
 from statecli.formats._settings import join, put_below, rename, select
+from statecli.formats._source import Source
 from statecli.formats._zero import MASTER, Optimizer, Owner, Part, Piece, Rank, Shape, joined, rank_of, shapes_of
 from statecli.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 
@@ -35,6 +36,10 @@ KNOWN = (0, 19)
 TRACKERS = ("latest", "latest_universal")
 #: Bytes of `latest`: a folder's name.
 MAX_LATEST = 512
+
+#: Bytes of it that are read with the blanks around the name, which DeepSpeed strips.
+_MOST_BLANKS = 2**20
+_STATES = "_states.pt"
 
 #: Of a parameter that is in no group of the optimizer: stage 1 does not say what is frozen.
 UNTRAINED = "not among what the optimizer trains"
@@ -101,14 +106,32 @@ def _misled(path: str) -> tuple[str, str] | None:
         if name not in _folder.files(path):
             continue
         try:
-            tag = small(files.join(path, name), name, MAX_LATEST).decode("utf-8", "surrogateescape").strip()
+            tag = small(files.join(path, name), name, _MOST_BLANKS).decode("utf-8", "surrogateescape").strip()
         except UnreadableError:
+            if _is_padded(files.join(path, name)):
+                return name, f"text of more than {_MOST_BLANKS} bytes"
             continue
-        is_plain = tag in _folder.folders(path) and (name == TRACKERS[0] or not tag.startswith("."))
-        folder = files.join(path, tag)
-        if tag and "\0" not in tag and not is_plain and files.isdir(folder) and _has_ranks(folder):
+        is_walked = tag in _folder.folders(path) and not tag.startswith(".")
+        if tag and "\0" not in tag and not is_walked and _may_hold_ranks(files.join(path, tag)):
             return name, _shown.quoted(tag)
     return None
+
+
+def _may_hold_ranks(path: str) -> bool:
+    """Whether DeepSpeed finds files there; zero_to_fp32 takes them by the end of their names."""
+    return files.isdir(path) and (
+        any(name.endswith(_STATES) for name in _folder.files(path)) or _universal.is_universal(path)
+    )
+
+
+def _is_padded(path: str) -> bool:
+    """Whether a long file begins or ends with blanks, which DeepSpeed strips."""
+    try:
+        with Source(path) as source:
+            length = min(source.size, MAX_LATEST)
+            return source.read(0, length).isspace() or source.read(source.size - length, length).isspace()
+    except UnreadableError:
+        return False
 
 
 def _latest(path: str, found: list[str]) -> str:

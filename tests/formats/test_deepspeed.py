@@ -397,6 +397,29 @@ def test_a_hidden_folder_that_deepspeed_loads_fails_the_audit(tmp_path, tracker,
     assert str(folder / "global_step1") in {target.target for target in found.targets}
 
 
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        (" " * 600 + "./.gs1", "mp_rank_00_model_states.pt"),
+        ("./.gs1" + "\n" * 2**21, "mp_rank_00_model_states.pt"),
+        ("./.gs1", "x_optim_states.pt"),
+        (".gs1", "x_optim_states.pt"),
+        (".gs1", "mp_rank_00_model_states.pt"),
+    ],
+    ids=["blanks", "megabytes of blanks", "another name", "another name, plain", "plain"],
+)
+def test_a_hidden_folder_is_found_as_deepspeed_finds_it(tmp_path, tag, name):
+    """It strips the tag, however long the file is, and zero_to_fp32 looks at the end of the files' names."""
+    (tmp_path / ".gs1").mkdir()
+    (tmp_path / "global_step1").mkdir()
+    torch.save({"module": {"w": torch.zeros(2)}}, tmp_path / ".gs1" / name)
+    torch.save({"module": {"w": torch.zeros(2)}}, tmp_path / "global_step1" / "mp_rank_00_model_states.pt")
+    (tmp_path / "latest").write_text(tag)
+    found = audit(Request((str(tmp_path),)))
+    (reason,) = [target.reason for target in found.targets if target.status is Status.FAILED]
+    assert "latest points outside its folder" in reason
+
+
 def test_a_latest_of_somebody_else_is_no_checkpoint(tmp_path):
     """Other tools write paths into a file of this name; where it leads lies no rank's file."""
     (tmp_path / "runs" / "1").mkdir(parents=True)
