@@ -270,7 +270,14 @@ class Flow:
         if name == "functools.partial" and type(state) is tuple and state:
             self._callee(root, "functools.partial", 0, state[0])
             self._deferred(state[:1], *(*state[1:3], None, None)[:2])
-        if name.startswith("torch.nn.modules.") and name not in _gadgets.HOOKS and not is_module(target):
+        if (
+            name.startswith(_MODULES)
+            and ".rnn." in name
+            and type(state) is dict
+            and not _is_depth(state.get("num_layers"))
+        ):
+            self.note(root, "is given a number of layers that no memory holds")
+        if name.startswith(_MODULES[0]) and name not in _gadgets.HOOKS and not is_module(target):
             self.note(root, "is given a state that is no module's")
         if name in _GENERATORS and not self._is_generator_state(state):
             self.note(root, "is given a state that torch does not write, by which bytes may become addresses")
@@ -390,6 +397,11 @@ class Flow:
             self.note(value, f"is put in the place of {_shown.name(key)}")
 
 
+def _is_depth(layers: Value) -> bool:
+    """Whether a recurrent module has as many layers; it makes names for each of them when it gets its state."""
+    return layers is None or (type(layers) is int and layers <= _MOST_LAYERS)
+
+
 def _is_dunder(key: Value) -> bool:
     return type(key) is str and _DUNDER.match(key) is not None and key not in _SAID
 
@@ -469,6 +481,9 @@ _ARRAY_MAKERS = frozenset(
     ["numpy.ma.core._mareconstruct", *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core"))]
 )
 _SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
+#: Where modules of torch are defined.
+_MODULES = ("torch.nn.modules.", "torch.ao.nn.")
+_MOST_LAYERS = 4096
 _GENERATORS = frozenset(["torch.Generator", "torch._C.Generator"])
 #: TorchScript's pickles name it as the type of something.
 _EMPTY_IF_CALLED = "torch.ScriptObject"

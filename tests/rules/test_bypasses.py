@@ -409,6 +409,12 @@ GENERATOR = stacked("torch._C", "Generator") + b")R"
 ADDRESS = number(sum(0x11111111 << 30 * place for place in range(8)))
 # What clean classes do when they are loaded, with objects of the pickle's where they expect plain values.
 METHODS = {
+    "a recurrent module of 10**12 layers": new("torch.ao.nn.quantized.reference.modules.rnn", "LSTM")
+    + attributes(num_layers=number(10**12))
+    + b"b",
+    "a recurrent module of 10**12 layers with a module's state": new("torch.nn.modules.rnn", "LSTM")
+    + attributes(num_layers=number(10**12), _parameters=b"}", _modules=b"}")
+    + b"b",
     "a generator whose state is a number": GENERATOR + ADDRESS + b"b",
     "a generator whose state is text": GENERATOR + text("AAAAAAAA") + b"b",
     "a generator whose state is too short": GENERATOR + b"K\x01N\x86b",
