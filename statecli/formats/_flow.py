@@ -195,8 +195,8 @@ class Flow:
         elif not _keeps(made.how, name):
             of = (self._named(made) or name) if _is_made(made) else name
             self._given(made.cls, of, (*made.args, *(made.kwargs or {}).values()))
-        if name == _EMPTY_IF_CALLED:
-            self.note(made.cls, "is called, which makes an object without anything in it, and an address of 0")
+        if name == _EMPTY_UNTIL_BUILT and type(made.state) is not tuple:
+            self.note(made.cls, "is called and gets no state, so that there is an address of 0 in it")
         if name == "numpy.dtype" and made.args and type(made.args[0]) not in (str, Global):
             self.note(made.cls, "is told by something else than its code")
         elif name in _SCALARS and not self._array_types.is_sound_scalar(made.args):
@@ -382,6 +382,8 @@ class Flow:
         if type(value) is dict:
             for key, one in value.items():
                 self._pair(key, one)
+                if type(key) is Key and type(key.value) is Obj and self._named(key.value) == _EMPTY_UNTIL_BUILT:
+                    self.note(key.value, "is a key, whose hash is computed before it has a state")
             return [*value.values(), *(key for key in value if type(key) is Key)]
         if type(value) is SetOf:
             return value.elems
@@ -485,8 +487,8 @@ _SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_co
 _MODULES = ("torch.nn.modules.", "torch.ao.nn.")
 _MOST_LAYERS = 4096
 _GENERATORS = frozenset(["torch.Generator", "torch._C.Generator"])
-#: TorchScript's pickles name it as the type of something.
-_EMPTY_IF_CALLED = "torch.ScriptObject"
+#: torch gives it the state of an object of C++ at once.
+_EMPTY_UNTIL_BUILT = "torch.ScriptObject"
 _JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
 #: What picklers add items and elements to. To anything else they would reach a method of it, or of what it stands for.
 _HASHED = frozenset(
