@@ -18,7 +18,7 @@ from statecli.formats._compiled import harmless_names
 from statecli.formats._flow import Flow, calls_made_by, plain
 from statecli.formats._graph import is_module
 from statecli.formats._pickle import Global, Handler, Key, Machine, Obj, Persistent, SetOf, Value, as_key, native
-from statecli.formats._steps import OutOfSteps, Steps
+from statecli.formats._steps import Budget, OutOfSteps, Steps
 from statecli.state import Bomb, Mention
 
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
@@ -114,6 +114,8 @@ class Scanner(Machine):
                     return spelled
             self._called.add(id(function))
         self.objects += 1
+        if self.budget == 1:  # that of a `.metadata` is larger
+            self.flow.steps.take(Budget.CALLS)
         made = Obj(function, args if type(args) is tuple else (args,), how)
         self.flow.made(made)
         return made

@@ -17,6 +17,8 @@ class Budget(Enum):
 
     #: Opcodes of all pickles, 2 or 3 million a second. One `.metadata` of the largest models has 40 million.
     OPCODES = ("opcodes", 50_000_000)
+    #: Calls, other than those that rebuild tensors: 50,000 a second. Those of a `.metadata` are not counted.
+    CALLS = ("calls", 1_000_000)
     #: Values that are followed for the names in them, a million a second; more of them for each opcode.
     FLOW = ("values to follow for the names in them", 1_000_000)
     #: Tokens of TorchScript code, and texts of programs of torch.export, 200,000 a second.
@@ -27,6 +29,9 @@ class Budget(Enum):
     PIECES = ("pieces", 1_000_000)
     #: Pickles, those inside strings included. A rank's file of torch.distributed.checkpoint has six for each tensor.
     PICKLES = ("pickles", 100_000)
+
+    #: A budget is looked up for each step, and Enum's own hash is written in Python.
+    __hash__ = object.__hash__
 
     def __init__(self, noun: str, limit: int) -> None:
         self.noun = noun
@@ -51,10 +56,10 @@ class Steps:
 
     def take(self, budget: Budget, count: int = 1) -> None:
         """Count steps. Raises OutOfSteps, with the budget, where there are more than it allows."""
-        taken, limit = self.taken[budget] + count, self.limit(budget)
+        taken = self.taken[budget] + count
         self.taken[budget] = taken
-        if taken > limit:
-            self.exceeded = self.exceeded or OutOfSteps(f"has more than {limit:,} {budget.noun}")
+        if taken > budget.limit and taken > self.limit(budget):
+            self.exceeded = self.exceeded or OutOfSteps(f"has more than {self.limit(budget):,} {budget.noun}")
             raise self.exceeded
 
     def limit(self, budget: Budget) -> int:

@@ -163,6 +163,16 @@ def test_what_many_objects_share_ends_at_the_budget(name, tmp_path, monkeypatch)
     assert found[0].unread == f"has more than {limit:,} values to follow for the names in them"
 
 
+@pytest.mark.parametrize(("name", "counted"), [("model.pt", True), (".metadata", False)])
+def test_calls_end_at_their_budget(name, counted, tmp_path, monkeypatch):
+    """A call costs as much as 50 opcodes; the `.metadata` of a large model has millions of them."""
+    monkeypatch.setattr(Budget.CALLS, "limit", 1000)
+    (tmp_path / name).write_bytes(four(stacked("builtins", "list") + SHARED + (GET + b")R0") * 1500))
+    with Source(str(tmp_path / name)) as source:
+        (found,) = _scan._Scan(source).run()
+    assert found.unread == ("has more than 1,000 calls" if counted else None)
+
+
 def grown_later(user, count):
     """A list of `count` values that `user` makes of a list (memo 0), which has as many elements only afterwards."""
     return four(b"]" + SHARED + b"](" + user * count + b"e" + GET + b"(" + b"K\1" * count + b"e\x86")
