@@ -22,16 +22,17 @@ from statecli.formats import FORMATS, _folder, _foreign, torch_tar
 from statecli.formats._source import Source
 from statecli.scope import NotChecked
 
+#: Pickles, which may be of anything.
+PICKLES = (".pkl", ".pickle", ".joblib", ".dill")
 #: Files of these names are meant to be checkpoints: one that cannot be read has failed, whatever it is. Of the `.bin`
 #: those of WEIGHTS are, and pointers.
 NAMED = (
+    *PICKLES,
     ".pt",
     ".pth",
     ".bin",
     ".ckpt",
     ".safetensors",
-    ".pkl",
-    ".pickle",
     ".distcp",
     ".pt2",
     ".gguf",
@@ -299,7 +300,7 @@ def _unread(path: str, error: UnreadableError) -> Target:
 def is_called_weights(path: str) -> bool:
     """Whether its name says that a checkpoint is meant; a pickle may be of anything."""
     name = files.name(path).lower()
-    return name.endswith(NAMED) and not name.endswith((".pkl", ".pickle")) and not _is_anybodys(path)
+    return name.endswith(NAMED) and not name.endswith(PICKLES) and not _is_anybodys(path)
 
 
 def _is_anybodys(path: str) -> bool:

@@ -182,6 +182,8 @@ class Flow:
                 self.called.add(id(indirect.cls))
                 self._call(indirect, depth + 1)
         self._rebuilt(made.cls, name, made.args)
+        if name in _gadgets.BIT_GENERATORS and made.how == "newobj":
+            self.note(made.cls, "is made without its state, which crashes the process that uses it")
         if name == "numpy.dtype" and not _array_types.is_told_by_code(made):
             self.note(made.cls, "is given a type in another way than by the code that numpy writes")
         if _names_codec(name, made):

@@ -648,6 +648,11 @@ STATE, GENERATOR, BITS = (
 FROM_TYPE, TENSOR = stacked("torch._tensor", "_rebuild_from_type_v2"), stacked("torch", "Tensor")
 # Clean functions that call a class which is given to them, by themselves and through each other.
 INDIRECT = {
+    # numpy reads the state behind a null pointer
+    "a bit generator without its state": stacked("numpy.random._pcg64", "PCG64") + b")\x81",
+    "a bit generator without its state as a copy makes it": called(
+        stacked("copyreg", "__newobj__"), stacked("numpy.random._philox", "Philox")
+    ),
     "a configuration called by a random state": called(STATE, b"}", HF_CONFIG),
     "a configuration called by a random state, given alone": called(STATE, HF_CONFIG),
     "a configuration called by a random state through the default": called(STATE, DEEPSPEED, BITS),
