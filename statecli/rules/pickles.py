@@ -285,6 +285,7 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
     Fix: save tensors, dicts, lists, numbers and text alone: `vars(args)`, `str(path)`, `value.item()`,
     `dict(mapping)`. A module: its `state_dict()`.
     """
+    reported: set[tuple[str, str]] = set()
     for pickle in subject.pickles:
         is_companion = _folder.COMPANIONS.match(files.name(pickle.place.path)) is not None
         if not pickle.by_torch_load or (is_companion and subject.member(pickle.place)):
@@ -297,6 +298,10 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
             why, help = f"imports {', '.join(map(_shown.name, names))}", _replacements(names, pickle)
         else:
             continue
+        # A legacy file is five pickles, all of one protocol.
+        if (pickle.place.path, why) in reported:
+            continue
+        reported.add((pickle.place.path, why))
         message = f"torch.load refuses it by default: {_where(subject, pickle)} {why}"
         severity = Severity.NOTE if is_companion or subject.state.format.startswith(_OWN_LOADERS) else None
         yield Found(message, help=help, severity=severity, place=pickle.place, about=", ".join(names))

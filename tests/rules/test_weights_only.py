@@ -75,6 +75,14 @@ def test_needs_weights_only_false_spares_a_state_dict_with_settings_of_plain_dat
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_legacy_file_of_a_later_protocol_is_one_finding(tmp_path):
+    """Its five pickles have one protocol."""
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.zeros(2)}, path, pickle_protocol=4, _use_new_zipfile_serialization=False)
+    (found,) = audit(Request((str(path),), select=("needs-weights-only-false",))).findings
+    assert "is a pickle of protocol 4" in found.message
+
+
 def test_torchscript_is_not_a_matter_of_names(tmp_path):
     """torch.load passes the archive on to torch.jit.load, and refuses weights_only for it whatever it imports."""
     torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "a.pt")
