@@ -24,6 +24,7 @@ from statecli.modules.build import Built, load
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -459,19 +460,30 @@ def _held(value: Any) -> list[Any] | None:
     return None
 
 
+def _generators(module: nn.Module) -> Iterator[torch.Generator]:
+    import torch
+
+    for part in module.modules():
+        yield from (value for value in vars(part).values() if isinstance(value, torch.Generator))
+
+
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int, module: nn.Module | None = None) -> Iterator[None]:
     """Random generators start from `seed`, and afterwards are as they were: torch's, Python's and numpy's.
 
-    Torch's are those of the CPU and, where CUDA is in use, of each GPU.
+    Torch's are those of the CPU and, where CUDA is in use, of each GPU, and generators that are attributes of `module`.
     """
     import torch
 
     numpy: Any = sys.modules.get("numpy")
     kept = random.getstate(), numpy.random.get_state() if numpy else None
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    owned = {id(one): one for one in _generators(module)} if module is not None else {}
+    states = [(one, one.get_state()) for one in owned.values()]
     with torch.random.fork_rng(devices=list(gpus)):
         try:
+            for one in owned.values():
+                one.manual_seed(seed)
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would have CUDA seeded when it starts
             if gpus:
                 torch.cuda.manual_seed_all(seed)
@@ -480,6 +492,8 @@ def seeded(seed: int) -> Iterator[None]:
                 numpy.random.seed(seed % 2**32)
             yield
         finally:
+            for one, state in states:
+                one.set_state(state)
             random.setstate(kept[0])
             if numpy:
                 numpy.random.set_state(kept[1])

@@ -94,7 +94,7 @@ class Subject:
         args, kwargs = self.inputs.make(seed=seed)
         # A frozen ScriptModule has no mode.
         modes = [(one, one.training) for one in module.modules() if hasattr(one, "training")]
-        with self.user_code("calling it"), seeded(seed), torch.set_grad_enabled(grad):
+        with self.user_code("calling it"), seeded(seed, module), torch.set_grad_enabled(grad):
             try:
                 return (module if training else module.eval())(*args, **kwargs)
             finally:

@@ -120,12 +120,14 @@ def test_a_model_of_doubles_is_asked_with_floats():
         "torch.tensor(numpy.random.rand(3))",
         "torch.tensor([random.random()] * 3)",
         "nn.functional.dropout(torch.ones(9), training=True)",
+        "torch.randn(2, 2, generator=self.own)",
     ],
 )
 @pytest.mark.parametrize("name", [Name.MOVE, Name.CAST])
 def test_what_forward_draws_anew_each_time_is_not_judged(name, drawn):
     """Two calls draw the same numbers: a new tensor of the same bits replaces one that was overwritten."""
-    body = f"self.a = nn.Linear(3, 3)\n---\ndef forward(self, x):\n    import numpy, random\n    self.noise = {drawn}\n"
+    body = "self.a, self.own = nn.Linear(3, 3), torch.Generator()\n---\ndef forward(self, x):\n"
+    body += f"    import numpy, random\n    self.noise = {drawn}\n"
     check = of_source(name, body + "    return self.a(x) + self.noise.sum().to(x)", "2x3")
     assert rules(check) == {}
 
