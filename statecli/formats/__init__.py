@@ -113,7 +113,7 @@ def _other_weights(format: ModuleType, path: str) -> tuple[Oddity, ...]:
     if format not in (dcp, dcp_safetensors, deepspeed, megatron) or not files.isdir(path):
         return ()
     try:
-        odd = _folder.other_weights(path, format.members(path))
+        odd = _folder.other_weights(path, (*format.members(path), dcp.BESIDE))
     except UnreadableError:  # which files are its own is not known
         return ()
     return (odd,) if odd else ()

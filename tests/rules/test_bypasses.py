@@ -406,7 +406,7 @@ PICKED = (
 )
 GENERATOR = stacked("torch._C", "Generator") + b")R"
 #: A number whose digits are an address.
-ADDRESS = number(sum(0x11111111 << 30 * place for place in range(8)))
+DIGITS = number(sum(0x11111111 << 30 * place for place in range(8)))
 # What clean classes do when they are loaded, with objects of the pickle's where they expect plain values.
 METHODS = {
     "a recurrent module of 10**12 layers": new("torch.ao.nn.quantized.reference.modules.rnn", "LSTM")
@@ -415,7 +415,7 @@ METHODS = {
     "a recurrent module of 10**12 layers with a module's state": new("torch.nn.modules.rnn", "LSTM")
     + attributes(num_layers=number(10**12), _parameters=b"}", _modules=b"}")
     + b"b",
-    "a generator whose state is a number": GENERATOR + ADDRESS + b"b",
+    "a generator whose state is a number": GENERATOR + DIGITS + b"b",
     "a generator whose state is text": GENERATOR + text("AAAAAAAA") + b"b",
     "a generator whose state is too short": GENERATOR + b"K\x01N\x86b",
     "a generator whose state is no tensor": stacked("torch", "Generator") + b")R" + b"K\x01NK\x02\x87b",
@@ -581,7 +581,6 @@ HIDDEN = {
     "an array's interface": having(
         ("types", "SimpleNamespace"), __array_interface__=attributes(data=number(8) + b"\x89\x86")
     ),
-    # uuid.UUID calls `replace` of what it is given
     # 2 GB an element, which no state has to say
     "a type of numpy by a list": called(
         SCALAR, called(stacked("numpy", "dtype"), b"](" + text("a") + text("V2000000000") + b"\x86e")
@@ -600,6 +599,7 @@ HIDDEN = {
     "bytes of numpy in Punycode by NEWOBJ": stacked("numpy", "bytes_") + text("\u3400") + short("idna") + b"\x86\x81",
     "a version in Punycode": called(stacked("torch.torch_version", "TorchVersion"), short(b"a-b"), short("punycode")),
     "text by a codec that is computed": called(stacked("_codecs", "encode"), text("a"), COMPUTED),
+    # uuid.UUID calls `replace` of what it is given
     "a UUID of an object": called(stacked("uuid", "UUID"), having(("types", "SimpleNamespace"), replace=RELU)),
     # the codec `idna` calls `encode` of what it is given
     "an object encoded": called(
