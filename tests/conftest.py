@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from statecli import interrupts
 # No test is timed: a machine may be busy.
 settings.register_profile("statecli", deadline=None)
 settings.load_profile("statecli")
+
+# A job in the background of a script (`make test &`, nohup) ignores Ctrl-C, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 

@@ -68,7 +68,11 @@ def start(command, **options):
 
 def finish(process, given=None):
     """(exit code, stdout, stderr)"""
-    out, err = process.communicate(given, timeout=120)
+    try:
+        out, err = process.communicate(given, timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its child, which may be in a loop, ends with it
+        raise
     return process.returncode, (out or b"").decode(), (err or b"").decode()
 
 
