@@ -224,11 +224,11 @@ def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algor
         why = "the lock holds weights only: run `statecli lock` again to lock settings and files"
         return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {why}"),))
     settings, uncompared = _compare_settings(state, target.settings)
-    changes, compared, missing = _compare_files(state.target, target.files, algorithm)
+    of_files = _compare_files(state.target, target.files, algorithm)
     # A changed key says more than a changed digest of its file.
     named = {f"{change.key.partition('.')[0]}.json" for change in settings}
-    changes = tuple(change for change in changes if change.name not in named or None in (change.locked, change.found))
-    return CompanionChanges(settings, changes, compared, (*uncompared, *missing))
+    changes = (change for change in of_files.files if change.name not in named or None in (change.locked, change.found))
+    return CompanionChanges(settings, tuple(changes), of_files.compared, (*uncompared, *of_files.not_checked))
 
 
 def _compare_settings(
@@ -252,21 +252,20 @@ def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettin
     return change.key.partition(".")[0] in both
 
 
-def _compare_files(
-    text: str, locked: Mapping[str, str] | None, algorithm: Algorithm
-) -> tuple[tuple[FileChange, ...], tuple[str, ...], tuple[NotChecked, ...]]:
+def _compare_files(text: str, locked: Mapping[str, str] | None, algorithm: Algorithm) -> CompanionChanges:
+    """Compare the files of a folder with the lock; the result has no settings."""
     found = companion_digests(text, algorithm)
     folder = split(text)[0]
     is_file = not files.isdir(folder)
     if found is None and is_file and locked:
         count, why = len(locked), "not compared: the lock has them, and the target is one file"
-        return (), (), (NotChecked("file", count, why),)
+        return CompanionChanges(not_checked=(NotChecked("file", count, why),))
     if locked is None:
         why = "not compared: the lock has no files"
-        return (), (), (NotChecked("file", len(found), why),) if found else ()
+        return CompanionChanges(not_checked=(NotChecked("file", len(found), why),) if found else ())
     found = found or {}
     compared = () if is_file else tuple(files.join(folder, name) for name in found if name in locked)
-    return tuple(_differences(found, locked)), compared, ()
+    return CompanionChanges(files=tuple(_differences(found, locked)), compared=compared)
 
 
 def _differences(found: Mapping[str, str], locked: Mapping[str, str]) -> Iterator[FileChange]:

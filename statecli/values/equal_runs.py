@@ -1,7 +1,7 @@
-"""Pairs of small neighbouring tensors whose bytes are equal, found with one read a side for hundreds of pairs.
+"""Find small neighbouring tensors whose bytes are equal: one read of each file serves hundreds of pairs.
 
-Planning and comparing a pair by itself costs a tenth of a millisecond, however small it is. What is not found equal
-here is left to `compare`, with all it knows of errors, damage and tolerances.
+Planning and comparing one pair costs a tenth of a millisecond, however small it is. `compare` handles every other
+pair, and all errors, damage and tolerances.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 
 import msgspec
+import numpy as np
 
 from statecli import files
 from statecli.errors import UnreadableError
 from statecli.files import File
-from statecli.state import TensorData, TensorInfo
-from statecli.values.ranges import opened_file
+from statecli.state import ByteRange, TensorData, TensorInfo
+from statecli.values.ranges import fill, opened_file
 
-#: Bytes of a tensor from which on its own comparison costs more than what surrounds it.
+#: Largest tensor, in bytes, that is compared here. Reading a larger one costs more than planning it.
 SMALL = 64 << 10
-#: Bytes of either file that are read at once.
+#: Largest read, in bytes, of either file.
 RUN = 4 << 20
-#: Bytes between two tensors of a run that are read for nothing: an archive has headers there.
+#: Largest gap, in bytes, between two tensors of a run. A zip archive has headers there.
 GAP = 4 << 10
 
 
@@ -117,17 +118,12 @@ class _Files:
         self._stack.close()
 
     def read(self, path: str, begin: int, end: int) -> bytes:
-        """Return the bytes from `begin` to `end`. Raises UnreadableError where the file is gone or ends before."""
+        """Return the bytes from `begin` to `end`. Raises UnreadableError if the file is gone or ends before `end`."""
         if path not in self._open:
             if len(self._open) >= 2:
                 self._stack.close()
                 self._open.clear()
             self._open[path] = self._stack.enter_context(closing(opened_file(path)))
-        into = bytearray(end - begin)
-        memory, got = memoryview(into), 0
-        while got < len(into):
-            more = self._open[path].fill(begin + got, memory[got:], len(into) - got)
-            if not more:
-                raise UnreadableError(f"{path}: ends before byte {end}")
-            got += more
-        return bytes(into)
+        into = np.empty(end - begin, np.uint8)
+        fill(into, self._open[path], begin, ByteRange(path, begin, end - begin), "tensors")
+        return into.tobytes()  # slices of bytes compare by memcmp, those of a memoryview one by one
