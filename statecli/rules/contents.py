@@ -77,7 +77,8 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
     process does not need; a state_dict of that moment has shape [0] for them. A file of ZeRO-3 that says so itself is
     a note: the weights are in the partitions next to it.
     Honest placeholders are no finding: buffers (an observer that has seen no data), biases, and e3nn's `weight` next to
-    an `output_mask`, unless more than half of a section's parameters have no element.
+    an `output_mask`, unless more than half of a section's parameters have no element. A checkpoint in which no tensor
+    has an element is always a finding.
 
     Example: `base_model.model.q_proj.lora_A.weight` of shape [0] in an adapter that was saved on one rank of ZeRO-3.
 
@@ -88,11 +89,12 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
         key == name or key.startswith(f"{name}.") for key in subject.everything.metadata.values for name in _ELSEWHERE
     )
     present = {(one.section, one.fqn) for one in subject.everything.tensors}
+    has_elements = any(one.elements or one.shape is None for one in subject.everything.tensors)
     for section in subject.state.sections:
         rows = [one for one in subject.state.tensors if one.section == section and one.kind is Kind.PARAMETER]
         empty = [one for one in rows if one.shape is not None and not one.elements]
         told = [one for one in empty if _is_weight(one, present)]
-        if len(empty) * 2 > len(rows) and told:
+        if not has_elements or (len(empty) * 2 > len(rows) and told):
             told = empty
         if told:
             called = names(tuple(map(subject.called, told)))

@@ -84,6 +84,13 @@ def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(found, tmp_path):
     assert finding.severity is Severity.WARNING
 
 
+@pytest.mark.parametrize("name", ["w", "table", "0.bias"])
+def test_a_checkpoint_without_any_element_is_found_whatever_its_names_are(found, saved, name):
+    """Nothing in it can be checked."""
+    (finding,) = found("empty-tensor", saved({name: torch.zeros(0, 4)}))
+    assert finding.message == f"model: 1 of 1 parameters have no element: {name}"
+
+
 def test_one_empty_weight_among_others_is_found(found, saved):
     """As FSDP leaves it where the process had no part of it."""
     state = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).state_dict()
