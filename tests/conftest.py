@@ -20,7 +20,7 @@ from statecli import interrupts
 settings.register_profile("statecli", deadline=None)
 settings.load_profile("statecli")
 
-# A job in the background of a script (`make test &`, nohup) ignores Ctrl-C, and so would all that the tests start.
+# A script's background job (`make test &`) ignores SIGINT; the processes that the tests interrupt would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -224,11 +224,11 @@ def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algor
         why = "the lock holds weights only: run `statecli lock` again to lock settings and files"
         return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {why}"),))
     settings, uncompared = _compare_settings(state, target.settings)
-    of_files = _compare_files(state.target, target.files, algorithm)
+    folder = _compare_files(state.target, target.files, algorithm)
     # A changed key says more than a changed digest of its file.
     named = {f"{change.key.partition('.')[0]}.json" for change in settings}
-    changes = (change for change in of_files.files if change.name not in named or None in (change.locked, change.found))
-    return CompanionChanges(settings, tuple(changes), of_files.compared, (*uncompared, *of_files.not_checked))
+    changes = (change for change in folder.files if change.name not in named or None in (change.locked, change.found))
+    return CompanionChanges(settings, tuple(changes), folder.compared, (*uncompared, *folder.not_checked))
 
 
 def _compare_settings(

@@ -77,8 +77,8 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
     process does not need; a state_dict of that moment has shape [0] for them. A file of ZeRO-3 that says so itself is
     a note: the weights are in the partitions next to it.
     Honest placeholders are no finding: buffers (an observer that has seen no data), biases, and e3nn's `weight` next to
-    an `output_mask`, unless more than half of a section's parameters have no element. A checkpoint in which no tensor
-    has an element is always a finding.
+    an `output_mask`, unless more than half of a section's parameters have no element. If no tensor of the
+    checkpoint has an element, every parameter is reported.
 
     Example: `base_model.model.q_proj.lora_A.weight` of shape [0] in an adapter that was saved on one rank of ZeRO-3.
 
@@ -93,12 +93,12 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
     for section in subject.state.sections:
         rows = [one for one in subject.state.tensors if one.section == section and one.kind is Kind.PARAMETER]
         empty = [one for one in rows if one.shape is not None and not one.elements]
-        told = [one for one in empty if _is_weight(one, present)]
-        if not has_elements or (len(empty) * 2 > len(rows) and told):
-            told = empty
-        if told:
-            called = names(tuple(map(subject.called, told)))
-            message = f"{section}: {len(told):,} of {len(rows):,} parameters have no element: {called}"
+        reported = [one for one in empty if _is_weight(one, present)]
+        if not has_elements or (len(empty) * 2 > len(rows) and reported):
+            reported = empty
+        if reported:
+            called = names(tuple(map(subject.called, reported)))
+            message = f"{section}: {len(reported):,} of {len(rows):,} parameters have no element: {called}"
             help = "audit the files that hold the weights" if is_elsewhere else "gather the weights before saving"
             yield Found(message, None, section, help, Severity.NOTE if is_elsewhere else None)
 

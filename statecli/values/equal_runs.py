@@ -126,4 +126,4 @@ class _Files:
             self._open[path] = self._stack.enter_context(closing(opened_file(path)))
         into = np.empty(end - begin, np.uint8)
         fill(into, self._open[path], begin, ByteRange(path, begin, end - begin), "tensors")
-        return into.tobytes()  # slices of bytes compare by memcmp, those of a memoryview one by one
+        return into.tobytes()  # slices of bytes compare by memcmp, slices of a memoryview item by item

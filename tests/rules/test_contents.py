@@ -86,7 +86,7 @@ def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(found, tmp_path):
 
 @pytest.mark.parametrize("name", ["w", "table", "0.bias"])
 def test_a_checkpoint_without_any_element_is_found_whatever_its_names_are(found, saved, name):
-    """Nothing in it can be checked."""
+    """None of these is a usual name of weights, and the audit has no value to check."""
     (finding,) = found("empty-tensor", saved({name: torch.zeros(0, 4)}))
     assert finding.message == f"model: 1 of 1 parameters have no element: {name}"
 
