@@ -78,7 +78,7 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
     a note: the weights are in the partitions next to it.
     Honest placeholders are no finding: buffers (an observer that has seen no data), biases, and e3nn's `weight` next to
     an `output_mask`, unless more than half of a section's parameters have no element. If no tensor of the
-    checkpoint has an element, every parameter is reported.
+    checkpoint has an element, every tensor is reported.
 
     Example: `base_model.model.q_proj.lora_A.weight` of shape [0] in an adapter that was saved on one rank of ZeRO-3.
 
@@ -91,14 +91,17 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
     present = {(one.section, one.fqn) for one in subject.everything.tensors}
     has_elements = any(one.elements or one.shape is None for one in subject.everything.tensors)
     for section in subject.state.sections:
-        rows = [one for one in subject.state.tensors if one.section == section and one.kind is Kind.PARAMETER]
-        empty = [one for one in rows if one.shape is not None and not one.elements]
-        reported = [one for one in empty if _is_weight(one, present)]
+        rows = [tensor for tensor in subject.state.tensors if tensor.section == section]
+        if has_elements:
+            rows = [tensor for tensor in rows if tensor.kind is Kind.PARAMETER]
+        empty = [tensor for tensor in rows if tensor.shape is not None and not tensor.elements]
+        reported = [tensor for tensor in empty if _is_weight(tensor, present)]
         if not has_elements or (len(empty) * 2 > len(rows) and reported):
             reported = empty
         if reported:
             called = names(tuple(map(subject.called, reported)))
-            message = f"{section}: {len(reported):,} of {len(rows):,} parameters have no element: {called}"
+            what = "parameters" if has_elements else "tensors"
+            message = f"{section}: {len(reported):,} of {len(rows):,} {what} have no element: {called}"
             help = "audit the files that hold the weights" if is_elsewhere else "gather the weights before saving"
             yield Found(message, None, section, help, Severity.NOTE if is_elsewhere else None)
 

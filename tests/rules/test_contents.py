@@ -80,7 +80,7 @@ def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(found, tmp_path):
     names = [f"base_model.model.layers.{n}.q_proj.lora_{f}.weight" for n in range(2) for f in "AB"]
     path = adapter(tmp_path / "adapter", {name: torch.zeros(0) for name in names})
     (finding,) = found("empty-tensor", path)
-    assert finding.message.startswith("model: 4 of 4 parameters have no element: base_model.model.layers.0")
+    assert finding.message.startswith("model: 4 of 4 tensors have no element: base_model.model.layers.0")
     assert finding.severity is Severity.WARNING
 
 
@@ -88,7 +88,7 @@ def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(found, tmp_path):
 def test_a_checkpoint_without_any_element_is_found_whatever_its_names_are(found, saved, name):
     """None of these is a usual name of weights, and the audit has no value to check."""
     (finding,) = found("empty-tensor", saved({name: torch.zeros(0, 4)}))
-    assert finding.message == f"model: 1 of 1 parameters have no element: {name}"
+    assert finding.message == f"model: 1 of 1 tensors have no element: {name}"
 
 
 def test_one_empty_weight_among_others_is_found(found, saved):
@@ -96,6 +96,14 @@ def test_one_empty_weight_among_others_is_found(found, saved):
     state = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).state_dict()
     (finding,) = found("empty-tensor", saved(state | {"1.weight": torch.zeros(0)}))
     assert finding.message == "model: 1 of 4 parameters have no element: 1.weight"
+
+
+def test_buffers_are_reported_where_nothing_has_an_element(found, saved):
+    """Nothing of such a checkpoint was checked; a scalar next to them is something."""
+    state = {"running_mean": torch.zeros(0), "num_batches_tracked": torch.zeros(0, dtype=torch.int64)}
+    (finding,) = found("empty-tensor", saved(state))
+    assert finding.message == "model: 2 of 2 tensors have no element: running_mean, num_batches_tracked"
+    assert not found("empty-tensor", saved(state | {"num_batches_tracked": torch.tensor(1)}))
 
 
 def test_a_file_of_zero_3_that_says_so_is_a_note(found, saved):
