@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from statecli import files, target
 from statecli.auditing import held
 from statecli.auditing.rule import Found
 from statecli.auditing.subject import Subject
+from statecli.auditing.targets import is_reached
 from statecli.locking import holding
-from statecli.locking.companions import compare_companions
+from statecli.locking.companions import compare_companions, compare_files, pipeline_folders
 from statecli.modules import spec
 from statecli.places import named, unnamed
 from statecli.report.text import plural
@@ -92,27 +91,26 @@ def _held(text: str, request: Request) -> int:
     return len(holding.held(ModelState(text, "", ()), holding.lines(text, asked), asked))
 
 
+def pipelines(request: Request, audited: Collection[str]) -> Iterator[Subject]:
+    """Yield each diffusers pipeline around the `audited` targets or of the lock, with the files that changed in it."""
+    lock = request.lock
+    if lock is None or lock.has_no_names or request.weights_only or request.frozen_only:
+        return
+    locked = {str(one.target): one.files for one in lock.targets if one.is_pipeline}
+    present = pipeline_folders(audited, request.targets) if locked else []
+    folders = {named(folder, request.lock_folder): folder for folder in present}
+    for name in locked.keys() - folders.keys():
+        folder = unnamed(name, request.lock_folder)
+        if _would_be_found(folder, request.targets):
+            folders[name] = folder
+    for name, folder in sorted(folders.items()):
+        changes = compare_files(folder, locked.get(name, {}), lock.digest)
+        yield Subject(folder, ModelState(folder, "", ()), request.policy, lock=(), companions=changes)
+
+
 def _would_be_found(text: str, asked: Sequence[str]) -> bool:
     """Whether a walk or a glob would have come to it; no class, and no section of a file that is there."""
     path, section = target.split(text)
     if spec.parse(text) is not None or (section is not None and files.exists(path)):
         return False
-    parts = _parts(path)
-    return any(_covers(_parts(one), parts) for one in asked if files.isdir(one) or files.has_magic(one))
-
-
-def _parts(path: str) -> list[str]:
-    if files.is_remote(path):
-        scheme, way, rest = files.link(path)
-        return [scheme, rest, *way.strip("/").split("/")]
-    return os.path.abspath(path).strip(os.sep).split(os.sep)
-
-
-def _covers(wanted: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether the path of these parts matches what is wanted, or lies in a folder that does."""
-    if not wanted or wanted == [""]:
-        return True
-    first, rest = wanted[0], wanted[1:]
-    if first == "**":
-        return any(_covers(rest, parts[n:]) for n in range(len(parts) + 1))
-    return bool(parts) and (first == parts[0] or fnmatchcase(parts[0], first)) and _covers(rest, parts[1:])
+    return is_reached(path, asked)

@@ -104,7 +104,7 @@ def audit(
     for one in expand(texts, allow_empty=request.allow_empty, homes=run.homes):
         targets.append(run.of(one) if isinstance(one, str) else one)
         done(targets[-1])
-    for one in run.gone(targets):
+    for one in (*run.gone(targets), *run.pipelines(targets)):
         targets = [*(known for known in targets if known.target != one.target), one]
         done(one)
     left_out = len(RULES) - len(request.rules)
@@ -201,6 +201,17 @@ class _Run:
             found = _finding(rule, one, text, self.request.severity.get(rule.name))
             reason = same.get(text, "is locked and was not found")
             yield _accepted(Target(text, Status.SKIPPED, reason, findings=(found,), ran=(rule.name,)), self.request)
+
+    def pipelines(self, targets: Sequence[Target]) -> Iterator[Target]:
+        """Compare the files of diffusers pipelines with the lock; their components are targets of their own."""
+        rules = [rule for rule in self.rules if rule.name == locked.SETTINGS_RULE]
+        audited = [one.target for one in targets if one.status is not Status.SKIPPED]
+        for subject in locked.pipelines(self.request, audited) if rules else ():
+            judged = _judged(subject, rules, self.request.severity)
+            if subject.companions is not None:
+                self.compared.update(subject.companions.compared)
+            reason = "is a pipeline of diffusers, whose files were compared with the lock"
+            yield _accepted(replace(judged, status=Status.SKIPPED, reason=reason), self.request)
 
     def unheld(self, targets: Sequence[Target]) -> str | None:
         """Why --model, --against or --lock was in vain; None where a target was held, or failed to be.

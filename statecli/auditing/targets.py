@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from functools import cache
 from itertools import islice
 from typing import NamedTuple, TypeAlias
@@ -58,6 +59,9 @@ WEIGHTS = re.compile(rf"(?i)^(?:{'|'.join(BINS)})[^/]*\.bin$")
 SAME = "is the same file as"
 #: Folders that belong to tools.
 TOOLS = frozenset(["__pycache__", "node_modules"])
+
+#: The file without which torch.package loads no folder.
+TORCH_PACKAGE = (".data", "extern_modules")
 
 #: How far above a file the folder may be whose model it is a part of.
 DEPTH = 3
@@ -129,6 +133,29 @@ def expand(texts: Sequence[str], *, allow_empty: bool = False, homes: Homes | No
             yield path
         else:
             yield Target(path, Status.SKIPPED, f"{SAME} {name}")
+
+
+def is_reached(path: str, texts: Sequence[str]) -> bool:
+    """Whether a walk over one of the folders, or over what a glob matches, comes to this path; it need not exist."""
+    parts = _parts(path)
+    return any(glob_covers(_parts(text), parts) for text in texts if files.isdir(text) or files.has_magic(text))
+
+
+def _parts(path: str) -> list[str]:
+    if files.is_remote(path):
+        scheme, way, rest = files.link(path)
+        return [scheme, rest, *way.strip("/").split("/")]
+    return os.path.abspath(path).strip(os.sep).split(os.sep)
+
+
+def glob_covers(wanted: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether the path of these parts matches what is wanted, or lies in a folder that does."""
+    if not wanted or wanted == [""]:
+        return True
+    first, rest = wanted[0], wanted[1:]
+    if first == "**":
+        return any(glob_covers(rest, parts[n:]) for n in range(len(parts) + 1))
+    return bool(parts) and (first == parts[0] or fnmatchcase(parts[0], first)) and glob_covers(rest, parts[1:])
 
 
 def _path(one: _Found) -> str:
@@ -210,6 +237,9 @@ def _in_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0) -
     here = "" if path in (os.curdir, files.join(os.curdir, "")) else path
     own = members(path)
     held = frozenset(files.join(here, way) for way in own)
+    if files.isfile(files.join(path, *TORCH_PACKAGE)):
+        reason = f"{path}: is an unpacked torch.package, whose loader runs its Python files: audit it in one file"
+        yield Target(path, Status.FAILED, reason)
     # What one model has taken is no other's.
     if not held <= taken:
         yield _Model(path, own)

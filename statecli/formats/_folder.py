@@ -34,6 +34,8 @@ COMPANIONS = re.compile(
     r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state|custom_checkpoint"
     r"|dl_state_dict)(?:_\w+)?\."
 )
+#: The file that names the components of a pipeline of diffusers, which are folders next to it.
+PIPELINE = "model_index.json"
 #: `model.safetensors.index.json`, and with a variant `model.safetensors.index.fp16.json`.
 INDEX = re.compile(r"\.index(?:\.[\w-]+)?\.json$")
 #: One of a numbered series of shards.
@@ -154,7 +156,7 @@ def _instead(path: str, names: list[str], folders: list[str]) -> str:
     around = [name for name in folders if name.endswith(WEIGHTS) and _is_around(on_disk.join(path, name), path)]
     on_disk.ahead(on_disk.join(path, name) for name in folders[:MAX_INNER])
     inner = [name for name in folders[:MAX_INNER] if name not in around and _holds_weights(on_disk.join(path, name))]
-    if inner and "model_index.json" in names:
+    if inner and PIPELINE in names:
         return f"is a pipeline of diffusers: name one of its components: {_shown.names(inner)}"
     if inner:
         looked = f" (of the first {MAX_INNER} of {len(folders)} folders)" if len(folders) > MAX_INNER else ""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,6 +44,8 @@ TRAINING = (
 #: Files of one folder and levels of subfolders that are read: a folder with more is not a model's.
 MAX_FILES = 2_000
 MAX_DEPTH = 16
+#: Levels of folders above a model that may be its pipeline: `pipeline/unet/diffusion_pytorch_model.safetensors`.
+PIPELINE_DEPTH = 2
 #: Files of this size behind a URL are not downloaded to be locked.
 MAX_REMOTE_BYTES = 64 << 20
 #: Files whose settings are compared one by one, and the bytes of each that are read.
@@ -136,6 +139,21 @@ def companion_files(folder: str) -> list[str]:
     return found
 
 
+def pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[str]:
+    """Return the diffusers pipelines that `targets` are components of, if a walk over `texts` reaches them.
+
+    A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change what it computes.
+    """
+    from statecli.auditing.targets import is_reached
+
+    around = (folder for text in targets for folder in islice(files.parents(split(text)[0]), PIPELINE_DEPTH))
+    return [
+        folder
+        for folder in dict.fromkeys(around)
+        if is_reached(folder, texts) and files.isfile(files.join(folder, _folder.PIPELINE))
+    ]
+
+
 def _changes_model(path: str, name: str) -> bool:
     if name in BOOKKEEPING or _folder.INDEX.search(name) or DOCUMENT.match(name) or _is_weights(name):
         return False
@@ -224,7 +242,7 @@ def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algor
         why = "the lock holds weights only: run `statecli lock` again to lock settings and files"
         return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {why}"),))
     settings, uncompared = _compare_settings(state, target.settings)
-    folder = _compare_files(state.target, target.files, algorithm)
+    folder = compare_files(state.target, target.files, algorithm)
     # A changed key says more than a changed digest of its file.
     named = {f"{change.key.partition('.')[0]}.json" for change in settings}
     changes = (change for change in folder.files if change.name not in named or None in (change.locked, change.found))
@@ -252,7 +270,7 @@ def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettin
     return change.key.partition(".")[0] in both
 
 
-def _compare_files(text: str, locked: Mapping[str, str] | None, algorithm: Algorithm) -> CompanionChanges:
+def compare_files(text: str, locked: Mapping[str, str] | None, algorithm: Algorithm) -> CompanionChanges:
     """Compare the files of a folder with the lock; the result has no settings."""
     found = companion_digests(text, algorithm)
     folder = split(text)[0]

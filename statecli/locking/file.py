@@ -71,13 +71,18 @@ class LockedTarget(msgspec.Struct, frozen=True):
     """One target. `target` is null where it is the only one: a lock knows weights, not where they lie.
 
     `settings` is absent in a lock of weights only. `files` are the digests of the files of a folder that change the
-    model, by their paths in the folder; absent where the target is not a folder.
+    model, by their paths in the folder; absent where the target is not a folder. A pipeline of diffusers has files and
+    no tensors: its components are targets of their own.
     """
 
     target: str | None
     tensors: tuple[LockedTensor, ...]
     settings: LockedSettings | None = None
     files: dict[str, str] | None = None
+
+    @property
+    def is_pipeline(self) -> bool:
+        return not self.tensors and self.files is not None
 
 
 class Lock(msgspec.Struct, frozen=True):

@@ -11,9 +11,9 @@ from statecli import files, inspection, modules, target
 from statecli.auditing import targets
 from statecli.auditing.result import Status
 from statecli.comparison.pairing import counted
-from statecli.errors import FilteredOut, NothingMatched, UnreadableError
+from statecli.errors import BarePickle, FilteredOut, NothingMatched, UnreadableError
 from statecli.finding import Finding, Severity
-from statecli.locking.companions import companion_digests, lock_settings
+from statecli.locking.companions import companion_digests, lock_settings, pipeline_folders
 from statecli.locking.file import SCHEMA, Algorithm, Lock, LockedTarget, LockedTensor, refuse_twins
 from statecli.places import named
 from statecli.stamps import Stamp, refuse_changed, stamps
@@ -58,7 +58,7 @@ def read(request: Request) -> list[Read]:
     """Every target, filtered, those too of which nothing is left. Raises `StateError` for the first that cannot be read
     whole, and where there is nothing to lock.
     """
-    found = [_read(text, request) for text in _expanded(request.targets)]
+    found = [one for text in _expanded(request.targets) if (one := _read(text, request)) is not None]
     if all(one.unlocked for one in found):
         what = found[0].unlocked if found else f"{' '.join(request.targets)}: no checkpoint there, nothing to lock"
         raise NothingMatched(what)
@@ -80,10 +80,16 @@ def _expanded(texts: Sequence[str]) -> Iterable[str]:
             raise UnreadableError(f"{one.target}: {one.reason}")
 
 
-def _read(text: str, request: Request) -> Read:
+def _read(text: str, request: Request) -> Read | None:
+    """Return one target; None for a pickle that is not a checkpoint, which is locked as a file of its folder."""
     with files.recording_opened() as opened:
         before = stamps([target.split(text)[0]])
-        found = _read_target(text, request)
+        try:
+            found = _read_target(text, request)
+        except BarePickle:
+            if text in request.targets or targets.is_called_weights(text):
+                raise
+            return None
     return msgspec.structs.replace(found, stamps={**before, **opened})
 
 
@@ -127,12 +133,13 @@ def lock(found: Sequence[Read], request: Request, progress: Progress | None = No
     made = iter(digests(tensors, request.digest, jobs=request.jobs, progress=tell))
     for error in (one for several in damages(tensors, jobs=request.jobs) for one in several):
         raise error
+    pipelines = () if request.weights_only else tuple(_locked_pipelines(found, request))
     for one in found:
         refuse_changed(one.stamps)
     return Lock(
         SCHEMA,
         request.digest,
-        tuple(_locked_target(one, [next(made) for _ in one.state.tensors], request) for one in found),
+        (*(_locked_target(one, [next(made) for _ in one.state.tensors], request) for one in found), *pipelines),
     )
 
 
@@ -142,6 +149,13 @@ def _locked_target(one: Read, digests: Sequence[str | None], request: Request) -
         return target
     companions = companion_digests(one.state.target, request.digest)
     return msgspec.structs.replace(target, settings=lock_settings(one.state), files=companions)
+
+
+def _locked_pipelines(found: Sequence[Read], request: Request) -> Iterator[LockedTarget]:
+    """Yield a target for the files of each diffusers pipeline around the checkpoints."""
+    for folder in pipeline_folders([one.state.target for one in found], request.targets):
+        digests = companion_digests(folder, request.digest)
+        yield LockedTarget(named(folder, request.folder), (), files=digests)
 
 
 def without_values(found: Sequence[Read], lock: Lock) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from safetensors.torch import save_file
 
-from statecli.auditing import locked
+from statecli.auditing import targets
 
 
 @pytest.fixture(autouse=True)
@@ -176,4 +176,4 @@ def test_a_glob_covers_what_it_matches_and_what_lies_in_that(globs, parts):
     known = {"*": "[ab]+/", "**": "(?:[ab]+/)*", "a*": "a[ab]*/"}
     wanted = "".join(known.get(one, f"{one}/") for one in globs)
     text = "".join(f"{part}/" for part in parts)
-    assert locked._covers(globs, parts) is bool(re.match(wanted, text))
+    assert targets.glob_covers(globs, parts) is bool(re.match(wanted, text))

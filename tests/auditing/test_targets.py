@@ -8,11 +8,13 @@ import json
 import os
 import pickle
 import pickletools
+import zipfile
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 import torch
+import torch.package
 from hypothesis import given
 from safetensors.torch import save_file
 
@@ -87,6 +89,19 @@ def test_hidden_folders_and_links_to_folders_are_skipped_with_their_reason(tmp_p
     assert {one.target.rpartition("/")[2]: one.status for one in others} == dict.fromkeys(
         [".git", "loop"], Status.SKIPPED
     )
+
+
+def test_an_unpacked_torch_package_fails(tmp_path):
+    """`PackageImporter` runs the Python files of a folder as it runs those of an archive."""
+    archive = tmp_path / "packed.zip"
+    with torch.package.PackageExporter(str(archive)) as exporter:
+        exporter.save_source_string("own", "VALUE = 1\n")
+    zipfile.ZipFile(archive).extractall(tmp_path / "unpacked")
+    (root,) = (tmp_path / "unpacked").iterdir()
+    assert torch.package.PackageImporter(str(root)).import_module("own").VALUE == 1
+    _, others = found(tmp_path / "unpacked")
+    (failed,) = (one for one in others if one.status is Status.FAILED)
+    assert (failed.target, "is an unpacked torch.package" in str(failed.reason)) == (str(root), True)
 
 
 def test_a_class_is_no_path():

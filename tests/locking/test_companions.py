@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import pickle
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from statecli.auditing.run import Request, audit
+from statecli.errors import BarePickle
 from statecli.finding import Severity
 from statecli.locking import companions, file, making
 
@@ -286,3 +289,78 @@ def test_links_between_folders_are_followed_once(folder, tmp_path):
     names = companions.companion_files(str(folder))
     assert names.count("code/own.py") == 1
     assert len(names) < 10
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    """A pipeline as diffusers saves it: a scheduler and a tokenizer have no weights."""
+    root = tmp_path / "pipeline"
+    for component in ("unet", "vae"):
+        (root / component).mkdir(parents=True)
+        save_file({"w": torch.ones(2, 2)}, root / component / "diffusion_pytorch_model.safetensors")
+        (root / component / "config.json").write_text('{"layers": 2}')
+    texts = {
+        "model_index.json": '{"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}',
+        "scheduler/scheduler_config.json": '{"beta_start": 0.1}',
+        "tokenizer/vocab.json": '{"a": 0}',
+        "README.md": "words",
+    }
+    for name, text in texts.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_an_unchanged_pipeline_matches_its_lock(pipeline, tmp_path):
+    """Of its files only a document was not compared."""
+    found = held(pipeline, lock(pipeline, folder=str(tmp_path)), tmp_path / "lock.json")
+    assert mismatches(found) == []
+    assert [one.target for one in found.targets if one.not_checked] == [f"{pipeline}/README.md"]
+
+
+@pytest.mark.parametrize("name", ["model_index.json", "scheduler/scheduler_config.json", "tokenizer/vocab.json"])
+def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline, tmp_path, name):
+    """A changed file, a file that is gone, and a new one next to it."""
+    locked = lock(pipeline, folder=str(tmp_path))
+    (pipeline / name).write_text("{}")
+    (changed,) = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
+    assert changed.startswith(f"{name}: content differs from the lock")
+    (pipeline / name).unlink()
+    (missing,) = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
+    assert missing == f"{name}: is in the lock and is missing"
+    (pipeline / f"{name}.py").write_text("x")
+    found = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
+    assert found == [missing, f"{name}.py: is not in the lock"]
+
+
+def test_a_glob_of_pipelines_reaches_their_files(pipeline, tmp_path):
+    locked = lock(tmp_path / "pipe*", folder=str(tmp_path))
+    (pipeline / "tokenizer" / "vocab.json").write_text('{"a": 1}')
+    assert len(mismatches(held(tmp_path / "pipe*", locked, tmp_path / "lock.json"))) == 1
+
+
+def test_a_component_alone_is_compared_without_its_pipeline(pipeline, tmp_path):
+    locked = lock(pipeline, folder=str(tmp_path))
+    (pipeline / "tokenizer" / "vocab.json").write_text('{"a": 1}')
+    assert mismatches(held(pipeline / "unet", locked, tmp_path / "lock.json")) == []
+    only_weights = held(pipeline, lock(pipeline, folder=str(tmp_path), weights_only=True), tmp_path / "lock.json")
+    assert mismatches(only_weights) == []
+    assert mismatches(held(pipeline, locked, tmp_path / "lock.json", weights_only=True)) == []
+
+
+def test_a_second_pipeline_is_not_in_the_lock_of_the_first(pipeline, tmp_path):
+    locked = lock(pipeline, folder=str(tmp_path))
+    shutil.copytree(pipeline, tmp_path / "other")
+    found = mismatches(held(tmp_path, locked, tmp_path / "lock.json"))
+    assert len([message for message in found if message.endswith("is not in the lock")]) >= 3
+
+
+def test_a_pickle_that_is_no_checkpoint_is_locked_as_a_file(folder, tmp_path):
+    (folder / "vocab.pkl").write_bytes(pickle.dumps({"a": 0}))
+    locked = lock(folder)
+    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == []
+    (folder / "vocab.pkl").write_bytes(pickle.dumps({"a": 1}))
+    (message,) = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    assert message.startswith("vocab.pkl: content differs")
+    with pytest.raises(BarePickle, match="is a bare pickle"):
+        lock(folder / "vocab.pkl")
