@@ -1,9 +1,10 @@
 """`-f github`: annotations of a workflow's run, which the runner reads from the step's standard output.
 
-GitHub shows ten errors, ten warnings and ten notices of a step and drops the rest silently. So repeated layers that one
-source line makes are folded. Where that leaves more than ten, the findings of one source line are one annotation;
-findings in files without lines are one annotation a rule, at the first of their targets. Where that is still too much,
-the last annotation counts the rest. `-q` leaves only what makes the command exit 1, and drops the last line.
+The findings of one source line are one annotation, and repeated layers in it are folded. GitHub shows ten errors, ten
+warnings and ten notices of a step and drops the rest silently. So if there are more than ten, findings in files without
+lines are one annotation a rule, at the first of their targets. If that is still too much, the last annotation counts
+the rest. `-q` leaves only what makes the command exit 1, and drops the last line unless the configuration weakens
+something.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ SHOWN = 10
 #: Findings that one annotation tells of.
 TOLD = 10
 
+#: Findings of one annotation that are each followed by what to do, if that differs.
+MAX_HELPS = 3
+
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 #: The rule of what could not be read.
 UNREAD = "cannot-read"
@@ -53,8 +57,9 @@ def write(report: Report, sink: Sink, look: Look) -> None:
         for note in _fitting(notes):
             sink.text(_command(level, note))
     verdict = report.page().verdict
-    if not look.quiet and verdict:
-        sink.text(f"statecli: {_plain(sentence(verdict))}\n")
+    last = report.weakening() if look.quiet else verdict
+    if last:
+        sink.text(f"statecli: {_plain(sentence(last))}\n")
 
 
 def _unread(troubles: Iterable[Trouble]) -> list[_Note]:
@@ -75,7 +80,7 @@ def _folded(findings: Sequence[Finding]) -> list[_Note]:
         rows = [Line((one.message, one.rule, one.target, one.help or "")) for one in same]
         for line, positions in fold.messages(rows):
             message, rule, target, help = line.cells
-            text = sentence(message) + (f"\n{sentence(help)}" if help else "")
+            text = "\n".join(map(sentence, (message, *help.splitlines())))
             notes.append(_Note(rule, text, of(same[positions[0]]), len(positions), target))
     return notes
 
@@ -87,11 +92,13 @@ def _source_line(where: Located | None) -> tuple[str, int] | None:
 
 def _fitting(notes: list[_Note]) -> list[_Note]:
     """At most as many as are shown, whatever it takes; none is left out unsaid."""
-    if len(notes) <= SHOWN:
-        return notes
-    groups: dict[tuple[str, int] | str, list[_Note]] = {}
-    for note in notes:
-        groups.setdefault(_source_line(note.where) or note.rule, []).append(note)
+    groups: dict[tuple[str, int] | str | int, list[_Note]] = {}
+    for number, note in enumerate(notes):
+        groups.setdefault(_source_line(note.where) or number, []).append(note)
+    if len(groups) > SHOWN:
+        groups = {}
+        for note in notes:
+            groups.setdefault(_source_line(note.where) or note.rule, []).append(note)
     together = [_together(", ".join(dict.fromkeys(note.rule for note in one)), one) for one in groups.values()]
     if len(together) <= SHOWN:
         return together
@@ -114,13 +121,17 @@ def _together(rule: str, notes: Sequence[_Note]) -> _Note:
     for note in notes:
         line = note.message.partition("\n")[0]
         said.setdefault(line.removeprefix(f"{note.target}: ") if several else line, []).append(note)
-    told = list(said.items())
-    lines = [f"{_targets(same)}: {line}" if several else line for line, same in told[:TOLD]]
-    rest = sum(note.count for _, same in told[TOLD:] for note in same)
+    shown = list(said.items())
+    helps = {note.message.partition("\n")[2] for note in notes}
+    lines = []
+    for line, same in shown[:TOLD]:
+        lines.append(f"{_targets(same)}: {line}" if several else line)
+        # If what to do is the same for all of them, it follows the last.
+        lines += [same[0].message.partition("\n")[2]] if 1 < len(helps) and len(shown) <= MAX_HELPS else []
+    rest = sum(note.count for _, same in shown[TOLD:] for note in same)
     lines += [f"… and {rest:,} more"] if rest else []
-    # What to do about each of them is the same, or is said of none.
-    (helps, *others) = {note.message.partition("\n")[2] for note in notes}
-    lines += [helps] if helps and not others else []
+    lines += helps if len(helps) == 1 else []
+    lines = list(filter(None, lines))
     target = "" if several else notes[0].target
     return _Note(rule, "\n".join(lines), notes[0].where, sum(note.count for note in notes), target)
 

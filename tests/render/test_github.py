@@ -103,6 +103,21 @@ def test_each_source_line_has_its_own_annotation():
     assert [one[2].count("\n") for one in annotations] == [4, 4, 4]
 
 
+def test_two_findings_of_one_line_are_one_annotation():
+    """GitHub would show them one upon the other. Each is followed by its own help, in lines of their own."""
+    where = Origin("net.py", 9)
+    found = [
+        finding("left-behind", fqn=name, origin=where, help=f"# at the end of __init__:\nself.register({name})")
+        for name in ("a", "b")
+    ]
+    ((_, properties, message),) = notes(target("net.py:Net", *found))
+    assert properties == {"file": "net.py", "line": "9", "title": "statecli left-behind (2)"}
+    assert message.splitlines() == [
+        *("a: is left-behind", "# at the end of __init__:", "self.register(a)"),
+        *("b: is left-behind", "# at the end of __init__:", "self.register(b)"),
+    ]
+
+
 def test_no_finding_is_annotated_at_another_line():
     """Of 145 findings at 145 lines nine are shown, each at its own line; the last annotation has no line."""
     *shown, last = notes(target("net.py:Net", *of_lines(145)))
