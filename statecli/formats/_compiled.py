@@ -28,11 +28,14 @@ _PARTS = frozenset(
         "torch._dynamo.repro.after_dynamo.WrapBackendDebug",
         "torch._dynamo.hooks.Hooks",
         _INDUCTOR,
+        "torch._TorchCompileWrapper",
     ]
 )
+#: Backends that compile nothing from the file: they run the module's operators as they are.
+_BACKENDS = frozenset(["torch._dynamo.backends.debugging.eager", "torch._dynamo.backends.debugging.aot_eager"])
 _GETATTR = ("builtins.getattr", "__builtin__.getattr")
 _NOTHING = "contextlib.nullcontext"
-_NAMES = frozenset([_MODULE, _CONTEXT, *_PARTS, *_GETATTR])
+_NAMES = frozenset([_MODULE, _CONTEXT, *_PARTS, *_GETATTR, *_BACKENDS])
 _GETTER = "get_compiler_config"
 _CONTEXT_STATE = frozenset(["export", "dynamic", "compiler_config"])
 #: Objects of one context: torch 2.13 makes nine.
@@ -60,7 +63,8 @@ def harmless_names(made: Sequence[Obj], built: Iterable[tuple[Value, Value]], na
         return set()
     if any(name_of(call.cls) in _NAMES and id(call) not in parts for call in made):
         return set()
-    return {id(part.cls) for part in parts.values()} | {id(name) for name in names if name.qualified == _NOTHING}
+    values = {id(name) for name in names if name.qualified == _NOTHING or name.qualified in _BACKENDS}
+    return {id(part.cls) for part in parts.values()} | values
 
 
 def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
@@ -100,7 +104,9 @@ def _is_attribute(key: Value, value: Value, parts: dict[int, Obj]) -> bool:
         return _is_getter(value, parts)
     if key == "config":
         return type(value) is dict and all(type(held) in _SWITCHES for held in value.values())
-    return type(key) is str and (type(value) in _PLAIN or _is_part(value, parts))
+    if key == "kwargs":
+        return value == {}
+    return type(key) is str and (type(value) in _PLAIN or name_of(value) in _BACKENDS or _is_part(value, parts))
 
 
 def _is_getter(value: Value, parts: dict[int, Obj]) -> bool:

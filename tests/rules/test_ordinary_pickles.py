@@ -372,6 +372,7 @@ def replicated():
 def compiled():
     """A module that torch.compile has wrapped, with settings and without."""
     yield torch.compile(model())
+    yield from (torch.compile(model(), backend=backend) for backend in ("eager", "aot_eager"))
     yield {"a": torch.compile(model(), mode="max-autotune"), "b": torch.compile(model(), dynamic=True, fullgraph=True)}
 
 
@@ -390,8 +391,8 @@ def command():
 
 
 def another():
-    """Another backend."""
-    return torch.compile(model(), backend="eager")
+    """A backend of somebody else's."""
+    return torch.compile(model(), backend=functional.relu)
 
 
 def alone():
