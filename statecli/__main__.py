@@ -54,11 +54,11 @@ def _is_memory_limited() -> bool:
 
 
 def _run_supervised() -> int:
-    from statecli import supervisor
-
     try:
+        from statecli import supervisor
+
         return supervisor.run(main)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001  # no process, or no memory for the import: a crash is never 1
         _complain(error)
         return 2
 

@@ -222,13 +222,32 @@ def test_no_process_for_model_code_is_2():
     assert done.stderr == "statecli: cannot run: BlockingIOError: [Errno 11] Resource temporarily unavailable\n"
 
 
+NO_THREAD = (
+    'import _thread\ndef fail(*_): raise RuntimeError("can\'t start new thread")\n_thread.start_new_thread = fail\n'
+)
+
+
 def test_no_thread_can_be_started():
     """Listing a checkpoint needs none."""
-    body = (
-        'import _thread\ndef fail(*_): raise RuntimeError("can\'t start new thread")\n_thread.start_new_thread = fail\n'
-    )
-    done = _program(body + MAIN.format(["inspect", "a.pt"]))
+    done = _program(NO_THREAD + MAIN.format(["inspect", "a.pt"]))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_blas_starts_no_thread_where_none_can_be_started():
+    """OpenBLAS raises SIGINT otherwise, and the command ended with 130."""
+    body = "import atexit, os, sys\nos.environ.pop('OPENBLAS_NUM_THREADS', None)\n"
+    body += "atexit.register(lambda: print(os.environ.get('OPENBLAS_NUM_THREADS')))\n"
+    done = _program(body + NO_THREAD + MAIN.format(["diff", "a.pt", "a.pt", "--jobs", "1"]))
+    assert (done.returncode, done.stderr) == (0, "1\n")
+
+
+def test_no_memory_for_the_supervisor_is_2():
+    """Its import is the first of a process with `ulimit -v`."""
+    body = "import sys\nfrom statecli import __main__\n"
+    body += "class Finder:\n    def find_spec(*_): raise MemoryError\n"
+    body += "sys.modules.pop('statecli.supervisor', None)\nsys.meta_path.insert(0, Finder)\n"
+    done = _program(body + MAIN.format(["inspect", "net.py:Net"]))
+    assert (done.returncode, done.stderr) == (2, "statecli: there is not enough memory; nothing was concluded\n")
 
 
 @linux
