@@ -85,6 +85,13 @@ def test_quiet_says_why_or_nothing(statecli, output):
     assert "clean.pt" not in text
 
 
+@pytest.mark.parametrize("output", ["plain", "table", "markdown", "github"])
+def test_quiet_says_what_the_configuration_disables(statecli, output):
+    """Nothing else of a clean target; a rule that a pull request switched off is never silent."""
+    Path("statecli.toml").write_text('ignore = ["nan"]\n')
+    assert "configuration statecli.toml: disables 1 rule (nan)" in statecli("audit", "clean.pt", "-q", "-f", output).out
+
+
 def test_quiet_leaves_out_what_does_not_fail(statecli):
     """A finding below --fail-on is no reason."""
     assert statecli("audit", "found.pt", "-q", "--fail-on", "error").out == ""

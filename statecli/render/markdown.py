@@ -53,7 +53,7 @@ class _Room:
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:
-    if look.quiet and report.passed():
+    if look.quiet and report.passed() and not report.weakening():
         return
     page = report.page()
     limit = math.inf if report.whole else LIMIT - RESERVED

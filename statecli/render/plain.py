@@ -42,6 +42,8 @@ def write(report: Report, sink: Sink, look: Look) -> None:
     for finding in first(report.reasons() if look.quiet else report.beside(), report.lines):
         target = f"{name(finding.target)}: " if report.several else ""
         put(target + finding_line(finding), "bold red")
+    if look.quiet and (weakening := report.weakening()):
+        put(weakening)
 
 
 #: What stands for a name that is empty, by column.

@@ -31,6 +31,8 @@ def write(report: Report, sink: Sink, look: Look) -> None:
         page.notes()
         page.verdict()
     page.findings()
+    if look.quiet:
+        page.weakening()
     sink.text(page.text())
 
 
@@ -267,6 +269,10 @@ class _Page:
         if self.page.verdict:
             self.put(("", ""))
             self.wrapped(self.page.verdict, "bold", "")
+
+    def weakening(self) -> None:
+        if text := self.report.weakening():
+            self.wrapped(text, "bold", "")
 
     def findings(self) -> None:
         findings = self.page.told(quiet=self.look.quiet)

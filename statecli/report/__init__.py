@@ -215,6 +215,11 @@ class Report(msgspec.Struct, frozen=True):
         """The findings that make it end 1."""
         return self.findings if self.failing is None else self.failing
 
+    def weakening(self) -> str:
+        """Describe the configuration if it lets more pass; "" otherwise. No output leaves this out, not even with `-q`."""
+        used = self.configuration
+        return describe_configuration(used) if used is not None and (used.disabled or used.weakened) else ""
+
 
 def scope_notes(report: Report) -> tuple[Finding, ...]:
     """Return what was not checked and what the configuration weakens as notes, for outputs that have no verdict."""

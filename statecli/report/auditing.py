@@ -258,11 +258,10 @@ def _of_each(reason: str, count: int) -> str:
 
 
 def _hollow(found: Audit) -> Iterator[Line]:
-    """Targets that were audited and hold no tensor: they are as clean as others, and it is of little."""
-    hollow = [one.target for one in found.targets if one.status is Status.AUDITED and not one.tensors]
+    """Name the targets that were audited and of which no tensor was read: only what loading them runs was checked."""
+    hollow = [target.target for target in found.targets if target.status is Status.AUDITED and not target.tensors]
     if hollow:
-        holds = "holds" if len(hollow) == 1 else "hold"
-        yield Line((f"{plural(len(hollow), 'target')} {holds} no tensor",), names(hollow), "dim")
+        yield Line((f"no tensor was read of {plural(len(hollow), 'target')}",), names(hollow), "dim")
 
 
 def _accepted(found: Audit, view: View) -> Iterator[Line]:

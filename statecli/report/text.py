@@ -90,7 +90,7 @@ def place(origin: Origin) -> str:
     return f"{origin.file}:{origin.line}"
 
 
-def describe_not_checked(entries: Sequence[NotChecked], most: int = 3) -> str:
+def describe_not_checked(entries: Sequence[NotChecked], most: int = 8) -> str:
     """Return `2 files (text file), 1 file (7z archive)`: the first reasons, and how many things have other reasons."""
     parts = [f"{plural(entry.count, entry.what)} ({entry.why})" for entry in entries[:most]]
     rest = sum(entry.count for entry in entries[most:])

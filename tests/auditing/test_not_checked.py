@@ -37,6 +37,15 @@ def test_the_verdict_counts_files_that_were_not_checked(statecli, folder, output
     assert found.code == 0
 
 
+def test_harmless_kinds_do_not_push_others_out_of_the_verdict(statecli, folder):
+    """Broken links come first in the walk."""
+    (folder / "0").symlink_to("nowhere")
+    (folder / "1.txt").write_text("words")
+    (folder / ".hidden").mkdir()
+    verdict = statecli("audit", ".").out
+    assert all(kind in verdict for kind in ("broken link", "text file", "hidden", "7z archive", "HDF5 file"))
+
+
 def test_json_lists_what_was_not_checked(statecli, folder):
     """Each noun and reason with its count."""
     entries = statecli("audit", ".", "-f", "json").json["not_checked"]
