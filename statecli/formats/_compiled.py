@@ -105,7 +105,7 @@ def _is_attribute(key: Value, value: Value, parts: dict[int, Obj]) -> bool:
     if key == "config":
         return type(value) is dict and all(type(held) in _SWITCHES for held in value.values())
     if key == "kwargs":
-        return value == {}
+        return type(value) is dict and not value
     return type(key) is str and (type(value) in _PLAIN or name_of(value) in _BACKENDS or _is_part(value, parts))
 
 

@@ -127,7 +127,7 @@ def _together(rule: str, notes: Sequence[_Note]) -> _Note:
     for line, same in shown[:TOLD]:
         lines.append(f"{_targets(same)}: {line}" if several else line)
         # If what to do is the same for all of them, it follows the last.
-        lines += [same[0].message.partition("\n")[2]] if 1 < len(helps) and len(shown) <= MAX_HELPS else []
+        lines += [same[0].message.partition("\n")[2]] if len(helps) > 1 and len(shown) <= MAX_HELPS else []
     rest = sum(note.count for _, same in shown[TOLD:] for note in same)
     lines += [f"… and {rest:,} more"] if rest else []
     lines += helps if len(helps) == 1 else []

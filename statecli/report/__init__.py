@@ -216,7 +216,7 @@ class Report(msgspec.Struct, frozen=True):
         return self.findings if self.failing is None else self.failing
 
     def weakening(self) -> str:
-        """Describe the configuration if it lets more pass; "" otherwise. No output leaves this out, not even with `-q`."""
+        """Describe the configuration if it lets more pass, else return "". Outputs show this with `-q` too."""
         used = self.configuration
         return describe_configuration(used) if used is not None and (used.disabled or used.weakened) else ""
 
