@@ -155,7 +155,7 @@ def test_a_real_drop_path_is_no_fault():
     sizes = "image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4"
     for rate in (0.1, 0.7):
         made = f"SwinModel(SwinConfig({sizes}, drop_path_rate={rate}))"
-        Path("swin.py").write_text(f"from transformers import *\ndef make():\n    return {made}\n")
+        Path("swin.py").write_text(f"from transformers import SwinConfig, SwinModel\ndef make():\n    return {made}\n")
         run, why_not = training.train(_subject("swin.py:make", "1x3x32x32"), torch.optim.SGD)
         assert why_not is None
         assert not [name for name, seen in run.seen.items() if seen.missing]

@@ -10,9 +10,15 @@ import pytest
 
 from statecli import remote
 
-from ..formats.test_same_everywhere import WRITERS, safetensors
+from ..formats.test_same_everywhere import WRITERS, dcp, npz_deflated, safetensors, torch_zip
 
 PLACES = ("http", "s3", "gs", "hub")
+#: Each format is read from a web server. All places give ranges alike, so elsewhere four ways of reading will do: a
+#: header and values, an archive, a folder that is listed, compressed records.
+CASES = [
+    *(("http", write) for write in (safetensors, *WRITERS)),
+    *((place, write) for place in PLACES[1:] for write in (safetensors, torch_zip, dcp, npz_deflated)),
+]
 QUESTIONS = (
     ("inspect", "-f", "json"),
     ("inspect", "--stats", "-f", "json"),
@@ -49,7 +55,9 @@ def sent(request) -> Callable[[Path], str]:
     return {"http": http, "s3": s3, "gs": gs, "hub": hub}[request.param]
 
 
-@pytest.mark.parametrize("write", [safetensors, *WRITERS], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    ("sent", "write"), CASES, ids=lambda part: part if isinstance(part, str) else part.__name__, indirect=["sent"]
+)
 def test_the_same_wherever_it_lies(write, sent, tmp_path, statecli):
     """One JSON from each command and one lock, but for the name; no difference to the one on disk; the lock holds."""
     here = tmp_path / "made"
