@@ -16,6 +16,9 @@ from hypothesis import settings
 
 from statecli import interrupts
 
+# torch is imported later. Two workers of several threads each would wait for each other: a test of 8 s took 31.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No test is timed: a machine may be busy.
 settings.register_profile("statecli", deadline=None)
 settings.load_profile("statecli")

@@ -163,7 +163,8 @@ def test_an_embedding_that_these_inputs_do_not_reach_is_not_called_unused(tmp_pa
     """XLNet has parameters for segments and masks, which its token ids alone do not ask for: it cannot be told."""
     options = {"vocab_size": 64, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32}
     (tmp_path / "x.py").write_text(
-        f"from transformers import XLNetConfig, XLNetModel\ndef make():\n    return XLNetModel(XLNetConfig(**{options!r}))\n"
+        "from transformers import XLNetConfig, XLNetModel\n"
+        f"def make():\n    return XLNetModel(XLNetConfig(**{options!r}))\n"
     )
     check = step(f"{tmp_path}/x.py:make")
     assert check.verdict is Verdict.INCONCLUSIVE
