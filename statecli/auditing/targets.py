@@ -237,7 +237,7 @@ def _in_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0) -
     here = "" if path in (os.curdir, files.join(os.curdir, "")) else path
     own = members(path)
     held = frozenset(files.join(here, way) for way in own)
-    if files.isfile(files.join(path, *TORCH_PACKAGE)):
+    if TORCH_PACKAGE[0] in names and files.isfile(files.join(path, *TORCH_PACKAGE)):
         reason = f"{path}: is an unpacked torch.package, whose loader runs its Python files: audit it in one file"
         yield Target(path, Status.FAILED, reason)
     # What one model has taken is no other's.
