@@ -1,4 +1,4 @@
-"""False findings of `outlier` and `sibling-gap` on honest checkpoints: `python benchmarks/honest_checkpoints.py`.
+"""False findings of rules on honest checkpoints: `python benchmarks/honest_checkpoints.py`.
 
 Each checkpoint is the state_dict of a real class, made small: every architecture of transformers that can be built from
 a configuration with 12 layers, with random weights and after three steps of AdamW, and what torch.nn is used for.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from statecli.auditing.run import Request, audit
 
-RULES = ("outlier", "sibling-gap")
+RULES = ("outlier", "sibling-gap", "empty-tensor")
 LAYERS = 12
 SIZES = {
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers"), LAYERS),

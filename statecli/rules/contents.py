@@ -20,8 +20,9 @@ _MODEL_KEYS = ("state_dict", "model_state_dict", "model")
 _PROGRAMS = frozenset(["torchscript", "torch-export"])
 #: Formats that hold a pickle, which may hold settings alone.
 _PICKLES = frozenset(["torch-zip", "torch-legacy", "trainer"])
-#: Names of tensors that hold weights. A `bias` of shape [0] is how e3nn writes a layer without bias.
-_WEIGHT = re.compile(r"(?:^|\.)(?:weight\w*|kernel|embedding\w*|lora_\w+)(?:\.\w+)*$")
+#: Last parts of names that have shape [0] in sound models: e3nn's `bias` of a layer without bias, the range of a torch
+#: observer that has seen no data, and parameters that only say on which device a module is (`dummy_param`).
+_PLACEHOLDER = re.compile(r"(?:^|\.)(?:bias\w*|m(?:in|ax)_val|\w*(?:dummy|device)\w*)$")
 #: A buffer of e3nn's layers, whose `weight` has shape [0] if the weights are arguments of forward.
 _E3NN_BUFFER = "output_mask"
 #: Names by which DeepSpeed's ZeRO-3 records that the weights lie in other files.
@@ -76,9 +77,10 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
     Why: their names are in the file and their values are not. DeepSpeed's ZeRO-3 and FSDP free the weights that a
     process does not need; a state_dict of that moment has shape [0] for them. A file of ZeRO-3 that says so itself is
     a note: the weights are in the partitions next to it.
-    Honest placeholders are no finding: buffers (an observer that has seen no data), biases, and e3nn's `weight` next to
-    an `output_mask`, unless more than half of a section's parameters have no element. If no tensor of the
-    checkpoint has an element, every tensor is reported.
+    Every parameter without an element is reported, except placeholders of sound models: names whose last part begins
+    with `bias` or contains `dummy` or `device`, an observer's `min_val` and `max_val`, and e3nn's `weight` next to an
+    `output_mask`. If more than half of a section's parameters have no element, the placeholders are reported too.
+    Buffers are reported only if no tensor of the checkpoint has an element.
 
     Example: `base_model.model.q_proj.lora_A.weight` of shape [0] in an adapter that was saved on one rank of ZeRO-3.
 
@@ -95,8 +97,8 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
         if has_elements:
             rows = [tensor for tensor in rows if tensor.kind is Kind.PARAMETER]
         empty = [tensor for tensor in rows if tensor.shape is not None and not tensor.elements]
-        reported = [tensor for tensor in empty if _is_weight(tensor, present)]
-        if not has_elements or (len(empty) * 2 > len(rows) and reported):
+        reported = [tensor for tensor in empty if not _is_placeholder(tensor, present)]
+        if len(empty) * 2 > len(rows):
             reported = empty
         if reported:
             called = names(tuple(map(subject.called, reported)))
@@ -106,10 +108,10 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
             yield Found(message, None, section, help, Severity.NOTE if is_elsewhere else None)
 
 
-def _is_weight(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:
-    owner, _, _ = tensor.fqn.rpartition(".")
-    sibling = f"{owner}.{_E3NN_BUFFER}" if owner else _E3NN_BUFFER
-    return _WEIGHT.search(tensor.fqn) is not None and (tensor.section, sibling) not in present
+def _is_placeholder(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:
+    owner, dot, name = tensor.fqn.rpartition(".")
+    is_of_e3nn = name == "weight" and (tensor.section, f"{owner}{dot}{_E3NN_BUFFER}") in present
+    return is_of_e3nn or _PLACEHOLDER.search(tensor.fqn) is not None
 
 
 RULES = (empty_checkpoint, empty_tensor)

@@ -98,6 +98,35 @@ def test_one_empty_weight_among_others_is_found(found, saved):
     assert finding.message == "model: 1 of 4 parameters have no element: 1.weight"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("experts.gate_up_proj", "in_proj_weight", "pos_embed", "cls_token", "A_log", "norm.gamma", "logit_scale"),
+        *("w", "weights.0", "in_proj_bias", "prompt_encoder.prefix", "tp.weight.0", "tp.x"),
+    ],
+)
+def test_an_empty_parameter_is_found_whatever_its_name_is(found, saved, name):
+    """A name that no list of weights has is a parameter too."""
+    layers = {f"layers.{n}.weight": torch.ones(2) for n in range(3)}
+    (finding,) = found("empty-tensor", saved(layers | {"tp.output_mask": torch.ones(4), name: torch.zeros(0)}))
+    assert finding.message == f"model: 1 of 5 parameters have no element: {name}"
+
+
+def test_a_checkpoint_of_experts_without_elements_is_found(found, tmp_path):
+    """All parameters but one, under names that only the architecture knows."""
+    names = [f"layers.{n}.experts.{name}" for n in range(20) for name in ("gate_up_proj", "down_proj")]
+    save_file({name: torch.zeros(0) for name in names} | {"norm.weight": torch.ones(4)}, tmp_path / "a.safetensors")
+    (finding,) = found("empty-tensor", tmp_path / "a.safetensors")
+    assert finding.message.startswith("model: 40 of 41 parameters have no element: layers.0.experts.")
+
+
+def test_placeholders_are_reported_where_they_are_most_of_a_section(found, saved):
+    """One bias without elements is a layer without bias; two of three parameters were lost."""
+    state = {"weight": torch.ones(2), "0.bias": torch.zeros(0), "1.bias": torch.zeros(0)}
+    (finding,) = found("empty-tensor", saved(state))
+    assert finding.message == "model: 2 of 3 parameters have no element: 0.bias, 1.bias"
+
+
 def test_buffers_are_reported_where_nothing_has_an_element(found, saved):
     """Nothing of such a checkpoint was checked; a scalar next to them is something."""
     state = {"running_mean": torch.zeros(0), "num_batches_tracked": torch.zeros(0, dtype=torch.int64)}
@@ -118,11 +147,15 @@ def test_a_file_of_zero_3_that_says_so_is_a_note(found, saved):
 
 
 def test_empty_tensor_spares_placeholders_of_real_models(found, saved):
-    """An observer that has seen no data; a lazy layer; e3nn's layers without weights and without bias."""
+    """An observer that has seen no data, a lazy layer, e3nn's layers without weights and bias, a device's holder."""
     observer = torch.ao.quantization.PerChannelMinMaxObserver().state_dict()
     assert observer["min_val"].numel() == 0
     e3nn = {"tp.weight": torch.zeros(0), "tp.output_mask": torch.ones(4), "lin.bias": torch.zeros(0)}
-    assert not found("empty-tensor", saved(torch.nn.Linear(3, 3).state_dict() | observer | e3nn))
+    linear = torch.nn.Linear(3, 3).state_dict()
+    assert not found("empty-tensor", saved(linear | e3nn))
+    assert not found("empty-tensor", saved(linear | {f"0.{key}": value for key, value in observer.items()}))
+    devices = {"dummy_param": torch.zeros(0), "_device_indicator": torch.zeros(0)}
+    assert not found("empty-tensor", saved(linear | devices))
     assert not found("empty-tensor", saved(torch.nn.LazyLinear(3).state_dict()))
 
 
