@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject
 from statecli.finding import Severity
-from statecli.report.text import names
+from statecli.report.text import names, shape_text
 from statecli.state import Kind, TensorInfo
 
 if TYPE_CHECKING:
@@ -23,13 +23,23 @@ if TYPE_CHECKING:
 MIN_LAYERS = 8
 #: Elements of a tensor from which on its values have a size: without its three largest, one of four is its smallest.
 MIN_ELEMENTS = 64
-#: Tensors of a layer from which on a missing number is a missing layer. `nn.Sequential` has numbers without tensors.
+#: Tensors that all layers have from which on a missing number is a missing layer: `nn.Sequential` has numbers without
+#: tensors. The second is for layers of the same names and shapes.
 MIN_TENSORS_OF_BLOCK = 4
+MIN_TENSORS_OF_EQUAL_BLOCK = 3
+#: Layers of a stack from which on two of them may lack a tensor.
+MIN_LAYERS_FOR_TWO_GAPS = 32
 #: Factor between the values of one layer and the median of its siblings that is reported.
 SCALE_FACTOR = 100.0
 #: And the factor, at least, by which its deviation exceeds the second largest of the stack, as a power.
 ISOLATION = 3.0
+#: Factor between the smallest and the largest of the siblings' scales, at most, so that none of them can be 0.
+MAX_SCALE_RANGE = 10.0
+#: Parts of names that start at 0, and stay there in a layer that is not trained: all of its values may be 0.
+_STARTS_AT_ZERO = re.compile(r"bias|lora_")
 _INDEX = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")
+
+_T = TypeVar("_T", bound=Hashable)
 
 
 class Stack(msgspec.Struct, frozen=True):
@@ -47,15 +57,19 @@ class Stack(msgspec.Struct, frozen=True):
 
 @rule(Severity.WARNING)
 def sibling_gap(subject: Subject) -> Iterator[Found]:
-    """One layer of a stack differs from all of its siblings: in a tensor that it lacks, a dtype, or the size of values.
+    """One layer of a stack differs from all of its siblings: in its tensors, a dtype, a shape, or the size of values.
 
-    Why: layers of a stack are built by the same code. A layer without a tensor that all others have was lost by a
-    filter or a merge; another dtype in one layer, or values a hundred times as large, are left by a conversion that
-    forgot a layer or applied a scale twice. It loads with `strict=False`, or is cast, without a message.
-    Judged are stacks of 8 layers or more, and all but the first and the last layer, which differ in many models. A
-    layer of another architecture (attention among state-space layers) lacks some tensors and has others: no finding.
+    Why: layers of a stack are built by the same code. A layer that is missing, lacks a tensor that all others have, or
+    has one of its own was changed by a filter or a merge; another dtype or shape in one layer, a weight of zeros, or
+    values a hundred times as large, are left by a conversion that forgot a layer or applied a scale twice. It loads
+    with `strict=False`, or is cast, without a message.
+    Judged are stacks of 8 layers or more, and all but the first and the last layer, which differ in many models; of 32
+    layers or more two may lack a tensor. A layer of another architecture (attention among state-space layers) lacks
+    some tensors and has others: no finding. The factors of a LoRA may be in one layer only.
     Values, if they were read, count by the size that all but the three largest do not exceed, in tensors of 64 elements
-    or more; the factor is 100, and the deviation from the median three times that of any sibling (as a logarithm).
+    or more, and by their size in tensors of one element; the factor is 100, and the deviation from the median three
+    times that of any sibling (as a logarithm). A scale of one element that is 0 or negative is a finding if its
+    siblings are positive and at most a factor of 10 apart.
     Files of GGUF choose a type for each tensor on purpose. On 204 honest checkpoints of transformers and torch, with
     random weights and after three steps of training, it has no finding (`benchmarks/honest_checkpoints.py`).
 
@@ -66,10 +80,13 @@ def sibling_gap(subject: Subject) -> Iterator[Found]:
     if "gguf" in subject.state.format:
         return
     for stack in find_stacks(subject.state.tensors):
-        yield from _missing_layer(stack)
-        yield from _missing_tensors(stack)
+        yield from _missing_layer(subject, stack)
+        yield from _odd_names(stack)
         yield from _odd_dtypes(subject, stack)
-        yield from _odd_scales(subject, stack)
+        yield from _odd_shapes(subject, stack)
+        if subject.values is not None:
+            yield from _odd_scales(subject, subject.values, stack)
+            yield from _lost_values(subject, subject.values, stack)
 
 
 def find_stacks(tensors: tuple[TensorInfo, ...]) -> list[Stack]:
@@ -84,48 +101,82 @@ def find_stacks(tensors: tuple[TensorInfo, ...]) -> list[Stack]:
     return [Stack(*key, layers) for key, layers in found.items() if len(layers) >= MIN_LAYERS]
 
 
-def _missing_layer(stack: Stack) -> Iterator[Found]:
+def _missing_layer(subject: Subject, stack: Stack) -> Iterator[Found]:
     indexes = sorted(stack.layers)
     holes = sorted(set(range(indexes[0], indexes[-1])) - set(indexes))
-    kinds = {frozenset(rest) for rest in stack.layers.values()}
-    if len(holes) == 1 and len(kinds) == 1 and len(next(iter(kinds))) >= MIN_TENSORS_OF_BLOCK:
+    common = frozenset.intersection(*map(frozenset, stack.layers.values()))
+    kinds = {
+        tuple((name, subject.state.tensors[n].shape) for name, n in sorted(one.items()))
+        for one in stack.layers.values()
+    }
+    is_block = len(kinds) == 1 and any("." in name for name in common)
+    if len(holes) == 1 and len(common) >= (MIN_TENSORS_OF_EQUAL_BLOCK if is_block else MIN_TENSORS_OF_BLOCK):
         name = f"{stack.prefix}{holes[0]}"
-        message = (
-            f"{name}: layer is missing; the other {len(indexes)} layers have {len(next(iter(kinds)))} tensors each"
-        )
+        message = f"{name}: layer is missing; the other {len(indexes)} layers have {len(common)} tensors in common"
         yield Found(message, None, stack.section, "save the missing layer too", about=name)
 
 
-def _missing_tensors(stack: Stack) -> Iterator[Found]:
-    kinds = Counter(frozenset(rest) for rest in stack.layers.values())
-    usual, count = kinds.most_common(1)[0]
-    if count != len(stack.layers) - 1:
+def _odd_names(stack: Stack) -> Iterator[Found]:
+    """Find layers that lack some tensors of their siblings and have no others, and one that has more."""
+    kinds = {index: frozenset(rest) for index, rest in stack.layers.items()}
+    usual, _ = Counter(kinds[index] for index in stack.inner).most_common(1)[0]
+    ends = {kinds[min(kinds)], kinds[max(kinds)]}
+    odd = [index for index in stack.inner if kinds[index] != usual]
+    if len(odd) > 1 + (len(kinds) >= MIN_LAYERS_FOR_TWO_GAPS):
         return
-    odd = next(index for index, rest in stack.layers.items() if frozenset(rest) != usual)
-    missing = sorted(usual - set(stack.layers[odd]))
-    if odd in stack.inner and set(stack.layers[odd]) < usual:
-        name = f"{stack.prefix}{odd}"
-        message = f"{name}: lacks {names(missing)}, which the other {count} layers have"
-        yield Found(message, None, stack.section, "save the missing tensors too", about=name)
+    for index in odd:
+        missing, added = usual - kinds[index], kinds[index] - usual
+        has_only_one_difference = not (missing and added) and kinds[index] not in ends
+        is_adapter = any("lora_" in name for name in added)
+        if not has_only_one_difference or (added and (len(odd) > 1 or is_adapter)):
+            continue
+        name, what = f"{stack.prefix}{index}", missing or added
+        count = sum((what <= kind) if missing else what.isdisjoint(kind) for kind in kinds.values())
+        verb, others, help = (
+            ("lacks", "have", "save the missing tensors too")
+            if missing
+            else ("has", "lack", "save the tensors of all layers, or remove these")
+        )
+        message = f"{name}: {verb} {names(sorted(what))}, which {count} other layers {others}"
+        yield Found(message, None, stack.section, help, about=name)
 
 
 def _odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Found]:
     for rest, positions in _by_suffix(stack).items():
-        dtypes = Counter(subject.state.tensors[n].dtype for n in positions.values())
-        usual, count = dtypes.most_common(1)[0]
-        if len(dtypes) == 2 and count == len(positions) - 1:
-            odd = next(index for index, n in positions.items() if subject.state.tensors[n].dtype != usual)
-            if odd in stack.inner:
-                tensor = subject.state.tensors[positions[odd]]
-                message = f"{subject.called(tensor)}: is {tensor.dtype}, {usual} in the other {count} layers ({rest})"
-                yield Found(message, tensor.fqn, tensor.section, "convert it to the dtype of its siblings")
+        dtypes = {index: subject.state.tensors[n].dtype for index, n in positions.items()}
+        if (odd := _odd_layer(stack, dtypes)) is not None:
+            tensor, usual = subject.state.tensors[positions[odd]], _usual(dtypes)
+            message = (
+                f"{subject.called(tensor)}: is {tensor.dtype}, {usual} in the other {len(dtypes) - 1} layers ({rest})"
+            )
+            yield Found(message, tensor.fqn, tensor.section, "convert it to the dtype of its siblings")
 
 
-def _odd_scales(subject: Subject, stack: Stack) -> Iterator[Found]:
-    if subject.values is None:
-        return
+def _odd_shapes(subject: Subject, stack: Stack) -> Iterator[Found]:
+    """Find a shape that one layer has, if the layers are modules of several parts: plain layers change their width."""
+    for rest, positions in _by_suffix(stack).items():
+        shapes = {index: subject.state.tensors[n].shape for index, n in positions.items()}
+        if "." in rest and None not in shapes.values() and (odd := _odd_layer(stack, shapes)) is not None:
+            tensor, usual = subject.state.tensors[positions[odd]], shape_text(_usual(shapes))
+            others = f"{usual} in the other {len(shapes) - 1} layers"
+            message = f"{subject.called(tensor)}: has shape {shape_text(tensor.shape)}, {others}"
+            yield Found(message, tensor.fqn, tensor.section, "save it again with the shape of its siblings")
+
+
+def _usual(values: Mapping[int, _T]) -> _T:
+    return Counter(values.values()).most_common(1)[0][0]
+
+
+def _odd_layer(stack: Stack, values: Mapping[int, _T]) -> int | None:
+    """Return the index of an inner layer whose value differs from that of all others, which are equal."""
+    usual = _usual(values)
+    odd = [index for index, value in values.items() if value != usual]
+    return odd[0] if len(odd) == 1 and odd[0] in stack.inner else None
+
+
+def _odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Found]:
     for positions in _by_suffix(stack).values():
-        sizes = {index: _size(subject.values[n]) for index, n in positions.items()}
+        sizes = {index: _size(values[n]) for index, n in positions.items()}
         known = {index: size for index, size in sizes.items() if size}
         if len(known) < MIN_LAYERS or len(known) < len(positions):
             continue
@@ -140,7 +191,37 @@ def _odd_scales(subject: Subject, stack: Stack) -> Iterator[Found]:
 
 
 def _size(facts: Facts) -> float | None:
+    if facts.elements == 1 and facts.reason is None and isinstance(facts.high, float):
+        return abs(facts.high)
     return facts.typical if facts.reason is None and facts.elements >= MIN_ELEMENTS else None
+
+
+def _lost_values(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Found]:
+    """Find a weight whose values are all 0, and a scale of one element that is not positive."""
+    for rest, positions in _by_suffix(stack).items():
+        facts = {index: values[n] for index, n in positions.items()}
+        odd = _odd_layer(stack, {index: _is_lost(one, rest) for index, one in facts.items()})
+        if odd is None or not _is_lost(facts[odd], rest):
+            continue
+        tensor, others = subject.state.tensors[positions[odd]], [facts[index] for index in facts if index != odd]
+        in_others = f"in the other {len(others)} layers"
+        if facts[odd].elements > 1:
+            message = f"all {facts[odd].elements:,} values are 0, unlike {in_others}"
+        else:
+            low, high = min(one.low or 0 for one in others), max(one.high or 0 for one in others)
+            if low <= 0 or high > low * MAX_SCALE_RANGE or any(one.elements != 1 for one in others):
+                continue
+            message = f"is {facts[odd].high:.3g}, {low:.3g} to {high:.3g} {in_others}"
+        help = "check whether its values were lost, and save that layer again"
+        yield Found(f"{subject.called(tensor)}: {message}", tensor.fqn, tensor.section, help)
+
+
+def _is_lost(facts: Facts, rest: str) -> bool:
+    if facts.reason is not None:
+        return False
+    if facts.elements == 1:
+        return facts.zeros == 1 or ("scale" in rest and facts.high is not None and facts.high < 0)
+    return facts.zeros == facts.elements >= MIN_ELEMENTS and not _STARTS_AT_ZERO.search(rest)
 
 
 def _by_suffix(stack: Stack) -> dict[str, dict[int, int]]:

@@ -40,13 +40,13 @@ def test_a_tensor_that_one_layer_lacks_is_found(gaps):
     """It names the layer and the tensor."""
     state = stack()
     del state["layers.5.norm1.bias"]
-    assert gaps(state) == ["layers.5: lacks norm1.bias, which the other 11 layers have"]
+    assert gaps(state) == ["layers.5: lacks norm1.bias, which 11 other layers have"]
 
 
 def test_a_layer_that_is_missing_is_found(gaps):
     """The numbers have a hole."""
     state = {key: value for key, value in stack().items() if not key.startswith("layers.5.")}
-    assert gaps(state) == ["layers.5: layer is missing; the other 11 layers have 12 tensors each"]
+    assert gaps(state) == ["layers.5: layer is missing; the other 11 layers have 12 tensors in common"]
 
 
 def test_values_of_another_scale_are_found(gaps):
@@ -71,6 +71,100 @@ def test_a_stack_of_few_layers_or_of_two_architectures_is_spared(gaps):
     assert gaps(few) == []
     hybrid = {f"layers.{n}.mixer.A": torch.randn(8) for n in range(8) if n != 4} | {"layers.4.attn.q": torch.randn(8)}
     assert gaps(hybrid) == []
+
+
+def small(count=32):
+    """Layers of three tensors and a scale of one element, as a quantized checkpoint has."""
+    torch.manual_seed(0)
+    layers = [f"layers.{n}." for n in range(count)]
+    weights = {f"{layer}mlp.weight": torch.randn(64, 64) / 50 for layer in layers}
+    scales = {f"{layer}mlp.scale": torch.tensor([0.01 + n % 5 / 1000]) for n, layer in enumerate(layers)}
+    return weights | scales | {f"{layer}norm.weight": torch.ones(64) for layer in layers}
+
+
+def test_a_small_layer_that_is_missing_is_found(gaps):
+    """Three tensors of the same shapes in each layer."""
+    state = {key: value for key, value in small().items() if not key.startswith("layers.17.")}
+    assert gaps(state) == ["layers.17: layer is missing; the other 31 layers have 3 tensors in common"]
+
+
+def test_a_missing_layer_is_found_where_layers_have_two_architectures(gaps):
+    """Three dense layers before others with experts: both have attention."""
+    rest = {n: "mlp.gate" if n < 3 else "mlp.router" for n in range(32) if n != 17}
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    state = {f"layers.{n}.{name}.weight": torch.randn(8, 8) for n, last in rest.items() for name in (*names, last)}
+    assert gaps(state) == ["layers.17: layer is missing; the other 31 layers have 4 tensors in common"]
+
+
+def test_a_tensor_that_only_one_layer_has_is_found(gaps):
+    """It names the layer and the tensor."""
+    state = small() | {"layers.17.attn.weight": torch.randn(4, 4)}
+    assert gaps(state) == ["layers.17: has attn.weight, which 31 other layers lack"]
+
+
+def test_a_tensor_that_two_of_32_layers_lack_is_found(gaps):
+    """Each layer is a finding."""
+    state = small()
+    del state["layers.3.mlp.weight"], state["layers.9.mlp.weight"]
+    expected = [f"layers.{n}: lacks mlp.weight, which 30 other layers have" for n in (3, 9)]
+    assert gaps(state) == expected
+
+
+def test_a_gap_is_found_where_the_first_layer_has_a_tensor_of_its_own(gaps):
+    """As the relative attention bias of T5."""
+    state = small() | {"layers.0.attn.bias_table": torch.randn(4, 4)}
+    assert gaps(state) == []
+    del state["layers.17.norm.weight"]
+    assert gaps(state) == ["layers.17: lacks norm.weight, which 31 other layers have"]
+
+
+def test_another_shape_in_one_layer_is_found(gaps):
+    """It names both shapes."""
+    (message,) = gaps(small() | {"layers.17.mlp.weight": torch.randn(32, 64) / 50})
+    assert message == "layers.17.mlp.weight: has shape [32,64], [64,64] in the other 31 layers"
+
+
+def test_a_weight_of_zeros_in_one_layer_is_found(gaps):
+    """Its siblings are not zero."""
+    (message,) = gaps(small() | {"layers.17.mlp.weight": torch.zeros(64, 64)})
+    assert message == "layers.17.mlp.weight: all 4,096 values are 0, unlike in the other 31 layers"
+
+
+@pytest.mark.parametrize(("value", "end"), [(0.0, "0"), (-0.01, "-0.01")])
+def test_a_scale_that_is_not_positive_in_one_layer_is_found(gaps, value, end):
+    """Its siblings are positive and of one size."""
+    (message,) = gaps(small() | {"layers.17.mlp.scale": torch.tensor([value])})
+    assert message == f"layers.17.mlp.scale: is {end}, 0.01 to 0.014 in the other 31 layers"
+
+
+def test_a_scale_that_is_a_thousand_times_as_large_is_found(gaps):
+    """A tensor of one element has a size."""
+    (message,) = gaps(small() | {"layers.17.mlp.scale": torch.tensor([20.0])})
+    assert message == "layers.17.mlp.scale: its values are 1,667 times larger than in the other layers"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layers.17.q.lora_A.weight": torch.randn(4, 64), "layers.17.q.lora_B.weight": torch.randn(64, 4)},
+        {f"layers.{n}.mlp.gate": torch.randn(8) for n in (0, 1, 31)},
+        {f"layers.{n}.mlp.gate": torch.randn(8) for n in range(7, 32, 8)},
+        {f"layers.{n}.mlp.gate": torch.randn(8) for n in range(32) if n % 8},
+        {f"layers.{n}.mlp.alpha": torch.tensor([0.01 * (n - 17.0)]) for n in range(32)},
+        {f"layers.{n}.mlp.alpha": torch.tensor([-1.0 if n == 17 else 1.0]) for n in range(32)},
+        {f"layers.{n}.mlp.bias": torch.ones(64) * (n != 17) for n in range(32)},
+        {f"layers.{n}.mlp.weight": torch.randn(32 if n in (9, 17) else 64, 64) / 50 for n in range(32)},
+    ],
+)
+def test_layers_that_differ_on_purpose_are_spared(gaps, change):
+    """A LoRA of one layer, first and last layers, every eighth layer, any sign, an untrained bias."""
+    assert gaps(small() | change) == []
+
+
+def test_the_skip_of_a_plain_stack_is_spared(gaps):
+    """The layer of NeRF that takes the input again: Linear layers have no names for their parts."""
+    state = {f"lin.{n}.weight": torch.randn(64, 100 if n == 5 else 64) for n in range(10)}
+    assert gaps(state | {f"lin.{n}.bias": torch.randn(64) for n in range(10)}) == []
 
 
 def test_honest_checkpoints_of_torch_have_no_finding(found, tmp_path):
