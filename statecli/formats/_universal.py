@@ -7,7 +7,8 @@ files lie next to `zero/`. Source: deepspeed/checkpoint/ds_to_universal.py and c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -26,6 +27,11 @@ from statecli.state import Evidence, Kind, TensorInfo
 FOLDER = "zero"
 _SUFFIX = ".pt"
 _PARAM = "param"
+#: How ds_to_universal.py has one call the folder that it writes.
+NAME_END = "_universal"
+_MASTER = f"{MASTER}{_SUFFIX}"
+#: Files of which a parameter's folder has one, even if a file is missing.
+_STATES = frozenset([_MASTER, f"exp_avg{_SUFFIX}"])
 #: Folders that are looked into before `zero/` is taken for somebody else's.
 _FIRST = 4
 
@@ -33,7 +39,7 @@ _FIRST = 4
 def is_universal(path: str) -> bool:
     """Whether the folder has a folder `zero` of parameters."""
     names = _parameters(path)[:_FIRST]
-    return any(f"{MASTER}{_SUFFIX}" in _folder.files(files.join(path, FOLDER, name)) for name in names)
+    return any(not _STATES.isdisjoint(_folder.files(files.join(path, FOLDER, name))) for name in names)
 
 
 def _parameters(path: str) -> list[str]:
@@ -50,6 +56,23 @@ def members(path: str) -> Iterator[str]:
     for parameter in _parameters(path):
         for name in _folder.files(files.join(path, FOLDER, parameter)):
             yield files.join(FOLDER, parameter, name)
+
+
+def missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the parameter and the path, from the folder, of each file that should be below `zero/` and is not.
+
+    Each folder and each `trained` parameter has a float32 copy; one that has an optimizer's state has all of them.
+    """
+    present = {
+        name: frozenset(one for one in _folder.files(files.join(path, FOLDER, name)) if one.endswith(_SUFFIX))
+        for name in _parameters(path)
+    }
+    counts = Counter(present.values())
+    usual = max(counts, key=lambda found: (counts[found], len(found)), default=frozenset())
+    for name in dict.fromkeys((*present, *trained)):
+        found = present.get(name, frozenset())
+        expected = {_MASTER} | (usual if found - {_MASTER} and found < usual else frozenset())
+        yield from ((name, files.join(FOLDER, name, one)) for one in sorted(expected - found))
 
 
 def states(target: str, path: str) -> Iterator[TensorInfo]:

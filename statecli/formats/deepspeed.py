@@ -12,7 +12,7 @@ runtime/engine.py (`_save_checkpoint`, `_save_zero_checkpoint`) of deepspeed 0.1
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from statecli import files
 from statecli.errors import MalformedError, MissingShard, UnreadableError
 from statecli.formats import _folder, _shown, _universal
+from statecli.formats._dtypes import INTEGER
 from statecli.formats._graph import mapping, named, sequence
 from statecli.formats._ranks import lost, noted, small
 from statecli.formats._settings import join, put_below, rename, select
@@ -74,8 +75,12 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 
 def tags(path: str) -> list[str]:
-    """The folders in the folder that hold a rank's model: one for each step that was saved."""
-    return [name for name in _folder.inner(path) if any(map(_MODEL.fullmatch, _folder.files(files.join(path, name))))]
+    """The folders in the folder that hold a rank's model or `zero/`: one for each step that was saved."""
+    return [name for name in _folder.inner(path) if _is_step(files.join(path, name))]
+
+
+def _is_step(path: str) -> bool:
+    return any(map(_MODEL.fullmatch, _folder.files(path))) or _universal.is_universal(path)
 
 
 def _tag(path: str) -> str:
@@ -86,13 +91,17 @@ def _tag(path: str) -> str:
     if _has_ranks(path):
         return ""
     found = tags(path)
-    if "latest" in names:
-        return _latest(path, found)
+    if (tracker := _tracker(names)) is not None:
+        return _latest(path, found, tracker)
     if len(found) == 1:
         return found[0]
     if not found:
         raise MalformedError("is a DeepSpeed checkpoint without a folder of its ranks' files; copy it again")
     raise UnreadableError(f"holds {len(found)} checkpoints and no file latest; name one of: {_shown.names(found)}")
+
+
+def _tracker(names: Collection[str]) -> str | None:
+    return next((name for name in TRACKERS if name in names), None)
 
 
 def _has_ranks(path: str) -> bool:
@@ -134,14 +143,14 @@ def _is_padded(path: str) -> bool:
         return False
 
 
-def _latest(path: str, found: list[str]) -> str:
-    raw = small(files.join(path, TRACKERS[0]), TRACKERS[0], MAX_LATEST)
+def _latest(path: str, found: list[str], tracker: str) -> str:
+    raw = small(files.join(path, tracker), tracker, MAX_LATEST)
     tag = raw.decode("utf-8", "backslashreplace").strip()
     if tag in ("", ".", "..") or _leads_elsewhere(tag):
-        raise MalformedError(f"latest points outside its folder: {_shown.quoted(tag)} is no plain folder name")
+        raise MalformedError(f"{tracker} points outside its folder: {_shown.quoted(tag)} is no plain folder name")
     if tag not in found:
         here = f"; here are {_shown.names(found)}: name one" if found else "; copy it again"
-        raise MissingShard(f"latest names {_shown.quoted(tag)}, and no such folder has a rank's files{here}")
+        raise MissingShard(f"{tracker} names {_shown.quoted(tag)}, and no such folder has a rank's files{here}")
     return tag
 
 
@@ -174,7 +183,8 @@ def members(path: str) -> tuple[str, ...]:
     found, others = _files(path, tag)
     universal = (files.join(tag, way) for way in _universal.members(files.join(path, tag)))
     ranks = (name for parts in found.values() for part in parts for name in part.values())
-    return (*(["latest"] if "latest" in _folder.files(path) else []), *ranks, *others, *universal)
+    tracker = _tracker(_folder.files(path))
+    return (*([tracker] if tracker else []), *ranks, *others, *universal)
 
 
 class Facts(NamedTuple):
@@ -216,6 +226,18 @@ class Model:
         #: Storages that hold a group's parameters, and where in them something learns.
         self.flat = {one.storage for one in of_module if one.fqn in self.trained}
         self.learning = {_place(one) for one in of_module if one.fqn in self.trained}
+
+    @property
+    def copied(self) -> Iterator[str]:
+        """The names of which the optimizer has float32 copies: all parameters where the file does not say."""
+        if self.facts.trained:
+            yield from (name for group in self.facts.trained for name in group)
+            return
+        uncopied = {*(self.facts.buffers or ()), *self.facts.shared, *self.facts.frozen}
+        for tensor in self.rank.state.tensors:
+            is_number = tensor.dtype not in INTEGER and not tensor.fqn.endswith("_extra_state")
+            if tensor.section == "module" and is_number and tensor.fqn not in uncopied:
+                yield tensor.fqn
 
     def rows(self, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]) -> Iterator[TensorInfo]:
         """All tensors of the file; those of an empty one are the float32 copies or the frozen fragments."""
@@ -289,11 +311,14 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     files.ahead(files.join(path, way) for both in found.values() for ranks in both for way in ranks.values())
     states, rows = [], list(_universal.states(path, files.join(path, tag)))
     masters = {row.fqn: row for row in rows if row.section == f"optimizer.{MASTER}"}
+    copied: dict[str, None] = {}
     unread = 0
     for mp, parts in found.items():
         prefix = f"mp_rank_{mp:02d}." if len(found) > 1 else ""
         try:
-            states.append(_of_rank(Owner(path, prefix), parts, masters))
+            state, names = _of_rank(Owner(path, prefix), parts, masters)
+            states.append(state)
+            copied.update(dict.fromkeys(names))
         except UnreadableError as error:
             rows.append(lost("module", f"{prefix}module", f"{path}: {error}"))
             unread += 1
@@ -303,6 +328,13 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     if masters:
         state = replace(state, format=f"{NAME} universal")
     rows += _missing(state, len(found))
+    if lacking := _missing_copies(path, tag, copied) if _is_universal(path, tag, found) else []:
+        rows += lacking
+        text = f"{len(lacking)} files below zero/ are missing: {_shown.names([row.fqn for row in lacking])}"
+        state = replace(state, oddities=(*state.oddities, Oddity("missing-shard", text)))
+    if masters and not found:
+        text = "no *_model_states.pt is here: parameters that zero/ lacks cannot be found; copy them again"
+        state = replace(state, oddities=(*state.oddities, Oddity("missing-rank", text)))
     if others:
         what = f"files of experts and of pipeline stages are not put together; name one: {_shown.names(others)}"
         state = replace(state, oddities=(*state.oddities, Oddity("not-read", what)))
@@ -314,7 +346,25 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     return replace(state, tensors=(*state.tensors, *rows), sections=tuple(sections))
 
 
-def _of_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) -> ModelState:
+def _is_universal(path: str, tag: str, found: Mapping[int, Files]) -> bool:
+    """Whether there is a `zero/`, or the folder's name says that there was one and no rank has an optimizer's file."""
+    is_called = files.name(tag or files.absolute(path)).endswith(_universal.NAME_END)
+    is_parted = any(ranks.optimizer for ranks in found.values())
+    return _universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)
+
+
+def _missing_copies(path: str, tag: str, copied: Iterable[str]) -> list[TensorInfo]:
+    """Return a row for each file that is missing below `zero/` of a universal checkpoint."""
+    rows = []
+    for name, way in _universal.missing_files(files.join(path, tag), copied):
+        section = f"optimizer.{files.name(way).removesuffix('.pt')}"
+        why = f"{path}: {way} of parameter {_shown.name(name)} is missing; copy it, or run ds_to_universal.py again"
+        rows.append(replace(lost(name, section, why), kind=Kind.OPTIMIZER, belongs_to=name))
+    return rows
+
+
+def _of_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) -> tuple[ModelState, list[str]]:
+    """Return what the files of one model-parallel rank hold, and the names that have float32 copies."""
     models, failed = _models(owner.target, files.model)
     optimizer = Optimizer(owner.target, files.optimizer)
     rank = next(iter(models.values()))
@@ -328,7 +378,7 @@ def _of_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) ->
     read = [*models.values(), *optimizer.ranks.values()]
     lead = next(iter(optimizer.ranks.values()), None)
     settings = join((_of_model(rank.state.metadata), _of_optimizer(lead.state.metadata if lead else Settings(), stage)))
-    return ModelState(
+    state = ModelState(
         owner.target,
         f"{NAME} zero-{stage}" if stage else NAME,
         tensors,
@@ -344,6 +394,7 @@ def _of_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) ->
         (),
         tuple(replace(one, section=f"{owner.prefix}{one.section}") for one in rank.state.state_dicts),
     )
+    return state, list(model.copied)
 
 
 #: What is told of each tensor by itself.

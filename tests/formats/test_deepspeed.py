@@ -635,6 +635,92 @@ def test_a_file_of_a_universal_checkpoint_that_cannot_be_read_is_a_row(tmp_path)
     assert damaged == [("optimizer.exp_avg", "b")]
 
 
+def missing_rows(path: Path) -> list[tuple[str, str]]:
+    """The rows of missing files; the rule about missing files has a finding where there are some."""
+    state = formats.read(str(path))
+    rows = [(one.section, one.fqn) for one in state.tensors if one.damage and "is missing; copy it" in one.damage]
+    assert bool(rows) == any(odd.name == "missing-shard" for odd in state.oddities)
+    return rows
+
+
+@pytest.mark.parametrize("lost", ["zero/a.weight", "zero/a.weight/fp32.pt", "zero"])
+@pytest.mark.parametrize("has_shapes", [True, False], ids=["param_shapes", "names alone"])
+def test_a_parameter_that_a_universal_checkpoint_lacks_is_a_row(statecli, tmp_path, lost, has_shapes):
+    """The model's file names the parameter, `zero/` has no float32 copy of it."""
+    files = universal(tmp_path / "run")
+    if not has_shapes:
+        edited(files / "mp_rank_00_model_states.pt", lambda held: held.update(param_shapes=None))
+    assert missing_rows(files) == []
+    shutil.rmtree(files / lost) if (files / lost).is_dir() else (files / lost).unlink()
+    names = [*WEIGHTS] if lost == "zero" else ["a.weight"]
+    assert missing_rows(files) == [("optimizer.fp32", name) for name in names]
+    result = statecli("inspect", str(files))
+    said = "zero/a.weight/fp32.pt of parameter a.weight is missing; copy it, or run ds_to_universal.py again"
+    assert result.code == 2
+    assert f"{files}: {said}" in result.err
+    assert statecli("audit", str(files)).code == 2
+
+
+@pytest.mark.parametrize("state", ["fp32", "exp_avg"])
+def test_a_missing_file_of_a_universal_checkpoint_without_models_is_a_row(tmp_path, state):
+    """The parameter's other files, and those of the other parameter, say that there was one."""
+    files = universal(tmp_path / "run")
+    (files / "mp_rank_00_model_states.pt").unlink()
+    (files / "zero" / "a.weight" / f"{state}.pt").unlink()
+    assert missing_rows(files) == [(f"optimizer.{state}", "a.weight")]
+
+
+def test_a_parameter_without_gradients_has_no_other_states(tmp_path):
+    """DeepSpeed writes its float32 copy alone."""
+    files = universal(tmp_path / "run")
+    for state in ("exp_avg", "exp_avg_sq", "step"):
+        (files / "zero" / "b" / f"{state}.pt").unlink()
+    assert missing_rows(files) == []
+
+
+def test_a_folder_called_universal_with_the_ranks_states_is_complete(tmp_path):
+    """Its name was chosen by somebody else: the optimizer's states are in the ranks' files."""
+    zero.write(tmp_path / "run", 1, [WEIGHTS], tag="my_universal")
+    assert missing_rows(tmp_path / "run" / "my_universal") == []
+
+
+def test_a_run_of_a_universal_checkpoint_without_models_is_that_checkpoint(statecli, tmp_path):
+    """`latest_universal` names it; inspect and audit agree."""
+    files = universal(tmp_path / "run")
+    (files / "mp_rank_00_model_states.pt").unlink()
+    (tmp_path / "run" / "latest").unlink()
+    (tmp_path / "run" / "latest_universal").write_text(files.name)
+    assert formats.read(str(tmp_path / "run")).format == "deepspeed universal"
+    (files / "zero" / "a.weight" / "fp32.pt").unlink()
+    for command in ("inspect", "audit"):
+        assert statecli(command, str(tmp_path / "run")).code == 2
+
+
+def test_a_universal_checkpoint_without_models_is_not_clean(tmp_path):
+    """Nothing names the parameters that `zero/` lacks."""
+    files = universal(tmp_path / "run")
+    (files / "mp_rank_00_model_states.pt").unlink()
+    shutil.rmtree(files / "zero" / "b")
+    (target,) = audit(Request((str(files),), select=("missing-shard",))).targets
+    (finding,) = target.findings
+    assert finding.message.startswith("no *_model_states.pt is here: ")
+
+
+@pytest.mark.parametrize("spec", ["1-bf16-1", "2-bf16-2", "3-bf16-2"])
+def test_what_ds_to_universal_writes_is_complete(real, tmp_path, spec, monkeypatch):
+    """The library's own conversion of two ranks: no file is missing, until one is deleted."""
+    tool = pytest.importorskip("deepspeed.checkpoint.ds_to_universal")
+    source = next(one for one in (real / spec).iterdir() if one.is_dir())
+    out = tmp_path / f"{source.name}_universal"
+    options = ["--input_folder", str(source), "--output_folder", str(out), "--inject_missing_state"]
+    workers = ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+    monkeypatch.setattr(sys, "argv", ["ds_to_universal", *options, *workers])
+    tool.main(tool.parse_arguments())
+    assert missing_rows(tmp_path) == []
+    shutil.rmtree(out / "zero" / "proj.weight")
+    assert missing_rows(tmp_path) == [("optimizer.fp32", "proj.weight")]
+
+
 def test_the_pickles_of_a_universal_checkpoint_are_scanned(tmp_path):
     """Those below `zero/` too."""
     files = universal(tmp_path / "run")
