@@ -5,7 +5,8 @@ PYTHON ?= python3
 SECONDS ?= 60
 SAMPLE ?= 150
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+# Python compiles what is imported; to compile all of torch and transformers takes a minute.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
 
 .PHONY: demo test lint docs bench fuzz mutants clean
 
