@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,6 +42,21 @@ def nobody(tmp_path_factory, monkeypatch) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("HF_HOME", str(home / "hf"))
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_of_aws_once() -> Iterator[None]:
+    """Each command makes a client of its own; botocore would parse a megabyte of JSON for each."""
+    if importlib.util.find_spec("botocore") is None:
+        yield
+        return
+    from botocore.loaders import JSONFileLoader
+
+    load = JSONFileLoader.load_file
+    cached = functools.cache(lambda path: load(JSONFileLoader(), path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", lambda _, path: cached(path))
+        yield
 
 
 @pytest.fixture
