@@ -15,7 +15,10 @@ from statecli.formats._pickle import Global, Obj, Value
 from statecli.formats._steps import Budget, Steps
 
 #: What numpy writes for the type, as the first argument: a letter and a number of bytes, or of characters.
-_CODE = re.compile(r"[<>|=]?([?biufcSUVOMmTa])(\d*)\Z", re.ASCII)
+_CODE = re.compile(r"[<>|=]?([?biufcSUVOMma])(\d*)\Z", re.ASCII)
+#: The call by which numpy writes a type of texts of any length; what it is given, values without methods of the file's.
+STRING_TYPE = "numpy._core._internal._convert_to_stringdtype_kwargs"
+_STRING_TYPE_ARGUMENTS = (str, int, float, bool, type(None))
 _FIXED = {"?": 1, "O": 8}
 #: Their state says how many bytes they have.
 _SIZED = frozenset("SUVa")
@@ -36,6 +39,8 @@ _ALIGNED = 0x80
 #: Bytes that elements of sized types are aligned at; a record may be aligned as its fields are.
 _ALIGNMENTS = {"S": (1,), "a": (1,), "U": (4,)}
 _POWERS = (1, 2, 4, 8, 16, 32, 64)
+#: Values in the state of an array: before numpy 1.0, today, with a mask.
+_LENGTHS_OF_STATES = (4, 5, 7)
 #: A type of dates says its unit behind the flags.
 _DATES = frozenset("Mm")
 
@@ -63,17 +68,27 @@ class ArrayTypes:
         self._held.update(id(value) for value in values if is_type(value))
 
     def is_sound_array(self, state: Value) -> bool:
-        """Whether an array of objects gets one for each element: numpy reads on behind a list that is too short."""
-        if type(state) is not tuple or len(state) < 4:
-            return True
+        """Return whether numpy writes such a state: of a type that is known, and as many objects as elements.
+
+        numpy reads on behind a list that is too short. What else gives a type (a class of `numpy.dtypes`, a function
+        that returns its argument) is not known, because whether its elements are pointers is not.
+        """
+        if type(state) is not tuple or len(state) not in _LENGTHS_OF_STATES:
+            return False
         self.hold(state)
         shape, dtype, _, elements = state[:4] if len(state) == 4 else state[1:5]
-        is_full = type(elements) is not list or len(elements) == count_of(shape)
-        return is_full or not _holds_objects(dtype)
+        count = count_of(shape) if type(shape) is tuple else None
+        is_full = type(elements) is list and len(elements) == count
+        if is_string_type(dtype):
+            self._steps.take(Budget.FLOW, len(elements) if is_full else 0)
+            return is_full and all(type(text) in _STRING_TYPE_ARGUMENTS for text in elements)
+        if not is_type(dtype) or not is_told_by_code(dtype):
+            return False
+        return is_full if _holds_objects(dtype) else count is not None and type(elements) is not list
 
     def is_sound_scalar(self, args: tuple[Value, ...]) -> bool:
         """Whether a scalar of objects is read from an array of its own type, which is complete and not empty."""
-        if len(args) != 2:
+        if len(args) != 2 or not is_type(args[0]):
             return False
         dtype, source = args
         if not _holds_objects(dtype) or _coded(dtype)[0] == "O":
@@ -127,6 +142,14 @@ class ArrayTypes:
 def is_type(value: Value) -> bool:
     """Whether a pickle makes a type of numpy by this call."""
     return type(value) is Obj and type(value.cls) is Global and value.cls.qualified == "numpy.dtype"
+
+
+def is_string_type(value: Value) -> bool:
+    """Return whether a pickle makes numpy's type of texts of any length by this call, with plain values."""
+    if type(value) is not Obj or type(value.cls) is not Global or value.cls.qualified != STRING_TYPE:
+        return False
+    is_plain = value.how == "reduce" and not value.kwargs and len(value.args) in (1, 2)
+    return is_plain and all(type(argument) in _STRING_TYPE_ARGUMENTS for argument in value.args)
 
 
 def is_told_by_code(dtype: Obj) -> bool:

@@ -45,6 +45,7 @@ _MODULES = (
     "torch.ao.",
     "torch.distributions.transforms.",
     "torch.optim.swa_utils.",
+    "numpy.poly1d",
 )
 
 

@@ -112,8 +112,8 @@ class Flow:
             self.note(root, "is given a state that numpy does not write, by which bytes may become addresses")
         elif name == "numpy.dtype" and type(state[4]) is dict:
             self._fields[id(state[4])] = root
-        elif name in _ARRAY_MAKERS and not self._array_types.is_sound_array(state):
-            self.note(root, "is given fewer objects than the array has elements")
+        elif name.startswith(_OF_ARRAYS) and not self._array_types.is_sound_array(state):
+            self.note(root, "is given no state of an array, or other objects than the array has elements")
 
     def _named(self, value: Value) -> str | None:
         """The plain name of `root`."""
@@ -184,6 +184,10 @@ class Flow:
         self._rebuilt(made.cls, name, made.args)
         if name in _gadgets.BIT_GENERATORS and made.how == "newobj":
             self.note(made.cls, "is made without its state, which crashes the process that uses it")
+        if name == _POLYNOMIAL and (made.how != "newobj" or made.args or made.kwargs):
+            self.note(made.cls, "is called with arguments, where pickle makes an empty object")
+        if name == _array_types.STRING_TYPE and not _array_types.is_string_type(made):
+            self.note(made.cls, "is given other values than numpy writes for a type of texts")
         if name == "numpy.dtype" and not _array_types.is_told_by_code(made):
             self.note(made.cls, "is given a type in another way than by the code that numpy writes")
         if _names_codec(name, made):
@@ -281,6 +285,8 @@ class Flow:
             self.note(root, "is given a number of layers that no memory holds")
         if name.startswith(_MODULES[0]) and name not in _gadgets.HOOKS and not is_module(target):
             self.note(root, "is given a state that is no module's")
+        if name == _POLYNOMIAL and not self._is_polynomial_state(state):
+            self.note(root, "is given a state that is none of an array and a name")
         if name in _GENERATORS and not self._is_generator_state(state):
             self.note(root, "is given a state that torch does not write, by which bytes may become addresses")
         if type(state) is Obj and not name.startswith("numpy.random.") and _is_clean(name):
@@ -290,6 +296,12 @@ class Flow:
             self.note(root, "is given a state by setting attributes, which runs what they are properties of")
         for one in parts:
             self._attributes(root, name, one)
+
+    def _is_polynomial_state(self, state: Value) -> bool:
+        """Return whether it is a dict of arrays and texts: the polynomial calls methods of its coefficients."""
+        values = list(state.values()) if type(state) is dict else [state]
+        self.steps.take(Budget.FLOW, len(values))
+        return all(type(value) is str or self._named(value) in _RECONSTRUCTORS for value in values)
 
     def _is_generator_state(self, state: Value) -> bool:
         """Whether it is a seed, an offset and a tensor. torch reads the three without looking at their number."""
@@ -480,10 +492,15 @@ _TAME = _globals.allowed() - {
     *("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state"),
 }
 #: numpy has a function of its own that makes them empty; they themselves take a buffer for objects.
-_ARRAYS = frozenset(["numpy.ndarray", "numpy.recarray", "numpy.rec.recarray"])
-_ARRAY_MAKERS = frozenset(
-    ["numpy.ma.core._mareconstruct", *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core"))]
+_ARRAYS = frozenset(
+    ["numpy.ndarray", "numpy.recarray", "numpy.rec.recarray", "numpy.matrix", "numpy.matrixlib.defmatrix.matrix"]
 )
+#: What gives arrays, and their classes. numpy calls the method of an array for a state of each.
+_OF_ARRAYS = ("numpy.ma.", "numpy.core.", "numpy._core.", *_ARRAYS)
+_RECONSTRUCTORS = frozenset(
+    f"numpy.{core}.{name}" for core in ("core", "_core") for name in ("multiarray._reconstruct", "numeric._frombuffer")
+)
+_POLYNOMIAL = "numpy.poly1d"
 _SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
 #: Where modules of torch are defined.
 _MODULES = ("torch.nn.modules.", "torch.ao.nn.")
@@ -514,7 +531,14 @@ _NEW = frozenset(
     [
         *_gadgets.names("builtins", "dict list set bytearray object"),
         *("collections.deque", "collections.defaultdict", "functools.partial", "array.array", *_MAKERS),
-        *("numpy.ndarray", "numpy.dtype", "numpy.recarray", "numpy.rec.recarray", "numpy.ma.core._mareconstruct"),
+        *(
+            "numpy.ndarray",
+            "numpy.dtype",
+            "numpy.poly1d",
+            "numpy.recarray",
+            "numpy.rec.recarray",
+            "numpy.ma.core._mareconstruct",
+        ),
         *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
         *(name for name in _gadgets.DATA if name.startswith("numpy.random.")),
         "deepspeed.utils.tensor_fragment.fragment_address",

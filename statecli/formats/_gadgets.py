@@ -99,7 +99,9 @@ DATA = frozenset(
             "AnyNode StringNode IntegerNode FloatNode BooleanNode BytesNode PathNode EnumNode InterpolationResultNode",
         ),
         # Arrays and their scalars, before and after numpy 2 moved them.
-        *names("numpy", "ndarray dtype recarray record"),
+        *names("numpy", "ndarray dtype recarray record matrix poly1d"),
+        *names("numpy.matrixlib.defmatrix", "matrix"),
+        *names("numpy._core._internal", "_convert_to_stringdtype_kwargs"),
         *names("numpy.rec", "recarray record"),
         *names("numpy.ma", "MaskedArray"),
         *names("numpy.ma.core", "MaskedArray _mareconstruct"),
@@ -274,10 +276,11 @@ _NAMED = _COMPUTING | frozenset(
 )
 #: Modules of functions of tensors and nothing else, as torch names its own in C; not called either.
 _MATHEMATICS = re.compile(r"torch\._C\.(?:_linalg\.linalg|_fft\.fft|_special\.special)_[a-z0-9_]+", re.ASCII)
+#: Classes of numpy's types. Pickle names them; a type itself it makes by `numpy.dtype`.
+_TYPE_CLASSES = re.compile(r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]", re.ASCII)
 #: What else keeps what it is given, many of a kind: what they are called is a pattern, and no attribute of them.
 _KINDS = re.compile(
-    r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]"
-    r"|transformers\.models\.\w+\.configuration_\w+\.[A-Z]\w*Config"
+    r"transformers\.models\.\w+\.configuration_\w+\.[A-Z]\w*Config"
     r"|__torch__\.[\w.]+",
     re.ASCII,
 )
@@ -555,7 +558,7 @@ _LIBRARY = frozenset(
 def is_clean(module: str, name: str, *, called: bool = False) -> bool:
     """Whether `module.name` only builds data that ordinary checkpoints hold, or is named by them and not called."""
     whole = f"{module}.{name}"
-    if whole in _NAMED or _MATHEMATICS.fullmatch(whole):
+    if is_named(whole) or _MATHEMATICS.fullmatch(whole):
         return not called
     # A class's module has all that it imports itself: behind another dot is every function there is.
     if whole in DATA or whole in _globals.allowed() or is_class(whole) or ("." not in name and _KINDS.fullmatch(whole)):
@@ -577,7 +580,7 @@ def computes(whole: str) -> bool:
 
 def is_named(whole: str) -> bool:
     """Whether it is a name that may be kept, and is clean where it is not called."""
-    return whole in _NAMED
+    return whole in _NAMED or _TYPE_CLASSES.fullmatch(whole) is not None
 
 
 def is_configuration(whole: str) -> bool:

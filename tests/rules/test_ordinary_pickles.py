@@ -124,6 +124,10 @@ def arrays():
         "dtype": np.dtype("float32"),
         "generator": np.random.default_rng(3),
         "state": np.random.RandomState(3),
+        "matrix": np.matrix([[1.0, 2.0]]),
+        "polynomial": np.poly1d([1.0, 2.0]),
+        "strings": np.array(["ab", "c"], "T") if hasattr(getattr(np, "dtypes", None), "StringDType") else None,
+        "classes": [type(np.dtype("f4")), type(np.dtype("O"))],
         "weights": torch.zeros(2),
     }
 
