@@ -93,6 +93,11 @@ class Calls:
         return True
 
 
+def is_container(value: Value, root: Root) -> bool:
+    """Return whether this is the name of a class of containers or numbers, which runs nothing that it is given."""
+    return type(value) is Global and root(value) in _CONTAINERS
+
+
 def is_callable(value: Value, root: Root) -> bool:
     """Whether this is a function, a class, a partial or an object that is made to be called."""
     name = root(value)

@@ -65,6 +65,8 @@ class Flow:
         self._roots: dict[int, Global | None] = {}
         self._seen: set[int] = set()
         self._held: set[int] = set()
+        #: Objects of C++ that pickle has made and that have no state yet, by their id.
+        self._unbuilt: dict[int, Obj] = {}
         #: Names and the states that were judged as theirs.
         self._judged: set[tuple[int, int]] = set()
 
@@ -72,7 +74,21 @@ class Flow:
         """A call, in the order of the pickle."""
         self.calls.append(made)
         self._array_types.hold(made.args)
-        self._roots[id(made)] = self.root(made.args[0] if _is_made(made) else made.cls)
+        root = self._roots[id(made)] = self.root(made.args[0] if _is_made(made) else made.cls)
+        for unbuilt in self._unbuilt.values():
+            if self._named(unbuilt) in _PLACEMENTS:
+                self.note(unbuilt, f"{_NO_STATE_YET} when the next call is made")
+        if root is not None and plain(root) in _OF_CPP:
+            self._unbuilt[id(made)] = made
+
+    def hashes(self, keys: Iterable[Value]) -> None:
+        """Values become keys or elements of a set: no object of C++ is among them, or in them, before its state.
+
+        An object that pickle makes without a state is memory that nobody has written: its hash reads addresses there.
+        """
+        if self._unbuilt and any(type(key) in _NOT_PLAIN for key in keys):
+            for unbuilt in self._unbuilt.values():
+                self.note(unbuilt, f"{_NO_STATE_YET} when objects are hashed")
 
     def root(self, value: Value) -> Global | None:
         """The name that a call gives an object of, through calls of calls; itself if it is a name."""
@@ -104,6 +120,7 @@ class Flow:
         """A state is given to `target`. Raises OutOfSteps."""
         self.changes(target)
         self._finished.add(id(target))
+        self._unbuilt.pop(id(target), None)
         root = self.root(target)
         name = plain(root) if root else ""
         if name.startswith("numpy.dtype") and not (
@@ -203,6 +220,8 @@ class Flow:
             self._given(made.cls, of, (*made.args, *(made.kwargs or {}).values()))
         if name == _EMPTY_UNTIL_BUILT and type(made.state) is not tuple:
             self.note(made.cls, "is called and gets no state, so that there is an address of 0 in it")
+        if self._named(made) in _PLACEMENTS and type(made.state) is not dict:
+            self.note(made, "is made without the state that torch writes, so that its memory is never written")
         if name == "numpy.dtype" and made.args and type(made.args[0]) not in (str, Global):
             self.note(made.cls, "is told by something else than its code")
         elif name in _SCALARS and not self._array_types.is_sound_scalar(made.args):
@@ -285,6 +304,8 @@ class Flow:
             self.note(root, "is given a number of layers that no memory holds")
         if name.startswith(_MODULES[0]) and name not in _gadgets.HOOKS and not is_module(target):
             self.note(root, "is given a state that is no module's")
+        if name == _HANDLE and not self._is_handle_state(state):
+            self.note(root, "is given a state that is no hook's, by which it changes the numbers of all later hooks")
         if name == _POLYNOMIAL and not self._is_polynomial_state(state):
             self.note(root, "is given a state that is none of an array and a name")
         if name in _GENERATORS and not self._is_generator_state(state):
@@ -296,6 +317,21 @@ class Flow:
             self.note(root, "is given a state by setting attributes, which runs what they are properties of")
         for one in parts:
             self._attributes(root, name, one)
+
+    def _is_handle_state(self, state: Value) -> bool:
+        """Return whether it is the dict of a hook, the hook's number in it and other dicts.
+
+        The next hook of any module gets the next number. After infinity all hooks have one number, and each removes
+        the one before it.
+        """
+        if type(state) is not tuple or len(state) not in (2, 3) or type(state[1]) is not int:
+            return False
+        others = state[2] if len(state) == 3 and state[2] is not None else ()
+        if type(others) is not tuple or not 0 <= state[1] < _MOST_HOOKS:
+            return False
+        self.steps.take(Budget.FLOW, len(others))
+        dicts = (one for one in (state[0], *others) if one is not None)
+        return all(type(one) is Obj and self._named(one) == "collections.OrderedDict" for one in dicts)
 
     def _is_polynomial_state(self, state: Value) -> bool:
         """Return whether it is a dict of arrays and texts: the polynomial calls methods of its coefficients."""
@@ -358,11 +394,20 @@ class Flow:
                 self.note(value, why)
         elif type(value) is Obj:
             root = self.root(value)
-            if name != "collections.defaultdict" or root is None or plain(root) != "functools.partial":
+            if name != "collections.defaultdict" or root is None or not self._is_factory(value, plain(root)):
                 self.note(value, why)
                 self.note(caller, "calls what another call gave")
         elif value is not None and type(value) is not str:
             self.note(caller, "calls what is no name")
+
+    def _is_factory(self, value: Obj, name: str) -> bool:
+        """Return whether a defaultdict may call this for a key that it lacks: a partial of a container.
+
+        It does so while the file is loaded, if it stands where a class looks something up.
+        """
+        function = value.args[0] if value.args else None
+        made = value.state[0] if type(value.state) is tuple and value.state else function
+        return name == "functools.partial" and all(_deferred.is_container(one, self._named) for one in (function, made))
 
     def _walk(self, holder: Value, values: Iterable[Value]) -> None:
         """Every name and pair in these values, down to the next call."""
@@ -396,8 +441,6 @@ class Flow:
         if type(value) is dict:
             for key, one in value.items():
                 self._pair(key, one)
-                if type(key) is Key and type(key.value) is Obj and self._named(key.value) == _EMPTY_UNTIL_BUILT:
-                    self.note(key.value, "is a key, whose hash is computed before it has a state")
             return [*value.values(), *(key for key in value if type(key) is Key)]
         if type(value) is SetOf:
             return value.elems
@@ -500,6 +543,8 @@ _OF_ARRAYS = ("numpy.ma.", "numpy.core.", "numpy._core.", *_ARRAYS)
 _RECONSTRUCTORS = frozenset(
     f"numpy.{core}.{name}" for core in ("core", "_core") for name in ("multiarray._reconstruct", "numeric._frombuffer")
 )
+_HANDLE = "torch.utils.hooks.RemovableHandle"
+_MOST_HOOKS = 2**31
 _POLYNOMIAL = "numpy.poly1d"
 _SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
 #: Where modules of torch are defined.
@@ -508,6 +553,16 @@ _MOST_LAYERS = 4096
 _GENERATORS = frozenset(["torch.Generator", "torch._C.Generator"])
 #: torch gives it the state of an object of C++ at once.
 _EMPTY_UNTIL_BUILT = "torch.ScriptObject"
+#: Objects of C++: where a tensor of torch.distributed lies.
+_PLACEMENTS = frozenset(
+    name
+    for module in ("torch.distributed.tensor.placement_types", "torch.distributed._tensor.placement_types")
+    for name in _gadgets.names(module, "Shard Replicate Partial _Partial _StridedShard")
+)
+_OF_CPP = _PLACEMENTS | {_EMPTY_UNTIL_BUILT}
+_NO_STATE_YET = "is memory that nobody has written"
+#: Keys and elements whose hash is computed of other values.
+_NOT_PLAIN = frozenset([Key, Obj, SetOf, tuple])
 _JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
 #: What picklers add items and elements to. To anything else they would reach a method of it, or of what it stands for.
 _HASHED = frozenset(
@@ -556,11 +611,28 @@ def _is_dict(flow: Flow, value: Value) -> bool:
 
 
 def _is_groups(flow: Flow, value: Value) -> bool:
-    return type(value) is list and all(_is_dict(flow, one) for one in value)
+    """Return whether these are dicts of Python's own: a defaultdict calls what it holds for a key that it lacks."""
+    flow.steps.take(Budget.FLOW, len(value) if type(value) is list else 1)
+    return type(value) is list and all(type(group) is dict for group in value)
+
+
+def _is_states(flow: Flow, value: Value) -> bool:
+    """Return whether it is a dict, or a defaultdict of them, of what an optimizer keeps for each parameter."""
+    if not _is_dict(flow, value):
+        return False
+    held: Any = value.items or {} if type(value) is Obj else value
+    arguments: Any = value.args if type(value) is Obj else ()
+    flow.steps.take(Budget.FLOW, len(held))
+    return not any(map(_holds_mappings, arguments)) and all(type(kept) in (dict, list) for kept in held.values())
+
+
+def _holds_mappings(argument: Value) -> bool:
+    """Return whether an argument of a dict's constructor is anything but a class: pickle writes its items apart."""
+    return type(argument) is not Global and argument is not None
 
 
 #: What an optimizer looks up in what it is given.
-_OF_OPTIMIZERS = {"defaults": _is_dict, "param_groups": _is_groups, "state": _is_dict}
+_OF_OPTIMIZERS = {"defaults": _is_dict, "param_groups": _is_groups, "state": _is_states}
 #: Methods that rebuilding a tensor, and pickle itself, look up on what they are given.
 _LOOKED_UP = frozenset(["as_subclass", "detach", "requires_grad_", "extend", "append", "add", "setdefault"])
 

@@ -137,7 +137,7 @@ DATA = frozenset(
         *names("torch.distributed.tensor._dtensor_spec", "DTensorSpec TensorMeta ShardOrderEntry"),
         *names("torch.distributed._tensor._dtensor_spec", "DTensorSpec TensorMeta"),
         *names("torch.distributed._tensor.placement_types", "DTensorSpec TensorMeta Shard Replicate Partial _Partial"),
-        *names("torch.distributed.tensor.placement_types", "Shard Replicate Partial _StridedShard _MaskPartial"),
+        *names("torch.distributed.tensor.placement_types", "Shard Replicate Partial _StridedShard"),
         *names("torch.distributed.device_mesh", "DeviceMesh"),
         *names("torch.distributed._mesh_layout", "_MeshLayout _FlatLayout"),
         *names("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
@@ -237,6 +237,9 @@ _COMPUTING = frozenset(
         *names("torch.optim.lr_scheduler", "CyclicLR._triangular_scale_fn CyclicLR._triangular2_scale_fn"),
     ]
 )
+#: Modules whose parameters have no shape yet, and methods of theirs that are their hooks.
+_LAZY_MODULES = frozenset(name for name in _classes.CLASSES if name.startswith("torch.nn.modules.") and ".Lazy" in name)
+_HOOKS_OF_LAZY_MODULES = ("_infer_parameters", "_lazy_load_hook")
 #: What else a checkpoint may name and not call: annotations, callbacks, which old releases of Lightning took for keys,
 #: Python's functions of numbers and text.
 _NAMED = _COMPUTING | frozenset(
@@ -259,6 +262,8 @@ _NAMED = _COMPUTING | frozenset(
             " Iterator Literal ClassVar Final Annotated",
         ),
         *names("types", "NoneType EllipsisType NotImplementedType"),
+        *names("torch.optim.swa_utils", "SWALR._cosine_anneal SWALR._linear_anneal"),
+        *(f"{module}.{hook}" for module in _LAZY_MODULES for hook in _HOOKS_OF_LAZY_MODULES),
         *(
             f"{root}.callbacks.{where}"
             for root in ("pytorch_lightning", "lightning.pytorch")
@@ -581,6 +586,11 @@ def computes(whole: str) -> bool:
 def is_named(whole: str) -> bool:
     """Whether it is a name that may be kept, and is clean where it is not called."""
     return whole in _NAMED or _TYPE_CLASSES.fullmatch(whole) is not None
+
+
+def is_hook_of_lazy_module(whole: str, method: str) -> bool:
+    """Return whether a class of torch without shapes has this method for its hook, which pickle finds by getattr."""
+    return whole in _LAZY_MODULES and method in _HOOKS_OF_LAZY_MODULES
 
 
 def is_configuration(whole: str) -> bool:

@@ -147,6 +147,10 @@ class Scanner(Machine):
         if name == "builtins.getattr" and type(first) is Global and type(second) is str and _PLAIN.fullmatch(second):
             if len(first.name) + len(second) <= _LONGEST_NAME:
                 spelled = self.name(first.module, f"{first.name}.{second}", pos)
+        elif name == "builtins.getattr" and type(first) is Obj and first.state is None:
+            module = self.flow.root(first)
+            if module and type(second) is str and _gadgets.is_hook_of_lazy_module(plain(module), second):
+                spelled = self.name(module.module, f"{module.name}.{second}", pos)
         elif name == "builtins.type" and type(args) is tuple and len(args) == 1:
             spelled = self._nameless(args[0], pos)
         elif type(first) is not Global or not _is_type(second):
@@ -178,6 +182,7 @@ class Scanner(Machine):
             held = (target.items or {}) if type(target) is Obj else target
             keys = list(map(as_key, flat[::2]))
             self.allocations.add_keys(target, [key for key in keys if type(key) is Key])
+            self.flow.hashes(keys)
             if held:
                 self._loose.extend((key, held[key]) for key in keys if key in held)
             before = len(held)
@@ -195,6 +200,7 @@ class Scanner(Machine):
             target.elems.extend(elements)
         if opcode == "ADDITEMS":
             self.allocations.add_keys(target, elements)
+            self.flow.hashes(elements)
         self.flow.changes(target)
 
     def built(self, target: Value, state: Value) -> None:
@@ -359,6 +365,7 @@ def _extension(m: Machine, pos: int) -> int:
 def _frozenset(m: Any, pos: int) -> int:
     end = Machine.handlers[0x91](m, pos)
     m.allocations.add_keys(m.stack[-1], m.stack[-1].elems)
+    m.flow.hashes(m.stack[-1].elems)
     return end
 
 

@@ -377,6 +377,11 @@ def attributes(**values):
     return b"}(" + b"".join(short(name) + value for name, value in values.items()) + b"u"
 
 
+def having(holder, **values):
+    """An empty object of that class, these its attributes."""
+    return new(*holder) + attributes(**values) + b"b"
+
+
 def typed(*state, code=b"", size=-1, flags=0):
     """A dtype, told by `code`, that is given this state: subarray, names, fields, and these flags."""
     made = called(stacked("numpy", "dtype"), code, b"\x89", b"\x88")
@@ -407,6 +412,19 @@ PICKED = (
 GENERATOR = stacked("torch._C", "Generator") + b")R"
 #: A number whose digits are an address.
 DIGITS = number(sum(0x11111111 << 30 * place for place in range(8)))
+PLACEMENT = new("torch.distributed.tensor.placement_types", "Partial")
+WRITTEN = attributes(reduce_op=short("sum")) + b"b"
+SCRIPTED = new("torch", "ScriptObject")
+HANDLE = new("torch.utils.hooks", "RemovableHandle")
+#: One row of an optimizer's groups or states, a defaultdict; its factory is called for a key that it lacks.
+LISTS = called(stacked("collections", "defaultdict"), stacked("builtins", "list"))
+
+
+def optimizer(name, **state):
+    """An optimizer with these attributes, and no others that torch asks for."""
+    return new(f"torch.optim.{name.lower()}", name) + attributes(**{"defaults": b"}", **state}) + b"b"
+
+
 # What clean classes do when they are loaded, with objects of the pickle's where they expect plain values.
 METHODS = {
     "a recurrent module of 10**12 layers": new("torch.ao.nn.quantized.reference.modules.rnn", "LSTM")
@@ -422,6 +440,48 @@ METHODS = {
     "an object of TorchScript without one": b"}" + new("torch", "ScriptObject") + b"Ns",
     "a method by another name, given an element": config(append="save_pretrained") + short("PWNED") + b"a",
     "a method by another name, given a second state": config(__setstate__="save_pretrained") + short("PWNED") + b"b",
+    # The memory of an object of C++ that pickle makes is not written before its state.
+    "a placement without a state": PLACEMENT,
+    "a placement as a key": b"}" + PLACEMENT + b"Ns",
+    "a placement as a key, before its state": b"}" + PLACEMENT + b"q\x05Nsh\x05" + WRITTEN + b"0",
+    "a placement in a tuple as a key": b"}" + PLACEMENT + b"q\x05\x85Nsh\x05" + WRITTEN + b"0",
+    "a placement in a set": b"\x8f(" + PLACEMENT + b"q\x05\x90h\x05" + WRITTEN + b"0",
+    "a placement in a frozenset": b"(" + PLACEMENT + b"q\x05\x91h\x05" + WRITTEN + b"0",
+    "a placement in a specification as a key": b"}"
+    + having(
+        ("torch.distributed.tensor._dtensor_spec", "DTensorSpec"),
+        mesh=b"N",
+        placements=PLACEMENT + b"q\x05\x85",
+        tensor_meta=b"N",
+    )
+    + b"Nsh\x05"
+    + WRITTEN
+    + b"0",
+    "a placement that a function is given": PLACEMENT
+    + b"q\x05"
+    + called(stacked("zoneinfo", "ZoneInfo"), b"h\x05")
+    + b"0"
+    + WRITTEN,
+    "a placement for a mask": having(
+        ("torch.distributed.tensor.placement_types", "_MaskPartial"), reduce_op=short("sum")
+    ),
+    "an object of TorchScript in a tuple as a key": b"}" + SCRIPTED + b"q\x05\x85Nsh\x05" + b")N\x86b0",
+    # `RemovableHandle.next_id` is that of all hooks of the process.
+    "a hook with the number infinity": HANDLE + b"NG\x7f\xf0" + bytes(6) + b"\x86b",
+    "a hook with a number in a list": HANDLE + b"](NG\x7f\xf0" + bytes(6) + b"eb",
+    "a hook with a tensor for its number": HANDLE + b"N" + tensor(size=(2**30,), stride=(0,)) + b"\x86b",
+    "a hook with a number of 62 bits": HANDLE + b"N" + number(2**62) + b"\x86b",
+    "a hook of objects": HANDLE + SPACE + b"K\x01)\x87b",
+    # Optimizers look up keys while they are loaded.
+    "an optimizer whose group calls a function": optimizer("Adam", state=b"}", param_groups=b"]" + LISTS + b"a"),
+    "an optimizer whose state calls a function": optimizer(
+        "Adagrad", param_groups=b"]", state=b"}K\x01" + LISTS + b"s"
+    ),
+    "an optimizer whose state is made of one that calls a function": optimizer(
+        "Adagrad",
+        param_groups=b"]",
+        state=called(stacked("collections", "OrderedDict"), b"]K\x01" + LISTS + b"\x86a"),
+    ),
     "an item set behind the state": new("collections", "UserDict") + attributes(data=b"}") + b"b" + b"K\x01K\x02s",
     "an optimizer that asks an object for its defaults": new("torch.optim.sgd", "SGD")
     + attributes(defaults=spaced("a", b"N"))
@@ -488,11 +548,6 @@ CONFIG = ("transformers.configuration_utils", "PreTrainedConfig")
 RELU = stacked("torch.nn.functional", "relu")
 
 
-def having(holder, **values):
-    """An empty object of that class, these its attributes."""
-    return new(*holder) + attributes(**values) + b"b"
-
-
 def put_off(function, *args, **kwargs):
     """A partial as pickle writes it: what it holds is its state."""
     state = b"(" + function + b"(" + b"".join(args) + b"t" + attributes(**kwargs) + b"Nt"
@@ -552,6 +607,33 @@ HIDDEN = {
     + RELU
     + SPACED
     + b"NNtb",
+    "a defaultdict of a partial of a function": called(
+        stacked("collections", "defaultdict"), put_off(stacked("torch.nn.functional", "linear"), tensor(), tensor())
+    ),
+    "a defaultdict of a partial of a module": called(
+        stacked("collections", "defaultdict"), put_off(stacked("torch.nn.modules.linear", "Linear"), number(2**20))
+    ),
+    "a defaultdict of a partial of a list that becomes one of a function": called(
+        stacked("collections", "defaultdict"),
+        partial(stacked("builtins", "list")) + b"(" + stacked("torch.nn.functional", "relu") + b")}Nt" + b"b",
+    ),
+    "a hook of a lazy module that is called": called(
+        called(
+            stacked("builtins", "getattr"), new("torch.nn.modules.linear", "LazyLinear"), short("_infer_parameters")
+        ),
+        b"N",
+    ),
+    "another method of a lazy module": called(
+        stacked("builtins", "getattr"), new("torch.nn.modules.linear", "LazyLinear"), short("apply")
+    ),
+    "a hook of a lazy module that has attributes": called(
+        stacked("builtins", "getattr"),
+        having(("torch.nn.modules.linear", "LazyLinear"), _infer_parameters=RELU),
+        short("_infer_parameters"),
+    ),
+    "a hook of a module that is not lazy": called(
+        stacked("builtins", "getattr"), new("torch.nn.modules.linear", "Linear"), short("_infer_parameters")
+    ),
     "a defaultdict of a callback": called(
         stacked("collections", "defaultdict"), stacked("pytorch_lightning.callbacks.timer", "Timer")
     ),
@@ -1010,6 +1092,17 @@ from accelerate.utils.dataclasses import DeepSpeedPlugin
 DeepSpeedPlugin.__post_init__ = lambda self: open('PWNED', 'w')
 pickle.load(open('model.bin', 'rb'))
 """
+# Hooks of the process that loads it, by their numbers: the file makes the second one remove the first.
+HOOKS = """
+import pickle, torch
+pickle.load(open('model.bin', 'rb'))
+net, ran = torch.nn.Linear(1, 1), []
+for name in 'ab':
+    net.register_forward_hook(lambda *_, name=name: ran.append(name))
+net(torch.ones(1))
+if ran == ['b']:
+    open('PWNED', 'w')
+"""
 # What loads some of the above, to see that they would do it; the process makes a file, or dies.
 LOADED = {
     **{
@@ -1019,6 +1112,7 @@ LOADED = {
             *("a generator whose state is too short", "an object of TorchScript without one"),
         )
     },
+    "flow: a hook with the number infinity": HOOKS,
     "flow: a method by another name, given an element": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "flow: a file overwritten by |": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "flow: a file overwritten by the text of an error": "import pickle; pickle.load(open('model.bin', 'rb'))",

@@ -240,7 +240,7 @@ def put_off():
         "w": torch.zeros(1),
         "made": made,
         "space": space,
-        "factory": [defaultdict(made[6]), defaultdict(type(None))],
+        "factory": [defaultdict(functools.partial(deque, maxlen=20)), defaultdict(type(None))],
     }
 
 
@@ -300,6 +300,17 @@ ORDINARY = {
     "annotations": annotations,
     "distributions": distributions,
     "an optimizer pickled whole": lambda: {"o": trained(torch.optim.AdamW, **ADAM), "w": torch.zeros(1)},
+    "every optimizer pickled whole": lambda: {
+        kind.__name__: trained(kind, lr=0.1)
+        for kind in vars(torch.optim).values()
+        if isinstance(kind, type)
+        and issubclass(kind, torch.optim.Optimizer)
+        and kind.__name__ not in ("Optimizer", "SparseAdam", "LBFGS", "Muon")
+    },
+    "averaging schedulers pickled whole": lambda: {
+        strategy: torch.optim.swa_utils.SWALR(torch.optim.SGD(model().parameters(), 0.1), 0.1, anneal_strategy=strategy)
+        for strategy in ("cos", "linear")
+    },
     "a scheduler pickled whole": lambda: {
         "s": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 3)
     },
@@ -337,6 +348,15 @@ WHOLE = {
     "hooks": lambda: nn.utils.spectral_norm(nn.utils.weight_norm(nn.Linear(2, 2), "bias", None)),
     "pruned": lambda: prune.l1_unstructured(nn.Linear(2, 2), "weight", 1),
     "a copy": lambda: copy.deepcopy(model()),
+    "lazy": lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyConv2d(3, 1), nn.LazyBatchNorm2d()),
+    "quantized embedding": lambda: torch.ao.nn.quantized.Embedding(10, 12),
+    "quantized convolutions": lambda: nn.Sequential(
+        torch.ao.nn.quantized.Conv1d(2, 2, 1),
+        torch.ao.nn.quantized.Conv2d(4, 4, 3, stride=2, padding=1, groups=2),
+        torch.ao.nn.quantized.Conv3d(2, 2, 1),
+        torch.ao.nn.quantized.ConvTranspose2d(4, 4, 3, output_padding=1, stride=2),
+        torch.ao.nn.quantized.dynamic.Conv2d(2, 2, 1),
+    ),
 }
 
 
@@ -429,6 +449,22 @@ def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
     assert {one.name for one in written} == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
     assert [said(one) for one in written] == [[]] * 4
     assert said(tmp_path / "checkpoint-1") == []
+
+
+def test_placements_are_data(tmp_path):
+    """Of each kind that torch.distributed has."""
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    places = [distributed.Shard(1), distributed.Replicate(), distributed.Partial(), distributed.Partial("avg")]
+    torch.save({"w": torch.zeros(2), "places": places, "more": tuple(places)}, tmp_path / "a.pt")
+    assert said(tmp_path / "a.pt") == []
+
+
+def test_the_handle_of_a_hook_is_data(tmp_path):
+    """With the dict of hooks that it is of, and without."""
+    net = nn.Linear(2, 2)
+    handles = [net.register_forward_pre_hook(functional.relu), net.register_forward_hook(functional.relu)]
+    torch.save({"net": net, "handles": handles}, tmp_path / "a.pt")
+    assert {rule for rule, _ in said(tmp_path / "a.pt")} == {"whole-module-pickle"}
 
 
 def test_a_distributed_tensor_is_data(tmp_path):
