@@ -60,8 +60,6 @@ _DEFINED = {
     "torch.ao.nn.quantized.reference.modules.rnn": "GRU GRUCell LSTM LSTMCell RNNBase RNNCell RNNCellBase",
     "torch.ao.nn.quantized.reference.modules.sparse": "Embedding EmbeddingBag",
     "torch.ao.nn.quantized.reference.modules.utils": "ReferenceQuantizedModule",
-    "torch.ao.nn.sparse.quantized.dynamic.linear": "Linear",
-    "torch.ao.nn.sparse.quantized.linear": "Linear LinearPackedParams",
     "torch.ao.quantization": "_DerivedObserverOrFakeQuantize",
     "torch.ao.quantization._learnable_fake_quantize": "_LearnableFakeQuantize",
     "torch.ao.quantization.fake_quantize": (

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from statecli.formats import _array_types, _deferred, _gadgets, _globals, _shown
+from statecli.formats import _array_types, _deferred, _gadgets, _globals, _packed, _shown
 from statecli.formats._graph import is_module
 from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf, Value
 from statecli.formats._steps import Budget, Steps
@@ -54,6 +54,8 @@ class Flow:
         self.steps = steps
         self._array_types = _array_types.ArrayTypes(steps)
         self._deferred_calls = _deferred.Calls(self._named, steps)
+        #: Bytes of small storages of the archive, by their keys.
+        self.read_storage: _packed.Read = lambda _: None
         self.misuses: dict[int, str] = {}
         self.kept: set[int] = set()
         self.called: set[int] = set()
@@ -304,6 +306,8 @@ class Flow:
             self.note(root, "is given a number of layers that no memory holds")
         if name.startswith(_MODULES[0]) and name not in _gadgets.HOOKS and not is_module(target):
             self.note(root, "is given a state that is no module's")
+        if not _is_packable(name, state, self.read_storage):
+            self.note(root, "is given numbers that packing its weights crashes by, or reads and writes memory by")
         if name == _HANDLE and not self._is_handle_state(state):
             self.note(root, "is given a state that is no hook's, by which it changes the numbers of all later hooks")
         if name == _POLYNOMIAL and not self._is_polynomial_state(state):
@@ -358,6 +362,8 @@ class Flow:
                 self.note(root, "is given an attribute whose name is computed")
             elif key in _OF_THE_CLASS:
                 self.note(root, f"is given another {key} than it has")
+            elif key == "__overloads__" and value == {}:  # torch.jit.script sets it on each module
+                continue
             elif type(value) in (dict, list, tuple) and _is_dunder(key) and _is_clean(name):
                 self.note(root, f"is given {_shown.name(key)}, by which code finds out what it is")
             elif self._hides(name, key, value) and _is_clean(name):
@@ -459,6 +465,20 @@ class Flow:
 def _is_depth(layers: Value) -> bool:
     """Whether a recurrent module has as many layers; it makes names for each of them when it gets its state."""
     return layers is None or (type(layers) is int and layers <= _MOST_LAYERS)
+
+
+def _is_packable(name: str, state: Value, read: _packed.Read) -> bool:
+    """Return whether C++ can pack this state, if the class of this name has C++ pack it."""
+    if _packed.is_convolution(name):
+        return _packed.is_convolution_state(state)
+    if name.startswith(_packed.CLASSES):
+        return _packed.is_packed_state(name.removeprefix(_packed.CLASSES), state, read)
+    if name == _EMPTY_UNTIL_BUILT:
+        if type(state) is not tuple or len(state) != 2 or type(state[1]) is not str:
+            return False
+        of_class = state[1].removeprefix(_packed.CLASSES)
+        return state[1].startswith(_packed.CLASSES) and _packed.is_packed_state(of_class, state[0], read)
+    return True
 
 
 def _is_dunder(key: Value) -> bool:

@@ -308,6 +308,8 @@ class _Scan:
         self.digested = 0
         #: Small pickles that were read to their end, by their bytes.
         self.read: dict[bytes, ScannedPickle] = {}
+        #: Small records of the archive by name in lower case, because torch's reader ignores case; None for others.
+        self.storages: dict[str, _Region | None] = {}
         #: Where archives lie whose records were looked at.
         self.archives: set[tuple[int, int]] = set()
         #: The bytes of the file at which pickles were looked for because a frame ends there.
@@ -424,6 +426,8 @@ class _Scan:
         known = piece.sure and piece.region is not self.whole
         scanner, unread = self._scanned(piece.region, at, where, piece.region.size if known else _FIRST_WINDOW)
         region = piece.region.part(at, scanner.end or len(scanner.data))
+        read: list[str] = []
+        scanner.flow.read_storage = lambda key: self._storage(piece, key, read)
         mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
         bombs = scanner.bombs(self.whole.size)
         if piece.sure or (bombs and not unread) or not _is_harmless(scanner, unread, copied=piece.copied):
@@ -437,11 +441,23 @@ class _Scan:
             )
             bounds = region if scanner.end and not unread else piece.region.part(at, piece.region.size - at)
             self._add(structs.replace(pickle, digest=self._digest([bounds])))
-            if key and region.size == piece.region.size and not (scanner.inner or unread) and len(self.read) < MAX_KEPT:
+            if (
+                key
+                and region.size == piece.region.size
+                and not (scanner.inner or unread or read)
+                and len(self.read) < MAX_KEPT
+            ):
                 self.read[key] = self.found[-1]
         for start, data in scanner.inner:
             self.pieces.append(_Piece(region.made(data), f"{where}, the string at byte {start}", piece.depth + 1))
         return scanner.end
+
+    def _storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:
+        """Return the bytes of a small storage that a pickle of the archive names; add its key to those read."""
+        read.append(key)
+        folder, _, suffix = piece.where.rpartition(".")
+        region = self.storages.get(f"{folder}/{key}".lower()) if suffix == "pkl" and not piece.depth else None
+        return region.read(0, region.size) if region else None
 
     def _read_frames(self, piece: _Piece, at: int, scanner: Scanner, names: tuple[Mention, ...]) -> tuple[Mention, ...]:
         """Add to the names those that unpicklers import which read other opcodes from the frames of the pickle."""
@@ -588,6 +604,9 @@ class _Scan:
     def _record(self, piece: _Piece, archive: Archive, record: Record, use: Use) -> None:
         name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
         region = piece.region.part(record.data_offset, record.compressed_size)
+        if not piece.depth:
+            is_small = record.method == STORED and region.size <= _LONGEST_INERT and name.lower() not in self.storages
+            self.storages[name.lower()] = region if is_small else None
         if record.method == STORED and region.size <= _LONGEST_INERT and _INERT.fullmatch(region.head):
             return
         own = record.name.removeprefix(f"{archive.folder}/")

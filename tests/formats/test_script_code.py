@@ -306,3 +306,34 @@ def test_quantized_modules_of_torch_are_clean(kind, tmp_path):
     module = make(10, 8) if kind in ("Linear", "EmbeddingBag") else make(3, 4, 3)
     torch.jit.save(torch.jit.script(module), tmp_path / "x.pt")
     assert told(tmp_path / "x.pt", "pickles") == []
+
+
+def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
+    """A scripted quantized convolution, its numbers in a state or, frozen, in a tensor; `groups` is set afterwards."""
+    convolution = torch.ao.nn.quantized.Conv2d(4, 4, 3)
+    if not frozen:
+        convolution.groups = groups
+    scripted = torch.jit.script(nn.Sequential(convolution).eval())
+    path = folder / "conv.pt"
+    torch.jit.save(torch.jit.freeze(scripted) if frozen else scripted, path)
+    if frozen and groups != 1:
+        with zipfile.ZipFile(path) as archive:
+            held = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".debug_pkl")}
+        numbers = held["conv/constants/0"]
+        held["conv/constants/0"] = numbers[:-4] + groups.to_bytes(2, "little") + numbers[-2:]
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in held.items():
+                archive.writestr(name, data)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_quantized_convolution_is_packed_by_numbers_that_it_can_have(frozen, tmp_path):
+    """What torch writes is clean. With no groups loading it divides by zero, which ends the process."""
+    assert told(convolutional(tmp_path, frozen=frozen), "unsafe-global") == []
+    path = convolutional(tmp_path, frozen=frozen, groups=0)
+    assert "packing" in told(path, "unsafe-global")[0]
+    code = "import torch; torch.jit.load('conv.pt')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode < 0

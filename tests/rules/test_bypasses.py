@@ -26,6 +26,7 @@ from ..formats.attacks import (
     legacy,
     named,
     number,
+    numbers,
     pickled,
     records,
     short,
@@ -420,6 +421,35 @@ HANDLE = new("torch.utils.hooks", "RemovableHandle")
 LISTS = called(stacked("collections", "defaultdict"), stacked("builtins", "list"))
 
 
+def kept_weights():
+    """The weights of a quantized convolution of four channels, and its bias."""
+    storage = b"(" + text("storage") + named("torch", "QInt8Storage") + text("0") + text("cpu") + number(144) + b"tQ"
+    quantizer = b"(" + named("torch", "per_tensor_affine") + b"G\x3f\xf0" + bytes(6) + b"K\0t"
+    geometry = number(0) + numbers(4, 4, 3, 3) + numbers(36, 9, 3, 1)
+    hooks = called(named("collections", "OrderedDict"))
+    return called(named("torch._utils", "_rebuild_qtensor"), storage, geometry, quantizer, b"\x89", hooks) + b"N"
+
+
+def convolution(module="torch.ao.nn.quantized.modules.conv", stride=(1, 1), dilation=(1, 1), groups=1):
+    """A quantized convolution, whose state is packed when it is loaded."""
+    sizes = number(4) + number(4) + numbers(3, 3) + numbers(*stride) + numbers(0, 0) + numbers(*dilation)
+    rest = (
+        b"\x89" + numbers(0, 0) + number(groups) + text("zeros") + kept_weights() + b"G\x3f\xf0" + bytes(6) + b"K\0\x89"
+    )
+    return new(module, "Conv2d") + b"(" + sizes + rest + b"tb"
+
+
+def scripted(name, *state):
+    """An object of a class of C++, of this state."""
+    return SCRIPTED + b"(" + b"".join(state) + b"t" + text(f"__torch__.torch.classes.{name}") + b"\x86b"
+
+
+def scripted_convolution(*values):
+    """Packed weights of a convolution with these numbers: dimensions, strides and so on, groups, flags."""
+    numbers_of = b"](" + b"".join(map(number, values)) + b"e"
+    return scripted("quantized.Conv2dPackedParamsBase", number(3), numbers_of, b"](N" + kept_weights() + b"e")
+
+
 def optimizer(name, **state):
     """An optimizer with these attributes, and no others that torch asks for."""
     return new(f"torch.optim.{name.lower()}", name) + attributes(**{"defaults": b"}", **state}) + b"b"
@@ -482,6 +512,22 @@ METHODS = {
         param_groups=b"]",
         state=called(stacked("collections", "OrderedDict"), b"]K\x01" + LISTS + b"\x86a"),
     ),
+    # Packing divides by these numbers, or reads by them.
+    "a quantized convolution of no groups": convolution(groups=0),
+    "a quantized convolution with a stride of 0": convolution(stride=(0, 0)),
+    "a quantized convolution with a dilation of 0": convolution(dilation=(1, 0)),
+    "a quantized convolution of older releases": convolution("torch.nn.quantized.modules.conv", groups=0),
+    "a quantized convolution with a dict for its state": new("torch.ao.nn.quantized.modules.conv", "Conv2d")
+    + b"}(K\x08K\0ub",
+    "a convolution of TorchScript of no groups": convolution("__torch__.torch.ao.nn.quantized.modules.conv", groups=0),
+    "the same by another case": convolution("__torch__.torch.ao.nn.Quantized.modules.conv", groups=0),
+    "packed weights of no groups": scripted_convolution(2, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0),
+    "packed weights with a stride of 0": scripted_convolution(2, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0),
+    "packed weights with too few numbers": scripted_convolution(2, 1, 1),
+    "packed weights of an old version": scripted("quantized.Conv2dPackedParamsBase", text("2"), b"]", b"]"),
+    "packed weights of sparse blocks": scripted("sparse.LinearPackedParamsBase", number(2), b"N"),
+    "packed weights of an unknown class": scripted("a.B", number(2)),
+    "packed weights of no class": SCRIPTED + b")K\0\x86b",
     "an item set behind the state": new("collections", "UserDict") + attributes(data=b"}") + b"b" + b"K\x01K\x02s",
     "an optimizer that asks an object for its defaults": new("torch.optim.sgd", "SGD")
     + attributes(defaults=spaced("a", b"N"))
@@ -1065,7 +1111,10 @@ ALL = {
     **{f"gadget: {name}": pickle for name, pickle in GADGETS.items()},
     **{f"in an archive: {name}": build(records(pickle)) for name, pickle in GADGETS.items()},
     **{f"flow: {name}": pickle for name, pickle in FLOWS.items()},
-    **{f"in an archive: {name}": build(records(pickle)) for name, pickle in FLOWS.items()},
+    **{
+        f"in an archive: {name}": build(records(pickle, {"0": bytes(144)} if name.endswith("groups") else None))
+        for name, pickle in FLOWS.items()
+    },
     **{f"stream: {name}": pickle for name, pickle in STREAMS.items()},
     **{f"in an archive: {name}": build(records(pickle)) for name, pickle in STREAMS.items()},
     **{f"file: {name}": data for name, data in FILES.items()},
@@ -1103,6 +1152,7 @@ net(torch.ones(1))
 if ran == ['b']:
     open('PWNED', 'w')
 """
+LOADS_ARCHIVE = "import torch; torch.load('model.bin', weights_only=False)"
 # What loads some of the above, to see that they would do it; the process makes a file, or dies.
 LOADED = {
     **{
@@ -1112,6 +1162,8 @@ LOADED = {
             *("a generator whose state is too short", "an object of TorchScript without one"),
         )
     },
+    "in an archive: a quantized convolution of no groups": LOADS_ARCHIVE,
+    "in an archive: packed weights of no groups": LOADS_ARCHIVE,
     "flow: a hook with the number infinity": HOOKS,
     "flow: a method by another name, given an element": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "flow: a file overwritten by |": "import pickle; pickle.load(open('model.bin', 'rb'))",
