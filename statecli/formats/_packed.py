@@ -21,11 +21,13 @@ _CONVOLUTION = re.compile(r"quantized\.Conv[123]dPackedParamsBase", re.ASCII)
 #: Modules whose state is what they pack, by the module of the class: the loader finds a class whatever its case.
 _MODULE = re.compile(
     r"(?:__torch__\.)?torch\.(?:ao\.)?nn\.(?:intrinsic\.)?quantized\.(?:dynamic\.)?modules\.conv\w*"
-    r"(?:\.___torch_mangle_\d+)?\.(?:_?Conv\w*)",
+    r"(?:\.___torch_mangle_\d+)?\.\w+",
     re.ASCII | re.IGNORECASE,
 )
 #: Places of the numbers in the state of such a module, and the least number there.
 _STRIDE, _PADDING, _DILATION, _OUTPUT_PADDING, _GROUPS = 3, 4, 5, 7, 8
+#: The places of the numbers that packing divides by, by the attributes that keep them.
+DIVISORS = {"stride": _STRIDE, "dilation": _DILATION, "groups": _GROUPS}
 _SHORTEST_STATE = 12
 #: No convolution that packs has a larger number.
 _MOST = 2**20
@@ -40,6 +42,12 @@ Read: TypeAlias = Callable[[str], "bytes | None"]
 def is_convolution(name: str) -> bool:
     """Return whether this is a quantized convolution, whose state is packed while it is loaded."""
     return _MODULE.fullmatch(name) is not None
+
+
+def defines_convolution(record: str) -> bool:
+    """Return whether a record of TorchScript has the code of quantized convolutions, whose states are checked."""
+    path = record.partition("/code/")[2].removesuffix(".py")
+    return _MODULE.fullmatch(f"{path.replace('/', '.')}.Conv") is not None
 
 
 def is_convolution_state(state: Value) -> bool:

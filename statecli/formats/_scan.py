@@ -638,7 +638,8 @@ class _Scan:
 
     def _run_on_load(self, scripts: list[tuple[_Region, str]]) -> None:
         """What torch.jit.load itself runs of the texts of an archive."""
-        for number, call in _script_code.calls_on_load([code.read(0, code.size) for code, _ in scripts], self.steps):
+        codes, records = [code.read(0, code.size) for code, _ in scripts], [name for _, name in scripts]
+        for number, call in _script_code.calls_on_load(codes, self.steps, records):
             self._calls(*scripts[number], [call])
 
     def _other_code(self, region: _Region, where: str) -> None:

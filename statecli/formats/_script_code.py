@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from statecli.formats import _packed
 from statecli.formats._steps import Budget, Steps
 
 #: Namespaces of operators of torch, torchvision and torchaudio that saved programs call.
@@ -123,9 +124,22 @@ _PLAIN = frozenset(
     )
 )
 _PACKING = re.compile(
-    r"(?:quantized|_quantized|sparse|prepacked|mkldnn_prepacked|xnnpack|rnn)::\w*(?:prepack|unpack|make_\w+_params)\w*"
+    r"(?:quantized|_quantized|prepacked|mkldnn_prepacked|xnnpack|rnn)::\w*(?:prepack|unpack|make_\w+_params)\w*"
     r"|prim::(?:RaiseException|unchecked_cast|dtype|device|data)"
 )
+#: Packing a convolution, the whole call of it, and what sets the numbers that it divides by.
+_PACK_CONVOLUTION = re.compile(r"\b\w*conv\w*_prepack\w*", re.ASCII)
+_PACK_CALL = re.compile(r"\bops\.quantized\.conv\w*_prepack\((?P<args>[^()]*)\)", re.ASCII)
+_TARGET = re.compile(r"\.\s*(?:stride|dilation|groups)\s*(?:,[^=\n]*)?=(?!=)", re.ASCII)
+_ASSIGNS = re.compile(
+    r"^[ \t]*self\.(?P<name>stride|dilation|groups) = \(state\)\[(?P<place>\d{1,2})\][ \t]*$", re.ASCII | re.MULTILINE
+)
+_OF_CONVOLUTION = re.compile(r"quantized\W+(?:dynamic\W+)?modules\W+conv", re.ASCII | re.IGNORECASE)
+_STATE = re.compile(r"(?<![\w.])state\b", re.ASCII)
+_CONSTANT = re.compile(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
+#: Names that a number is passed on by.
+_MOST_STEPS = 8
+_OTHER_NUMBERS = "its __setstate__ packs by other numbers than those of the state of a quantized convolution"
 _MOST_NAMED = 8
 _RUNS = "its __setstate__ runs, and which packs no weights"
 _UNBOUNDED = "its __setstate__ runs, and whose end or result cannot be told"
@@ -162,11 +176,11 @@ def calls(code: bytes, steps: Steps) -> Iterator[Call]:
             yield Call(module, name, at, line, why, function == "__setstate__")
 
 
-def calls_on_load(codes: Sequence[bytes], steps: Steps) -> Iterator[tuple[int, Call]]:
+def calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] = ()) -> Iterator[tuple[int, Call]]:
     """The operators and loops of each function that a `__setstate__` may run and that pack no weights, and its text.
 
-    `codes` are all texts of an archive. A function may run if `__setstate__` or another special method mentions its
-    name, whatever the name stands for there. Raises OutOfSteps.
+    `codes` are all texts of an archive, `records` their names. A function may run if `__setstate__` or another special
+    method mentions its name, whatever the name stands for there. Raises OutOfSteps.
     """
     texts = [code.decode("latin-1") for code in codes]
     if not any(_SETSTATE in text for text in texts):
@@ -185,6 +199,8 @@ def calls_on_load(codes: Sequence[bytes], steps: Steps) -> Iterator[tuple[int, C
             waiting.extend(words - reached)
             reached |= words
             found = list(_computes(function, texts[function.number], by_name.keys() | classes))
+            record = records[function.number] if records else ""
+            found.extend(_packs(function, texts[function.number], record, steps))
             if found:
                 others = list(dict.fromkeys(f"{call.module}.{call.name}" for call in found[1:]))
                 yield function.number, found[0]._replace(why=f"{found[0].why}{_shown_others(others)}")
@@ -232,6 +248,64 @@ def _computes(function: _Function, text: str, names: Collection[str]) -> Iterato
         own = (found["own"] and has_self) or (path == ["self"] and has_self) or path[:1] == ["__torch__"]
         if not ((own and name in names) or _is_plain(path, name, function.text, is_method=bool(found["method"]))):
             yield Call(".".join(path) if path[:1] in (["torch"], ["ops"]) else "torch", name, at, line, _RUNS, True)
+
+
+def _packs(function: _Function, text: str, record: str, steps: Steps) -> Iterator[Call]:
+    """Yield what packs a convolution by other numbers than those that its module keeps in its state.
+
+    Those of the state are checked where the pickle is read (`_packed`), by the module's name.
+    """
+    packing = list(_PACK_CONVOLUTION.finditer(function.text))
+    is_convolution = _packed.defines_convolution(record)
+    if packing and not is_convolution:
+        at = function.at + packing[0].start()
+        yield Call("torch.ops.quantized", packing[0][0], at, text.count("\n", 0, at) + 1, _OTHER_NUMBERS, on_load=True)
+    if not is_convolution:
+        targets = [found.start() for found in _TARGET.finditer(function.text)]
+        if any(not function.text[:at].endswith("self") for at in targets) or (
+            targets and _OF_CONVOLUTION.search(function.text)
+        ):
+            at = function.at + targets[0]
+            yield Call("TorchScript", "groups", at, text.count("\n", 0, at) + 1, _OTHER_NUMBERS, on_load=True)
+        return
+    steps.take(Budget.TEXT, 1 + len(function.text) // 8)
+    whole = [found for found in _PACK_CALL.finditer(function.text) if _are_own_numbers(found["args"], function.text)]
+    assigned = [found for found in _ASSIGNS.finditer(function.text) if _is_of_state(found)]
+    assigned = assigned if function.name == _SETSTATE else []
+    states = len(_STATE.findall(function.text)) - function.text.count("(state)[") - (function.name == _SETSTATE)
+    counts = len(whole), len(assigned), function.name == _SETSTATE and states
+    if counts != (len(packing), len(_TARGET.findall(function.text)), 0) or _CONSTANT.search(text):
+        yield Call("torch.ops.quantized", "conv_prepack", function.at, 1, _OTHER_NUMBERS, on_load=True)
+
+
+def _are_own_numbers(arguments: str, text: str) -> bool:
+    """Return whether the stride, the dilation and the groups of this call are those of the module itself."""
+    parts = [part.strip() for part in re.split(r",(?![^\[]*\])", arguments)]
+    if len(parts) not in (6, 7):
+        return False
+    numbers = {"stride": parts[2], "dilation": parts[-2], "groups": parts[-1]}
+    return all(_comes_from(expression, name, text, 0) for name, expression in numbers.items())
+
+
+def _comes_from(expression: str, attribute: str, text: str, depth: int) -> bool:
+    """Return whether all that an expression can be is this attribute of the module, or its parts."""
+    expression = expression.strip().rstrip(",").strip()
+    if expression.startswith("[") and expression.endswith("]"):
+        return all(_comes_from(part, attribute, text, depth + 1) for part in expression[1:-1].split(","))
+    if expression == f"self.{attribute}":
+        return True
+    if depth > _MOST_STEPS or not re.fullmatch(r"[A-Za-z_]\w*", expression, re.ASCII):
+        return False
+    sources = re.findall(
+        rf"^[ \t]*(?:\w+, *)*{expression}(?:, *\w+)* *,? *=(?!=)([^\n]*)$", text, re.MULTILINE | re.ASCII
+    )
+    mentions = re.findall(rf"(?<![\w.]){expression}(?: *, *\w+)* *,? *=(?!=)", text, re.ASCII)
+    is_known = 0 < len(sources) == len(mentions)
+    return is_known and all(_comes_from(source, attribute, text, depth + 1) for source in sources)
+
+
+def _is_of_state(found: re.Match[str]) -> bool:
+    return _packed.DIVISORS[found["name"]] == int(found["place"])
 
 
 def _is_plain(path: list[str], name: str, text: str, *, is_method: bool) -> bool:

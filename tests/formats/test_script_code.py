@@ -337,3 +337,34 @@ def test_a_quantized_convolution_is_packed_by_numbers_that_it_can_have(frozen, t
     code = "import torch; torch.jit.load('conv.pt')"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode < 0
+
+
+#: What replaces a part of the code of a quantized convolution, so that it packs by no groups.
+OTHER_NUMBERS = {
+    "a number in the call": (", groups)", ", 0)"),
+    "a number in the call, computed": (", groups)", ", torch.len([]))"),
+    "a number by another name": ("groups = self.groups", "groups = 0"),
+    "a name that is set twice": ("groups = self.groups", "groups = self.groups\n      groups = 0"),
+    "an attribute that is set to a number": ("self.groups = (state)[8]", "self.groups = 0"),
+    "an attribute that is set to another part": ("self.groups = (state)[8]", "self.groups = (state)[13]"),
+    "an attribute that is set again": ("self.groups = (state)[8]", "self.groups = (state)[8]\n    self.groups = 0"),
+    "a stride of 0": ("stride = self.stride", "stride = (0, 0)"),
+    "a module by another name": ("modules.conv", "modules.other"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OTHER_NUMBERS)
+def test_code_that_packs_by_other_numbers_is_found(name, tmp_path):
+    """The state is sound, and the code does not take the numbers from there."""
+    path = convolutional(tmp_path, frozen=False)
+    old, new = OTHER_NUMBERS[name]
+    with zipfile.ZipFile(path) as archive:
+        held = {one: archive.read(one) for one in archive.namelist() if not one.endswith(".debug_pkl")}
+    with zipfile.ZipFile(path, "w") as archive:
+        for record, data in held.items():
+            changed_data = data.replace(old.encode(), new.encode()) if record.endswith((".py", "data.pkl")) else data
+            archive.writestr(
+                record.replace("modules/conv.py", "modules/other.py") if "other" in new else record, changed_data
+            )
+    assert "packs by other numbers" in "".join(told(path, "unsafe-global"))
