@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 
 import msgspec
+import numpy as np
 
 from statecli import files
 from statecli.comparison.result import Delta, How
@@ -24,10 +26,9 @@ from statecli.float_mode import with_denormals
 from statecli.formats._ggml import BLOCKS
 from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import ByteRange, TensorData, TensorInfo
-from statecli.values import pool, sparse
+from statecli.values import kernels, pool, sparse
 from statecli.values.blocks import as_stored, quantized, readable, why_no_numbers
 from statecli.values.elements import element
-from statecli.values.equal_runs import equal_pairs
 from statecli.values.ranges import (
     check_crc,
     contiguous_strides,
@@ -41,6 +42,7 @@ from statecli.values.ranges import (
 )
 from statecli.values.read import no_numbers, opened, overlap, packed, stored
 from statecli.values.run import TASK, Found, Piece, Task, run_batch
+from statecli.values.small_pairs import compare_small_pairs
 from statecli.values.tally import Tally
 
 #: Pairs of which the archives that hold them, where each is an archive of its own, are looked into together.
@@ -87,32 +89,43 @@ def compare_all(
     """
     paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in one.ranges}
     before = {**stamps(path for path in paths if path not in (seen or {})), **(seen or {})}
-    equal = _settled(pairs, how, progress)
-    rest = [pair for n, pair in enumerate(pairs) if n not in equal]
+    tallies = _small_tallies(pairs, how, progress)
+    rest = [pair for n, pair in enumerate(pairs) if n not in tallies]
     compared = iter(_compare(rest, how, jobs, progress, derived=derived))
-    outcomes = [
-        Delta(elements=math.prod(pair.after.shape or ())) if n in equal else next(compared)
-        for n, pair in enumerate(pairs)
-    ]
+    outcomes = [_outcome(tallies[n], pair) if n in tallies else next(compared) for n, pair in enumerate(pairs)]
     stale: dict[str | ByteRange, StateError] = {
         path: UnreadableError(CHANGED) for path in changed({path: before[path] for path in paths})
     }
     return [_unless_damaged(pair, outcome, stale) for pair, outcome in zip(pairs, outcomes, strict=True)]
 
 
-def _settled(pairs: Sequence[Pair], how: How, progress: Progress | None) -> set[int]:
-    """The numbers of small pairs that one look at the bytes of many found equal."""
+def _small_tallies(pairs: Sequence[Pair], how: How, progress: Progress | None) -> dict[int, Tally]:
+    """The tallies of small pairs that lie next to each other, by the number of the pair: they need no tasks."""
     if how.device != "cpu" or pool.is_divided():
-        return set()
-    equal = equal_pairs([(pair.before, pair.after) for pair in pairs], _place)
-    if equal and progress:
-        progress(pairs[max(equal)].after.fqn, sum(pairs[n].before.nbytes for n in equal))
-    return equal
+        return {}
+    tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], _place, partial(_small_tally, how))
+    if tallies and progress:
+        progress(pairs[max(tallies)].after.fqn, sum(pairs[n].before.nbytes for n in tallies))
+    return tallies
+
+
+def _small_tally(how: How, before: bytes, after: bytes, dtype: str) -> Tally | None:
+    """What a task of one block would find; None if that takes more than the compiled kernel."""
+    kind = element(dtype)
+    if kind is None or how.atol or how.rtol or dtype not in kernels.STORED:
+        return None
+    one, two = np.frombuffer(before, kind.stored), np.frombuffer(after, kind.stored)
+    return kernels.stored(one, two, (dtype, dtype), how.bitwise)
 
 
 def _place(data: TensorData) -> tuple[str, int] | None:
     piece = _piece(data)
     return (piece.path, piece.offset) if piece else None
+
+
+def _outcome(total: Tally, pair: Pair) -> Delta:
+    shape = pair.after.shape or ()
+    return Delta(elements=math.prod(shape)) if not total.changed else _delta(total, pair, shape)
 
 
 def _compare(
@@ -201,7 +214,7 @@ class _Results:
         shape, blocks = pair.after.shape or (), self._blocks(number)
         if blocks and total.changed:
             return _of_blocks(total, blocks, shape, self._how)
-        return Delta(elements=math.prod(shape)) if not total.changed else _delta(total, pair, shape)
+        return _outcome(total, pair)
 
 
 def _of_blocks(total: Tally, dtype: str, shape: tuple[int, ...], how: How) -> Delta | NotCompared:

@@ -90,7 +90,7 @@ def stored(before: Array, after: Array, types: tuple[str, str], bits: bool = Fal
         squares=Wide(squares),
         before=Wide(norm_a),
         after=Wide(norm_b),
-        product=Wide(product),
+        product=Wide(product + 0.0),  # 0.0 for -0.0, as in a sum with other tallies
     )
 
 

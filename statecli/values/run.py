@@ -22,7 +22,7 @@ from statecli.values import kernels
 from statecli.values.elements import Arena, Array, Decoder, Element, element
 from statecli.values.ranges import fill, looking_up, opened_file, places
 from statecli.values.read import Strided, no_numbers, opened, overlap, span, stored, valued
-from statecli.values.tally import Tally
+from statecli.values.tally import NOTHING, Tally
 
 #: Elements compared at a time; with both sides decoded they fit a core's second-level cache.
 BLOCK = 64 * 1024
@@ -58,10 +58,6 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 
     tally: Tally
     equal: tuple[tuple[int, int], ...] = ()
-
-
-#: The tally of what is equal, which most tasks share: it has 15 fields.
-NOTHING = Tally()
 
 
 class Worker:

@@ -10,6 +10,7 @@ cannot carry is scaled by a power of two, which changes no digit.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -146,9 +147,7 @@ class Tally(NamedTuple):
         )
 
     def _index(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        if self.first is None:
-            return None
-        return tuple(int(i) for i in np.unravel_index(self.first, shape)) if shape else ()
+        return None if self.first is None else _unraveled(self.first, shape)
 
     def _held(self, value: float | None) -> float | None:
         """What float64 can hold; None for infinity, and for a 0 that is more than nothing."""
@@ -183,3 +182,13 @@ class Tally(NamedTuple):
         # Half-powers of four are powers of two: exponents of norms add up without a root.
         shift = 2 * self.product.exponent - self.before.exponent - self.after.exponent
         return max(-1.0, min(1.0, math.ldexp(self.product.mantissa / norms, shift)))
+
+
+#: The tally of what is equal, which most tasks share: it has 15 fields.
+NOTHING = Tally()
+
+
+@lru_cache(maxsize=256)
+def _unraveled(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index of a flat element; the same tuple for the layers of a model, of which each changes at once."""
+    return tuple(int(i) for i in np.unravel_index(number, shape)) if shape else ()

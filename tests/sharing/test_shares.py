@@ -90,7 +90,7 @@ def test_each_share_reads_its_own(statecli, shares, computed, monkeypatch):
 
     A whole command settles small equal neighbours without a task; here it is to have one for each pair.
     """
-    monkeypatch.setattr("statecli.values.compare.equal_pairs", lambda *_: set())
+    monkeypatch.setattr("statecli.values.compare.compare_small_pairs", lambda *_: {})
     assert statecli("diff", "a.safetensors", "b.safetensors").code == 1
     whole = sum(count for name, count in computed)
     computed.clear()

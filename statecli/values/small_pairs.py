@@ -1,7 +1,7 @@
-"""Find small neighbouring tensors whose bytes are equal: one read of each file serves hundreds of pairs.
+"""Compare small neighbouring tensors: one read of each file serves hundreds of pairs.
 
-Planning and comparing one pair costs a tenth of a millisecond, however small it is. `compare` handles every other
-pair, and all errors, damage and tolerances.
+Planning a task for one pair costs a tenth of a millisecond, however small it is. `compare` handles every other pair,
+and all errors, damage and tolerances.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from statecli.errors import UnreadableError
 from statecli.files import File
 from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values.ranges import fill, opened_file
+from statecli.values.tally import NOTHING, Tally
 
 #: Largest tensor, in bytes, that is compared here. Reading a larger one costs more than planning it.
 SMALL = 64 << 10
@@ -35,24 +36,28 @@ class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
     after: int
     length: int
     number: int
+    #: None if nothing but equal bytes is compared here: a recorded checksum may then say that a file is damaged.
+    dtype: str | None
 
 
-def equal_pairs(
+def compare_small_pairs(
     pairs: Sequence[tuple[TensorInfo, TensorInfo]],
     place_of: Callable[[TensorData], tuple[str, int] | None],
-) -> set[int]:
-    """Return the numbers of the pairs that were found equal, byte for byte.
+    tally_of: Callable[[bytes, bytes, str], Tally | None],
+) -> dict[int, Tally]:
+    """Return the tallies of the pairs that could be compared, by the number of the pair.
 
     `place_of` gives the file and the byte at which the elements of a tensor begin, if they are stored one after another
-    as they are in memory; None for any other.
+    as they are in memory; None for any other. `tally_of` compares elements of one dtype whose bytes differ; None if
+    that takes a task.
     """
     candidates = [found for n, pair in enumerate(pairs) if (found := _candidate(n, *pair, place_of))]
-    equal: set[int] = set()
+    tallies: dict[int, Tally] = {}
     with _Files() as opened:
         for run in _runs(sorted(candidates)):
             if len(run) > 1:
-                equal.update(_equal_of_run(run, opened))
-    return equal
+                tallies.update(_tallies_of_run(run, opened, tally_of))
+    return tallies
 
 
 def _candidate(
@@ -69,7 +74,8 @@ def _candidate(
     first, second = place_of(one), place_of(two)
     if first is None or second is None or files.is_remote(first[0]) or files.is_remote(second[0]):
         return None
-    return _Candidate(first[0], second[0], first[1], second[1], before.nbytes, number)
+    dtype = one.dtype if one.storage.crc32 is None and one.shape == two.shape else None
+    return _Candidate(first[0], second[0], first[1], second[1], before.nbytes, number, dtype)
 
 
 def _runs(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
@@ -91,7 +97,9 @@ def _continues(first: _Candidate, last: _Candidate, candidate: _Candidate) -> bo
     return all(gap <= GAP for gap in gaps) and all(0 <= end <= RUN - SMALL for end in ends)
 
 
-def _equal_of_run(run: Sequence[_Candidate], opened: _Files) -> Iterator[int]:
+def _tallies_of_run(
+    run: Sequence[_Candidate], opened: _Files, tally_of: Callable[[bytes, bytes, str], Tally | None]
+) -> Iterator[tuple[int, Tally]]:
     first = run[0]
     try:
         before = opened.read(first.before_path, first.before, max(one.before + one.length for one in run))
@@ -100,8 +108,11 @@ def _equal_of_run(run: Sequence[_Candidate], opened: _Files) -> Iterator[int]:
         return  # compare meets the same, and says of which tensor
     for pair in run:
         start, other = pair.before - first.before, pair.after - first.after
-        if before[start : start + pair.length] == after[other : other + pair.length]:
-            yield pair.number
+        one, two = before[start : start + pair.length], after[other : other + pair.length]
+        if one == two:
+            yield pair.number, NOTHING
+        elif pair.dtype is not None and (tally := tally_of(one, two, pair.dtype)) is not None:
+            yield pair.number, tally
 
 
 class _Files:

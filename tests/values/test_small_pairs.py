@@ -1,4 +1,4 @@
-"""Small neighbours that are equal are settled together: with the outcome that each has by itself."""
+"""Small neighbours are compared together: with the outcome that each has by itself."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from safetensors.torch import save_file  # noqa: E402
 from statecli import formats  # noqa: E402
 from statecli.comparison.result import Delta, How  # noqa: E402
 from statecli.errors import ChecksumMismatch, StateError  # noqa: E402
-from statecli.values import compare, pool  # noqa: E402
+from statecli.values import compare, kernels, pool  # noqa: E402
 from statecli.values.compare import Pair, compare_all  # noqa: E402
-from statecli.values.equal_runs import GAP, SMALL, equal_pairs  # noqa: E402
+from statecli.values.small_pairs import GAP, SMALL, compare_small_pairs  # noqa: E402
 
 DTYPES = ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool", "complex64"]
 
@@ -31,7 +31,8 @@ def paired(tmp_path, before, after, suffix="safetensors"):
 
 
 def settled(pairs):
-    return equal_pairs([(pair.before, pair.after) for pair in pairs], compare._place)
+    both = [(pair.before, pair.after) for pair in pairs]
+    return compare_small_pairs(both, compare._place, lambda *_: None)
 
 
 def some_tensor(rng):
@@ -58,22 +59,59 @@ def test_the_outcome_is_that_of_each_pair_by_itself(tmp_path, monkeypatch, suffi
     pairs = paired(tmp_path, before, after, suffix)
     together = compare_all(pairs, How())
     assert len(settled(pairs)) > 10
-    monkeypatch.setattr(compare, "equal_pairs", lambda *_: set())
+    monkeypatch.setattr(compare, "compare_small_pairs", lambda *_: {})
     assert together == compare_all(pairs, How())
 
 
-def test_equal_neighbours_need_no_task(tmp_path, monkeypatch):
-    """Of five hundred pairs the one that differs is planned by itself."""
-    tensors = {f"layers.{n}.bias": torch.full((4,), float(n)) for n in range(500)}
-    other = {**tensors, "layers.77.bias": torch.zeros(4)}
-    pairs = paired(tmp_path, tensors, other)
-    planned = []
-    monkeypatch.setattr(
-        compare, "_plan", lambda n, pair, how, plan=compare._plan: planned.append(pair) or plan(n, pair, how)
-    )
+def planned_names(monkeypatch):
+    """The names of the pairs that get tasks from now on."""
+    names = []
+    plan = compare._plan
+    monkeypatch.setattr(compare, "_plan", lambda n, pair, how: names.append(pair.after.fqn) or plan(n, pair, how))
+    return names
+
+
+def neighbours(tmp_path, dtype):
+    """Five hundred pairs, of which one differs in all, one in one element, and one in the sign of a zero."""
+    tensors = {f"layers.{n}.bias": torch.full((4,), float(n)).to(dtype) for n in range(500)}
+    tensors["layers.1.bias"][2] = 0
+    other = {name: t.clone() for name, t in tensors.items()}
+    other["layers.77.bias"][:] = 0
+    other["layers.78.bias"][3] = -1
+    other["layers.1.bias"][2] = -0.0
+    return paired(tmp_path, tensors, other)
+
+
+@pytest.mark.skipif(kernels._native is None, reason="numpy takes a task for each pair that differs")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_small_neighbours_need_no_task(tmp_path, monkeypatch, dtype):
+    """Neither those that are equal nor those that differ."""
+    pairs = neighbours(tmp_path, dtype)
+    planned = planned_names(monkeypatch)
     outcomes = compare_all(pairs, How())
-    assert [pair.after.fqn for pair in planned] == ["layers.77.bias"]
-    assert [outcome.changed for outcome in outcomes if isinstance(outcome, Delta)] == [0] * 77 + [4] + [0] * 422
+    assert planned == []
+    assert [outcome.changed for outcome in outcomes] == [0] * 77 + [4, 1] + [0] * 421
+    bitwise = compare_all(pairs, How(bitwise=True))
+    assert planned == []
+    assert [outcome.changed for outcome in bitwise] == [0, 1] + [0] * 75 + [4, 1] + [0] * 421
+
+
+@pytest.mark.parametrize("how", [How(), How(bitwise=True), How(atol=1e-3), How(rtol=1e-3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
+def test_numbers_are_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtype, how):
+    """NaN, infinities, tiny and huge values, products that cancel, and zeros of either sign included."""
+    torch.manual_seed(3)
+    before = {f"t{n}": (torch.randn(n % 300 + 1) * 10.0 ** (n % 7 * 12 - 36)).to(dtype) for n in range(90)}
+    after = {name: t + (torch.rand(t.shape) < 0.5) * t * 0.01 for name, t in before.items()}
+    before |= {"orthogonal": torch.tensor([1, 0]).to(dtype), "zeros": torch.zeros(3, dtype=dtype)}
+    after |= {"orthogonal": torch.tensor([-0.0, 1]).to(dtype), "zeros": torch.tensor([0, 1, 0]).to(dtype)}
+    if dtype.is_floating_point:
+        for n, value in enumerate((float("nan"), float("inf"), 3e38, 1e-45)):
+            before[f"t{50 + n}"][-1] = value
+    pairs = paired(tmp_path, before, {name: t.to(dtype) for name, t in after.items()})
+    together = compare_all(pairs, how)
+    monkeypatch.setattr(compare, "compare_small_pairs", lambda *_: {})
+    assert list(map(repr, together)) == list(map(repr, compare_all(pairs, how)))
 
 
 def test_the_order_of_the_two_files_need_not_be_the_same(tmp_path):
@@ -100,6 +138,19 @@ def test_what_lies_far_apart_is_not_read_together(tmp_path, gap, count):
         (tmp_path / f"{name}.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(16 + gap))
     states = [formats.read(str(tmp_path / f"{name}.safetensors")).tensors for name in ("x", "y")]
     assert len(settled([Pair(states[0][n], states[1][n]) for n in (0, 2)])) == count
+
+
+def test_different_bytes_under_equal_checksums_are_damage(tmp_path):
+    """One of the two records is not what its checksum says, and no difference is reported."""
+    tensors = {f"t{n}": torch.full((8,), float(n)) for n in range(20)}
+    paired(tmp_path, tensors, tensors, "pt")
+    path = tmp_path / "b.pt"
+    content, right = path.read_bytes(), torch.full((8,), 7.0).numpy().tobytes()
+    assert content.count(right) == 1
+    path.write_bytes(content.replace(right, torch.full((8,), 700.0).numpy().tobytes()))
+    states = [{t.fqn: t for t in formats.read(str(tmp_path / name)).tensors} for name in ("a.pt", "b.pt")]
+    outcomes = compare_all([Pair(states[0][name], states[1][name]) for name in tensors], How())
+    assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ChecksumMismatch)] == [7]
 
 
 def test_equal_bytes_under_different_checksums_are_damage(tmp_path):
