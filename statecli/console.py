@@ -75,20 +75,24 @@ class Stream:
         if not self.is_stdout:
             self.raw.write(raw)
             return
-        with _stdout_errors():
+        with _StdoutErrors():
             self.raw.write(raw)
 
 
-@contextmanager
-def _stdout_errors() -> Iterator[None]:
-    """Raise OutputError where standard output cannot be written; BrokenPipeError where its reader has gone away."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        silence()
-        raise OutputError(f"standard output cannot be written: {error.strerror}") from error
+class _StdoutErrors:
+    """Context manager that raises OutputError where standard output cannot be written.
+
+    BrokenPipeError passes: the reader has gone away. A class, because it is around every line and a generator costs
+    four times as much.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            silence()
+            raise OutputError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def keep_stdout() -> None:
@@ -302,7 +306,7 @@ def warnings_once() -> Iterator[None]:
 
 def finish() -> None:
     """Write out what is buffered, so that a full disk or a closed pipe is met here and not at exit."""
-    with _stdout_errors():
+    with _StdoutErrors():
         if _kept is not None:
             _kept.raw.flush()
         if sys.stdout is not None:

@@ -23,7 +23,7 @@ class Severity(str, Enum):
         return list(Severity).index(self)
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Finding(msgspec.Struct, frozen=True, gc=False):
     """One problem: the rule's name, one line, the target, the tensor and its section, and what to do.
 
     `origin` is the source line that it is about, `place` the bytes, `about` what else has a name (`os.system`, which a

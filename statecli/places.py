@@ -129,10 +129,13 @@ def located(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple
 
     A finding that names no section is of any tensor of its name.
     """
+    findings = tuple(findings)
+    names = {finding.fqn for finding in findings}
     rows: dict[tuple[str | None, str], TensorInfo] = {}
-    for tensor in tensors:
-        rows[tensor.section, tensor.fqn] = tensor
-        rows.setdefault((None, tensor.fqn), tensor)
+    for tensor in tensors if names else ():
+        if tensor.fqn in names:
+            rows[tensor.section, tensor.fqn] = tensor
+            rows.setdefault((None, tensor.fqn), tensor)
     return tuple(_placed(finding, rows.get((finding.section, finding.fqn or ""))) for finding in findings)
 
 

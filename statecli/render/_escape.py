@@ -25,7 +25,10 @@ def visible(text: str) -> str:
 
 def as_line(text: str) -> str:
     """`visible`, as a line of its own: none of it is a command to whoever reads the output of a workflow's step."""
-    return _COMMAND.sub(lambda match: r"#\x23" if match[2] else match[1] + r"\x3a", visible(text))
+    text = visible(text)
+    if "::" not in text and "##" not in text:
+        return text
+    return _COMMAND.sub(lambda match: r"#\x23" if match[2] else match[1] + r"\x3a", text)
 
 
 #: Longer remarks, notes and findings are elided in the middle.

@@ -49,7 +49,7 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:
-    findings = report.reasons() if look.quiet else report.findings
+    findings = report.reasons() if look.quiet else report.described_findings()
     troubles = report.troubles
     for severity, level in LEVELS.items():
         notes = _unread(one for one in troubles if one.severity is severity)

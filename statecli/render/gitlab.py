@@ -45,7 +45,7 @@ def _issues(report: Report) -> Iterator[_Issue]:
     unread = [Finding("cannot-read", Severity.ERROR, one.message, one.target) for one in troubles]
     for finding, fingerprint, which in fingerprinted(unread):
         yield _issue(finding, _unique(fingerprint, which), "blocker", Located(file_of(finding.target)))
-    for finding, fingerprint, which in fingerprinted(report.findings):
+    for finding, fingerprint, which in fingerprinted(report.described_findings()):
         yield _issue(finding, _unique(fingerprint, which), SEVERITIES[finding.severity], of(finding))
     for finding, fingerprint, which in fingerprinted(scope_notes(report)):
         yield _issue(finding, _unique(fingerprint, which), SEVERITIES[finding.severity], of(finding))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecli.render import _escape
-from statecli.report import Report
+from statecli.report import Report, Rows
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
@@ -30,14 +30,18 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
 
 
 def _value(value: Any, sink: Sink) -> None:
-    if not isinstance(value, tuple) or not value or not isinstance(value[0], msgspec.Struct):
-        sink.utf8(encoded(value))
-        return
     before = b"[\n  "
-    for item in value:
+    for item in value if is_list_of_structs(value) else ():
         sink.utf8(before + encoded(item))
         before = b",\n  "
-    sink.utf8(b"]")
+    sink.utf8(b"]" if before[:1] == b"," else encoded([] if isinstance(value, Rows) else value))
+
+
+def is_list_of_structs(value: Any) -> bool:
+    """Return whether each item of the value gets a line; an empty tuple may be of anything."""
+    return isinstance(value, Rows) or (
+        isinstance(value, tuple) and all(isinstance(one, msgspec.Struct) for one in value[:1])
+    )
 
 
 def encoded(value: Any) -> bytes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecli.render.json import encoded
+from statecli.render.json import encoded, is_list_of_structs
 from statecli.report import Report
 
 if TYPE_CHECKING:
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 
 def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
     document = report.document()
-    lists: list[tuple[str, tuple[msgspec.Struct, ...]]] = []
+    lists: list[tuple[str, Iterable[msgspec.Struct]]] = []
     head = b'{"type":"target"'
     for field, key in zip(document.__struct_fields__, document.__struct_encode_fields__, strict=True):
         value = getattr(document, field)
-        if isinstance(value, tuple) and (not value or isinstance(value[0], msgspec.Struct)):
+        if is_list_of_structs(value):
             lists.append((key.removesuffix("s"), value))
         elif value is not msgspec.UNSET:
             head += b"," + encoded(key) + b":" + encoded(value)

@@ -28,7 +28,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:
         return
     if not look.quiet:
         page = (report.page if report.outline else report.foot or report.page)()
-        table = _outline(page) if report.outline else report.table()
+        table = _outline(page) if report.outline else (report.brief or report.table)()
         for number, row in enumerate(aligned(table) if table.rows else ()):
             put(row, "bold" if number == 0 else "")
         sink.text("\n" if table.rows else "")
@@ -72,21 +72,15 @@ def aligned(table: Table) -> Iterator[str]:
     columns = [n for n, column in enumerate(table.columns) if not column.detail]
     heads = [table.columns[n].name for n in columns]
     nameless = [(n, _NAMELESS.get(table.columns[n].name, "")) for n in columns]
-    known: dict[str, str] = {}
-    rows = [tuple(_written(row[n], known) or empty for n, empty in nameless) for row in table.rows]
-    widths = [min(MAX_PADDING, max([len(heads[c]), *(len(row[c]) for row in rows)])) for c in range(len(heads))]
+    widths = list(map(len, heads))
+    for row in table.rows:
+        widths = list(map(max, widths, map(len, _written(row, nameless))))
     right = [table.columns[n].right for n in columns]
-    form = "  ".join(f"{{:{'>' if right[c] else '<'}{widths[c]}}}" for c in range(len(heads)))
+    form = "  ".join(f"{{:{'>' if right[c] else '<'}{min(MAX_PADDING, width)}}}" for c, width in enumerate(widths))
     yield form.format(*heads).rstrip()
-    for row in rows:
-        yield form.format(*row).rstrip()
+    for row in table.rows:
+        yield form.format(*_written(row, nameless)).rstrip()
 
 
-def _written(cell: Cell, known: dict[str, str]) -> str:
-    """The cell; `known` has those texts that were written before, for most columns say the same again and again."""
-    if not isinstance(cell, str):
-        return number(cell)
-    found = known.get(cell)
-    if found is None:
-        found = known[cell] = name(cell)
-    return found
+def _written(row: tuple[Cell, ...], nameless: list[tuple[int, str]]) -> list[str]:
+    return [(name(cell) if isinstance(cell := row[n], str) else number(cell)) or empty for n, empty in nameless]

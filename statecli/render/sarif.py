@@ -83,7 +83,7 @@ def _results(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
     reasons = dict.fromkeys(range(len(report.findings))) | {
         len(report.findings) + n: reason for n, (_, reason) in enumerate(report.accepted)
     }
-    both = (*report.findings, *(finding for finding, _ in report.accepted))
+    both = (*report.described_findings(), *(finding for finding, _ in report.accepted))
     for n, (finding, fingerprint, which) in enumerate(fingerprinted(both)):
         result = _result(finding, index[finding.rule])
         result["partialFingerprints"] = {GITHUBS: f"{fingerprint}:{which}", "statecli/v1": fingerprint}

@@ -8,8 +8,9 @@ exit 1. One module a command makes its report: `inspecting.py`, `diffing.py`, `v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -38,15 +39,32 @@ class Column(msgspec.Struct, frozen=True):
 Cell = str | int | float | None
 
 
+_Row = TypeVar("_Row")
+
+
+class Rows(Generic[_Row]):
+    """Rows that are built each time they are iterated: a renderer writes one after another and keeps none."""
+
+    def __init__(self, build: Callable[[Any], _Row], items: Collection[Any]) -> None:
+        self._build = build
+        self._items = items
+
+    def __iter__(self) -> Iterator[_Row]:
+        return map(self._build, self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
 class Table(msgspec.Struct, frozen=True):
     """The flat one: every row has a cell a column. `told`: findings can be of a row, and are told beside it."""
 
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: Rows[tuple[Cell, ...]] | tuple[tuple[Cell, ...], ...]
     told: bool = True
 
 
-class Line(msgspec.Struct, frozen=True):
+class Line(msgspec.Struct, frozen=True, gc=False):
     """One row for people: its cells, what else there is to say of it, and how it is meant.
 
     `mood` is "", "good", "bad", "warn", "info", "dim" or "strong".
@@ -166,7 +184,9 @@ class Report(msgspec.Struct, frozen=True):
     document: Callable[[], msgspec.Struct]
     table: Callable[[], Table]
     page: Callable[[], Page]
+    #: As the command found them. `describe` gives them the place and the words that outputs for people and CI need.
     findings: tuple[Finding, ...] = ()
+    describe: Callable[[Iterable[Finding]], tuple[Finding, ...]] = tuple
     notes: tuple[Oddity, ...] = ()
     #: Pictures, for outputs that can draw.
     charts: Callable[[], tuple[Bars | Spread, ...]] = tuple
@@ -198,14 +218,20 @@ class Report(msgspec.Struct, frozen=True):
     configuration: Configuration | None = None
     #: The page without its rows, for who shows the flat table in their place; None: the page.
     foot: Callable[[], Page] | None = None
+    #: The flat table without the columns that only machines read; None: the table.
+    brief: Callable[[], Table] | None = None
+
+    def described_findings(self) -> tuple[Finding, ...]:
+        """Return all findings."""
+        return self.describe(self.findings)
 
     def beside(self) -> tuple[Finding, ...]:
         """The findings that no row shows."""
-        return tuple(finding for finding in self.findings if finding.rule not in self.in_rows)
+        return self.describe(finding for finding in self.findings if finding.rule not in self.in_rows)
 
     def failed(self) -> bool:
         """Whether the command ends 1."""
-        return bool(self.reasons())
+        return bool(self.findings if self.failing is None else self.failing)
 
     def passed(self) -> bool:
         """Whether the command ends 0: nothing makes it end 1, and all could be looked at."""
@@ -213,7 +239,7 @@ class Report(msgspec.Struct, frozen=True):
 
     def reasons(self) -> tuple[Finding, ...]:
         """The findings that make it end 1."""
-        return self.findings if self.failing is None else self.failing
+        return self.described_findings() if self.failing is None else self.failing
 
     def weakening(self) -> str:
         """Describe the configuration if it lets more pass, else return "". Outputs show this with `-q` too."""

@@ -128,11 +128,18 @@ def relative_text(values: Sequence[float]) -> str:
     return "..".join(dict.fromkeys(texts))
 
 
+_NOT_NUMBERS = (("NaN", ("nan_before", "nan_after")), ("Inf", ("inf_before", "inf_after")))
+
+
+def _has_not_numbers(delta: Delta) -> bool:
+    return bool(delta.nan_before or delta.nan_after or delta.inf_before or delta.inf_after)
+
+
 def odd(rows: Sequence[Change], verbose: bool = False) -> list[str]:
     """NaN and infinities, what could not be told, and what it is tied to."""
     deltas = _deltas(rows)
-    parts = []
-    for word, counts in (("NaN", ("nan_before", "nan_after")), ("Inf", ("inf_before", "inf_after"))):
+    parts: list[str] = []
+    for word, counts in _NOT_NUMBERS if any(map(_has_not_numbers, deltas)) else ():
         before, after = (sum(getattr(delta, count) for delta in deltas) for count in counts)
         if before or after:
             parts.append(f"{word} {before:,} → {after:,}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from functools import partial
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -24,6 +26,7 @@ from statecli.report import (
     Outcome,
     Page,
     Report,
+    Rows,
     Spread,
     Table,
     Trouble,
@@ -71,13 +74,15 @@ def of_diff(diff: Diff, view: DiffView) -> Report:
     """Everything `diff` has to say."""
     # What a class says to a file is not what its rows say.
     in_rows = frozenset[str]() if diff.expected or _is_load(diff) else ROW_RULES
-    sectioned = _sectioned(diff)
     report = Report(
         title=f"{diff.before.target} → {diff.after.target}",
         document=lambda: documents.of_diff(diff, _verdict(diff, view), _not_checked(diff)),
         table=lambda: _flat(diff, view),
+        brief=lambda: _flat(diff, view, details=False),
         page=lambda: _page(diff, view, report),
-        findings=located((_qualified(finding, sectioned) for finding in _measured(diff)), _rows(diff)),
+        foot=lambda: _foot(diff, view),
+        findings=diff.findings,
+        describe=lambda findings: _described(findings, diff),
         notes=fold.notes(diff.notes, view.verbose),
         charts=lambda: _charts(diff),
         outline=view.tree,
@@ -106,7 +111,7 @@ def _cases(diff: Diff, report: Report) -> tuple[Case, ...]:
     sectioned = _sectioned(diff)
     tried = [Case(report.title, name, Outcome.ERROR, message) for name, message in broken(diff)]
     of: dict[tuple[str | None, str | None], list[Finding]] = {}
-    for finding in report.findings:
+    for finding in report.described_findings():
         of.setdefault((finding.section, finding.fqn), []).append(finding)
     for change in differing(diff):
         name = side(change.fqn, change.section, sectioned)
@@ -144,10 +149,19 @@ def _sectioned(diff: Diff) -> bool:
 _DIFFER = frozenset(("changed", "renamed", "outside-only", "frozen-changed"))
 
 
-def _measured(diff: Diff) -> Iterable[Finding]:
+def _described(findings: Iterable[Finding], diff: Diff) -> tuple[Finding, ...]:
+    """The findings as people need them, with their place."""
+    findings = tuple(findings)
+    if not findings:
+        return ()
+    sectioned = _sectioned(diff)
+    return located((_qualified(finding, sectioned) for finding in _measured(findings, diff)), _rows(diff))
+
+
+def _measured(findings: Iterable[Finding], diff: Diff) -> Iterable[Finding]:
     """The findings, each with how much its values changed: programs have it beside them, in the changes."""
     known = {(one.section, one.fqn): one for one in diff.changes if one.values is not None and one.values.max_abs}
-    for finding in diff.findings:
+    for finding in findings:
         change = known.get((finding.section or "", finding.fqn or "")) if finding.rule in _DIFFER else None
         largest = f", by at most {largest_text([change])}" if change else ""
         yield replace(finding, message=finding.message + largest) if largest else finding
@@ -177,22 +191,26 @@ def _page(diff: Diff, view: DiffView, report: Report) -> Page:
     def told(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         return first(findings if view.unfold else fold.findings(findings), view.lines)
 
-    verdict = _verdict(diff, view)
     columns = changed.COLUMNS if view.tree else _columns(diff)
     groups = changed.groups(diff, view.unfold) if view.tree else _groups(diff, view, columns)
     if diff.scalars:
         groups = (*groups, _settings(diff.scalars, columns, view))
     if diff.broken:
         groups = (*groups, _broken(diff, columns, view))
-    return Page(
-        subtitle=_subtitle(diff),
+    return replace(
+        _foot(diff, view),
         columns=columns,
         groups=tuple(_shortened(group, view) for group in groups),
-        totals=(verdict, *_shortening(diff, view)),
         findings=told(report.beside()),
-        reasons=lambda: told(report.findings),
-        verdict=verdict,
+        reasons=lambda: told(report.described_findings()),
     )
+
+
+def _foot(diff: Diff, view: DiffView) -> Page:
+    """The page without rows and findings."""
+    verdict = _verdict(diff, view)
+    totals = (verdict, *_shortening(diff, view))
+    return Page(subtitle=_subtitle(diff), columns=(), groups=(), totals=totals, verdict=verdict)
 
 
 def differing(diff: Diff) -> list[Change]:
@@ -250,6 +268,8 @@ def _not_checked(diff: Diff) -> tuple[NotChecked, ...]:
 
 def _damaged(diff: Diff) -> list[TensorInfo]:
     """What of after is among no changes, because a file failed: whether it differs is not known."""
+    if not diff.broken:
+        return []
     known = {(one.section, one.fqn) for one in diff.changes}
     lost = {(one.section, one.fqn) for one in diff.broken} - known
     return [one for one in diff.after.tensors if (one.section, one.fqn) in lost]
@@ -403,24 +423,33 @@ def _scalar_line(one: ScalarChange, columns: tuple[Column, ...]) -> Line:
 # The flat table: a row a change, every fact in a column of its own.
 
 _SIDES = ("dtype", "shape", "requires_grad", "device")
+#: A column, and its cell for a change.
+_Measure = tuple[Column, Callable[[Change], Cell]]
 
 
-def _flat(diff: Diff, view: DiffView) -> Table:
-    rows = _first(differing(diff), view.lines)
-    sectioned = _sectioned(diff)
-    cells = [_flat_row(change, sectioned) for change in rows]
-    told = bool(diff.scalars or diff.broken) or any(row[-1] is not None for row in cells)
-    columns = (*_flat_columns(rows, sectioned, view.verbose), Column("change", detail=not told))
-    empty = (None,) * (len(columns) - 4 - sectioned)
-    cells += [
-        (one.status.value, "metadata", *((None,) if sectioned else ()), one.key, *empty, scalars.told(one, MAX_WHOLE))
-        for one in (diff.scalars if view.lines is None else diff.scalars[: view.lines])
+def _flat(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
+    """`details` False: without the columns that only machines read."""
+    changes, sectioned = _first(differing(diff), view.lines), _sectioned(diff)
+    scalars_, broken_ = diff.scalars[: view.lines], diff.broken[: view.lines]
+    told = bool(diff.scalars or diff.broken) or any(map(_remark, changes))
+    measures = [*_flat_columns(changes, sectioned, view.verbose), (Column("change", detail=not told), _remark)]
+    columns = tuple(column for column, _ in measures if details or not column.detail)
+    cells = tuple(cell for column, cell in measures if details or not column.detail)
+    others: list[dict[str, Cell]] = [
+        {"status": one.status.value, "kind": "metadata", "fqn": one.key, "change": scalars.told(one, MAX_WHOLE)}
+        for one in scalars_
     ]
-    cells += [
-        ("not compared", None, *((one.section or None,) if sectioned else ()), one.fqn, *empty, one.message)
-        for one in (diff.broken if view.lines is None else diff.broken[: view.lines])
+    others += [
+        {"status": "not compared", "section": one.section or None, "fqn": one.fqn, "change": one.message}
+        for one in broken_
     ]
-    return Table(columns, tuple(cells))
+
+    def row(item: Change | dict[str, Cell]) -> tuple[Cell, ...]:
+        if isinstance(item, dict):
+            return tuple(item.get(column.name) for column in columns)
+        return tuple([cell(item) for cell in cells])
+
+    return Table(columns, Rows(row, [*changes, *others]))
 
 
 #: What plain text has of `NUMBERS`, and what -v adds to it.
@@ -428,43 +457,45 @@ _TOLD = ("elements", "changed", "relative_l2", "max_abs")
 _TOLD_VERBOSE = (*_TOLD, "mean_abs", "l2", "cosine")
 
 
-def _flat_columns(rows: Sequence[Change], sectioned: bool, verbose: bool) -> tuple[Column, ...]:
+def _flat_columns(rows: Sequence[Change], sectioned: bool, verbose: bool) -> Iterator[_Measure]:
     """All but the last. Those that people need no further are details."""
     measured = any(change.values is not None for change in rows)
     shown = (_TOLD_VERBOSE if verbose else _TOLD) if measured else ()
-    return (
-        Column("status"),
-        Column("kind"),
-        *((Column("section"),) if sectioned else ()),
-        Column("fqn"),
-        Column("renamed_from", detail=all(change.renamed_from is None for change in rows)),
+    yield Column("status"), lambda change: change.status.value
+    yield Column("kind"), lambda change: change.kind.value
+    if sectioned:
+        yield Column("section"), lambda change: change.section or None
+    yield Column("fqn"), attrgetter("fqn")
+    yield Column("renamed_from", detail=all(change.renamed_from is None for change in rows)), attrgetter("renamed_from")
+    yield (
         Column("fields", detail=True),
-        *(Column(f"{name}_{when}", detail=True) for name in _SIDES for when in ("before", "after")),
-        *(Column(name, right=True, detail=name not in shown) for name in NUMBERS),
-        Column("first", detail=not (measured and verbose)),
-        Column("not_compared", detail=True),
+        lambda change: ",".join([field.value for field in change.fields]) or None,
     )
+    for name in _SIDES:
+        for when in ("before", "after"):
+            yield Column(f"{name}_{when}", detail=True), partial(_fact, name, when)
+    for name in NUMBERS:
+        yield Column(name, right=True, detail=name not in shown), partial(_measured_number, name)
+    yield Column("first", detail=not (measured and verbose)), _first_index
+    yield Column("not_compared", detail=True), attrgetter("not_compared")
 
 
-def _flat_row(change: Change, sectioned: bool) -> tuple[Cell, ...]:
+def _measured_number(name: str, change: Change) -> Cell:
+    number: Cell = getattr(change.values, name, None)
+    return number
+
+
+def _first_index(change: Change) -> Cell:
     values = change.values
-    text = ", ".join(filter(None, (what(change), *odd([change]))))
-    return (
-        change.status.value,
-        change.kind.value,
-        *((change.section or None,) if sectioned else ()),
-        change.fqn,
-        change.renamed_from,
-        ",".join(field.value for field in change.fields) or None,
-        *(_fact(tensor, name) for name in _SIDES for tensor in (change.before, change.after)),
-        *(getattr(values, name, None) for name in NUMBERS),
-        shape_text(values.first) if values is not None and values.first is not None else None,
-        change.not_compared,
-        text or None,
-    )
+    return shape_text(values.first) if values is not None and values.first is not None else None
 
 
-def _fact(tensor: TensorInfo | None, name: str) -> Cell:
+def _remark(change: Change) -> str | None:
+    return ", ".join(filter(None, (what(change), *odd([change])))) or None
+
+
+def _fact(name: str, when: str, change: Change) -> Cell:
+    tensor: TensorInfo | None = getattr(change, when)
     if tensor is None:
         return None
     if name == "shape":

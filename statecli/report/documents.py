@@ -1,10 +1,13 @@
-"""The JSON of each command, as types: what is encoded, and what `statecli schema` prints the JSON Schema of."""
+"""The JSON of each command, as types: what is encoded, and what `statecli schema` prints the JSON Schema of.
+
+The rows of tensors are `Rows` where the type says tuple: each is encoded when it is written.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,7 +21,7 @@ from statecli.finding import Finding, Severity
 from statecli.inspection import Inspection
 from statecli.locking.file import Lock
 from statecli.proofs.result import Check, Name, Verdict, Verification
-from statecli.report import RuleText
+from statecli.report import Rows, RuleText
 from statecli.scope import Configuration, NotChecked
 from statecli.sizes import Totals
 from statecli.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
@@ -338,7 +341,7 @@ def of_inspection(found: Inspection, summary: dict[str, Totals], verdict: str) -
         state.format,
         state.sections,
         summary,
-        tuple(map(_row, state.tensors)),
+        cast("tuple[TensorRow, ...]", Rows(_row, state.tensors)),
         found.findings,
         state.oddities,
         state.metadata.values,
@@ -384,7 +387,7 @@ def of_diff(diff: Diff, verdict: str, not_checked: tuple[NotChecked, ...] = ()) 
         diff.before.target,
         diff.after.target,
         counted(diff),
-        tuple(_change(change) for change in diff.changes if change.status is not Status.IDENTICAL),
+        cast("tuple[DiffRow, ...]", Rows(_change, [c for c in diff.changes if c.status is not Status.IDENTICAL])),
         diff.findings,
         diff.scalars,
         diff.notes,
@@ -403,8 +406,8 @@ def _compared(diff: Diff) -> Compared:
 def counted(diff: Diff) -> DiffSummary:
     """How many became what, of all and of each kind that there is."""
     kinds: dict[str, Counter[str]] = {kind.value: Counter() for kind in Kind}
-    for change in diff.changes:
-        kinds[change.kind.value][change.status.value] += 1
+    for (kind, status), count in Counter((change.kind, change.status) for change in diff.changes).items():
+        kinds[kind.value][status.value] = count
     of_all = sum(kinds.values(), Counter())
     return DiffSummary(
         **of_all,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -13,6 +15,7 @@ from statecli.inspection import Inspection
 from statecli.places import located, of_range
 from statecli.report import (
     Case,
+    Cell,
     Column,
     Fix,
     Group,
@@ -20,6 +23,7 @@ from statecli.report import (
     Outcome,
     Page,
     Report,
+    Rows,
     Table,
     Trouble,
     View,
@@ -44,7 +48,6 @@ from statecli.report.text import (
     shape_text,
     shown,
     size_text,
-    stat_cells,
 )
 from statecli.sizes import Totals
 from statecli.state import Evidence, Kind, ModelState, Oddity, TensorInfo
@@ -57,6 +60,7 @@ def of_inspection(found: Inspection, view: View) -> Report:
         title=state.target,
         document=lambda: documents.of_inspection(found, sizes.totals_by_kind(state.tensors), _verdict(found)),
         table=lambda: _flat(found),
+        brief=lambda: _flat(found, details=False),
         page=lambda: _page(found, view),
         foot=lambda: _page(found, view, rows=False),
         findings=located(found.findings, state.tensors),
@@ -119,60 +123,51 @@ def _without_findings(found: Inspection) -> list[Oddity]:
 
 # The flat table: every fact in a column of its own, none where the source does not say.
 
-_FLAT = (
-    Column("kind"),
-    Column("fqn"),
-    Column("evidence", detail=True),
-    Column("persistent", detail=True),
-    Column("elements", detail=True),
-    Column("layout", detail=True),
-    Column("origin", detail=True),
-    Column("dtype"),
-    Column("shape"),
-    Column("bytes", right=True),
-    Column("device"),
-    Column("requires_grad"),
-    Column("saved"),
-    Column("moves"),
+#: A column, and its cell for a tensor.
+_Measure = tuple[Column, Callable[[TensorInfo], Cell]]
+_FLAT: tuple[_Measure, ...] = (
+    (Column("kind"), kind_text),
+    (Column("fqn"), attrgetter("fqn")),
+    (Column("evidence", detail=True), lambda t: t.evidence.value),
+    (Column("persistent", detail=True), lambda t: said(t.persistent)),
+    (Column("elements", detail=True), attrgetter("elements")),
+    (Column("layout", detail=True), attrgetter("layout")),
+    (Column("origin", detail=True), lambda t: place(t.origin) if t.origin else None),
+    (Column("dtype"), attrgetter("dtype")),
+    (Column("shape"), lambda t: shape_text(t.shape)),
+    (Column("bytes", right=True), attrgetter("nbytes")),
+    (Column("device"), attrgetter("device")),
+    (Column("requires_grad"), lambda t: said(t.requires_grad)),
+    (Column("saved"), lambda t: said(t.saved)),
+    (Column("moves"), lambda t: said(t.moves)),
 )
 
 
-def _flat(found: Inspection) -> Table:
-    tensors, moved, with_stats = found.state.tensors, found.to is not None, _has_stats(found)
-    sectioned = len({tensor.section for tensor in tensors}) > 1
-    columns = (
-        *((Column("section"),) if sectioned else ()),
-        *_FLAT,
-        *((Column("after"), Column("followed")) if moved else ()),
-        *((Column(name, right=True) for name in STATS) if with_stats else ()),
-        Column("tied_to"),
-        Column("note", detail=not any(tensor.note for tensor in tensors)),
-    )
-    rows = tuple(
-        (
-            *((t.section or None,) if sectioned else ()),
-            kind_text(t),
-            t.fqn,
-            t.evidence.value,
-            said(t.persistent),
-            t.elements,
-            t.layout,
-            place(t.origin) if t.origin else None,
-            t.dtype,
-            shape_text(t.shape),
-            t.nbytes,
-            t.device,
-            said(t.requires_grad),
-            said(t.saved),
-            said(t.moves),
-            *((t.after.device, said(t.after.followed)) if moved and t.after else (None, None) if moved else ()),
-            *(stat_cells(t.stats) if with_stats else ()),
-            ",".join(t.tied_to) or None,
-            t.note,
-        )
-        for t in tensors
-    )
-    return Table(columns, rows)
+def _flat(found: Inspection, *, details: bool = True) -> Table:
+    """`details` False: without the columns that only machines read."""
+    measures = [(column, cell) for column, cell in _flat_columns(found) if details or not column.detail]
+    cells = [cell for _, cell in measures]
+    rows = Rows(lambda tensor: tuple([cell(tensor) for cell in cells]), found.state.tensors)
+    return Table(tuple(column for column, _ in measures), rows)
+
+
+def _flat_columns(found: Inspection) -> Iterator[_Measure]:
+    tensors = found.state.tensors
+    if len({tensor.section for tensor in tensors}) > 1:
+        yield Column("section"), lambda t: t.section or None
+    yield from _FLAT
+    if found.to is not None:
+        yield Column("after"), lambda t: t.after.device if t.after else None
+        yield Column("followed"), lambda t: said(t.after.followed) if t.after else None
+    for name in STATS if _has_stats(found) else ():
+        yield Column(name, right=True), partial(_statistic, name)
+    yield Column("tied_to"), lambda t: ",".join(t.tied_to) or None
+    yield Column("note", detail=not any(tensor.note for tensor in tensors)), attrgetter("note")
+
+
+def _statistic(name: str, tensor: TensorInfo) -> Cell:
+    number: Cell = getattr(tensor.stats, name, None)
+    return number
 
 
 def _subtitle(state: ModelState, summary: dict[str, Totals]) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from statecli.scope import Configuration, NotChecked
-from statecli.state import Evidence, Kind, Origin, Stats, TensorInfo
+from statecli.state import Evidence, Kind, Origin, TensorInfo
 
 #: The fields of `Stats` that have a column.
 MOMENTS = ("min", "max", "mean", "std")
@@ -46,11 +46,6 @@ def flag(value: bool | None) -> str:
 def said(value: bool | None) -> str | None:
     """`yes`, `no`, and nothing where the source does not say."""
     return None if value is None else "yes" if value else "no"
-
-
-def stat_cells(stats: Stats | None) -> tuple[float | int | None, ...]:
-    """One cell a name of `STATS`."""
-    return tuple(getattr(stats, name, None) for name in STATS)
 
 
 def number(value: float | int | None, digits: int = 6) -> str:
