@@ -74,16 +74,16 @@ def _retied(matches: Sequence[Match]) -> set[int]:
     as many members as both have together.
     """
     known = [
-        (n, match.before.storage, match.after.storage)
+        (n, before.storage, after.storage)
         for n, match in enumerate(matches)
-        if match.before and match.after and match.before.nbytes and match.after.nbytes
+        if (before := match.before) and (after := match.after) and before.nbytes and after.nbytes
+        if before.storage is not None and after.storage is not None
     ]
-    known = [one for one in known if one[1] is not None and one[2] is not None]
-    before, after = Counter(one for _, one, _ in known), Counter(two for _, _, two in known)
-    if len(before) == len(after) == len(known):
+    one_side, other_side = Counter(one for _, one, _ in known), Counter(two for _, _, two in known)
+    if len(one_side) == len(other_side) == len(known):
         return set()
     both = Counter((one, two) for _, one, two in known)
-    return {n for n, one, two in known if not before[one] == after[two] == both[one, two]}
+    return {n for n, one, two in known if not one_side[one] == other_side[two] == both[one, two]}
 
 
 # --- in words --------------------------------------------------------------------------------------------------------

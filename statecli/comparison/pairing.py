@@ -96,6 +96,9 @@ def in_order(pairs: Iterable[Match], before: ModelState, after: ModelState) -> l
     Where after is ordered as text (layer 10 before layer 2) or, as safetensors is, by dtype first, that says nothing of
     the module: the numbers in the names do.
     """
+    pairs = list(pairs)
+    if len(pairs) == len(after.tensors) and all(map(_is_of, pairs, after.tensors)):
+        return pairs if _has_own_order(after) else _by_number(pairs)
     position = {id(tensor): n for n, tensor in enumerate(after.tensors)}
     of_before = {id(match.before): match for match in pairs}
     of_after = {id(match.after): match for match in pairs}
@@ -118,6 +121,10 @@ def in_order(pairs: Iterable[Match], before: ModelState, after: ModelState) -> l
     return ordered if _has_own_order(after) else _by_number(ordered)
 
 
+def _is_of(match: Match, tensor: TensorInfo) -> bool:
+    return match.after is tensor
+
+
 def _has_own_order(state: ModelState) -> bool:
     names = [tensor.fqn for tensor in state.tensors]
     return "safetensors" not in state.format and any(map(operator.gt, names, names[1:]))
@@ -127,7 +134,7 @@ def _by_number(matches: list[Match]) -> list[Match]:
     """By section in order of first appearance, then by name, with the numbers in it as numbers."""
     first = {section: n for n, section in enumerate(dict.fromkeys(match.shown.section for match in matches))}
     ordered = sorted(matches, key=lambda match: _natural(match.shown.fqn))
-    return sorted(ordered, key=lambda match: first[match.shown.section])
+    return ordered if len(first) == 1 else sorted(ordered, key=lambda match: first[match.shown.section])
 
 
 _NUMBER = re.compile(r"0*([0-9]+)")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 
 import msgspec
 
@@ -190,6 +192,7 @@ class _Comparison:
         outcomes = self._outcomes(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)
         loaded = self._loaded(every, compared, changes)
+        del every, matches, differing, outcomes  # as large as the changes, of which the findings are made next
         findings, untold = self._findings(loaded.findings, changes, broken, beside, settings)
         histograms = self._histograms(changes)
         return Diff(
@@ -297,7 +300,7 @@ class _Comparison:
 
     def _outcomes(self, matches: Sequence[Match], progress: Progress | None) -> list[_Outcome]:
         found = [_EQUAL] * len(matches)
-        wanted: list[tuple[int, TensorInfo, TensorInfo]] = []
+        wanted: list[int] = []
         alone: list[tuple[int, TensorInfo]] = []
         for n, match in enumerate(matches if self.values else ()):
             if match.before is None or match.after is None:
@@ -310,29 +313,32 @@ class _Comparison:
             elif _is_hollow(match.before) and _is_hollow(match.after):
                 found[n] = _Outcome(not_compared="neither side holds values")
             else:
-                wanted.append((n, match.before, match.after))
+                wanted.append(n)
         if wanted:
-            self._compare(wanted, found, progress)
+            self._compare(wanted, matches, found, progress)
         if alone:
             self._check(alone, found)
         return found
 
     def _compare(
         self,
-        wanted: Sequence[tuple[int, TensorInfo, TensorInfo]],
+        wanted: Sequence[int],
+        matches: Sequence[Match],
         found: list[_Outcome],
         progress: Progress | None,
     ) -> None:
         with inspection.numpy_needed():
             from statecli.values.compare import Pair, compare_all
 
-        pairs = [Pair(one, two) for _, one, two in wanted]
-        advance = progress(sum(pair.before.nbytes for pair in pairs)) if progress else None
-        for at in range(0, len(pairs), PAIRS_AT_ONCE):
-            some = pairs[at : at + PAIRS_AT_ONCE]
-            results = compare_all(some, self.request.how, jobs=self.request.jobs, progress=advance, seen=self.seen)
-            for (n, one, two), result in zip(wanted[at : at + PAIRS_AT_ONCE], results, strict=True):
-                found[n] = self._outcome(result, one, two)
+        advance = (
+            progress(sum(match.before.nbytes for n in wanted if (match := matches[n]).before)) if progress else None
+        )
+        for at in range(0, len(wanted), PAIRS_AT_ONCE):
+            numbers = wanted[at : at + PAIRS_AT_ONCE]
+            pairs = [Pair(one, two) for n in numbers if (one := matches[n].before) and (two := matches[n].after)]
+            results = compare_all(pairs, self.request.how, jobs=self.request.jobs, progress=advance, seen=self.seen)
+            for n, pair, result in zip(numbers, pairs, results, strict=True):
+                found[n] = self._outcome(result, pair.before, pair.after)
 
     def _check(self, alone: Sequence[tuple[int, TensorInfo]], found: list[_Outcome]) -> None:
         """What is compared with nothing may be damaged all the same: that is no way to be added."""
@@ -388,7 +394,7 @@ class _Comparison:
     def _change(self, match: Match, known: tuple[Field, ...], outcome: _Outcome) -> Change:
         row = match.shown
         if outcome.delta is not None:
-            known = (*known, Field.VALUES)
+            known = _with_values(known)
         if outcome.reshaped:
             known = tuple(field for field in Field if field is Field.SHAPE or field in known)
         return Change(
@@ -470,10 +476,10 @@ class _Comparison:
         if not expected:
             changes, settings = self._differing(changes), ()
         tensors = expectations.of_tensors(changes, broken, targets, sectioned=self.sectioned, values=self.values)
-        entries = [*tensors, *expectations.of_settings(beside, settings, targets)]
+        entries = chain(tensors, expectations.of_settings(beside, settings, targets))
         if not expected:
             return [*loaded, *expectations.differences(entries)], []
-        found, untold = expectations.failures(expected, entries, targets)
+        found, untold = expectations.failures(expected, list(entries), targets)
         return found, [one for one in untold if one.fqn not in {other.fqn for other in broken}]
 
     def _differing(self, changes: Sequence[Change]) -> list[Change]:
@@ -483,6 +489,12 @@ class _Comparison:
         # Added, removed and another shape are said in the words of load_state_dict.
         rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in differing if c.before and c.after]
         return [msgspec.structs.replace(c, fields=known) for c, known in rest if known]
+
+
+@lru_cache(maxsize=128)
+def _with_values(known: tuple[Field, ...]) -> tuple[Field, ...]:
+    """Return one tuple for all changes of these fields, of which there may be a million."""
+    return (*known, Field.VALUES)
 
 
 def _is_of(path: str, message: str) -> bool:

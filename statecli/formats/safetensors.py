@@ -6,7 +6,7 @@ validator accepts what readers disagree on (one name twice), this reader refuses
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -170,7 +170,6 @@ def _checked_entries(header: dict[str, Any]) -> Iterator[tuple[str, HeaderEntry]
 
 def _tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start: int, size: int) -> list[TensorInfo]:
     tensors: list[TensorInfo] = []
-    spans: list[tuple[int, int, str]] = []
     #: Most tensors have the type and shape of others: one tuple and one number for all of them.
     layouts: dict[tuple[str, tuple[int, ...]], _Layout] = {}
     for name, entry in entries:
@@ -196,8 +195,7 @@ def _tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start: int, 
                 data=data,
             )
         )
-        spans.append((begin, end, name))
-    _tile(spans, size - start)
+    _tile(tensors, start, size - start)
     return tensors
 
 
@@ -287,11 +285,28 @@ def _check_numbers(name: str, numbers: Sequence[Any], what: str) -> None:
             raise MalformedError(f"{_shown.name(name)}: its {what} holds {_shown.value(number)}, no size or position")
 
 
-def _tile(spans: list[tuple[int, int, str]], size: int) -> None:
+def _spans(tensors: Iterable[TensorInfo], start: int) -> Iterator[tuple[int, int, str]]:
+    for tensor in tensors:
+        if tensor.data is not None:
+            where = tensor.data.storage
+            yield where.offset - start, where.offset - start + where.length, tensor.fqn
+
+
+def _are_adjacent(tensors: Iterable[TensorInfo], start: int) -> bool:
+    """Return whether each tensor begins where the one before it ends, as libraries write them."""
+    at = 0
+    for begin, end, _ in _spans(tensors, start):
+        if begin != at:
+            return False
+        at = end
+    return True
+
+
+def _tile(tensors: Sequence[TensorInfo], start: int, size: int) -> None:
     """The bytes after the header belong to exactly one tensor each: no hole, no overlap, nothing behind."""
-    spans.sort()
+    spans = _spans(tensors, start)
     at, before = 0, None
-    for begin, end, name in spans:
+    for begin, end, name in spans if _are_adjacent(tensors, start) else sorted(spans):
         if begin != at:
             raise _apart(name, begin, end, at, before)
         at, before = end, name

@@ -42,6 +42,8 @@ def sentence(text: str) -> str:
 
 def name(text: str) -> str:
     """`visible`, and elided in the middle when absurdly long."""
+    if len(text) <= MAX_NAME and text.isascii() and text.isprintable():
+        return text
     return visible(elided(text, MAX_NAME))
 
 

@@ -39,9 +39,8 @@ def _value(value: Any, sink: Sink) -> None:
 
 def is_list_of_structs(value: Any) -> bool:
     """Return whether each item of the value gets a line; an empty tuple may be of anything."""
-    return isinstance(value, Rows) or (
-        isinstance(value, tuple) and all(isinstance(one, msgspec.Struct) for one in value[:1])
-    )
+    first = next(iter(value), None) if isinstance(value, tuple) else None
+    return isinstance(value, Rows) or value == () or isinstance(first, msgspec.Struct)
 
 
 def encoded(value: Any) -> bytes:
