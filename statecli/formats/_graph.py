@@ -141,6 +141,13 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
     yield from beside(node)
 
 
+def child_nodes(node: Any) -> list[Any]:
+    """The nodes of `children`, without their paths: a third of the time."""
+    items = mapping(node)
+    nodes = list(items.values()) if items is not None else list(sequence(node) or ())
+    return [*nodes, *(child for _, child in beside(node))] if type(node) is Obj else nodes
+
+
 def beside(node: Any) -> Iterator[tuple[str, Any]]:
     """What hangs below an object and is no entry of a container: attributes, arguments, a state."""
     if type(node) is not Obj:

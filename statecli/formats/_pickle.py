@@ -945,7 +945,11 @@ def _dict(m: Machine, pos: int) -> int:
 def _setitem(m: Machine, pos: int) -> int:
     value = m.stack.pop()
     key = m.stack.pop()
-    m.set_items(m.stack[-1], [key, value], pos)
+    target = m.stack[-1]
+    if type(target) is dict and type(key) in _STRINGS and key not in target:
+        target[key] = value
+    else:
+        m.set_items(target, [key, value], pos)
     return pos
 
 

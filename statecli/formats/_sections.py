@@ -13,7 +13,7 @@ from statecli.formats._graph import (
     LEAVES,
     attributes,
     beside,
-    children,
+    child_nodes,
     dotted,
     entries,
     is_flat_optimizer,
@@ -80,7 +80,7 @@ class Search:
             self.known[id(node)] = False
             above.append(node)
             stack.append((node, True))
-            stack.extend((child, False) for _, child in children(node) if type(child) not in LEAVES)
+            stack.extend((child, False) for child in child_nodes(node) if type(child) not in LEAVES)
 
 
 def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[Section]:
