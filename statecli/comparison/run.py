@@ -330,9 +330,8 @@ class _Comparison:
         with inspection.numpy_needed():
             from statecli.values.compare import Pair, compare_all
 
-        advance = (
-            progress(sum(match.before.nbytes for n in wanted if (match := matches[n]).before)) if progress else None
-        )
+        total = sum(before.nbytes for n in wanted if (before := matches[n].before))
+        advance = progress(total) if progress else None
         for at in range(0, len(wanted), PAIRS_AT_ONCE):
             numbers = wanted[at : at + PAIRS_AT_ONCE]
             pairs = [Pair(one, two) for n in numbers if (one := matches[n].before) and (two := matches[n].after)]

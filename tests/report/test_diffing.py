@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
+from statecli import render
 from statecli.comparison.result import Broken, Field, Histogram, ScalarChange, Status
 from statecli.finding import Finding, Severity
 from statecli.render import Output
-from statecli.report import Bars, Spread, changed
+from statecli.report import Bars, Spread, changed, diffing, documents
 from statecli.report.diffing import DiffView, Names, of_diff
 from statecli.state import Kind, Oddity
 
@@ -557,3 +558,39 @@ def test_a_load_says_why_it_ends_1(output):
     half = recast("a", tensor("a"), tensor("a", "float16"), Field.DTYPE)
     finding = Finding("changed", Severity.ERROR, "a: dtype: float32 → float16", "b.pt", "a")
     assert "error[changed]" in written(loaded(half, findings=(finding,)), output)
+
+
+# --- what is not built ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["plain", "json", "jsonl", "csv"])
+def test_flat_outputs_build_no_page_and_locate_no_finding(monkeypatch, output):
+    """Both take as long as the comparison where 300,000 tensors differ, and their rows say it all."""
+    monkeypatch.delattr(diffing, "_groups")
+    monkeypatch.setattr(diffing, "located", lambda *_: pytest.fail("a finding was located"))
+    assert "layers.7.w" in written(diff(*(nudged(f"layers.{n}.w") for n in range(50))), output)
+
+
+@pytest.mark.parametrize("output", ["json", "jsonl"])
+def test_a_row_of_json_is_built_when_it_is_written(monkeypatch, output):
+    """No more than one is kept, however many there are."""
+    built, written_after = [], []
+    build = documents._change
+    monkeypatch.setattr(documents, "_change", lambda change: built.append(change.fqn) or build(change))
+    report = of_diff(diff(*(nudged(f"layers.{n}.w") for n in range(50))), DiffView())
+
+    class Sink:
+        def utf8(self, raw):
+            written_after.extend([len(built)] * (b'"status":' in raw))
+
+    render.write(report, Output(output), Sink(), render.Look())
+    assert written_after == list(range(1, 51))
+
+
+def test_plain_text_reads_each_row_once(monkeypatch):
+    """Without the columns that only machines read."""
+    read = []
+    monkeypatch.setattr(diffing, "_fact", lambda *facts: read.append(facts))
+    monkeypatch.setattr(diffing, "_measured_number", lambda name, change: read.append((name, change.fqn)))
+    written(diff(*(nudged(f"layers.{n}.w") for n in range(50))), "plain", terminal=False)
+    assert len(read) == 4 * 50
