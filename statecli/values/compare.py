@@ -96,6 +96,8 @@ def compare_all(
     stale: dict[str | ByteRange, StateError] = {
         path: UnreadableError(CHANGED) for path in changed({path: before[path] for path in paths})
     }
+    if not stale:
+        return outcomes
     return [_unless_damaged(pair, outcome, stale) for pair, outcome in zip(pairs, outcomes, strict=True)]
 
 

@@ -90,11 +90,14 @@ def _runs(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
 
 
 def _continues(first: _Candidate, last: _Candidate, candidate: _Candidate) -> bool:
-    if (first.before_path, first.after_path) != (candidate.before_path, candidate.after_path):
-        return False
-    gaps = candidate.before - last.before - last.length, candidate.after - last.after - last.length
-    ends = candidate.before - first.before, candidate.after - first.after
-    return all(gap <= GAP for gap in gaps) and all(0 <= end <= RUN - SMALL for end in ends)
+    return (
+        first.before_path == candidate.before_path
+        and first.after_path == candidate.after_path
+        and candidate.before - last.before - last.length <= GAP
+        and candidate.after - last.after - last.length <= GAP
+        and 0 <= candidate.before - first.before <= RUN - SMALL
+        and 0 <= candidate.after - first.after <= RUN - SMALL
+    )
 
 
 def _tallies_of_run(
