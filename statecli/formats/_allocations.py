@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from statecli.formats import _array_types
-from statecli.formats._array_types import count_of
-from statecli.formats._dtypes import BITS, STORAGE_DTYPES
 from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf, Value
 from statecli.formats._steps import Budget, Steps
+from statecli.formats._tensor_sizes import MAX_SIZE, TensorSizes, item_bytes, made_by
 from statecli.state import Bomb
 
 #: Bytes that a pickle may allocate: so many, and so many times its own size.
@@ -36,10 +35,10 @@ _MAX_PATTERN_STEPS = 20_000_000
 #: What the compiler of `re` does for a class of characters, each of which may span all of Unicode's first plane; and
 #: the square of the length that costs one step: it moves all branches of an alternation for each common character.
 _STEPS_OF_CHARACTER_CLASS, _SQUARE_OF_STEP = 65_536, 500
-#: No size is counted beyond this.
-_MAX_SIZE = 2**62
 #: Bytes of a pointer, of a small integer object, of an entry of the unpickler's memo.
 _POINTER, _INTEGER, _MEMO_ENTRY = 8, 32, 16
+#: Bytes of a tensor without dimensions, as which a tensor gives each of its elements to what iterates over it.
+_TENSOR_OBJECT = 640
 
 #: As Python reads it: digits of any script, and underscores between them.
 _EXPONENT = re.compile(r"[eE][-+]?([\d_]+)\s*\Z")
@@ -62,6 +61,12 @@ _OF_BYTES = frozenset(
     ["builtins.bytes", "builtins.bytearray"] + [f"numpy.{name}" for name in ("bytes_", "void", "record", "rec.record")]
 )
 _MAKING_DICTS = frozenset(["builtins.dict", "collections.OrderedDict"])
+_OF_TENSORS = re.compile(r"torch(?:\.cuda|\.storage)?\.\w*(?:Storage|Tensor)")
+#: These copy the elements of the tensors that they are given, of each storage that is repeated in the tensor.
+_MAKERS = frozenset(["copyreg.__newobj__", "copyreg.__newobj_ex__", "copyreg._reconstructor"])
+_COPYING_TENSORS = re.compile(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)")
+#: Classes of Python and numpy that read a state element by element; the state of a tensor is a geometry.
+_READING_STATES = ("numpy.", "random.", "array.", "decimal.", "fractions.")
 
 #: The plain name of a global, and the calls that a function makes of what it is given.
 Name: TypeAlias = Callable[[Global], str]
@@ -80,8 +85,13 @@ class Allocations:
         self._called: dict[int, Global] = {}
         #: How many elements the result of a call has, by its id.
         self._lengths: dict[int, int] = {}
-        #: How many values a container has, all that it holds counted each time; how deep it is nested.
+        self._tensors = TensorSizes(plain, steps)
+        #: Keys of the storages that were written out once, which takes as much memory as the file has of them.
+        self._copied: set[Value] = set()
+        #: How many values a container has, all that it holds counted each time; how deep it is nested. Of what is
+        #: hashed, and of what is gone through element by element.
         self._expanded: dict[int, tuple[int, int]] = {}
+        self._iterated: dict[int, tuple[int, int]] = {}
         self._keys: list[tuple[int, Value]] = []
         self._hashes = _Hashes(plain)
         #: Regular expressions that are compiled, and the steps of that.
@@ -102,6 +112,7 @@ class Allocations:
         for call in made:
             if type(call.cls) is Global:
                 self._lengths[id(call)] = self._judge(call, call.cls, 0)
+                self._tensors.note(call)
         for target, state in built:
             self._judge_state(target, state)
         limit = _MIN_BYTES + _TIMES_PICKLE * pickle_bytes
@@ -124,7 +135,7 @@ class Allocations:
             pid = storage.pid if type(storage.pid) is tuple else ()
             if len(pid) < 5 or type(pid[1]) is not Global or type(pid[4]) is not int or pid[3] == "meta":
                 continue
-            size = pid[4] * _item_bytes(pid[1].name)
+            size = pid[4] * item_bytes(pid[1].name)
             if size > _MIN_BYTES + _TIMES_COMPRESSED * file_bytes:
                 yield Bomb(f"allocates {_amount(size)} for a storage of {_amount(file_bytes)}", pid[1].position)
                 return
@@ -139,9 +150,7 @@ class Allocations:
         if plain == "re._compile" and call.args:
             self._patterns.append(name)
             self._pattern_steps += _pattern_steps(call.args[0])
-        if size:
-            self._called[id(name)] = name
-            self._bytes[id(name)] = min(self._bytes[id(name)] + size, _MAX_SIZE)
+        self._count(name, size)
         for indirect in self._calls_made_by(plain, call.args) if depth < 8 else ():
             if type(indirect.cls) is Global:
                 length = max(length, self._judge(indirect, indirect.cls, depth + 1))
@@ -149,12 +158,18 @@ class Allocations:
             self._judge(Obj(call.args[0], call.args[1:]), call.args[0], depth + 1)
         return length
 
+    def _count(self, name: Global, size: int) -> None:
+        if size:
+            self._called[id(name)] = name
+            self._bytes[id(name)] = min(self._bytes[id(name)] + size, MAX_SIZE)
+
     def _size_of_call(self, name: str, args: tuple[Value, ...]) -> tuple[int, int]:
         """Bytes that a call allocates, and how many elements its result has."""
         first = args[0] if args else None
         if name in _OF_BYTES:
-            length = first if type(first) is int else self._length(first)
-            return _capped(length), _capped(length)
+            length = self._tensors.number(first)
+            length = self._length(first) if length is None else length
+            return _capped(length + self._iterated_bytes(first)), _capped(length)
         if name in _COPIERS or name.startswith("numpy."):
             self._hash_elements(name, first)
             size = self._size_of_numpy(name, args)
@@ -162,11 +177,13 @@ class Allocations:
                 size += sum(map(_size_of_number, args))
             length = max((self._length(one) for one in args), default=0)
             ranges = any(type(one) is Obj for one in args)
-            return size + _capped(length * (_POINTER + _INTEGER * ranges)), length
+            of_tensors = sum(map(self._copied_bytes if name.startswith("numpy.") else self._iterated_bytes, args))
+            return _capped(size + length * (_POINTER + _INTEGER * ranges) + of_tensors), length
         if name == "builtins.range":
-            return 0, _range_length(args)
+            return 0, self._range_length(args)
         if name == "array.array" and len(args) > 1:
-            return _capped(self._length(args[1]) * _POINTER), self._length(args[1])
+            size = self._length(args[1]) * _POINTER + self._iterated_bytes(args[1])
+            return _capped(size), self._length(args[1])
         if name == "_codecs.encode":
             codec = args[1] if len(args) > 1 and type(args[1]) is str else "utf-8"
             length = _capped(self._length(first) * _ENCODED.get(codec.lower(), 10))
@@ -182,37 +199,96 @@ class Allocations:
 
     def _size_of_numpy(self, name: str, args: tuple[Value, ...]) -> int:
         if name.endswith(".multiarray._reconstruct") and len(args) > 2:
-            return _capped(_elements(args[1]) * _type_bytes(args[2]))
+            return _capped(self._tensors.elements(args[1]) * _type_bytes(args[2]))
         if name == "numpy.ma.core._mareconstruct" and len(args) > 3:
-            return _capped(2 * _elements(args[2]) * _type_bytes(args[3]))
+            return _capped(2 * self._tensors.elements(args[2]) * _type_bytes(args[3]))
         if name.endswith(".multiarray.scalar") and len(args) == 1:
             return _capped(_type_bytes(args[0]))
         return 0
 
     def _size_of_tensor(self, name: str, args: tuple[Value, ...]) -> int:
-        module, _, last = name.rpartition(".")
-        if module in ("torch", "torch.cuda", "torch.storage") and last.endswith(("Storage", "Tensor")):
+        last = name.rpartition(".")[2]
+        if _OF_TENSORS.fullmatch(name):
             first = args[0] if args else None
+            if self._tensors.is_shape(first):
+                return _capped(self._tensors.elements(first) * item_bytes(last))
             if type(first) in (list, tuple):
-                return _capped(self._expansion(first)[0] * _POINTER)
-            if type(first) is Obj:
-                return _capped(self._length(first) * _POINTER)
-            return _capped(_elements(args) * _item_bytes(last)) if args else 0
+                return _capped(self._expansion(first, iterated=True)[0] * _POINTER)
+            if type(first) is Obj and self._tensors.number(first) is None:
+                size = self._iterated_bytes(first) if last.endswith("Storage") else 0
+                return _capped(self._length(first) * _POINTER + size)
+            return _capped(self._tensors.elements(args) * item_bytes(last)) if args else 0
+        if name.startswith("torch._utils._rebuild_tensor") and len(args) > 3:
+            return self._grown_bytes(*args[:4])
         if name == "torch._utils._rebuild_qtensor" and len(args) > 2:
-            return _beyond_storage(args)
-        if name == "torch._utils._rebuild_device_tensor_from_cpu_tensor" and args and type(args[0]) is Obj:
-            return _beyond_storage(args[0].args)
+            quantizer = sum(map(self._written_bytes, self._tensors.within(args[4:5])))
+            return _capped(self._beyond(Obj(None, args)) + quantizer)
+        if name == "torch._utils._rebuild_nested_tensor":
+            sizes = (self._tensors.of(tensor) for tensor in args[1:])
+            return _capped(sum(max(0, size.elements - size.held) * _TENSOR_OBJECT for size in sizes))
+        if _COPYING_TENSORS.fullmatch(name):
+            return _capped(sum(map(self._written_bytes, self._tensors.within(args))))
         return 0
 
+    def _written_bytes(self, tensor: Value) -> int:
+        """Bytes of a tensor once each element is written out, less those that its storage has in the file."""
+        size = self._tensors.of(tensor)
+        held = 0 if size.key in self._copied else size.held
+        self._copied.add(size.key if type(size.key) in (str, int, bytes) else None)
+        return max(0, size.elements - held) * _POINTER
+
+    def _grown_bytes(self, storage: Value, offset: Value, shape: Value, strides: Value) -> int:
+        """Bytes that a tensor needs beyond those of the storage that it is set to, if a call made the storage."""
+        if type(storage) is not Obj:
+            return 0
+        return self._tensors.reach(offset, shape, strides) * _POINTER
+
+    def _copied_bytes(self, value: Value) -> int:
+        """Bytes that numpy allocates for a tensor, or for the tensors, ranges and lists in a list."""
+        if type(value) in (list, tuple):
+            return max(0, self._expansion(value, iterated=True)[0] * _POINTER)
+        return self._tensors.of(value).elements * _POINTER
+
+    def _iterated_bytes(self, value: Value) -> int:
+        """Bytes of the tensors that a tensor gives to what iterates over it."""
+        return self._tensors.of(value).elements * _TENSOR_OBJECT
+
     def _judge_state(self, target: Value, state: Value) -> None:
-        """An array of objects is made as long as its shape says, whatever list follows."""
-        if type(target) is Obj and type(target.cls) is Global and type(state) is tuple and len(state) > 4:
-            name = target.cls
-            if self._plain(name).endswith("._reconstruct") and type(state[4]) is list:
-                extra = _elements(state[1]) - len(state[4])
-                if extra > 0:
-                    self._called[id(name)] = name
-                    self._bytes[id(name)] = min(self._bytes[id(name)] + extra * _POINTER, _MAX_SIZE)
+        """Count what a BUILD allocates: an array of objects is made as long as its shape says, whatever list follows;
+        a tensor grows a storage to its geometry; other classes go through the tensors in their state.
+        """
+        if type(target) is not Obj or type(target.cls) is not Global:
+            return
+        name, root = target.cls, self._tensors.name_of(target)
+        root = self._tensors.name_of(made_by(self._plain, target)) if root in _MAKERS and target.args else root
+        if type(state) is tuple and len(state) > 4 and root.endswith("._reconstruct") and type(state[4]) is list:
+            extra = self._tensors.elements(state[1]) - len(state[4])
+            self._count(name, max(0, extra) * _POINTER)
+        if root.startswith("torch.") and type(state) is tuple and len(state) in (4, 5):
+            self._count(name, _capped(self._grown_bytes(*state[:4])))
+        elif root.startswith(_READING_STATES) and root != "numpy.dtype":
+            tensors = self._tensors.within(state)
+            self._count(name, _capped(sum(map(self._iterated_bytes, tensors))))
+        self._count(name, _capped(self._iterated_bytes(state)))
+
+    def _beyond(self, call: Obj) -> int:
+        """Bytes of a quantized tensor that repeats its storage: memory for each element is allocated before."""
+        size = self._tensors.measure(Obj(_QTENSOR, call.args))
+        return max(0, size.elements - size.held) * _POINTER
+
+    def _range_length(self, args: tuple[Value, ...]) -> int:
+        """Number of elements of a range."""
+        numbers = [self._tensors.number(number) for number in args]
+        if not 1 <= len(args) <= 3 or any(number is None for number in numbers):
+            return 0
+        limits = [number for number in numbers if number is not None]
+        if any(type(number) is Obj for number in args) and MAX_SIZE in limits:
+            return MAX_SIZE
+        start, stop = (0, limits[0]) if len(limits) == 1 else limits[:2]
+        step = limits[2] if len(limits) == 3 else 1
+        if step == 0:
+            return 0
+        return _capped(-((start - stop) // step) if step > 0 else -((stop - start) // -step))
 
     def _length(self, value: Value) -> int:
         if type(value) is Obj:
@@ -248,9 +324,12 @@ class Allocations:
             if count > _MAX_COLLISIONS:
                 yield Bomb(f"compares {count:,} keys of one hash with each other", 0)
 
-    def _expansion(self, root: Value) -> tuple[int, int]:
-        """Number of values in a container, what is shared counted each time, and how deep it is nested."""
-        known, entered, waiting, depth = self._expanded, set[int](), [root], 0
+    def _expansion(self, root: Value, *, iterated: bool = False) -> tuple[int, int]:
+        """Number of values in a container, what is shared counted each time, and how deep it is nested.
+
+        `iterated`: with the elements of ranges, copies and tensors, which code that goes through them makes.
+        """
+        known, entered, waiting, depth = self._iterated if iterated else self._expanded, set[int](), [root], 0
         while waiting:
             value = waiting[-1]
             children = () if id(value) in known else _children(value)
@@ -259,14 +338,16 @@ class Allocations:
                 entered.add(id(value))  # a container that holds itself is entered once
                 depth += 1
                 if depth > _MAX_NESTED:
-                    return _MAX_SIZE, depth
+                    return MAX_SIZE, depth
                 self._steps.take(Budget.FLOW, len(children))
                 waiting.extend(missing)
                 continue
             if id(value) not in known:
                 inner = [known.get(id(child), (1, 0)) for child in children]
                 size = 1 + sum(size for size, _ in inner)
-                known[id(value)] = (min(size, _MAX_SIZE), 1 + max((depth for _, depth in inner), default=0))
+                if iterated and type(value) is Obj:
+                    size += self._length(value) + self._iterated_bytes(value) // _POINTER
+                known[id(value)] = (min(size, MAX_SIZE), 1 + max((depth for _, depth in inner), default=0))
             depth -= waiting.pop() is value and id(value) in entered and bool(children)
         return known[id(root)]
 
@@ -357,18 +438,13 @@ def _pattern_steps(pattern: Value) -> int:
     while type(pattern) is Obj and pattern.args:
         pattern = pattern.args[0]
     if type(pattern) not in (str, bytes):
-        return _MAX_SIZE  # text that is computed
+        return MAX_SIZE  # text that is computed
     classes = pattern.count(b"[" if type(pattern) is bytes else "[")
     return int(classes * _STEPS_OF_CHARACTER_CLASS + len(pattern) ** 2 // _SQUARE_OF_STEP)
 
 
 def _capped(size: int) -> int:
-    return max(0, min(size, _MAX_SIZE))
-
-
-def _elements(shape: Value) -> int:
-    """Number of elements of this shape, 0 where it is no shape of an array."""
-    return _capped(count_of(shape) or 0)
+    return max(0, min(size, MAX_SIZE))
 
 
 def _type_bytes(dtype: Value) -> int:
@@ -377,29 +453,8 @@ def _type_bytes(dtype: Value) -> int:
     return (_array_types.size_of(dtype if type(dtype) is Obj else Obj(None, (dtype,)), state) or 0) or 1
 
 
-def _item_bytes(name: str) -> int:
-    """Bytes of an element of a class of storages or tensors."""
-    kind = STORAGE_DTYPES.get(name.replace("Tensor", "Storage"), "uint8" if name == "UntypedStorage" else "float32")
-    return BITS.get(kind, 32) // 8
-
-
-def _beyond_storage(args: tuple[Value, ...]) -> int:
-    """Bytes of a tensor that repeats its storage, once each element is written out."""
-    storage = args[0] if args and type(args[0]) is Persistent else None
-    pid = storage.pid if storage and type(storage.pid) is tuple else ()
-    held = pid[4] if len(pid) > 4 and type(pid[4]) is int else 0
-    extra = _elements(args[2]) - held if len(args) > 2 else 0
-    return _capped(extra * _POINTER)
-
-
-def _range_length(args: tuple[Value, ...]) -> int:
-    if not 1 <= len(args) <= 3 or not all(type(one) is int for one in args):
-        return 0
-    start, stop = (0, args[0]) if len(args) == 1 else args[:2]
-    step = args[2] if len(args) == 3 else 1
-    if step == 0:
-        return 0
-    return _capped(-((start - stop) // step) if step > 0 else -((stop - start) // -step))
+#: In whose name a quantized tensor is measured.
+_QTENSOR = Global("torch._utils", "_rebuild_qtensor", 0)
 
 
 def _size_of_number(number: Value) -> int:
@@ -414,11 +469,11 @@ def _size_of_number(number: Value) -> int:
     if type(number) in (int, float, bool):
         return 0
     if type(number) is not str:
-        return _MAX_SIZE
+        return MAX_SIZE
     match = _EXPONENT.search(number)
     digits = match[1].replace("_", "") if match else ""
     if len(digits) > _MAX_EXPONENT_DIGITS:
-        return _MAX_SIZE
+        return MAX_SIZE
     return _capped(int(digits or 0) * _MEMO_ENTRY)
 
 

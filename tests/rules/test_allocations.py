@@ -63,6 +63,36 @@ def scalar(dtype, data):
     )
 
 
+def rebuilt(kind, *args):
+    """A call of one of the functions that rebuild tensors."""
+    return called(stacked("torch._utils", f"_rebuild_{kind}"), *args)
+
+
+def repeated(count, *, kind="FloatStorage", rows=()):
+    """A tensor of so many elements over the four of its storage."""
+    return tensor(size=(*rows, count), stride=(0,) * (len(rows) + 1), kind=kind)
+
+
+def moved(value):
+    """The tensor with each element written out as a number of 8 bytes."""
+    return rebuilt("device_tensor_from_cpu_tensor", value, stacked("torch", "float64"), short("cpu"), b"\x89")
+
+
+def parameter(value):
+    """The tensor as a parameter."""
+    return rebuilt("parameter", value, b"\x89", called(stacked("collections", "OrderedDict")))
+
+
+def built(value, *state):
+    """BUILD with a tuple."""
+    return value + b"(" + b"".join(state) + b"tb"
+
+
+def scheme(scales):
+    """The quantizer of each channel: scales, zero points, axis."""
+    return b"(ctorch\nper_channel_affine\n" + scales + scales + number(1) + b"t"
+
+
 def nested(step):
     """Forty objects, each made of the one before; the last is in the memo at 39."""
     return number(1) + put(0) + b"".join(b"0" + step(get(n - 1)) + put(n) for n in range(1, 40)) + b"0"
@@ -72,6 +102,8 @@ RANGE = builtin("range", number(2**40))
 #: A tuple that holds the tuple before it twice, 64 times over.
 LAUGHS = b"N" + b"".join(put(n) + get(n) + b"\x86" for n in range(64)) + put(99) + b"0"
 STORAGE = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("0") + text("cpu") + number(16) + b"tQ"
+EMPTY_TENSOR = called(stacked("torch", "FloatTensor"))
+SIZE = called(stacked("torch", "Size"), b"](" + number(2**20) + number(2**20) + b"e")
 TWICE = put(0) + b"0" + called(stacked("_codecs", "encode"), get(0), short("hex"))
 
 # Name -> the opcodes of a value, what the finding says.
@@ -221,6 +253,154 @@ BOMBS = {
         ),
         "8.0 TiB by torch._utils",
     ),
+    "a repeated parameter that is moved": (moved(parameter(parameter(repeated(2**40)))), "8.0 TiB by torch._utils"),
+    "a repeated sparse tensor that is moved": (
+        moved(
+            rebuilt(
+                "sparse_tensor",
+                called(stacked("torch.serialization", "_get_layout"), short("torch.sparse_coo")),
+                b"(" + repeated(2**40, rows=(1,)) + repeated(2**40) + numbers(2**40) + b"\x88t",
+            )
+        ),
+        "16.0 TiB by torch._utils",
+    ),
+    "a repeated tensor of a class that is moved": (
+        moved(
+            called(
+                stacked("torch._tensor", "_rebuild_from_type_v2"),
+                stacked("torch._utils", "_rebuild_tensor_v2"),
+                stacked("torch", "Tensor"),
+                b"(" + STORAGE + number(0) + numbers(2**40) + numbers(0) + b"\x89" + b"Nt",
+                b"}",
+            )
+        ),
+        "8.0 TiB by torch._utils",
+    ),
+    "one storage moved 3,000 times": (
+        b"](" + moved(tensor(numel=10**6, size=(10**6,))) * 3000 + b"e",
+        "by torch._utils",
+    ),
+    "repeated scales of no elements": (
+        rebuilt(
+            "qtensor",
+            STORAGE,
+            number(0),
+            numbers(0, 2**40),
+            numbers(1, 1),
+            scheme(repeated(2**40)),
+            b"\x89",
+            called(stacked("collections", "OrderedDict")),
+        ),
+        "16.0 TiB by torch._utils._rebuild_qtensor",
+    ),
+    "repeated sizes of a nested tensor": (
+        rebuilt("nested_tensor", tensor(), *[repeated(2**30, kind="LongStorage")] * 3),
+        "1.9 TiB by torch._utils._rebuild_nested_tensor",
+    ),
+    "a tensor of a torch.Size": (called(stacked("torch", "FloatTensor"), SIZE), "4.0 TiB by torch.FloatTensor"),
+    "a tensor of a torch.Size by a copy": (
+        called(
+            stacked("torch", "FloatTensor"),
+            called(stacked("copyreg", "__newobj__"), stacked("torch", "Size"), numbers(2**20, 2**20)),
+        ),
+        "4.0 TiB by torch.FloatTensor",
+    ),
+    "a tensor of a number that is computed": (
+        called(stacked("torch", "FloatTensor"), scalar("i8", struct.pack("<q", 2**40))),
+        "4.0 TiB by torch.FloatTensor",
+    ),
+    "bytes of a number in text": (
+        builtin("bytearray", builtin("int", short("68719476736"))),
+        "64.0 GiB by builtins.bytearray",
+    ),
+    "a list of a range to a number that is computed": (
+        builtin("list", builtin("range", scalar("u8", struct.pack("<Q", 2**40)))),
+        "TiB by builtins.list",
+    ),
+    "the state of a tensor": (
+        built(
+            EMPTY_TENSOR,
+            called(stacked("torch.storage", "UntypedStorage"), number(4)),
+            b"K\0",
+            numbers(2**40),
+            numbers(1),
+        ),
+        "8.0 TiB by torch.FloatTensor",
+    ),
+    "the strides of a tensor's state": (
+        built(
+            EMPTY_TENSOR,
+            called(stacked("torch.storage", "UntypedStorage"), number(4)),
+            b"K\0",
+            numbers(2),
+            numbers(2**40),
+        ),
+        "8.0 TiB by torch.FloatTensor",
+    ),
+    "a tensor over a storage that is made": (
+        rebuilt(
+            "tensor_v2",
+            called(stacked("torch.storage", "TypedStorage"), number(4)),
+            number(0),
+            numbers(2**40),
+            numbers(1),
+            b"\x89",
+            b"N",
+        ),
+        "8.0 TiB by torch._utils._rebuild_tensor_v2",
+    ),
+    "a repeated tensor as a state": (called(stacked("collections", "OrderedDict")) + repeated(2**30) + b"b", "by coll"),
+    "a repeated tensor as a geometry": (called(stacked("torch", "Tensor")) + repeated(2**30) + b"b", "by torch.Tensor"),
+    **{
+        f"a repeated tensor in {name}": (called(stacked(*name.rsplit(".", 1)), *first, repeated(2**30)), f"by {name}")
+        for name, *first in (
+            ("builtins.set",),
+            ("builtins.bytearray",),
+            ("collections.Counter",),
+            ("collections.OrderedDict",),
+            ("torch.Size",),
+            ("numpy.float64",),
+            ("numpy.str_",),
+            ("array.array", short("d")),
+            ("torch.storage.TypedStorage",),
+        )
+    },
+    "repeated tensors in a list": (
+        called(stacked("numpy", "float64"), b"](" + repeated(2**24) * 2 + b"e"),
+        "GiB by numpy.float64",
+    ),
+    "a tensor of repeated tensors": (
+        called(stacked("torch", "FloatTensor"), b"](" + repeated(2**24) + b"e"),
+        "by torch",
+    ),
+    "a tensor of a list of a range": (called(stacked("torch", "FloatTensor"), b"](" + RANGE + b"e"), "by torch.Float"),
+    "a number of numpy, of lists in lists": (
+        nested(lambda x: b"(" + x + x + b"l") + called(stacked("numpy", "float64"), get(39)),
+        "by numpy.float64",
+    ),
+    "a repeated tensor as the fill value of a masked array": (
+        built(
+            called(
+                stacked("numpy.ma.core", "_mareconstruct"),
+                stacked("numpy.ma.core", "MaskedArray"),
+                NDARRAY,
+                numbers(0),
+                short("d"),
+            ),
+            number(1),
+            numbers(1),
+            called(stacked("numpy", "dtype"), short("f8")),
+            b"\x89",
+            short(bytes(8)),
+            short(b"\0"),
+            repeated(2**30),
+        ),
+        "GiB by numpy.ma.core._mareconstruct",
+    ),
+    "a repeated tensor as a random state": (
+        built(stacked("random", "Random") + b")\x81", number(3), repeated(2**30), b"N"),
+        "GiB by random.Random",
+    ),
     "a memo entry": (b"N" + put(2**28), "4.0 GiB for memo entry 268,435,456"),
     "an element of a set": (LAUGHS + b"\x8f(" + get(99) + b"\x90", "hashes its keys in more than"),
     "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", "hashes its keys in more than"),
@@ -361,6 +541,26 @@ SPARED = {
     "a long pattern": called(stacked("re", "_compile"), text(r"\d+[a-z]|" * 200), number(32)),
     "a fraction": called(stacked("fractions", "Fraction"), short("1/3")),
     "a logger": called(stacked("logging", "getLogger"), short("a.b.c")),
+    "a tensor that is moved": moved(tensor()),
+    "a large tensor that is moved": moved(tensor(numel=10**6, size=(10**6,))),
+    "repeated tensors that stay so": b"](" + parameter(repeated(2**40)) + repeated(2**40) + b"e",
+    "a size": SIZE,
+    "a small tensor of a torch.Size": called(
+        stacked("torch", "FloatTensor"), called(stacked("torch", "Size"), numbers(9))
+    ),
+    "a quantized tensor": rebuilt(
+        "qtensor",
+        STORAGE,
+        number(0),
+        numbers(4, 4),
+        numbers(4, 1),
+        scheme(tensor(kind="DoubleStorage")),
+        b"\x89",
+        called(stacked("collections", "OrderedDict")),
+    ),
+    "a tensor without storage": rebuilt(
+        "meta_tensor_no_storage", stacked("torch", "float32"), numbers(2**40), numbers(1), b"\x89"
+    ),
     "an empty array": called(RECONSTRUCT, NDARRAY, numbers(0), short("b")),
 }
 
