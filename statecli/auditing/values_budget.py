@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from math import prod
 
 from statecli import files, target
 from statecli.auditing.rule import Rule
 from statecli.auditing.subject import the_values
+from statecli.formats._dtypes import BITS, nbytes
 from statecli.report.text import size_text
 from statecli.state import TensorInfo
 
@@ -35,7 +37,7 @@ class ValuesBudget:
         """Return why the values of this target are not read; None if they are. Reduces what is left."""
         if self.values is not None:
             return None if self.values else "values not read: --no-values"
-        size = sum(tensor.nbytes for tensor in tensors)
+        size = sum(map(_value_bytes, tensors))
         if files.is_remote(target.split(text)[0]):
             return "values not read: remote file, needs --values"
         if size > self.left:
@@ -59,3 +61,11 @@ class ValuesBudget:
             return f"digest not computed: more than the {limit} that are hashed by default, needs --values"
         self.left_to_hash -= size
         return None
+
+
+def _value_bytes(tensor: TensorInfo) -> int:
+    """Bytes of all that is read of a tensor: also its inner tensors and, if it is quantized, the scales of its channels."""
+    if not tensor.parts and (tensor.data is None or tensor.data.quantizer is None):
+        return tensor.nbytes
+    pieces = (nbytes(piece.dtype, prod(piece.shape)) for piece in tensor.pieces if piece.dtype in BITS)
+    return max(tensor.nbytes, sum(pieces))

@@ -31,7 +31,10 @@ _SAME_ELEMENTS = re.compile(
     r"|torch\.nn\.parameter\.(?:Parameter|Buffer)|torch\.jit\._pickle\.restore_type_tag"
 )
 #: What makes a tensor of all that is among its arguments.
-_OF_PARTS = re.compile(r"torch\._utils\._rebuild_(?:sparse|nested)_tensor|torch\.nested\.[\w.]+\._rebuild_njt")
+_OF_PARTS = re.compile(
+    r"torch\._utils\._rebuild_(?:sparse|nested)_tensor|torch\.nested\.[\w.]+\._rebuild_njt"
+    r"|torch\.(?:cuda\.)?sparse\.\w+Tensor"
+)
 _CLASS = re.compile(r"torch(?:\.cuda|\.storage)?\.\w*(?:Storage|Tensor)")
 _SIZES = frozenset(["torch.Size", "builtins.tuple", "builtins.list"])
 _MAKERS = frozenset(["copyreg.__newobj__", "copyreg.__newobj_ex__", "copyreg._reconstructor"])

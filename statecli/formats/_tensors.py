@@ -310,8 +310,16 @@ class Decoder:
             if type(scheme[1]) not in (float, int) or type(scheme[2]) is not int:
                 raise MalformedError(f"{fqn}: malformed quantizer record")
             return Quantizer(name, scale=float(scheme[1]), zero_point=scheme[2])
-        scales, zeros = (self.required(node, fqn, "quantizer").data for node in scheme[1:3])
+        scales, zeros = (self._channel_numbers(node, fqn) for node in scheme[1:3])
         return Quantizer(name, axis=scheme[3] if type(scheme[3]) is int else None, scales=scales, zero_points=zeros)
+
+    def _channel_numbers(self, node: Any, fqn: str) -> TensorData | None:
+        """The scales or zero points of the channels, which torch stores one by one and whoever needs them reads whole."""
+        found = self.required(node, fqn, "quantizer")
+        if found.data is not None and found.nbytes > found.data.storage.length:
+            stored = f"its storage has {found.data.storage.length} bytes"
+            raise MalformedError(f"{fqn}: its quantizer has {found.elements} numbers in {found.nbytes} bytes, {stored}")
+        return found.data
 
     def _sparse(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _at_least(args, 2, fqn)

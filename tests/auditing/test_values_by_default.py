@@ -46,6 +46,17 @@ def test_the_limit_is_of_bytes(broken, statecli, monkeypatch, limit, code):
     assert statecli("audit", broken, "--values").code == 1
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_limit_counts_the_scales_of_a_quantized_tensor(broken, monkeypatch):
+    """They are read with its elements, of which there may be fewer."""
+    scales, zeros = torch.ones(100, dtype=torch.float64), torch.zeros(100, dtype=torch.int64)
+    torch.save({"w": torch.quantize_per_channel(torch.zeros(1, 100), scales, zeros, 1, torch.qint8)}, broken)
+    monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 1699)
+    assert [one.why.split(":")[0] for one in audit(Request((broken,))).not_checked] == ["values not read"]
+    monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 1700)
+    assert not audit(Request((broken,))).not_checked
+
+
 @pytest.mark.parametrize(("limit", "code"), [(2, 1), (1, 0)])
 def test_the_limit_is_of_tensors_too(broken, statecli, monkeypatch, limit, code):
     """A tensor costs time however small it is: 300,000 of them took a minute."""

@@ -9,7 +9,7 @@ from statecli.formats._pickle import load
 from statecli.formats._torch_objects import state_of
 from statecli.state import ByteRange
 
-from .attacks import number, pickled, state_dict, tensor, text
+from .attacks import number, numbers, pickled, state_dict, tensor, text
 
 STORAGES = {"0": ByteRange("file.pt", 64, 16)}
 
@@ -64,6 +64,24 @@ def test_an_honest_tensor_is_read():
 def test_each_lie_is_named_with_both_numbers(lie, said):
     """torch.load(mmap=True) accepts several of these and shows the neighbour's bytes."""
     assert refusal(**lie).startswith(said)
+
+
+def quantized(scales, *, size):
+    """A tensor of four stored numbers of 8 bits with these scales, which are its zero points too."""
+    storage = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("q") + text("cpu") + number(4) + b"tQ"
+    scheme = b"(" + b"ctorch\nper_channel_affine_float_qparams\n" + scales + scales + number(1) + b"t"
+    geometry = number(0) + numbers(*size) + numbers(1, 1) + scheme
+    return b"ctorch._utils\n_rebuild_qtensor\n(" + storage + geometry + b"\x89ccollections\nOrderedDict\n)RtR"
+
+
+def test_repeated_scales_of_a_quantized_tensor_are_damage():
+    """They are read whole: 2**28 of them over 4 bytes took 6 GB for a tensor without elements."""
+    storages = {**STORAGES, "q": ByteRange("file.pt", 128, 4)}
+    (row,) = read(state_dict(w=quantized(tensor(), size=(1, 4))), storages).tensors
+    assert row.data.quantizer.scales.shape == (4,)
+    (row,) = read(state_dict(w=quantized(tensor(size=(2**28,), stride=(0,)), size=(0, 2**28))), storages).tensors
+    said = "its quantizer has 268435456 numbers in 1073741824 bytes, its storage has 16 bytes"
+    assert row.damage == f"file.pt: w: {said}"
 
 
 def test_no_strides_beside_a_shape_mean_contiguous():
