@@ -64,7 +64,7 @@ class ValuesBudget:
 
 
 def _value_bytes(tensor: TensorInfo) -> int:
-    """Bytes of all that is read of a tensor: also its inner tensors and, if it is quantized, the scales of its channels."""
+    """Bytes of all that is read of a tensor: its elements, its inner tensors, the scales of its channels."""
     if not tensor.parts and (tensor.data is None or tensor.data.quantizer is None):
         return tensor.nbytes
     pieces = (nbytes(piece.dtype, prod(piece.shape)) for piece in tensor.pieces if piece.dtype in BITS)

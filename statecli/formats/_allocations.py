@@ -106,7 +106,7 @@ class Allocations:
                 self._keys.append((id(holder), value))
 
     def bombs(
-        self, made: Iterable[Obj], built: Iterable[tuple[Value, Value]], pickle_bytes: int, highest_memo: int
+        self, made: Sequence[Obj], built: Iterable[tuple[Value, Value]], pickle_bytes: int, highest_memo: int
     ) -> Iterator[Bomb]:
         """What allocates too much, or takes for ever to hash. Raises OutOfSteps."""
         for call in made:
@@ -128,6 +128,10 @@ class Allocations:
             why = f"compiles regular expressions in more than {_MAX_PATTERN_STEPS:,} steps"
             yield Bomb(why, self._patterns[0].position)
         yield from self._hash_bombs()
+        deep = _deepest(made, self._tensors.name_of, self._steps) if len(made) > _MAX_NESTED else None
+        if deep is not None:
+            why = f"nests more than {_MAX_NESTED:,} objects, which overflows the stack when they are freed"
+            yield Bomb(why, deep.position)
 
     def storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
         """A storage that is declared with more bytes than the file can hold, also compressed."""
@@ -350,6 +354,45 @@ class Allocations:
                 known[id(value)] = (min(size, MAX_SIZE), 1 + max((depth for _, depth in inner), default=0))
             depth -= waiting.pop() is value and id(value) in entered and bool(children)
         return known[id(root)]
+
+
+def _deepest(calls: Iterable[Obj], name_of: Callable[[Value], str], steps: Steps) -> Global | None:
+    """The name of a call that nests more than `_MAX_NESTED` calls in each other; None where there is none.
+
+    Objects of classes in Python keep what their state sets in a dict, and a dict is freed without recursion, as lists
+    and tuples are. Slices, deques, defaultdicts and arrays of objects are not. The containers among the arguments of a
+    call are not kept. Raises OutOfSteps.
+    """
+    depths: dict[int, int] = {}
+    for call in calls:
+        waiting: list[Value] = [call]
+        while waiting:
+            value = waiting[-1]
+            if id(value) in depths and depths[id(value)] >= 0:
+                waiting.pop()
+                continue
+            parts = [part for part in _kept(value, name_of) if type(part) in _HOLDING]
+            if id(value) not in depths:
+                depths[id(value)] = -1  # what holds itself is not freed so
+                steps.take(Budget.FLOW, 1 + len(parts))
+                waiting.extend(part for part in parts if id(part) not in depths)
+                continue
+            depth = max((depths.get(id(part), 0) for part in parts), default=0)
+            depths[id(waiting.pop())] = depth = max(0, depth) + (type(value) is Obj)
+            if depth > _MAX_NESTED and type(value) is Obj and type(value.cls) is Global:
+                return value.cls
+    return None
+
+
+def _kept(value: Value, name_of: Callable[[Value], str]) -> Sequence[Value]:
+    """What a container or an object holds, other than in its `__dict__`."""
+    if type(value) is not Obj:
+        return _children(value)
+    state = value.state if name_of(value).startswith(_READING_STATES) else None
+    return [*value.args, *(value.elems or ()), *_children(value.items), *_children(value.kwargs), state]
+
+
+_HOLDING = frozenset([Obj, list, tuple, dict, SetOf])
 
 
 def _children(value: Any) -> Sequence[Value]:

@@ -314,7 +314,7 @@ class Decoder:
         return Quantizer(name, axis=scheme[3] if type(scheme[3]) is int else None, scales=scales, zero_points=zeros)
 
     def _channel_numbers(self, node: Any, fqn: str) -> TensorData | None:
-        """The scales or zero points of the channels, which torch stores one by one and whoever needs them reads whole."""
+        """The scales or zero points of the channels: torch stores each of them, and they are read whole."""
         found = self.required(node, fqn, "quantizer")
         if found.data is not None and found.nbytes > found.data.storage.length:
             stored = f"its storage has {found.data.storage.length} bytes"

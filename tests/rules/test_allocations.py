@@ -625,6 +625,42 @@ def test_compressed_records_that_inflate_a_thousand_times_are_found(tmp_path):
     assert "of compressed records to 2,147,483,648" in message
 
 
+def deep(count, step):
+    """So many objects in each other: the opcodes of each, given those of the object in it."""
+    return b"N" + put(0) + b"0" + (step(get(0)) + put(0) + b"0") * count + get(0)
+
+
+OBJECTS = called(stacked("numpy", "dtype"), short("O8"))
+#: Name -> an object that is freed by recursion, with another in it.
+FREED_BY_RECURSION = {
+    "slice": lambda x: builtin("slice", x),
+    "deque": lambda x: called(stacked("collections", "deque")) + x + b"a",
+    "deque of a list": lambda x: called(stacked("collections", "deque"), b"]" + x + b"a"),
+    "defaultdict": lambda x: called(stacked("collections", "defaultdict")) + b"N" + x + b"s",
+    "defaultdict of a dict": lambda x: called(stacked("collections", "defaultdict"), b"N", b"}N" + x + b"s"),
+    "numpy": lambda x: built(
+        called(RECONSTRUCT, NDARRAY, numbers(0), short("b")), number(1), numbers(1), OBJECTS, b"\x89", b"]" + x + b"a"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FREED_BY_RECURSION)
+def test_objects_that_overflow_the_stack_when_they_are_freed_are_found(name, tmp_path):
+    """Python frees lists, tuples and dicts without recursion, and what they hold with them."""
+    (message,) = bombs(tmp_path / "a.pt", valued(deep(10_001, FREED_BY_RECURSION[name])))
+    assert "nests more than 10,000 objects, which overflows the stack when they are freed" in message
+    assert bombs(tmp_path / "a.pt", valued(deep(1_000, FREED_BY_RECURSION[name]))) == []
+
+
+def test_many_objects_that_are_not_nested_are_no_bomb(tmp_path):
+    """A list of slices; a chain of objects, each of which has the one before among its attributes."""
+    slices = b"](" + called(stacked("builtins", "slice"), number(1)) * 20_000 + b"e"
+    node = stacked("argparse", "Namespace") + b")\x81}" + short("before")
+    chain = b"N" + put(0) + b"0" + (node + get(0) + b"sb" + put(0) + b"0") * 20_000 + get(0)
+    assert bombs(tmp_path / "a.pt", valued(slices)) == []
+    assert bombs(tmp_path / "a.pt", valued(chain)) == []
+
+
 LIMITED = """
 import pickle, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
@@ -644,3 +680,12 @@ def test_the_bombs_of_these_tests_would_go_off(tmp_path):
     for name, path in zip(names, paths, strict=True):
         path.write_bytes(b"\x80\x04" + BOMBS[name][0] + b".")
     subprocess.run([sys.executable, "-c", LIMITED, *map(str, paths)], check=True, timeout=100)
+
+
+def test_a_nest_of_slices_ends_the_process_that_frees_it(tmp_path):
+    """By a signal: nothing in Python catches the overflow of the stack in C."""
+    path = tmp_path / "slices.pkl"
+    once = stacked("builtins", "slice") + b"q\0"
+    path.write_bytes(b"\x80\x04" + once + b"h\0" * 899_999 + b"N" + b"\x85R" * 900_000 + b"0N.")
+    code = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=100).returncode < 0
