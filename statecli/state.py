@@ -363,6 +363,7 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     `unread` says why it, or what is in `where`, could not be read to the end. `doer` is set of what is no pickle but
     code in the file, and is who does what `names` say: "loading it", or "its code" when that is called.
     `by_torch_load`: `torch.load(path)` unpickles it. `protocol` is the pickle protocol that it declares, 0 if none.
+    `refused_opcode`: an opcode in it that the unpickler of `torch.load(path)` does not know.
     `bombs`: what takes more memory or time to load than the file's size explains.
     `digest` is the SHA-256 of its bytes, of all that could follow where they have no end; "" where that is too much.
     """
@@ -379,3 +380,4 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     protocol: int = 0
     bombs: tuple[Bomb, ...] = ()
     digest: str = ""
+    refused_opcode: int | None = None

@@ -97,6 +97,11 @@ def refused_by_torch_load(names: Iterable[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in allowed() and name not in _ADDED_BY_TORCH]
 
 
+def is_storage_class(name: str) -> bool:
+    """Whether `torch.load(path)` has something in its place that says the type of a storage and cannot be called."""
+    return name in allowed() and name.startswith("torch.") and name.endswith("Storage") and ".storage." not in name
+
+
 def module_that_admits(name: str) -> str | None:
     """Return the module of torch whose import adds the name to the list of `torch.load`; None if there is none."""
     if name in _ADDED_BY_DTENSOR:

@@ -58,6 +58,9 @@ class Scanner(Machine):
         self.allocations = Allocations(plain, calls_made_by, steps or Steps())
         #: The highest memo entry that was written out of order.
         self._highest_memo = 0
+        #: The first opcode that `torch.load` refuses by default; `handlers` look for it until there is one.
+        self._refused_opcode: int | None = None
+        self.handlers = _LOOKING
         self._called: set[int] = set()
         #: Names of the functions that records call, told apart once.
         self._usual: set[int] = set()
@@ -66,6 +69,11 @@ class Scanner(Machine):
         #: BUILDs, and values that are reached from no call, for the flow of names through them.
         self._built: list[tuple[Value, Value]] = []
         self._loose: list[Value] = []
+
+    @property
+    def refused_opcode(self) -> int | None:
+        """An opcode of the pickle that the unpickler of `torch.load(path)` does not know; None where it knows all."""
+        return _MEMOIZE if self._refused_opcode is None and self.memoizes else self._refused_opcode
 
     def mentions(self) -> Iterator[Mention]:
         """Each name once, in the order of first mention. `getattr` is left out where all it did was to spell others."""
@@ -414,5 +422,23 @@ _OTHERS: dict[int, Handler] = {
     0x98: _same,
 }
 Scanner.handlers = tuple(_OTHERS.get(op, handler) for op, handler in enumerate(Machine.handlers))
+_MEMOIZE = 0x94
+#: The opcodes that torch/_weights_only_unpickler.py of torch 2.13 knows.
+_KNOWN_TO_TORCH = frozenset(b"\x80c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXUQhjqr\x8a.")
+
+
+def _looking(op: int, handler: Handler) -> Handler:
+    """The same, the opcode noted as the first that torch does not know."""
+
+    def note(m: Any, pos: int) -> int:
+        if m._refused_opcode is None:
+            m._refused_opcode = op
+        m.handlers = Scanner.handlers
+        return handler(m, pos)
+
+    return handler if op in _KNOWN_TO_TORCH else note
+
+
+_LOOKING = tuple(_looking(op, handler) for op, handler in enumerate(Scanner.handlers))
 #: Opcodes that find something to work on when nothing is there yet: all but those that want a stack, or end.
 _BEGINNINGS = frozenset(b"()]}NIFLSVXUTBCGJKMPcdl\x80\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x82\x83\x84\x95\x96\x97i")

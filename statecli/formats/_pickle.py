@@ -234,7 +234,7 @@ class Machine:
     """
 
     #: What each of the 256 opcodes does; one that reads on where this one refuses replaces some.
-    handlers: ClassVar[tuple[Handler, ...]]
+    handlers: tuple[Handler, ...]
     #: Characters of a global's name, which is looked at for each call of it.
     longest_name: ClassVar[int] = 4096
 
@@ -253,6 +253,8 @@ class Machine:
         #: The byte after the open frame, NO_FRAME outside of frames; whether there was a frame.
         self.frame_end = NO_FRAME
         self.framed = False
+        #: Whether there was a MEMOIZE, which has no handler of its own.
+        self.memoizes = False
         self.root: Value = None
         self.end = 0
         self.protocol = 0
@@ -345,6 +347,7 @@ class Machine:
                         self.put(index, stack[-1])
                 elif op == 0x94 and not far:  # MEMOIZE
                     memo.append(stack[-1])
+                    self.memoizes = True
                 elif op == 0x4B:  # BININT1
                     stack.append(data[pos])
                     pos += 1

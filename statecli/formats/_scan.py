@@ -439,6 +439,7 @@ class _Scan:
             pickle = ScannedPickle(
                 where, region.span, mentions, modules, piece.hidden, exact, why, protocol=protocol, bombs=bombs
             )
+            pickle = structs.replace(pickle, refused_opcode=scanner.refused_opcode)
             bounds = region if scanner.end and not unread else piece.region.part(at, piece.region.size - at)
             self._add(structs.replace(pickle, digest=self._digest([bounds])))
             if (

@@ -247,6 +247,8 @@ def _broken(subject: Subject, pickle: ScannedPickle, unread: str) -> Found:
 
 #: Protocols from here on have opcodes that torch's unpickler does not know (FRAME, torch 2.13).
 _REFUSED_PROTOCOL = 4
+#: What to do about opcodes that it does not know in a pickle of an earlier protocol.
+_SAVE_AGAIN = "save it again with torch.save, which writes opcodes that torch.load knows"
 #: Formats of libraries that load their files with `weights_only=False` or with a list of their own.
 _OWN_LOADERS = ("deepspeed", "megatron")
 #: What to save in place of an object, by the beginning of its class's name.
@@ -276,7 +278,8 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
 
     Why: since torch 2.6, `torch.load` sets `weights_only=True` and refuses every name outside its list. Everyone who
     loads the file must pass `weights_only=False`, which lets the file run any code, or call `add_safe_globals` for
-    each name. The list is that of torch 2.13. torch.load refuses a pickle of protocol 4 or later for its opcodes.
+    each name. The list is that of torch 2.13. torch.load refuses a pickle of protocol 4 or later for its opcodes, and
+    any other pickle with opcodes that torch.save does not write, or with a call of a class such as torch.FloatStorage.
     A training library opens its own files with a list of its own: the states of DeepSpeed and Megatron, and a
     `training_args.bin` or `rng_state.pth` that is audited by itself, are a note. In the audit of a training folder
     the rule passes over these two.
@@ -292,11 +295,17 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
         if not pickle.by_torch_load or (is_companion and subject.member(pickle.place)):
             continue
         names = _globals.refused_by_torch_load(".".join(_gadgets.renamed(one.module, one.name)) for one in pickle.names)
+        storages = [one.qualified for one in pickle.names if one.called and _globals.is_storage_class(one.qualified)]
         if pickle.protocol >= _REFUSED_PROTOCOL:
             names = []
             why, help = f"is a pickle of protocol {pickle.protocol}", "save it without pickle_protocol"
+        elif pickle.refused_opcode is not None:
+            names = []
+            why, help = f"has the opcode {_opcode_name(pickle.refused_opcode)}", _SAVE_AGAIN
         elif names:
             why, help = f"imports {', '.join(map(_shown.name, names))}", _replacements(names, pickle)
+        elif storages:
+            why, help = f"calls {_shown.name(storages[0])}", "save a tensor for a storage"
         else:
             continue
         # A legacy file is five pickles, all of one protocol.
@@ -306,6 +315,12 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
         message = f"torch.load refuses it by default: {_where(subject, pickle)} {why}"
         severity = Severity.NOTE if is_companion or subject.state.format.startswith(_OWN_LOADERS) else None
         yield Found(message, help=help, severity=severity, place=pickle.place, about=", ".join(names))
+
+
+def _opcode_name(code: int) -> str:
+    import pickletools  # long texts about each opcode, which nothing else needs
+
+    return next(opcode.name for opcode in pickletools.opcodes if opcode.code == chr(code))
 
 
 def _replacements(names: list[str], pickle: ScannedPickle) -> str:
