@@ -134,14 +134,33 @@ class Allocations:
             yield Bomb(why, deep.position)
 
     def storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
-        """A storage that is declared with more bytes than the file can hold, also compressed."""
+        """Storages that are declared with more bytes than the file can hold, also compressed; one that is loaded often.
+
+        torch keeps each storage by its key, and its zip reader ends a name at the first NUL and ignores its case: keys
+        "0" and "0\\0a" are two storages of one record.
+        """
+        sizes: dict[Value, int] = {}
+        records: set[str] = set()
+        total, again = 0, 0
         for storage in storages:
             pid = storage.pid if type(storage.pid) is tuple else ()
             if len(pid) < 5 or type(pid[1]) is not Global or type(pid[4]) is not int or pid[3] == "meta":
                 continue
+            key = pid[2] if type(pid[2]) in (str, int, bytes) else id(pid[2])
             size = pid[4] * item_bytes(pid[1].name)
-            if size > _MIN_BYTES + _TIMES_COMPRESSED * file_bytes:
-                yield Bomb(f"allocates {_amount(size)} for a storage of {_amount(file_bytes)}", pid[1].position)
+            if sizes.get(key, 0) >= size:
+                continue
+            total += size - sizes.get(key, 0)
+            record = (str(key, "latin-1") if type(key) is bytes else str(key)).partition("\0")[0].casefold()
+            again += size if record in records and key not in sizes else 0
+            sizes[key] = size
+            records.add(record)
+            if max(size, total) > _MIN_BYTES + _TIMES_COMPRESSED * file_bytes:
+                what = "a storage" if size > total - size else f"{len(sizes):,} storages"
+                yield Bomb(f"allocates {_amount(total)} for {what} of {_amount(file_bytes)}", pid[1].position)
+                return
+            if again > _MIN_BYTES:
+                yield Bomb(f"loads the record {record} again by the key of another storage", pid[1].position)
                 return
 
     # Calls.

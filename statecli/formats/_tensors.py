@@ -142,6 +142,10 @@ class Decoder:
             self.builders[key] = self.named.get(name_of(cls))
         return self.builders[key]
 
+    def check_storage(self, node: Persistent, what: str) -> None:
+        """Raise MalformedError for a storage that contradicts the file."""
+        self._storage(node, what)
+
     def required(self, node: Any, fqn: str, what: str) -> Tensor:
         found = self.tensor(node, fqn)
         if found is None:

@@ -44,7 +44,10 @@ def sniff(path: str, head: bytes) -> bool:
 def read(path: str, section: str | None = None) -> ModelState:
     """The state in one archive. Raises UnreadableError for a zip that is none of torch.save, or a damaged one."""
     pickle, storages, oddities = contents(path)
-    return state_of(pickle, storages, target=path, format=NAME, oddities=oddities, wanted=section)
+    state = state_of(pickle, storages, target=path, format=NAME, oddities=oddities, wanted=section)
+    if not any(tensor.damage for tensor in state.tensors):
+        _check_storages(pickle, storages)
+    return state
 
 
 def single(path: str, base: int, length: int) -> TensorData:
@@ -73,6 +76,18 @@ def contents(path: str, base: int = 0, length: int | None = None) -> tuple[Pickl
         storages = storages_of(archive, base)
         pickle = pickle_of(archive)
         return pickle, storages, [*archive.oddities, *_unused(archive, pickle, storages)]
+
+
+def _check_storages(pickle: Pickle, storages: dict[str, ByteRange]) -> None:
+    """Refuse a storage that contradicts its record: torch.load reads it, whether or not a tensor of the tree has it."""
+    decoder, checked = Decoder(storages), set[tuple[int, ...]]()
+    for storage in pickle.persistent:
+        pid = storage.pid
+        if type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage":
+            identity = tuple(id(part) if type(part) is not int else part for part in pid)
+            if identity not in checked:
+                checked.add(identity)
+                decoder.check_storage(storage, "data.pkl")
 
 
 def _check_kind(archive: Archive) -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from .attacks import build, pickled, records, tensor, text
+
 SAID = "a: storage 0: the record holds 100 bytes, the pickle says 400"
 
 
@@ -41,6 +43,20 @@ def test_the_rest_is_listed(statecli, damaged, options):
     assert rows["a"]["note"].startswith(f"cannot be read: {SAID.removeprefix('a: ')}")
     assert (rows["a"]["dtype"], rows["a"]["shape"]) == ("unknown", None)
     assert list(rows) == (["a"] if "-i" in options else ["a", "b", "c"])
+
+
+def test_a_storage_of_no_tensor_is_checked_too(statecli, tmp_path):
+    """torch.load reads it and refuses the file."""
+    dropped = tensor("1", numel=2_000_000, size=(2_000_000,)) + b"0"
+    pickle = pickled(dropped + b"}" + text("w") + tensor() + b"s")
+    path = tmp_path / "a.pt"
+    path.write_bytes(build(records(pickle, {"0": bytes(16), "1": bytes(4)})))
+    said = "data.pkl: storage 1: the record holds 4 bytes, the pickle says 8000000"
+    result = statecli("audit", str(path))
+    assert result.code == 2
+    assert said in result.err
+    with pytest.raises(RuntimeError, match="does not match"):
+        torch.load(path, weights_only=False)
 
 
 def test_what_leaves_it_out_is_whole(statecli, damaged):

@@ -28,6 +28,7 @@ class Contents:
     target: str
     format: str
     oddities: list[str]
+    tensors: tuple[()] = ()
 
 
 @pytest.fixture

@@ -617,6 +617,20 @@ def test_a_storage_that_is_larger_than_its_file_is_found(tmp_path):
     assert message.startswith("loading it allocates 4.0 TiB for a storage of ")
 
 
+@pytest.mark.parametrize("key", ["0\0{}", "0\0/{}", "00{}"], ids=["NUL", "path behind NUL", "other records"])
+def test_storages_that_are_larger_together_than_their_file_are_found(key, tmp_path):
+    """The zip reader of torch ends a name at its first NUL, and torch keeps each key's storage."""
+    many = b"".join(tensor(key.format(n), numel=10**6, size=(10**6,)) + b"0" for n in range(600))
+    (message,) = bombs(tmp_path / "a.pt", build(records(pickled(many + b"N"))))
+    assert "loads the record 0 again" in message or "storages of" in message
+
+
+def test_a_storage_that_many_tensors_share_is_loaded_once(tmp_path):
+    """By one key."""
+    many = b"](" + tensor(numel=10**6, size=(10**6,)) * 600 + b"e"
+    assert bombs(tmp_path / "a.pt", build(records(pickled(many)))) == []
+
+
 def test_compressed_records_that_inflate_a_thousand_times_are_found(tmp_path):
     """The directory says how much torch allocates, whatever is there."""
     members = records(pickled(b"N"))
