@@ -160,7 +160,7 @@ class Allocations:
                 yield Bomb(f"allocates {_amount(total)} for {what} of {_amount(file_bytes)}", pid[1].position)
                 return
             if again > _MIN_BYTES:
-                yield Bomb(f"loads the record {record} again by the key of another storage", pid[1].position)
+                yield Bomb(f"reads the record {record} again by the key of another storage", pid[1].position)
                 return
 
     # Calls.
