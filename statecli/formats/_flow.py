@@ -314,7 +314,9 @@ class Flow:
             self.note(root, "is given a state that is none of an array and a name")
         if name in _GENERATORS and not self._is_generator_state(state):
             self.note(root, "is given a state that torch does not write, by which bytes may become addresses")
-        if type(state) is Obj and not name.startswith("numpy.random.") and _is_clean(name):
+        if name.startswith(_NUMPY_RANDOM) and not _is_within_table(state):
+            self.note(root, "is given a position outside its table, at which the next draw reads memory")
+        if type(state) is Obj and not name.startswith(_NUMPY_RANDOM) and _is_clean(name):
             self.note(root, "is given a state that a call computed")
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if type(parts[-1]) is dict and len(parts) == 2 and _is_clean(name) and not name.startswith(_SLOTTED):
@@ -467,6 +469,17 @@ def _is_depth(layers: Value) -> bool:
     return layers is None or (type(layers) is int and layers <= _MOST_LAYERS)
 
 
+def _is_within_table(state: Value, depth: int = 0) -> bool:
+    """Return whether the state of a generator of numpy has no position outside the table that the position is of."""
+    if type(state) is tuple and depth < _DEPTH_OF_POSITION:
+        return all(_is_within_table(part, depth + 1) for part in state)
+    if type(state) is not dict or depth == _DEPTH_OF_POSITION:
+        return type(state) not in (dict, tuple, list)
+    positions = ((state.get(key, 0), length) for key, length in _TABLES_OF_GENERATORS.items())
+    is_within = all(type(position) is int and 0 <= position <= length for position, length in positions)
+    return is_within and all(_is_within_table(part, depth + 1) for part in state.values() if type(part) is dict)
+
+
 def _is_packable(name: str, state: Value, read: _packed.Read) -> bool:
     """Return whether C++ can pack this state, if the class of this name has C++ pack it."""
     if _packed.is_convolution(name):
@@ -563,6 +576,11 @@ _OF_ARRAYS = ("numpy.ma.", "numpy.core.", "numpy._core.", *_ARRAYS)
 _RECONSTRUCTORS = frozenset(
     f"numpy.{core}.{name}" for core in ("core", "_core") for name in ("multiarray._reconstruct", "numeric._frombuffer")
 )
+_NUMPY_RANDOM = "numpy.random."
+#: Numbers in the table of MT19937 and in the buffer of Philox, by the keys of the positions in them.
+_TABLES_OF_GENERATORS = {"pos": 624, "buffer_pos": 4}
+#: Tuples and dicts that such a position is in: numpy writes two or three.
+_DEPTH_OF_POSITION = 4
 _HANDLE = "torch.utils.hooks.RemovableHandle"
 _MOST_HOOKS = 2**31
 _POLYNOMIAL = "numpy.poly1d"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import operator
 import zipfile
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +66,32 @@ def test_unsafe_global_spares_a_partial_of_clean_names(found, tmp_path):
     bad = called(named("functools", "partial"), named("os", "system"))
     (finding,) = found("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=bad)))
     assert finding.about == "os.system"
+
+
+class Moved:
+    """A generator of numpy whose state has another position."""
+
+    def __init__(self, kind, key, position):
+        self.maker, self.args, (state, self.seed) = kind(1).__reduce__()
+        self.state = copy.deepcopy(state)
+        (self.state["state"] if key in self.state["state"] else self.state)[key] = position
+
+    def __reduce__(self):
+        return self.maker, self.args, (self.state, self.seed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "inside", "outside"),
+    [
+        (np.random.MT19937, "pos", (0, 624), (-1, 625, 2**31 - 1)),
+        (np.random.Philox, "buffer_pos", (0, 4), (-1, 5)),
+    ],
+)
+def test_a_position_outside_the_table_of_a_generator_is_unsafe(found, tmp_path, kind, key, inside, outside):
+    """numpy takes any number, and reads memory there when the next random number is drawn."""
+    for position in (*inside, *outside):
+        torch.save({"w": torch.ones(1), "generator": Moved(kind, key, position)}, tmp_path / "a.pt")
+        assert len(found("unsafe-global", tmp_path / "a.pt")) == (position in outside)
 
 
 @pytest.mark.parametrize("args", [(text("MT19937"),), (text("MT19937"), named(RANDOM, "__bit_generator_ctor"))])
