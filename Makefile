@@ -5,7 +5,9 @@ PYTHON ?= python3
 SECONDS ?= 60
 SAMPLE ?= 150
 BIN := .venv/bin
-# Python compiles what is imported; to compile all of torch and transformers takes a minute.
+# Python compiles what is imported, once: compiling all of torch and transformers takes a minute. Where the environment
+# forbids Python to keep what it compiled, each process of the tests would compile torch and statecli again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
 
 .PHONY: demo test lint docs bench fuzz mutants clean
