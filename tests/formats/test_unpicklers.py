@@ -12,10 +12,11 @@ CASES = 2500
 #: Makes both machines ignore frames, as they did before they followed them.
 IGNORE_FRAMES = """
 from statecli.formats import _names, _pickle
+def ignoring(handlers):
+    return (*handlers[:0x95], lambda machine, pos: pos + 8, *handlers[0x96:])
 for machine in (_pickle.Machine, _names.Scanner):
-    handlers = list(machine.handlers)
-    handlers[0x95] = lambda machine, pos: pos + 8
-    machine.handlers = tuple(handlers)
+    machine.handlers = ignoring(machine.handlers)
+_names._LOOKING = ignoring(_names._LOOKING)
 """
 
 
