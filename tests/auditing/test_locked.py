@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 
-import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
 from safetensors.torch import save_file
-
-from statecli.auditing import targets
 
 
 @pytest.fixture(autouse=True)
@@ -167,13 +162,3 @@ def test_a_name_is_escaped_alike_on_both_streams(statecli):
     result = statecli("audit", "a\nb.pt", "-f", "plain")
     assert result.err.startswith("statecli: a\\nb.pt: ")
     assert "a\\nb.pt" in result.out
-
-
-@given(st.lists(st.sampled_from(["a", "b", "*", "**", "a*"]), max_size=4), st.lists(st.sampled_from("ab"), max_size=5))
-def test_a_glob_covers_what_it_matches_and_what_lies_in_that(globs, parts):
-    """By an oracle: a regular expression of the same."""
-
-    known = {"*": "[ab]+/", "**": "(?:[ab]+/)*", "a*": "a[ab]*/"}
-    wanted = "".join(known.get(one, f"{one}/") for one in globs)
-    text = "".join(f"{part}/" for part in parts)
-    assert targets.glob_covers(globs, parts) is bool(re.match(wanted, text))

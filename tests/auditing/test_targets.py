@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import pickletools
+import re
 import zipfile
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 
 from statecli import files
 from statecli.auditing.result import Status
-from statecli.auditing.targets import Homes, expand, is_called_weights, skipped_file
+from statecli.auditing.targets import Homes, expand, glob_covers, is_called_weights, is_reached, skipped_file
 from statecli.errors import UnreadableError
 from statecli.formats._scan import begins_as_pickle
 from statecli.formats._source import Source
@@ -500,3 +501,34 @@ def test_a_named_file_that_is_no_checkpoint_is_skipped_as_a_walk_does(tmp_path):
     assert list(expand([path])) == [path]
     (one,) = expand([path], homes=Homes(as_found=True))
     assert told(one) == (path, Status.SKIPPED, "is a text file")
+
+
+@given(st.lists(st.sampled_from(["a", "b", "*", "**", "a*"]), max_size=4), st.lists(st.sampled_from("ab"), max_size=5))
+def test_a_glob_covers_what_it_matches_and_what_lies_in_that(globs, parts):
+    """By an oracle: a regular expression of the same."""
+    known = {"*": "[ab]+/", "**": "(?:[ab]+/)*", "a*": "a[ab]*/"}
+    wanted = "".join(known.get(one, f"{one}/") for one in globs)
+    text = "".join(f"{part}/" for part in parts)
+    assert glob_covers(globs, parts) is bool(re.match(wanted, text))
+
+
+def test_a_walk_reaches_what_lies_in_its_folders_and_in_those_of_a_glob(tmp_path, monkeypatch):
+    """Whether it is there or not; a file that is named reaches nothing else."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "1").mkdir(parents=True)
+    (tmp_path / "a.pt").touch()
+    for text in ("runs", "./runs/", f"{tmp_path}/runs", ".", "run*", "runs/*", "**/1"):
+        assert is_reached("runs/1/gone.pt", [text]), text
+    for text in ("a.pt", "runs/2", "other*", "runs/1/x*"):
+        assert not is_reached("runs/1/gone.pt", ["a.pt", text]), text
+    assert is_reached("https://h/a/b/c.pt", ["https://h/a/*"])
+    assert not is_reached("https://h/a/b/c.pt", ["https://h/b/*"])
+
+
+def test_a_folder_called_data_is_no_package(tmp_path):
+    """Only the file without which torch.package loads nothing makes it one, and only where it is."""
+    (tmp_path / "a" / ".data").mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "extern_modules").touch()
+    _, others = found(tmp_path)
+    assert all(one.status is Status.SKIPPED for one in others)
