@@ -63,7 +63,9 @@ GROUPS = {
     "honest": "honest checkpoints (each complaint is a false alarm)",
 }
 #: Seconds that one scanner may take for one group.
-TIMEOUT = 1800
+GROUP_TIMEOUT_S = 900
+#: Seconds that it may take for one file of a group that it did not end in time. The files are a few kilobytes.
+FILE_TIMEOUT_S = 30
 
 
 class Outcome(NamedTuple):
@@ -126,12 +128,15 @@ def _version(command: Path) -> str:
 
 
 def scan_with_statecli(folder: Path) -> Outcome:
-    """Audit all files: a finding of the rules about pickles names one, except `unscanned-pickle`."""
+    """Audit all files: an error of the rules about pickles names one, except `unscanned-pickle`.
+
+    Its warnings accuse nobody: `needs-weights-only-false` says that `torch.load` refuses the file, which is so.
+    """
     done = _run([*statecli("audit", "--no-config", "--select", "pickles", "-f", "json"), str(folder)])
     report = json.loads(done.stdout)
-    failing = [one for one in report["findings"] if one["severity"] != "note"]
-    named = {Path(one["target"]).name for one in failing if one["rule"] != "unscanned-pickle"}
-    refused = {Path(one["target"]).name for one in (*failing, *report["targets"]) if one.get("status") != "audited"}
+    errors = [one for one in report["findings"] if one["severity"] == "error"]
+    named = {Path(one["target"]).name for one in errors if one["rule"] != "unscanned-pickle"}
+    refused = {Path(one["target"]).name for one in (*errors, *report["targets"]) if one.get("status") != "audited"}
     return _count(folder, named, refused)
 
 
@@ -151,11 +156,31 @@ def _scan_with_modelscan(command: str, folder: Path) -> Outcome:
 
 
 def _scan_with_modelaudit(command: str, folder: Path) -> Outcome:
-    done = _run([command, "scan", str(folder), "--format", "json"])
+    try:
+        named, unscanned = _named_by_modelaudit(command, folder, GROUP_TIMEOUT_S), set[str]()
+    except subprocess.TimeoutExpired:
+        named, unscanned = _scan_each_with_modelaudit(command, folder)
+    return _count(folder, named, unscanned)
+
+
+def _scan_each_with_modelaudit(command: str, folder: Path) -> tuple[set[str], set[str]]:
+    """Return the names of the files that it names as dangerous, and of those that it does not end with in time."""
+    named: set[str] = set()
+    unscanned: set[str] = set()
+    for path in folder.iterdir():
+        try:
+            named |= _named_by_modelaudit(command, path, FILE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            unscanned.add(path.name)
+    return named, unscanned
+
+
+def _named_by_modelaudit(command: str, target: Path, timeout: float) -> set[str]:
+    done = _run([command, "scan", str(target), "--format", "json"], timeout)
     report = json.loads(done.stdout[done.stdout.index("{") :])
     severe = [issue for issue in report["issues"] if issue["severity"] in ("critical", "warning")]
-    names = {path.name for path in folder.iterdir()}
-    return _count(folder, {name for name in names for issue in severe if name in (issue["location"] or "")}, set())
+    names = {path.name for path in target.iterdir()} if target.is_dir() else {target.name}
+    return {name for name in names for issue in severe if name in (issue["location"] or "")}
 
 
 PEERS: dict[str, Callable[[str, Path], Outcome]] = {
@@ -171,14 +196,14 @@ def _count(folder: Path, named: set[str], refused: set[str]) -> Outcome:
     return Outcome(len(names & named), len(left & refused), len(left - refused))
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], timeout: float = GROUP_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     # modelaudit reports each run to its maker and waits for that, unless it is told not to.
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=TIMEOUT,
+        timeout=timeout,
         check=False,
         env={**environment(), "PROMPTFOO_DISABLE_TELEMETRY": "1"},
     )
