@@ -206,7 +206,12 @@ class _Run:
         """Compare the files of diffusers pipelines with the lock; their components are targets of their own."""
         rules = [rule for rule in self.rules if rule.name == locked.SETTINGS_RULE]
         audited = [one.target for one in targets if one.status is not Status.SKIPPED]
-        for subject in locked.pipelines(self.request, audited) if rules else ():
+        try:
+            subjects = list(locked.pipelines(self.request, audited)) if rules else []
+        except StateError as error:  # one folder that cannot be compared must not lose what others have
+            yield Target(self.request.targets[0], Status.FAILED, files.harmless(str(error)))
+            return
+        for subject in subjects:
             judged = _judged(subject, rules, self.request.severity)
             if subject.companions is not None:
                 self.compared.update(subject.companions.compared)

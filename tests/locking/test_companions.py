@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from statecli.auditing.result import Status
 from statecli.auditing.run import Request, audit
 from statecli.errors import BarePickle
 from statecli.finding import Severity
@@ -331,6 +332,17 @@ def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline,
     (pipeline / f"{name}.py").write_text("x")
     found = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
     assert found == [missing, f"{name}.py: is not in the lock"]
+
+
+def test_a_pipeline_that_cannot_be_compared_fails_and_loses_no_other_target(pipeline, tmp_path, monkeypatch):
+    """Its components are audited all the same."""
+    locked = lock(pipeline, folder=str(tmp_path))
+    monkeypatch.setattr(companions, "MAX_FILES", 1)
+    found = held(pipeline, locked, tmp_path / "lock.json")
+    failed = [one for one in found.targets if one.status is Status.FAILED]
+    assert len(failed) == 1
+    assert "more than 1 files next to its weights" in failed[0].reason
+    assert sum(one.status is Status.AUDITED for one in found.targets) == 2
 
 
 def test_a_glob_of_pipelines_reaches_their_files(pipeline, tmp_path):
