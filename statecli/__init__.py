@@ -32,6 +32,7 @@ from statecli.errors import (
     UnreadableError,
     UsageError,
 )
+from statecli.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,19 +41,21 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from statecli.comparison.result import Change, Delta, Diff, Field
+    from statecli.comparison.result import Change, Diff, Field
     from statecli.finding import Finding, Severity
     from statecli.inspection import Inspection
     from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
     from statecli.state import Kind, ModelState, Stats, TensorInfo
+    from statecli.values.delta import Delta
 
 #: Where the types of results are; each is imported when it is asked for.
 _TYPES = {
-    "statecli.comparison.result": ("Change", "Delta", "Diff", "Field"),
+    "statecli.comparison.result": ("Change", "Diff", "Field"),
     "statecli.finding": ("Finding", "Severity"),
     "statecli.inspection": ("Inspection",),
     "statecli.proofs.result": ("Cell", "Check", "Column", "Name", "Verdict", "Verification"),
     "statecli.state": ("Kind", "ModelState", "Stats", "TensorInfo"),
+    "statecli.values.delta": ("Delta",),
 }
 
 __all__ = [
@@ -89,7 +92,6 @@ __all__ = [
 
 __tracebackhide__ = True  # pytest shows the caller's line
 
-__version__ = "0.1.0"
 
 if not TYPE_CHECKING:
 

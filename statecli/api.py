@@ -204,7 +204,7 @@ def diff(before: Any, after: Any, **given: Any) -> Diff:
 
 def merge(parts: Any, **given: Any) -> Inspection | Diff:
     """See `statecli.merge`."""
-    from statecli import asked, engines, inspection
+    from statecli import asked, engines, inspect_request, inspection
     from statecli.comparison.run import compare
     from statecli.options import DiffOptions, InspectOptions, MergeOptions
     from statecli.sharing.merge import merging
@@ -219,7 +219,7 @@ def merge(parts: Any, **given: Any) -> Inspection | Diff:
             asked.check(command)
             return compare(asked.request(command))
         if isinstance(command, InspectOptions):
-            return inspection.inspect(inspection.requested(command))
+            return inspection.inspect(inspect_request.requested(command))
     raise UsageError(f"{options.parts[0]}: is of a command that only the command line merges: statecli merge")
 
 

@@ -7,17 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from statecli import __version__, cli, shortcut
+from statecli import cli, shortcut
 from statecli.comparison.result import Field
 from statecli.errors import UsageError
 from statecli.finding import Severity
-from statecli.locking.file import Algorithm
 from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, LockOptions, MergeOptions, VerifyOptions
 from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.report.documents import DOCUMENTS
 from statecli.state import Kind
+from statecli.values.algorithm import Algorithm
 from statecli.verdict import Verdict
+from statecli.version import __version__
 
 app = typer.Typer(
     name="statecli",

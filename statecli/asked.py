@@ -6,12 +6,13 @@ import math
 import re
 
 from statecli import engines, target
-from statecli.comparison.result import Field, How
+from statecli.comparison.result import Field
 from statecli.comparison.run import Request
 from statecli.errors import UsageError
 from statecli.options import CUDA, DiffOptions
 from statecli.render import Output
 from statecli.report.diffing import DiffView, Names
+from statecli.values.delta import How
 
 #: The tensors that changed most whose Δ a page draws.
 HISTOGRAMS = 6

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from msgspec.structs import replace
 
 from statecli import console, interrupts, outputs
+from statecli.error_causes import group_by_cause
 from statecli.errors import StateError, UsageError
-from statecli.inspection import Progress, requested
+from statecli.inspect_request import requested
 from statecli.inspection import inspect as run_inspection
 from statecli.options import (
     AuditOptions,
@@ -26,11 +27,12 @@ from statecli.options import (
     refuse_nothing,
 )
 from statecli.outputs import Written
+from statecli.progress import Progress
 from statecli.render import Output
-from statecli.report import View, documents, fold, inspecting
-from statecli.report.text import plural
+from statecli.report import View, documents, inspecting
 from statecli.state import ModelState
 from statecli.target import spec_of
+from statecli.units import plural
 from statecli.verdict import Verdict
 
 #: Lines on stderr of tensors that could not be read or compared; the result has each.
@@ -162,7 +164,7 @@ def audit(options: AuditOptions) -> int:
     """`statecli audit`; the exit code: 2 where a target could not be audited, or none was."""
     from statecli.auditing import asked, baseline, beside
     from statecli.auditing import run as auditing
-    from statecli.auditing.result import Status
+    from statecli.auditing.outcome import Status
     from statecli.report import auditing as reporting
 
     refuse_empty(options)
@@ -263,7 +265,7 @@ def _share(options: Any, command: str) -> AbstractContextManager[Any]:
 def _part(share: Any, path: str | None, broken: Sequence[str] = ()) -> int:
     """Writes what came of a share; the exit code: 2 where some of it could not be done, which the part says too."""
     console.write(share.part(broken), path)
-    told = [message for message, _ in fold.causes(dict.fromkeys(share.failed))]
+    told = [message for message, _ in group_by_cause(dict.fromkeys(share.failed))]
     for message in told[:TOLD]:
         console.complain(message, debug=False)
     if len(told) > TOLD:
@@ -295,7 +297,7 @@ def _engine(executor: Any, jobs: int = 0) -> AbstractContextManager[None]:
 
 def _complained(broken: Sequence[tuple[str, str]], done: str, code: int) -> int:
     """The exit code after these were told, a line a file and cause: `code` where there are none."""
-    causes = fold.causes(broken)
+    causes = group_by_cause(broken)
     for message, _ in causes[:TOLD]:
         code = console.complain(message, debug=False)
     if rest := sum(count for _, count in causes[TOLD:]):

@@ -14,10 +14,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from statecli import files, interrupts, outputs, render
 from statecli.errors import OutputError, UnreadableError, UsageError
+from statecli.escaping import as_line, elided
 from statecli.finding import Finding
-from statecli.inspection import Progress
+from statecli.progress import Progress
 from statecli.render import Look
-from statecli.render._escape import as_line, elided
 from statecli.render.plain import finding_line
 from statecli.report import Report
 

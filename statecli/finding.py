@@ -42,17 +42,3 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
     place: Place | UnsetType = UNSET
     about: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
-
-    @property
-    def fingerprint(self) -> str:
-        """What stays the same of it from run to run: its rule, target, section, tensor, what it is about, its content.
-
-        A target counts as it lies in its repository, from wherever and however it was typed.
-        """
-        import hashlib  # loads OpenSSL, which no other use of a finding has to wait for
-
-        from statecli.places import in_repository
-
-        parts = [self.rule, in_repository(self.target), self.section or "", self.fqn or ""]
-        parts += [part for part in (self.about, self.content) if isinstance(part, str)]
-        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -18,17 +18,18 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from fnmatch import fnmatchcase
 
-from statecli import __version__, outputs, target
+from statecli import outputs, target
 from statecli.auditing.targets import BINS
 from statecli.errors import MissingDependency, StateError, UsageError
+from statecli.escaping import visible
 from statecli.formats._gadgets import renamed
 from statecli.formats._globals import refused_by_torch_load
 from statecli.formats._source import Source
-from statecli.inspection import numpy_needed
-from statecli.render._escape import visible
-from statecli.report.text import kind_text, shape_text
 from statecli.stamps import unchanged_files
 from statecli.state import TensorInfo
+from statecli.units import kind_text, shape_text
+from statecli.values.require_numpy import require_numpy
+from statecli.version import __version__
 
 #: What the lines are made by: stands in the driver's command line, so that a later version's are not mixed with these.
 MADE_BY = f"{__version__}-blake3-128"
@@ -224,8 +225,8 @@ def failed(error: BaseException) -> str:
 
 
 def _lines(tensors: tuple[TensorInfo, ...], *, several: bool) -> Iterator[str]:
-    with numpy_needed():
-        from statecli.locking.file import Algorithm
+    with require_numpy():
+        from statecli.values.algorithm import Algorithm
         from statecli.values.digest import digests
 
     made = digests(tensors, Algorithm.BLAKE3)

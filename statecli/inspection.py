@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import _thread
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import replace
 
 from statecli import kinds, modules, target
-from statecli.errors import FilteredOut, MissingDependency, ModelError, UsageError
+from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding, Severity
 from statecli.modules.spec import Spec
+from statecli.progress import Progress
+from statecli.selection import Selection, glob_names, select
 from statecli.stamps import unchanged_files
 from statecli.state import Kind, ModelState, Stats, TensorInfo
+from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:
     from torch import nn
 
     from statecli.modules.build import Built
-    from statecli.options import InspectOptions
     from statecli.proofs.appearing import Ran
-
-#: Takes the bytes there will be in all; gives what is called with each tensor's FQN and its bytes.
-Progress = Callable[[int], Callable[[str, int], None]]
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -50,20 +43,9 @@ class Request(msgspec.Struct, frozen=True):
     inputs: str | None = None
 
 
-def requested(options: InspectOptions) -> Request:
-    """What the command line asks for. Raises UsageError where `--cuda` and `--to` contradict each other."""
-    return Request(
-        target=options.target,
-        to=device(options.to, options.cuda),
-        model=options.model,
-        stats=options.stats,
-        include=options.include,
-        exclude=options.exclude,
-        kind=options.kind,
-        init_device=options.init_device,
-        input=options.input,
-        inputs=options.inputs,
-    )
+def selection_of(request: Request) -> Selection:
+    """Return which tensors are asked for."""
+    return Selection(request.include, request.exclude, request.kind)
 
 
 class Inspection(msgspec.Struct, frozen=True):
@@ -81,13 +63,6 @@ class Inspection(msgspec.Struct, frozen=True):
     def broken(self) -> list[tuple[str, str]]:
         """Each tensor that cannot be read, and a line that says why."""
         return [(tensor.fqn, tensor.damage) for tensor in self.state.tensors if tensor.damage]
-
-
-def device(to: str | None, cuda: bool) -> str | None:
-    """The device that `--to` and `--cuda` ask for together."""
-    if cuda and to not in (None, "cuda"):
-        raise UsageError(f"--cuda and --to {to} contradict each other")
-    return "cuda" if cuda else to
 
 
 #: Oddities that the move itself brought out; with `--to` they are what stayed behind.
@@ -134,7 +109,7 @@ def of_live(module: nn.Module, request: Request, handed: Any = None) -> Inspecti
         why = str(error).removeprefix(f"{request.target}: ")
         stats_of = _stats_of_tensor if request.stats else None
         state = modules.listed(subject.built_of(module), request.target, why, stats_of=stats_of)
-        return Inspection(filtered(state, request))
+        return Inspection(select(state, selection_of(request), request.target))
     return of_built(built, request, handed)
 
 
@@ -155,7 +130,7 @@ def of_built(built: Built, request: Request, handed: Any = None) -> Inspection:
         state = modules.read(built, request.target, stats_of=measure)
     else:
         state = modules.move(built, request.target, request.to, stats_of=measure)
-    state = filtered(ran.marked(state) if ran else state, request)
+    state = select(ran.marked(state) if ran else state, selection_of(request), request.target)
     left_behind = _left_behind(state, request.to) if request.to else ()
     return Inspection(state, left_behind, request.to, ran.text if ran else None)
 
@@ -170,33 +145,10 @@ def _ran(built: Built, request: Request, handed: Any) -> Ran | None:
 
 
 def _stats_of_tensor(tensor: Any) -> Stats:
-    with numpy_needed():
+    with require_numpy():
         from statecli.values.stats import stats_of_tensor
 
     return stats_of_tensor(tensor)
-
-
-@contextmanager
-def numpy_needed() -> Iterator[None]:
-    """Import what reads values in this block. Raises MissingDependency if numpy is not installed."""
-    if "numpy" not in sys.modules and not _can_start_thread():
-        # OpenBLAS raises SIGINT if it cannot start its threads, as if the user had pressed Ctrl-C.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name != "numpy":
-            raise
-        raise MissingDependency("reading values needs numpy, which is not installed: pip install numpy") from error
-
-
-def _can_start_thread() -> bool:
-    """Whether the system has room for a thread (`ulimit -u`)."""
-    try:
-        _thread.start_new_thread(int, ())
-    except RuntimeError:
-        return False
-    return True
 
 
 def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
@@ -207,19 +159,18 @@ def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
         names = [tensor.fqn for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS]
         model, renamed = target.registered_by(text, init_device=request.init_device, names=names)
         state, findings = kinds.by_model(state, model, renamed)
-    whole, sectioned = state, len(state.sections) > 1
-    state = filtered(state, request)
+    whole = state
+    state = select(state, selection_of(request), request.target)
     if state is not whole:
-        left = {tensor.fqn for tensor in state.tensors}
-        findings = [f for f in findings if f.fqn in left or _is_wanted(f.fqn, f.section, sectioned, request)]
+        findings = list(_of_selected(findings, whole, state, request))
     size = sum(tensor.nbytes for tensor in state.tensors)
     if request.stats:
-        with numpy_needed():
+        with require_numpy():
             from statecli.values.stats import stats_all
 
         state = stats_all(state, progress(size) if progress else None)
     if request.to:
-        with numpy_needed():
+        with require_numpy():
             from statecli.values.place import place
 
         state = place(state, request.to, progress(size) if progress else None)
@@ -227,57 +178,23 @@ def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
     return Inspection(state, tuple(findings), request.to)
 
 
-def filtered(state: ModelState, request: Request) -> ModelState:
-    """The tensors that the globs and kinds leave; the same object where nothing was asked."""
-    if not (request.include or request.exclude or request.kind):
-        return state
-    sectioned = len(state.sections) > 1
-    kept = tuple(
-        tensor
-        for tensor in state.tensors
-        if (not request.kind or tensor.kind in request.kind)
-        and _is_wanted(tensor.fqn, tensor.section, sectioned, request)
+def _of_selected(
+    findings: Iterable[Finding], whole: ModelState, state: ModelState, request: Request
+) -> Iterator[Finding]:
+    """Yield the findings about no tensor, about a selected tensor, or about a selected name that has no tensor."""
+    fqns, by_section, selection = (
+        {tensor.fqn for tensor in state.tensors},
+        len(whole.sections) > 1,
+        selection_of(request),
     )
-    if not kept:
-        raise FilteredOut(f"{request.target}: {_nothing(request, len(state.tensors))}")
-    sections = {tensor.section for tensor in kept}
-    return replace(state, tensors=kept, sections=tuple(s for s in state.sections if s in sections))
-
-
-def asked_for(include: Sequence[str], exclude: Sequence[str], kinds: Sequence[Kind]) -> str:
-    """The filters as they were typed."""
-    globs = [f"-i {glob!r}" for glob in include] + [f"-x {glob!r}" for glob in exclude]
-    return " ".join(globs + [f"--kind {kind.value}" for kind in kinds])
-
-
-def _nothing(request: Request, count: int) -> str:
-    asked = asked_for(request.include, request.exclude, request.kind)
-    wider = [f"*{glob.strip('*')}*" for glob in request.include[:1] if glob != f"*{glob.strip('*')}*"]
-    hint = f"; a glob matches the whole name: try {wider[0]!r}" if wider else ""
-    return f"none of its {count} tensors matches {asked}{hint}"
-
-
-def _is_wanted(fqn: str | None, section: str | None, sectioned: bool, request: Request) -> bool:
-    return fqn is None or is_wanted(called(fqn, section, sectioned=sectioned), request.include, request.exclude)
-
-
-def called(fqn: str, section: str | None, *, sectioned: bool) -> tuple[str, ...]:
-    """The names by which a glob may know a tensor: its FQN, and among several sections the one behind its section."""
-    return (fqn, f"{section}.{fqn}") if sectioned and section else (fqn,)
-
-
-def is_wanted(names: tuple[str, ...], include: Sequence[str], exclude: Sequence[str]) -> bool:
-    """Whether the globs leave what goes by these names: any of them may match."""
-    return (not include or matches_any(names, include)) and not matches_any(names, exclude)
-
-
-def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
-    """Whether a glob matches one of the names as a whole. Brackets may be meant as they stand: names have them."""
-    return any(_matches(name, glob) for glob in globs for name in names)
-
-
-def _matches(name: str, glob: str) -> bool:
-    return fnmatchcase(name, glob) or ("[" in glob and fnmatchcase(name, glob.replace("[", "[[]")))
+    for finding in findings:
+        fqn = finding.fqn
+        if (
+            fqn is None
+            or fqn in fqns
+            or selection.selects_name(glob_names(fqn, finding.section, by_section=by_section))
+        ):
+            yield finding
 
 
 def _left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:

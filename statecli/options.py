@@ -10,10 +10,10 @@ import msgspec
 from statecli.comparison.result import Field
 from statecli.errors import UsageError
 from statecli.finding import Severity
-from statecli.locking.file import Algorithm
 from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
+from statecli.values.algorithm import Algorithm
 
 #: How a GPU is named, as a regular expression.
 CUDA = r"cuda(?::(?:0|[1-9]\d{0,3}))?"

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from statecli import files, target
 from statecli.finding import Finding
 from statecli.modules import spec
-from statecli.state import ByteRange, Place, TensorInfo
+from statecli.state import Place, TensorInfo
 
 
 class Located(msgspec.Struct, frozen=True):
@@ -153,23 +153,29 @@ def bytes_of(tensor: TensorInfo) -> Place | None:
     data = tensor.data
     if data is None or data.inline is not None:
         return None
-    whole = of_range(data.storage)
+    whole = data.storage.place
     if whole is None or data.storage.packing is not None or data.strides is not None or not tensor.elements:
         return whole
     size = tensor.nbytes // tensor.elements
     return Place(data.storage.path, data.storage.offset + data.offset * size, tensor.nbytes)
 
 
-def of_range(where: ByteRange) -> Place | None:
-    """The bytes that a storage takes in its file, packed if it is; None where no one file has it."""
-    if not where.path or where.boxes is not None:
-        return None
-    return Place(where.path, where.offset, where.length if where.packing is None else where.packing.length)
+def fingerprint(finding: Finding) -> str:
+    """Return a digest that is the same in every run: of the rule, target, section, tensor, `about` and content.
+
+    A target counts as it lies in its repository, from wherever and however it was typed.
+    """
+    import hashlib  # loads OpenSSL, which no other use of a finding has to wait for
+
+    parts = [finding.rule, in_repository(finding.target), finding.section or "", finding.fqn or ""]
+    parts += [part for part in (finding.about, finding.content) if isinstance(part, str)]
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def fingerprinted(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str, int]]:
     """Each with its fingerprint and, as several may have the same, which of them it is, from 1."""
     seen: Counter[str] = Counter()
     for finding in findings:
-        seen[finding.fingerprint] += 1
-        yield finding, finding.fingerprint, seen[finding.fingerprint]
+        digest = fingerprint(finding)
+        seen[digest] += 1
+        yield finding, digest, seen[digest]

@@ -17,11 +17,11 @@ import msgspec
 
 from statecli.comparison.result import Field
 from statecli.finding import Severity
-from statecli.locking.file import Algorithm
 from statecli.options import AuditOptions, Color, DiffOptions, InspectOptions, LockOptions, MergeOptions, VerifyOptions
 from statecli.proofs.result import Name
 from statecli.render import Output
 from statecli.state import Kind
+from statecli.values.algorithm import Algorithm
 
 #: What a line asks for, whichever command it is.
 Options = InspectOptions | DiffOptions | VerifyOptions | AuditOptions | LockOptions | MergeOptions

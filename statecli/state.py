@@ -65,6 +65,13 @@ class ByteRange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     packing: Packing | None = None
     boxes: Boxes | None = None
 
+    @property
+    def place(self) -> Place | None:
+        """The bytes that the storage takes in its file, packed if it is; None where no one file has it."""
+        if not self.path or self.boxes is not None:
+            return None
+        return Place(self.path, self.offset, self.length if self.packing is None else self.packing.length)
+
 
 class Boxes(msgspec.Struct, frozen=True, gc=False):
     """A storage put together from pieces: the C-contiguous array of `shape`, of elements of `itemsize` bytes.

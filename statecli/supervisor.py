@@ -83,7 +83,7 @@ class Child:
     def name_model(self, name: str) -> None:
         """Name the model whose code runs from now on, for the line about a crash."""
         if name != self._model:
-            from statecli.render._escape import as_line
+            from statecli.escaping import as_line
 
             self._model = name
             self._send(_MODEL, as_line(name).encode("utf-8", "backslashreplace"))

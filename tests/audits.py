@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from statecli import render
-from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
+from statecli.auditing.outcome import Accepted, Skipped, Status, Target
+from statecli.auditing.result import Audit
 from statecli.finding import Finding, Severity
 from statecli.render import Look, Output
 from statecli.report import View

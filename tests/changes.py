@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from statecli import render
-from statecli.comparison.result import Change, Delta, Diff, Field, Status
+from statecli.comparison.result import Change, Diff, Field, Status
 from statecli.finding import Finding, Severity
 from statecli.render import Look, Output
 from statecli.report.diffing import DiffView, of_diff
 from statecli.state import Kind, ModelState, TensorInfo
+from statecli.values.delta import Delta
 
 
 def tensor(fqn, dtype="float32", shape=(4, 4), kind=Kind.PARAMETER, **facts):

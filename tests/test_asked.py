@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from statecli import asked
-from statecli.comparison.result import Field, How
+from statecli.comparison.result import Field
 from statecli.comparison.run import Request
 from statecli.errors import UsageError
 from statecli.options import DiffOptions
 from statecli.render import Output
 from statecli.report.diffing import DiffView, Names
 from statecli.state import Kind
+from statecli.values.delta import How
 
 
 def options(**given):

@@ -196,6 +196,6 @@ def test_a_fingerprint_does_not_depend_on_where_one_stands(tmp_path, monkeypatch
     prints = []
     for folder, text in ((".", "ckpts/a.pt"), (".", "./ckpts/a.pt"), ("ckpts", "a.pt"), (".", "a.pt")):
         monkeypatch.chdir(tmp_path / folder)
-        prints.append(Finding("x", Severity.ERROR, "w: x", text, "w").fingerprint)
+        prints.append(places.fingerprint(Finding("x", Severity.ERROR, "w: x", text, "w")))
     assert len(set(prints[:3])) == 1
     assert prints[3] != prints[0]

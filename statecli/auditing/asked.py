@@ -56,7 +56,7 @@ def request(options: AuditOptions, found: Loaded | None = None) -> Request:
         as_found=options.as_found,
         configuration=configuration_of(options, found),
     )
-    judges.check(made, options, found)
+    judges.check(made, [key for key in judges.OPTIONS if getattr(options, key)], found)
     compared = made.policy.must_change or made.policy.must_not_change
     executor = options.executor and f"--executor {options.executor}"
     divided = executor or (options.shard and f"--shard {options.shard}")

@@ -17,12 +17,13 @@ from msgspec.structs import replace
 
 from statecli import files
 from statecli.auditing import config
-from statecli.auditing.result import Accepted, Audit, Status, Target
+from statecli.auditing.outcome import Accepted, Status, Target
+from statecli.auditing.result import Audit
 from statecli.errors import MalformedError
 from statecli.finding import Finding, Severity
+from statecli.json_text import encoded
 from statecli.locking.file import document
 from statecli.places import is_in, named, path_of, unnamed
-from statecli.render.json import encoded
 from statecli.rules import RULES
 from statecli.state import Oddity
 

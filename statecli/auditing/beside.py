@@ -14,7 +14,7 @@ from statecli.auditing.result import Audit
 from statecli.auditing.run import Request, is_meant
 from statecli.finding import Finding, Severity
 from statecli.places import named
-from statecli.report.text import names, plural
+from statecli.units import names, plural
 
 
 def told(found: Audit, request: Request) -> list[Finding]:

@@ -10,8 +10,7 @@ from statecli.auditing import config, locked
 from statecli.auditing.config import Loaded
 from statecli.auditing.run import Request
 from statecli.errors import UsageError
-from statecli.options import AuditOptions
-from statecli.report.text import names
+from statecli.units import names
 
 #: Each key of a policy, and the rules that judge by it.
 POLICY: Mapping[str, tuple[str, ...]] = {
@@ -34,8 +33,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def check(request: Request, options: AuditOptions, found: Loaded) -> None:
-    """Raises UsageError where no rule is left, and for what is given and no rule that is left judges by.
+def check(request: Request, given: Collection[str], found: Loaded) -> None:
+    """Raises UsageError where no rule is left, and for one of OPTIONS that is `given` and that no rule left judges by.
 
     What the configuration gives and the line leaves out is told by `left_out`, but for a lock that the configuration
     itself leaves out.
@@ -43,10 +42,10 @@ def check(request: Request, options: AuditOptions, found: Loaded) -> None:
     if not request.rules:
         raise UsageError("no rule is left: --select and --ignore, or those of the configuration, leave all of them out")
     for key, judges in OPTIONS.items():
-        if getattr(options, key) and not _are_left(judges, request):
+        if key in given and not _are_left(judges, request):
             raise UsageError(f"--{key}: {_without(judges)}; select it, or leave --{key} out")
     own = replace(request, select=config.expand(found.config.select, ""), ignore=config.expand(found.config.ignore, ""))
-    if found.config.lock and not options.lock and not _are_left(OPTIONS["lock"], own):
+    if found.config.lock and "lock" not in given and not _are_left(OPTIONS["lock"], own):
         raise UsageError(f"{found.path}: lock: {_without(OPTIONS['lock'])}; select it there, or leave lock out")
 
 

@@ -15,12 +15,12 @@ from statecli.locking import holding
 from statecli.locking.companions import compare_companions, compare_files, pipeline_folders
 from statecli.modules import spec
 from statecli.places import named, unnamed
-from statecli.report.text import plural
 from statecli.state import ModelState
+from statecli.units import plural
 
 if TYPE_CHECKING:
     from statecli.auditing.run import Request
-    from statecli.inspection import Progress
+    from statecli.progress import Progress
 
 #: The rule that holds targets to a lock.
 RULE = "lock-mismatch"

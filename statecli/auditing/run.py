@@ -10,14 +10,15 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from statecli import files, inspection, sizes, target
+from statecli import files, sizes, target
 from statecli.auditing import held, locked, unread
 from statecli.auditing.baseline import Baseline, accepting
 from statecli.auditing.config import Ignored, of_rules
 from statecli.auditing.held import Side
 from statecli.auditing.named_digests import CheckedFile, compute_digest, named_files
+from statecli.auditing.outcome import Accepted, Skipped, Status, Target
 from statecli.auditing.policy import Policy
-from statecli.auditing.result import Accepted, Audit, Skipped, Status, Target
+from statecli.auditing.result import Audit
 from statecli.auditing.rule import Found, Rule
 from statecli.auditing.subject import Subject, a_digest_as_name, the_values
 from statecli.auditing.targets import SAME, Homes, expand, is_called_weights
@@ -29,10 +30,13 @@ from statecli.formats._scan import scan
 from statecli.locking.file import Lock
 from statecli.modules import auto
 from statecli.places import located, named
+from statecli.progress import Progress
 from statecli.rules import RULES
 from statecli.scope import Configuration, NotChecked
+from statecli.selection import Selection, matches_any, select
 from statecli.stamps import unchanged_files
 from statecli.state import Kind, ModelState, Oddity, ScannedPickle
+from statecli.values.require_numpy import require_numpy
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -91,7 +95,7 @@ class Request(msgspec.Struct, frozen=True):
 def audit(
     request: Request,
     done: Callable[[Target], None] = lambda _: None,
-    progress: inspection.Progress | None = None,
+    progress: Progress | None = None,
 ) -> Audit:
     """Run the rules over each target; `done` is called after each. What cannot be read is a target that failed.
 
@@ -116,7 +120,7 @@ def audit(
 class _Run:
     """What one run has in common for all of its targets: its rules, and what targets are held to, each read once."""
 
-    def __init__(self, request: Request, progress: inspection.Progress | None) -> None:
+    def __init__(self, request: Request, progress: Progress | None) -> None:
         self.request, self.progress = request, progress
         self.rules = request.rules
         self.budget = ValuesBudget(request.values, self.rules)
@@ -321,11 +325,9 @@ class _Run:
 
     def _filtered(self, state: ModelState, text: str) -> ModelState:
         """A file without tensors has none that a filter could leave."""
-        asked = self.request
         if not state.tensors:
             return state
-        wanted = inspection.Request(text, include=asked.include, exclude=asked.exclude, kind=asked.kind)
-        return inspection.filtered(state, wanted)
+        return select(state, Selection(self.request.include, self.request.exclude, self.request.kind), text)
 
     def _beside(self, text: str, state: ModelState) -> str | None:
         """Why it is held to nothing; whoever names it, and whoever keeps a model in a folder, means that one."""
@@ -378,7 +380,7 @@ class _Run:
         unread_because = self.budget.why_unread(subject.target, subject.state.tensors)
         if unread_because is not None:
             return dataclasses.replace(subject, unread_because=unread_because)
-        with inspection.numpy_needed():
+        with require_numpy():
             from statecli.values.compare import damages
             from statecli.values.facts import read_all
         tensors = subject.state.tensors
@@ -422,7 +424,7 @@ def _accepted(found: Target, request: Request) -> Target:
 def is_meant(name: str, glob: str, folder: str) -> bool:
     """Whether the glob of a configuration in `folder` is of that target, by its way from there or its file's name."""
     way = glob if files.is_remote(glob) else files.relative(os.path.join(folder, glob), folder)
-    return inspection.matches_any((name, name.rpartition("/")[2]), (way,))
+    return matches_any((name, name.rpartition("/")[2]), (way,))
 
 
 @with_denormals

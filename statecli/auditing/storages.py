@@ -8,7 +8,6 @@ from math import gcd, prod
 import msgspec
 
 from statecli.formats._dtypes import BITS, PACKED, nbytes
-from statecli.places import of_range
 from statecli.state import ByteRange, ModelState, Place, TensorData, TensorInfo
 
 
@@ -61,7 +60,7 @@ class Storage(msgspec.Struct):
     @property
     def place(self) -> Place | None:
         """Its bytes in the file, if one file has all of it."""
-        return of_range(self.where) if self.where else None
+        return self.where.place if self.where else None
 
     @property
     def unused(self) -> int:

@@ -14,9 +14,9 @@ from statecli.comparison.result import Diff
 from statecli.errors import StateError
 from statecli.locking.companions import CompanionChanges
 from statecli.locking.holding import Held
-from statecli.report.text import shown
 from statecli.state import ModelState, Oddity, Place, ScannedPickle, TensorInfo
 from statecli.target import split
+from statecli.units import shown
 
 if TYPE_CHECKING:
     from statecli.values.scan import Facts

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from statecli import files, formats
-from statecli.auditing.result import Status, Target
+from statecli.auditing.outcome import Status, Target
 from statecli.errors import UnreadableError
 from statecli.formats import FORMATS, _folder, _foreign, torch_tar
 from statecli.formats._source import Source
@@ -345,6 +345,6 @@ def _is_checkpoint(path: str, source: Source) -> bool:
     if not source.head.startswith(b"PK\3\4") and torch_tar.runs_pickles(source):
         return True
     # Every command imports this module; only a walk over a folder wants that one.
-    from statecli.formats._scan import begins_as_pickle
+    from statecli.formats._one_pickle import begins_as_pickle
 
     return begins_as_pickle(source)

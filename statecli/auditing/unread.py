@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from statecli.auditing.rule import Rule
 from statecli.auditing.subject import Subject, the_values
+from statecli.error_causes import group_by_cause
 from statecli.errors import ChecksumMismatch, StateError
-from statecli.report import fold
-from statecli.report.text import plural
 from statecli.state import Oddity, TensorInfo
+from statecli.units import plural
 
 if TYPE_CHECKING:
     from statecli.values.scan import Facts
@@ -67,7 +67,7 @@ def _located(subject: Subject, tensor: TensorInfo, reason: str) -> str:
 
 def told(unread: Sequence[Oddity]) -> str | None:
     """All of them in a line: the first cause, and how many tensors have others; None where there is none."""
-    causes = fold.causes([(one.fqn or "", one.message) for one in unread])
+    causes = group_by_cause([(one.fqn or "", one.message) for one in unread])
     rest = sum(count for _, count in causes[1:])
     more = f"; {plural(rest, 'other tensor')} could not be read either" if rest else ""
     return causes[0][0] + more if causes else None

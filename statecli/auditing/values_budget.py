@@ -10,8 +10,8 @@ from statecli import files, target
 from statecli.auditing.rule import Rule
 from statecli.auditing.subject import the_values
 from statecli.formats._dtypes import BITS, nbytes
-from statecli.report.text import size_text
 from statecli.state import TensorInfo
+from statecli.units import size_text
 
 #: Bytes of tensors whose values one run reads by default. With the C kernel they take 0.06 s (safetensors) to 0.14 s
 #: (zip, whose checksums are verified) of a core; from a disk that reads 500 MB/s, 0.5 s.

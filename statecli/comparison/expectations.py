@@ -11,7 +11,7 @@ from statecli.comparison.result import Broken, Change, Field, ScalarChange, Stat
 from statecli.errors import NothingMatched
 from statecli.finding import Finding, Severity
 from statecli.formats._settings import MORE
-from statecli.inspection import called, matches_any
+from statecli.selection import glob_names, matches_any
 
 #: Names of a glob's tensors that one finding lists.
 SHOWN = 3
@@ -63,10 +63,10 @@ def of_tensors(
     """The tensors that were compared, and those that could not be. `values`: whether their values were, where equal."""
     for change in changes:
         removed = change.status is Status.REMOVED
-        sides = [called(change.fqn, change.section, sectioned=sectioned)]
+        sides = [glob_names(change.fqn, change.section, by_section=sectioned)]
         if change.renamed_from is not None or (change.before and change.before.section != change.section):
             section = change.before.section if change.before else change.section
-            sides.append(called(change.renamed_from or change.fqn, section, sectioned=sectioned))
+            sides.append(glob_names(change.renamed_from or change.fqn, section, by_section=sectioned))
         yield Entry(
             change.fqn,
             change.section,
@@ -78,7 +78,7 @@ def of_tensors(
             change.status is Status.RENAMED,
         )
     for one in broken:
-        names = called(one.fqn, one.section, sectioned=sectioned)
+        names = glob_names(one.fqn, one.section, by_section=sectioned)
         yield Entry(one.fqn, one.section, targets[1], (names,), changed=None)
 
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from statecli.comparison.pairing import Match, Way
-from statecli.comparison.result import Delta, How
 from statecli.errors import ChecksumMismatch, StateError
 from statecli.state import TensorData, TensorInfo
+from statecli.values.delta import Delta, How
 
 Rows = list[TensorInfo]
 

@@ -9,20 +9,23 @@ from itertools import chain
 
 import msgspec
 
-from statecli import files, formats, inspection, modules, target
+from statecli import files, formats, modules, target
 from statecli.comparison import expectations, fields, hints, loading, pairing, renames, scalars
 from statecli.comparison.pairing import Match, Way
-from statecli.comparison.result import Broken, Change, Delta, Diff, Field, Histogram, How, ScalarChange, Status
+from statecli.comparison.result import Broken, Change, Diff, Field, Histogram, ScalarChange, Status
 from statecli.errors import NothingMatched, StateError
 from statecli.finding import Finding
 from statecli.float_mode import with_denormals
 from statecli.formats import _shown
 from statecli.formats._pickle import without_gc
-from statecli.inspection import Progress
 from statecli.modules.build import Built
+from statecli.progress import Progress
+from statecli.selection import Selection, glob_names
 from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import Kind, ModelState, Oddity, TensorInfo
 from statecli.values import pool
+from statecli.values.delta import Delta, How
+from statecli.values.require_numpy import require_numpy
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -165,6 +168,7 @@ class _Comparison:
         seen: Mapping[str, Stamp],
     ) -> None:
         self.request, self.before, self.after, self.built, self.seen = request, before, after, built, seen
+        self.selection = Selection(request.include, request.exclude, request.kind)
         classes = loading.is_class(before), loading.is_class(after)
         self.any_class, self.loads = any(classes), classes[0] is not classes[1]
         self.model = before if classes[0] else after
@@ -258,7 +262,7 @@ class _Comparison:
             self.notes += notes
         self.sectioned = len({match.shown.section for match in matches}) > 1
         if self.values and self.request.renames:
-            with inspection.numpy_needed():
+            with require_numpy():
                 same = renames.found(matches, found.sections, self._is_wanted_row, jobs=self.request.jobs)
             # A share knows the renames of its own tensors alone: it leaves the pairs as all others have them.
             if not pool.is_share():
@@ -281,20 +285,19 @@ class _Comparison:
         return (by_class or match.shown).kind
 
     def _is_wanted_row(self, row: TensorInfo) -> bool:
-        return (not self.request.kind or row.kind in self.request.kind) and self._is_wanted_name(*self._names(row))
+        return self.selection.selects(row, by_section=self.sectioned)
 
     def _names(self, row: TensorInfo) -> tuple[str, ...]:
-        return inspection.called(row.fqn, row.section, sectioned=self.sectioned)
+        return glob_names(row.fqn, row.section, by_section=self.sectioned)
 
     def _is_wanted_name(self, *names: str) -> bool:
-        return inspection.is_wanted(names, self.request.include, self.request.exclude)
+        return self.selection.selects_name(names)
 
     def _nothing(self, count: int) -> str:
         both = f"{self.request.before} and {self.request.after}"
         if not count:
             return f"{both}: neither holds a tensor, so nothing was compared"
-        asked = inspection.asked_for(self.request.include, self.request.exclude, self.request.kind)
-        return f"{both}: none of their {count} tensors matches {asked}"
+        return f"{both}: none of their {count} tensors matches {self.selection}"
 
     # --- what differs -----------------------------------------------------------------------------------------------
 
@@ -327,7 +330,7 @@ class _Comparison:
         found: list[_Outcome],
         progress: Progress | None,
     ) -> None:
-        with inspection.numpy_needed():
+        with require_numpy():
             from statecli.values.compare import Pair, compare_all
 
         total = sum(before.nbytes for n in wanted if (before := matches[n].before))
@@ -341,7 +344,7 @@ class _Comparison:
 
     def _check(self, alone: Sequence[tuple[int, TensorInfo]], found: list[_Outcome]) -> None:
         """What is compared with nothing may be damaged all the same: that is no way to be added."""
-        with inspection.numpy_needed():
+        with require_numpy():
             from statecli.values.compare import damages
 
         errors = damages([row for _, row in alone], jobs=self.request.jobs)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future, wait
 from typing import Any
 
-from statecli import __version__
 from statecli.engines.parcel import Parcel, do, pack, unpack
 from statecli.errors import EngineError, StateError, UnreadableError
 from statecli.values import pool
 from statecli.values.pool import Function, Place, uninterrupted
+from statecli.version import __version__
 
 #: Bytes of small tasks in a parcel, at most: one takes half a millisecond to another process of this machine or a rank
 #: of MPI, and comparing these a hundred times as long.

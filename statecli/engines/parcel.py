@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import astuple, replace
 
-from statecli import __version__, files
+from statecli import files
 from statecli.errors import ChecksumMismatch, EngineError, StateError, UnreadableError
 from statecli.sharing.tasks import identities
 from statecli.state import ByteRange, Stats
 from statecli.values import kernels
 from statecli.values.run import Piece
 from statecli.values.scan import Facts
+from statecli.version import __version__
 
 #: What a worker can be asked to do: a function's name -> its module.
 FUNCTIONS = {

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from statecli import files
+from statecli.checkpoint_names import SETTINGS_FILES
 from statecli.errors import UnreadableError
 from statecli.formats import _json, _shown
 from statecli.formats._digests import Digests
@@ -21,12 +22,6 @@ from statecli.formats._source import small
 from statecli.formats._tensors import Decoder
 from statecli.state import ModelState, Oddity, Scalar, Settings
 
-#: The files, by what their settings are called, and the bytes of each that are read. A Trainer logs every few steps.
-FILES = {
-    "config": 4 * 2**20,
-    "adapter_config": 4 * 2**20,
-    "trainer_state": 64 * 2**20,
-}
 #: What is said first of a folder, under the last part of its name.
 TOLD = (
     "adapter_config.r",
@@ -43,14 +38,14 @@ _SETS = frozenset(["target_modules", "modules_to_save", "exclude_modules"])
 
 def beside(path: str, names: Collection[str]) -> list[str]:
     """Those of the files that are in the folder `path`, which holds these names."""
-    return [files.join(path, f"{stem}.json") for stem in FILES if f"{stem}.json" in names]
+    return [files.join(path, f"{stem}.json") for stem in SETTINGS_FILES if f"{stem}.json" in names]
 
 
 def noted(path: str, state: ModelState) -> ModelState:
     """The state of the folder `path` with the settings in these files, each below the name of its file."""
     settings = state.metadata
     odd = []
-    for stem, longest in FILES.items():
+    for stem, longest in SETTINGS_FILES.items():
         where = files.join(path, f"{stem}.json")
         if not files.isfile(where):
             continue
@@ -68,7 +63,7 @@ def noted(path: str, state: ModelState) -> ModelState:
 def document(path: str, name: str) -> dict[str, Any]:
     """The object in a JSON file of the folder `path`. Raises UnreadableError; the message begins with the name."""
     try:
-        raw = small(files.join(path, name), FILES["config"])
+        raw = small(files.join(path, name), SETTINGS_FILES["config"])
     except UnreadableError as error:
         raise type(error)(_shown.with_reason(name, error)) from error.__cause__
     found, repeats = _json.object_of(raw, name)

@@ -17,15 +17,11 @@ from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _shown
 from statecli.formats._dtypes import BITS
 from statecli.formats._graph import attributes, mapping, name_of
-from statecli.formats._pickle import Global, Key, Machine, Obj, TruncatedPickle, load
+from statecli.formats._pickle import METADATA_BUDGET, Global, Key, Machine, Obj, TruncatedPickle, load
 from statecli.formats._tensors import MAX_DIMENSIONS, MAX_ELEMENTS
 
-#: How the names of such files end.
-METADATA = ".metadata"
 #: Of one `.metadata`, which takes 250 bytes for each chunk.
 MAX_METADATA = 256 * 2**20
-#: How many times as much as of other pickles: 600,000 chunks, of a large model and its optimizer on hundreds of ranks.
-BUDGET = 4
 #: Steps of a path into the nested state_dict, and the index of a list in it.
 MAX_PATH = 200
 MAX_INDEX = 2**31
@@ -117,7 +113,7 @@ def parsed(data: bytes, what: str) -> Metadata:
     if not data:
         raise MalformedError(f"{what} is empty: {_CUT_OFF}")
     try:
-        pickle = load(data, what, budget=BUDGET, kind=_Machine)
+        pickle = load(data, what, budget=METADATA_BUDGET, kind=_Machine)
     except TruncatedPickle as error:
         raise type(error)(f"{error}: {_CUT_OFF}") from None
     root = pickle.root

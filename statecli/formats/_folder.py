@@ -7,23 +7,12 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from statecli import files as on_disk
+from statecli.checkpoint_names import SINGLE
 from statecli.errors import UnreadableError
 from statecli.formats import _json, _shown
 from statecli.formats._source import small
 from statecli.state import Oddity
 
-#: What a model folder calls its weights, in the order transformers and diffusers look; each may be an index instead.
-SINGLE = (
-    "model.safetensors",
-    "diffusion_pytorch_model.safetensors",
-    "adapter_model.safetensors",
-    "pytorch_model.bin",
-    "pytorch_model_fsdp.bin",
-    "diffusion_pytorch_model.bin",
-    "adapter_model.bin",
-    "consolidated.safetensors",
-    "flax_model.msgpack",
-)
 #: Folders in a folder that are searched for weights, to say where they are.
 MAX_INNER = 200
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack")

@@ -54,7 +54,7 @@ def refusal(path: str, head: bytes, size: int) -> UnreadableError:
     """
     found = name(path, head, size)
     if found in (_TEXT, _UNKNOWN):
-        from statecli.formats._scan import begins_as_pickle
+        from statecli.formats._one_pickle import begins_as_pickle
 
         with Source(path) as source:
             found = _PICKLE if begins_as_pickle(source) else found

@@ -38,6 +38,9 @@ from statecli.errors import MalformedError
 HIGHEST_PROTOCOL = 5
 #: A tensor of a state_dict takes 32 opcodes; this is 300,000 tensors and at most a few seconds.
 MAX_OPCODES = 10_000_000
+#: How many times as much is read of the metadata of torch.distributed.checkpoint: 600,000 chunks, of a large model
+#: and its optimizer on hundreds of ranks.
+METADATA_BUDGET = 4
 MAX_MEMO = 3_000_000
 #: Lists, dicts, sets and calls; tuples are bounded by the opcodes.
 MAX_OBJECTS = 3_000_000

@@ -21,43 +21,38 @@ from typing import NamedTuple
 from msgspec import structs
 
 from statecli import files, formats
+from statecli.checkpoint_names import METADATA
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _folder, _frames, _json, _npy, _script_code, _shown, dcp, torch_legacy, torch_tar
-from statecli.formats._dcp_metadata import BUDGET, METADATA, Stored
+from statecli.formats._dcp_metadata import Stored
 from statecli.formats._expressions import said
 from statecli.formats._names import Scanner
-from statecli.formats._pickle import MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle, without_gc
+from statecli.formats._one_pickle import FIRST_WINDOW, REGION_HEAD, PickleReader, Region, Unfetched, is_harmless
+from statecli.formats._pickle import without_gc
 from statecli.formats._source import HEAD, Source
 from statecli.formats._steps import Budget, OutOfSteps, Steps
 from statecli.formats._torch_loaders import Use, uses_of
 from statecli.formats._zip import BEGINNING, FARTHEST_END, STORED, Archive, Record
 from statecli.state import Bomb, Mention, Place, ScannedPickle
 
-#: Bytes of one pickle, and of one inflated record. What one file may cost in all is in `_steps.Budget`.
-MAX_PICKLE = 256 * 2**20
+#: Bytes of one inflated record. What one file may cost in all is in `_steps.Budget`.
 MAX_INFLATED = 64 * 2**20
 #: Archives in archives in archives, and pickles in strings of pickles.
 MAX_DEPTH = 4
 #: Small pickles of one file that are known again.
 MAX_KEPT = 4096
-_FIRST_WINDOW = 64 * 1024
 #: Bytes that compressed records may inflate to, whatever their ratio; and the ratio that larger ones may have.
 _MAX_UNPACKED = 256 * 2**20
 _MAX_RATIO = 200
 #: Bytes in which the header of a numpy array ends.
 _PAGE = 4096
-_GROWTH = 8
 #: Bytes that are read again of a pickle whose frames no pickler wrote.
 _MAX_REREAD = 16 * 2**20
-#: Bytes that tell whether a record begins like a pickle.
-_HEAD = 512
 #: Archives of one tensor of which so many bytes of the beginning and of the end are fetched before any is read.
 _AHEAD, _FIRST, _LAST = 8192, 2048, 1024
 _BEGINS = re.compile(
     rb"\x80[\x00-\x05][^\x00]|[()\]}]{0,16}[ci][A-Za-z_][\w.]{0,200}\r?\n[A-Za-z_][\w.]{0,200}\r?\n", re.ASCII
 )
-_PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
-_TEXT = re.compile(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 #: What an archive of torch has in its small records: digits are no opcodes that import anything.
 _INERT = re.compile(rb"[\d\n]{0,64}|little|big")
 _LONGEST_INERT = 64
@@ -130,27 +125,6 @@ def _places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
     return found, unread
 
 
-def begins_as_pickle(source: Source) -> bool:
-    """Whether a pickle of any protocol is at the start of the file, whatever follows: one that says its protocol, one
-    that calls what it imports, or one that goes to its STOP and imports something, exhausts memory or time, or ends
-    with the file. Raises UnreadableError where its bytes do not come.
-    """
-    if source.head[:1] == b"\x80":
-        return source.head[1:2] <= b"\x05" and source.size > 2
-    if source.head.startswith(_ZIP):
-        return False
-    scan = _Scan(source)
-    try:
-        scanner, unread = scan._scanned(scan.whole, 0, "the file", _FIRST_WINDOW)
-    except _Unfetched as error:
-        raise UnreadableError(str(error)) from error
-    if not _is_harmless(scanner, unread):
-        return True
-    if unread or scanner.globals:
-        return False
-    return scanner.end == source.size or bool(scanner.bombs(source.size))
-
-
 def _files(path: str) -> list[str]:
     """The files of a folder's model, an index's shards, or the file itself."""
     try:
@@ -186,20 +160,6 @@ def _is_plain_name(name: str) -> bool:
     return files.name(name) == name and "\0" not in name
 
 
-class _Unfetched(Exception):
-    """Bytes did not come: none of the errors that say what is wrong with those that did."""
-
-
-@contextmanager
-def _fetching() -> Iterator[None]:
-    try:
-        yield
-    except MalformedError:
-        raise
-    except UnreadableError as error:
-        raise _Unfetched(str(error)) from error
-
-
 def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False) -> list[ScannedPickle]:
     """Those of a file, and of the `places` in it that are loaded as files; `alone` where nothing loads the rest."""
     try:
@@ -209,7 +169,7 @@ def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False)
             if not alone:
                 scan.run()
             return scan.run_at(places)
-    except _Unfetched as error:
+    except Unfetched as error:
         raise UnreadableError(f"{path}: {error}") from error
     except UnreadableError as error:  # as above
         if (files.is_remote(path) and not _is_empty(path)) or _is_of_the_system(error):
@@ -240,56 +200,10 @@ def _ends(one: Stored) -> list[tuple[int, int]]:
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
 
 
-class _Region(Source):
-    """Bytes of an open file, or inflated ones, read as a file is; `base` is where they lie in the file, if they do."""
-
-    __slots__ = ("_data", "_source", "base", "span")
-
-    def __init__(self, source: Source, offset: int, length: int, data: bytes | None = None) -> None:
-        self.path = source.path
-        self.size = length if data is None else len(data)
-        self.is_far = source.is_far and data is None
-        self._source, self._data, self.span = source, data, Place(source.path, offset, length)
-        self.base = offset if data is None else None
-        self.head = self.read(0, min(_HEAD, self.size))
-
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """As `Source.prefetch`."""
-        if self._data is None:
-            with _fetching():
-                self._source.prefetch((self.span.offset + offset, length) for offset, length in ranges)
-
-    def here(self, offset: int, length: int) -> bytes | None:
-        """As `Source.here`."""
-        return self.read(offset, length) if self._data is not None or not self.is_far else None
-
-    def close(self) -> None:
-        """Nothing: the file is whoever's that opened it."""
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes; MalformedError where there are not so many."""
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise MalformedError(f"is truncated: bytes {offset} to {offset + length} are needed, it holds {self.size}")
-        if self._data is not None:
-            return self._data[offset : offset + length]
-        with _fetching():
-            return self._source.read(self.span.offset + offset, length)
-
-    def part(self, offset: int, length: int) -> _Region:
-        """Some of these bytes."""
-        if self._data is not None:
-            return self.made(self._data[offset : offset + length])
-        return _Region(self._source, self.span.offset + offset, length)
-
-    def made(self, data: bytes) -> _Region:
-        """What these bytes inflate or decode to."""
-        return _Region(self._source, self.span.offset, self.span.length, data)
-
-
 class _Piece(NamedTuple):
     """What is to be looked at: `sure` where its name or its place says that it is a pickle."""
 
-    region: _Region
+    region: Region
     where: str
     depth: int
     sure: bool = False
@@ -301,15 +215,16 @@ class _Scan:
     """One file, piece by piece."""
 
     def __init__(self, source: Source) -> None:
-        self.whole = _Region(source, 0, source.size)
+        self.whole = Region(source, 0, source.size)
         self.found: list[ScannedPickle] = []
         self.pieces: deque[_Piece] = deque()
         self.steps = Steps()
+        self.reader = PickleReader(source.path, self.steps)
         self.digested = 0
         #: Small pickles that were read to their end, by their bytes.
         self.read: dict[bytes, ScannedPickle] = {}
         #: Small records of the archive by name in lower case, because torch's reader ignores case; None for others.
-        self.storages: dict[str, _Region | None] = {}
+        self.storages: dict[str, Region | None] = {}
         #: Where archives lie whose records were looked at.
         self.archives: set[tuple[int, int]] = set()
         #: The bytes of the file at which pickles were looked for because a frame ends there.
@@ -368,7 +283,7 @@ class _Scan:
         self.found.append(pickle)
         self.steps.take(Budget.PICKLES)
 
-    def _digest(self, regions: Sequence[_Region]) -> str:
+    def _digest(self, regions: Sequence[Region]) -> str:
         """Return the SHA-256 of these bytes; "" where the scan of the file has digested _MAX_DIGESTED without them."""
         import hashlib  # loads OpenSSL, which no other command has to wait for
 
@@ -408,7 +323,7 @@ class _Scan:
         while at < size and (end := self._pickle(piece, at)):
             at, count = at + end, count + 1
             if not legacy or count >= _LEGACY:
-                rest = piece.region.read(at, min(_HEAD, size - at))
+                rest = piece.region.read(at, min(REGION_HEAD, size - at))
                 begins = _BEGINS.match(rest) is not None
                 piece = piece._replace(sure=piece.sure and begins)
                 if not begins and (legacy or count >= _IN_A_ROW):
@@ -424,13 +339,13 @@ class _Scan:
             return again.place.length
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
         known = piece.sure and piece.region is not self.whole
-        scanner, unread = self._scanned(piece.region, at, where, piece.region.size if known else _FIRST_WINDOW)
+        scanner, unread = self.reader.read(piece.region, at, where, piece.region.size if known else FIRST_WINDOW)
         region = piece.region.part(at, scanner.end or len(scanner.data))
         read: list[str] = []
         scanner.flow.read_storage = lambda key: self._storage(piece, key, read)
         mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
         bombs = scanner.bombs(self.whole.size)
-        if piece.sure or (bombs and not unread) or not _is_harmless(scanner, unread, copied=piece.copied):
+        if piece.sure or (bombs and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
             if unread and scanner.framed:
                 mentions = self._read_frames(piece, at, scanner, mentions)
             unread = unread or scanner.unfollowed
@@ -465,7 +380,7 @@ class _Scan:
         data = piece.region.read(at, min(piece.region.size - at, _MAX_REREAD))
         uses = {structs.replace(one, position=0): one for one in names}
         for reading in (_frames.read_in_memory(data), _frames.read_as_file(data)):
-            other, unread = self._run(reading.opcodes, piece.where)
+            other, unread = self.reader.run(reading.opcodes, piece.where)
             for one in other.mentions():
                 position = reading.position(one.position)
                 uses.setdefault(structs.replace(one, position=0), structs.replace(one, position=position))
@@ -477,35 +392,6 @@ class _Scan:
                 where = f"{piece.where}, what follows the frame at byte {end}"
                 self.pieces.append(piece._replace(region=rest, where=where, depth=piece.depth + 1))
         return tuple(uses.values())
-
-    def _scanned(self, region: _Region, at: int, where: str, window: int) -> tuple[Scanner, MalformedError | None]:
-        """Read a pickle of which only a record's length is known: windows grow until it fits."""
-        left = region.size - at
-        while True:
-            scanner, error = self._run(region.read(at, min(window, left, MAX_PICKLE)), where)
-            if not isinstance(error, TruncatedPickle) or len(scanner.data) == left:
-                return scanner, error
-            if len(scanner.data) == MAX_PICKLE:
-                return scanner, OverBudget(f"{where} is a pickle of more than {MAX_PICKLE:,} bytes")
-            window *= _GROWTH
-
-    def _run(self, data: bytes, where: str) -> tuple[Scanner, MalformedError | None]:
-        self.steps.take(Budget.BYTES, len(data))
-        scanner, failed = Scanner(data, where, self.steps), None
-        if files.name(self.whole.path).endswith(METADATA):
-            scanner.budget = BUDGET
-        try:
-            scanner.run(0)
-        except MalformedError as error:
-            failed = error
-            odd = scanner.framed and not isinstance(error, (OverBudget, MisframedPickle))
-            if odd and _frames.read_as_file(data).dropped:
-                failed = scanner.misframed(scanner.frame_end, "an opcode crosses the end of its frame")
-        try:
-            self.steps.take(Budget.OPCODES, scanner.opcodes)
-        except OutOfSteps as error:  # what was read is reported with its names
-            failed = failed or error
-        return scanner, failed
 
     def _array(self, piece: _Piece) -> None:
         """A numpy array: of objects it is a pickle behind the header. What is not surely none is looked at."""
@@ -543,7 +429,7 @@ class _Scan:
                 part = region.part(member.offset, member.size)
                 self.pieces.append(_Piece(part, member.name, 1, hidden=member.name not in torch_tar.WRITTEN))
 
-    def _salvage_tar(self, region: _Region) -> None:
+    def _salvage_tar(self, region: Region) -> None:
         """The members whose header begins at a block; tarfile takes sizes and holes from several other places."""
         at = 0
         while at + torch_tar.BLOCK <= region.size and len(self.pieces) < Budget.PICKLES.limit:
@@ -573,7 +459,7 @@ class _Scan:
         use_of = uses_of(archive)
         compiled: dict[str, list[_Piece]] = {}
         modules: list[_Piece] = []
-        scripts: list[tuple[_Region, str]] = []
+        scripts: list[tuple[Region, str]] = []
         for record in archive.records.values():
             use = use_of(record)
             name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
@@ -623,13 +509,13 @@ class _Scan:
         if reads:
             reads(_inflated(region)[0] if record.method != STORED else region, name)
 
-    def _readers(self, depth: int) -> dict[Use, Callable[[_Region, str], None]]:
+    def _readers(self, depth: int) -> dict[Use, Callable[[Region, str], None]]:
         """What reads a record of code; torch loads no program in an archive inside an archive."""
-        readers: dict[Use, Callable[[_Region, str], None]]
+        readers: dict[Use, Callable[[Region, str], None]]
         readers = {Use.SCRIPT: self._code, Use.BYTECODE: self._other_code, Use.OLD_SCRIPT: self._other_code}
         return readers if depth else {**readers, Use.PROGRAM: self._program}
 
-    def _code(self, region: _Region, where: str) -> None:
+    def _code(self, region: Region, where: str) -> None:
         """A text of TorchScript."""
         if region.size > MAX_CODE:
             self._unread(_Piece(region, where, 0, hidden=False), f"code of more than {MAX_CODE:,} bytes")
@@ -637,13 +523,13 @@ class _Scan:
         self.steps.take(Budget.BYTES, region.size)
         self._calls(region, where, _script_code.calls(region.read(0, region.size), self.steps))
 
-    def _run_on_load(self, scripts: list[tuple[_Region, str]]) -> None:
+    def _run_on_load(self, scripts: list[tuple[Region, str]]) -> None:
         """What torch.jit.load itself runs of the texts of an archive."""
         codes, records = [code.read(0, code.size) for code, _ in scripts], [name for _, name in scripts]
         for number, call in _script_code.calls_on_load(codes, self.steps, records):
             self._calls(*scripts[number], [call])
 
-    def _other_code(self, region: _Region, where: str) -> None:
+    def _other_code(self, region: Region, where: str) -> None:
         """What the lite interpreter runs; and what names code that lies anywhere, as torch 1.0 wrote it."""
         if where.endswith(".json"):
             self._unread(_Piece(region, where, 0, hidden=False), "TorchScript of torch 1.0, whose code is not read")
@@ -680,7 +566,7 @@ class _Scan:
         exact, digest = first.region.base is not None, self._digest([piece.region for piece in pieces])
         self._add(ScannedPickle(first.where, first.region.span, (name,), exact=exact, doer="loading it", digest=digest))
 
-    def _calls(self, region: _Region, where: str, found: Iterable[_script_code.Call]) -> None:
+    def _calls(self, region: Region, where: str, found: Iterable[_script_code.Call]) -> None:
         digest = self._digest([region])
         for one in found:
             line = f"{where}, line {one.line}" if one.line else where
@@ -689,7 +575,7 @@ class _Scan:
             exact = region.base is not None
             self._add(ScannedPickle(line, region.span, names, exact=exact, doer=doer, digest=digest))
 
-    def _program(self, region: _Region, where: str) -> None:
+    def _program(self, region: Region, where: str) -> None:
         """A program of torch.export: loading it evaluates its sizes, compiles its names and imports what they say."""
         data = region.read(0, min(region.size, _MAX_PROGRAM))
         self.steps.take(Budget.BYTES, len(data))
@@ -706,16 +592,16 @@ class _Scan:
             self._add(structs.replace(code, digest=digest))
 
     def _member(
-        self, region: _Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool, copied: bool = False
+        self, region: Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool, copied: bool = False
     ) -> None:
         """Keep a record for later if it is a pickle, or begins like one."""
         unread = None
         self.steps.take(Budget.PIECES)
         if deflated:
-            if any(_is_plain_array(_beginning(region, size)) for size in (_HEAD, _PAGE)):
+            if any(_is_plain_array(_beginning(region, size)) for size in (REGION_HEAD, _PAGE)):
                 return
             # Each inflated record costs time: a storage that begins like no pickle is inflated no further.
-            opening = _beginning(region, _FIRST_WINDOW, _FIRST_WINDOW + 1)
+            opening = _beginning(region, FIRST_WINDOW, FIRST_WINDOW + 1)
             if not (sure or _may_be_pickle(name, opening, len(opening))):
                 return
             region, unread = _inflated(region)
@@ -747,7 +633,7 @@ class _Scan:
             at += 4
 
 
-def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: _Region) -> list[ScannedPickle]:
+def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[ScannedPickle]:
     """Set `by_torch_load` on the pickles that `torch.load` of the file unpickles.
 
     These are `data.pkl` of an archive without `constants.pkl` (torch.jit.load reads an archive that has it), or the
@@ -764,7 +650,7 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: _Region) -> list[
     return pickles
 
 
-def _key(region: _Region) -> bytes | None:
+def _key(region: Region) -> bytes | None:
     """The bytes of a small pickle in the file, by which it is known again: tensors of one shape have the same."""
     return region.read(0, region.size) if region.base is not None and region.size <= _PAGE else None
 
@@ -773,7 +659,7 @@ def _json_text(text: str) -> bytes:
     return json.dumps(text).encode()
 
 
-def _ends_as_zip(region: _Region) -> bool:
+def _ends_as_zip(region: Region) -> bool:
     """Whether there is an end record where torch's zip reader and Python's look for it, and a directory.
 
     Both take the last one, whatever comes before the archive and after its end. torch's reader does not look at the
@@ -792,12 +678,12 @@ def _ends_as_zip(region: _Region) -> bool:
     return b"PK\1\2" in found
 
 
-def _in_a_row(region: _Region) -> list[_Region]:
+def _in_a_row(region: Region) -> list[Region]:
     """The archives that fill these bytes one behind another, as torch.distributed.checkpoint puts one for each tensor.
 
     Each one's end records say where it begins. None unless all of the bytes are accounted for.
     """
-    parts: list[_Region] = []
+    parts: list[Region] = []
     end = region.size
     while end >= _ENDS and len(parts) < Budget.PICKLES.limit:
         tail = region.read(end - _ENDS, _ENDS)
@@ -809,11 +695,11 @@ def _in_a_row(region: _Region) -> list[_Region]:
     return parts[::-1] if end == 0 else []
 
 
-def _at(piece: _Piece, part: _Region) -> str:
+def _at(piece: _Piece, part: Region) -> str:
     return f"{piece.where}, the archive at byte {part.span.offset}"
 
 
-def _next(region: _Region, at: int) -> int:
+def _next(region: Region, at: int) -> int:
     """Where the next local header is, -1 where there is none."""
     step = 2**20
     while at < region.size:
@@ -824,7 +710,7 @@ def _next(region: _Region, at: int) -> int:
     return -1
 
 
-def _may_hold_objects(region: _Region) -> bool:
+def _may_hold_objects(region: Region) -> bool:
     """Whether numpy may unpickle what follows the header of an array; it accepts headers that statecli refuses."""
     try:
         return _npy.header(lambda size: region.read(0, min(size, region.size))).element.has_objects
@@ -834,11 +720,11 @@ def _may_hold_objects(region: _Region) -> bool:
 
 def _may_be_pickle(name: str, head: bytes, size: int) -> bool:
     """Whether a record of `size` bytes that begins with `head` is looked at: it is small, or begins like a pickle."""
-    small = size <= _FIRST_WINDOW and not _STORAGE.search(name)
+    small = size <= FIRST_WINDOW and not _STORAGE.search(name)
     return small or _BEGINS.match(head) is not None or head.startswith((_ZIP, _NUMPY))
 
 
-def _beginning(region: _Region, size: int, most: int = _PAGE) -> bytes:
+def _beginning(region: Region, size: int, most: int = _PAGE) -> bytes:
     """What the first `size` bytes of a compressed record inflate to, `most` bytes at most."""
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(region.read(0, min(size, region.size)), most)
@@ -853,7 +739,7 @@ def _is_plain_array(head: bytes) -> bool:
     return head.startswith(_NUMPY) and end <= len(head) and _PLAIN_ARRAY.fullmatch(head[start:end]) is not None
 
 
-def _inflated(region: _Region) -> tuple[_Region, str | None]:
+def _inflated(region: Region) -> tuple[Region, str | None]:
     """The content of a compressed record, as much of it as is wanted, and why there is no more."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     parts, size, at = [], 0, 0
@@ -871,15 +757,3 @@ def _inflated(region: _Region) -> tuple[_Region, str | None]:
     if why is None and not inflater.eof:
         why = "is compressed and breaks off in the middle"
     return region.made(b"".join(parts)), why
-
-
-def _is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool = False) -> bool:
-    """Whether what begins like a pickle imports nothing, or breaks off and only looks as if it did: text, or floats.
-
-    `copied`: a storage, whose bytes no loader unpickles.
-    """
-    plain = any(_PLAIN.match(one.module) and _PLAIN.match(one.name) for one in scanner.globals.values())
-    chance = copied or _TEXT.fullmatch(scanner.data)
-    meant = unread is None or scanner.data[:1] == b"\x80" or scanner.calls or not chance
-    odd = isinstance(unread, (OverBudget, MisframedPickle, TruncatedFrame))
-    return not odd and not (scanner.globals and plain and meant)

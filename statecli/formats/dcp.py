@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from statecli import files
+from statecli.checkpoint_names import METADATA
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import _dcp_ranks, _folder, _shown, torch_zip
-from statecli.formats._dcp_metadata import MAX_METADATA, METADATA, Chunk, Metadata, SavedTensor, Sizes, Stored, parsed
+from statecli.formats._dcp_metadata import MAX_METADATA, Chunk, Metadata, SavedTensor, Sizes, Stored, parsed
 from statecli.formats._dtypes import BITS, nbytes
 from statecli.formats._graph import sequence
 from statecli.formats._pickle import Global, Pickle
@@ -63,7 +64,7 @@ def sniff(path: str, head: bytes) -> bool:
 
 def _is_metadata(path: str) -> bool:
     """Whether it is called so and is a pickle: torch.distributed.checkpoint unpickles it, whatever is in it."""
-    from statecli.formats._scan import begins_as_pickle  # imports this module
+    from statecli.formats._one_pickle import begins_as_pickle
 
     if not _METADATA.fullmatch(files.name(path)):
         return False

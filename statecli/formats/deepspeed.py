@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from statecli import files
+from statecli.checkpoint_names import SINGLE
 from statecli.errors import MalformedError, MissingShard, UnreadableError
 from statecli.formats import _folder, _shown, _universal
 from statecli.formats._dtypes import INTEGER
@@ -66,7 +67,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
         return True
     if files.isdir(path) and (_universal.is_universal(path) or _misled(path) is not None):
         return True
-    if any(one in names or f"{one}.index.json" in names for one in _folder.SINGLE):
+    if any(one in names or f"{one}.index.json" in names for one in SINGLE):
         return False
     if "zero_to_fp32.py" in names:
         return True

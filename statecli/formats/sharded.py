@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from statecli import files
+from statecli.checkpoint_names import SINGLE
 from statecli.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
 from statecli.formats import _configs, _folder, _json, _ranks, _shown, deepspeed
 from statecli.formats._settings import is_same_setting, join, put_below, select
@@ -367,9 +368,7 @@ def _unnamed(index: Index) -> list[str]:
     return [
         name
         for name in found
-        if name not in (*_folder.SINGLE, *named)
-        and not _folder.COMPANIONS.match(name)
-        and _series(name) in (None, *kinds)
+        if name not in (*SINGLE, *named) and not _folder.COMPANIONS.match(name) and _series(name) in (None, *kinds)
     ]
 
 

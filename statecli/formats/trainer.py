@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from statecli import files
+from statecli.checkpoint_names import SINGLE
 from statecli.errors import BarePickle, UnreadableError
 from statecli.formats import _configs, _folder, _globals, _shown, dcp, sharded
 from statecli.formats._settings import add_file
@@ -53,7 +54,7 @@ def _has_weights(path: str) -> bool:
 
 
 def _is_weights(name: str) -> bool:
-    if name in _folder.SINGLE or _folder.INDEX.search(name):
+    if name in SINGLE or _folder.INDEX.search(name):
         return True
     return bool(_folder.SERIES.match(name)) and not _folder.COMPANIONS.match(name)
 

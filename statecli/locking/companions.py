@@ -28,7 +28,8 @@ from statecli.state import ModelState, Settings, StateDict
 from statecli.target import split
 
 if TYPE_CHECKING:
-    from statecli.locking.file import Algorithm, LockedSettings, LockedTarget
+    from statecli.locking.file import LockedSettings, LockedTarget
+    from statecli.values.algorithm import Algorithm
 
 #: Files that change nothing which the model computes: what counts the training, and documents.
 BOOKKEEPING = frozenset(["trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"])

@@ -7,7 +7,6 @@ written where the checkpoint says it and is null, or left out, where it does not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
 
 import msgspec
 
@@ -15,23 +14,17 @@ from statecli import files
 from statecli.errors import MalformedError, UnreadableError, UsageError
 from statecli.formats import _json, _shown
 from statecli.formats._source import Source
+from statecli.json_text import encoded
 from statecli.places import named
-from statecli.render.json import encoded
 from statecli.state import Kind, Scalar
 from statecli.target import split
+from statecli.values.algorithm import Algorithm
 
 SCHEMA = "statecli.lock/1"
 #: Bytes of the longest lock file that is read: of a million tensors.
 LONGEST = 1 << 30
 #: What git writes around a conflict; no line of JSON begins so.
 MARKERS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
-
-
-class Algorithm(str, Enum):
-    """What digests are made with; 256 bits of either."""
-
-    BLAKE3 = "blake3"
-    SHA256 = "sha256"
 
 
 class LockedTensor(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from statecli import files, inspection
+from statecli import files
 from statecli.comparison.pairing import paired_sections
 from statecli.errors import NothingMatched
 from statecli.kinds import MODEL_KINDS
 from statecli.locking.file import Lock, LockedTarget, LockedTensor
 from statecli.locking.making import KNOWN, is_beside, is_bookkeeping, view_of
 from statecli.places import named
+from statecli.selection import Selection, glob_names, matches_any
 from statecli.state import Kind, ModelState, TensorInfo
+from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:
-    from statecli.inspection import Progress
+    from statecli.progress import Progress
 
 
 #: What stands for the fields of a tensor that is of no model, where the lock has nothing of its section.
@@ -99,7 +101,7 @@ def _has(text: str, request: Request) -> str:
 def _is_frozen(line: LockedTensor, globs: Sequence[str]) -> bool:
     """A buffer never requires grad, which says nothing of it: only a glob can."""
     parameter = line.kind in (None, Kind.PARAMETER) and line.requires_grad is False
-    return parameter or inspection.matches_any((line.fqn, f"{line.section}.{line.fqn}"), globs)
+    return parameter or matches_any((line.fqn, f"{line.section}.{line.fqn}"), globs)
 
 
 def held(
@@ -185,8 +187,8 @@ def _is_wanted(pair: Held, state: ModelState, request: Request) -> bool:
     row = pair.tensor or pair.locked
     assert row is not None  # noqa: S101 - one of the two is always there
     kinds = (None, *request.kind) if pair.tensor is None else request.kind
-    names = inspection.called(row.fqn, row.section, sectioned=len(state.sections) > 1)
-    return (not request.kind or row.kind in kinds) and inspection.is_wanted(names, request.include, request.exclude)
+    names = glob_names(row.fqn, row.section, by_section=len(state.sections) > 1)
+    return (not request.kind or row.kind in kinds) and Selection(request.include, request.exclude).selects_name(names)
 
 
 def _with_values(
@@ -197,7 +199,7 @@ def _with_values(
     if not tensors:
         yield from pairs
         return
-    with inspection.numpy_needed():
+    with require_numpy():
         from statecli.values.digest import digests
 
     tell = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None

@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli import files, inspection, modules, target
+from statecli import files, modules, target
 from statecli.auditing import targets
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.comparison.pairing import counted
 from statecli.errors import BarePickle, FilteredOut, NothingMatched, UnreadableError
 from statecli.finding import Finding, Severity
 from statecli.locking.companions import companion_digests, lock_settings, pipeline_folders
-from statecli.locking.file import SCHEMA, Algorithm, Lock, LockedTarget, LockedTensor, refuse_twins
+from statecli.locking.file import SCHEMA, Lock, LockedTarget, LockedTensor, refuse_twins
 from statecli.places import named
+from statecli.selection import Selection, select
 from statecli.stamps import Stamp, refuse_changed, stamps
 from statecli.state import Evidence, Kind, ModelState, TensorInfo
+from statecli.values.algorithm import Algorithm
+from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:
-    from statecli.inspection import Progress
+    from statecli.progress import Progress
 
 #: Evidence that is knowledge; a convention is a guess, which another format may not allow.
 KNOWN = frozenset([Evidence.REGISTERED, Evidence.TYPE, Evidence.OPTIMIZER])
@@ -105,8 +108,8 @@ def _read_target(text: str, request: Request) -> Read:
     what = "nothing but what callbacks keep" if kept else "no tensor"
     unlocked = None if tensors else f"{text}: holds {what}, nothing to lock"
     try:
-        asked = inspection.Request(text, include=request.include, exclude=request.exclude, kind=request.kind)
-        state = state if unlocked else inspection.filtered(state, asked)
+        selection = Selection(request.include, request.exclude, request.kind)
+        state = state if unlocked else select(state, selection, text)
     except FilteredOut as error:
         # A filter is of some of the files in a folder; whoever names a file means that one.
         if text in request.targets:
@@ -123,7 +126,7 @@ def lock(found: Sequence[Read], request: Request, progress: Progress | None = No
     """The lock of what was read. Raises as `values.digest.digests` does, and for a file whose checksums are wrong or
     that changed meanwhile.
     """
-    with inspection.numpy_needed():
+    with require_numpy():
         from statecli.values.compare import damages
         from statecli.values.digest import digests
 

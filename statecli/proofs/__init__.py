@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from statecli import inspection, target
+from statecli import target
 from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding
 from statecli.modules.build import describe_model_error
 from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
+from statecli.selection import Selection, select
 from statecli.state import AN_INPUT, Kind, ModelState
 
 if TYPE_CHECKING:
@@ -124,8 +125,7 @@ def run(request: Request, done: Callable[[Check], None] = lambda _: None, given:
 
 def verified(subject: Subject, request: Request, done: Callable[[Check], None] = lambda _: None) -> Verification:
     """`run`, of a subject that is there already."""
-    asked = inspection.Request(request.target, include=request.include, exclude=request.exclude, kind=request.kind)
-    state = inspection.filtered(subject.state, asked)
+    state = select(subject.state, Selection(request.include, request.exclude, request.kind), request.target)
     checks = []
     for name in request.checks or tuple(Name):
         checks.append(_only(_proved(name, subject, request), state, subject.state))

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,17 +22,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from statecli.errors import ModelError
-from statecli.modules import measure
 from statecli.modules.build import text_of
 from statecli.modules.tensors import is_lazy
 from statecli.proofs.devices import Watch, Watching
-from statecli.proofs.result import Check, Name
 from statecli.proofs.sources import Place, is_theirs
-
-if TYPE_CHECKING:
-    from statecli.proofs.move import Moved
-    from statecli.proofs.subject import Subject
 
 #: The device that stands for cuda:0.
 DEVICE = torch.device("lazy", 0)
@@ -57,58 +50,6 @@ _ANSWERS = {
 _LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 
 
-def move(subject: Subject) -> Check:
-    """Proof `move` of a pretended GPU: column `moves`, the rules of a real move. Needs no values."""
-    from statecli.proofs import judging, move
-
-    moved = tried(subject)
-    if moved.own:
-        move.compare(subject, moved)
-    return judging.nothing(subject, Name.MOVE) or move.judged(subject, SHOWN, moved)
-
-
-def tried(subject: Subject) -> Moved:
-    """What moved there, without data, or with data where that cannot tell; and what came back of a class's own move."""
-    from statecli.proofs import pretend
-
-    moved = _tried(subject, faked, values=False)
-    if not moved.reasons or any(row.device == "meta" for row in subject.state.tensors):
-        return moved
-    again = _tried(subject, pretend.pretended, values=True)
-    return again if not again.reasons else moved
-
-
-def _tried(subject: Subject, stage: Stage, *, values: bool) -> Moved:
-    from statecli.proofs import judging, move
-
-    moved = move.Moved(call='.to("cuda") on a pretended GPU')
-    try:
-        module = subject.used(values=values)
-        moved.before = {name: str(tensor.device) for name, tensor in judging.tensors(module).items()}
-        moved.own = move.moves_itself(module)
-        with stage(Watch(DEVICE)) as kept:
-            with subject.user_code(f"moving it to {SHOWN}"):
-                there = moved.gave(subject, module, module.to(DEVICE))
-            moved.after = {name: _after(tensor, kept) for name, tensor in judging.tensors(there).items()}
-            if there is not module:
-                moved.untried = "its .to gives another model"  # which may be the user's own
-            elif moved.own:
-                _back(subject, module, moved)
-    except ModelError as error:
-        moved.reasons.append(why(judging.reason_of(subject, error), error.__cause__))
-    return moved
-
-
-def _back(subject: Subject, module: nn.Module, moved: Moved) -> None:
-    from statecli.proofs import judging, move
-
-    with subject.user_code("moving it back"):
-        module = measure.moved(module, module.to("cpu"))
-    back = {name: shown(tensor) for name, tensor in judging.tensors(module).items()}
-    moved.stuck = move.stuck(moved.after, back, SHOWN)
-    moved.call += " and back"
-
-
 def why(reason: str, cause: BaseException | None) -> str:
     """`reason`, shorter where it is no more than that tensors have no data, or that torch knows no such device."""
     if "DataDependent" in type(cause).__name__ or "DynamicOutputShape" in type(cause).__name__:
@@ -117,14 +58,14 @@ def why(reason: str, cause: BaseException | None) -> str:
     return f"{unknown[1]} cannot be pretended" if unknown else reason.replace(str(DEVICE), "cuda:0")
 
 
-def _after(tensor: torch.Tensor, kept: Kept) -> str:
-    """A lazy parameter that is registered follows on CUDA, and holds nothing that could be pretended."""
+def device_after(tensor: torch.Tensor, kept: Kept) -> str:
+    """Return the device of a tensor after a move; a registered lazy parameter follows on CUDA and holds nothing."""
     return SHOWN if tensor in kept or is_lazy(tensor) else shown(tensor)
 
 
 def has_followed(tensor: torch.Tensor, kept: Kept) -> bool:
     """Whether `tensor` is on the fake device after a move of the model that holds it."""
-    return _after(tensor, kept) == SHOWN
+    return device_after(tensor, kept) == SHOWN
 
 
 def on_gpu(stage: Stage) -> contextlib.AbstractContextManager[Kept]:

@@ -30,7 +30,8 @@ from torch import nn
 from statecli.errors import ModelError, UsageError
 from statecli.finding import Finding, Severity
 from statecli.modules import measure
-from statecli.proofs import bits, judging, remade
+from statecli.proofs import bits, fake, judging, pretend, remade
+from statecli.proofs.devices import Watch
 from statecli.proofs.result import Cell, Check, Name, Verdict
 from statecli.proofs.subject import Subject
 from statecli.state import ModelState, TensorInfo
@@ -43,9 +44,7 @@ _MOVERS = ("to", "cuda", "_apply")
 def prove(subject: Subject, device: str) -> Check:
     """Move an instance to `device` and, where it has values, back. Raises UsageError for a device that is not here."""
     if device == FAKE:
-        from statecli.proofs import fake
-
-        return fake.move(subject)
+        return prove_on_fake_gpu(subject)
     wanted = device_of(device)
     moved = _moved(subject, wanted)
     if moved.own and wanted.type == "meta":
@@ -53,6 +52,50 @@ def prove(subject: Subject, device: str) -> Check:
     if moved.own and wanted.type in ("cpu", "meta"):
         _pretend(subject, moved)
     return judging.nothing(subject, Name.MOVE) or judged(subject, str(wanted), moved)
+
+
+def prove_on_fake_gpu(subject: Subject) -> Check:
+    """Proof `move` of a pretended GPU: column `moves`, the rules of a real move. Needs no values."""
+    moved = try_on_fake_gpu(subject)
+    if moved.own:
+        compare(subject, moved)
+    return judging.nothing(subject, Name.MOVE) or judged(subject, fake.SHOWN, moved)
+
+
+def try_on_fake_gpu(subject: Subject) -> Moved:
+    """What moved there, without data, or with data where that cannot tell; and what came back of a class's own move."""
+    moved = _move_to_fake_gpu(subject, fake.faked, values=False)
+    if not moved.reasons or any(row.device == "meta" for row in subject.state.tensors):
+        return moved
+    again = _move_to_fake_gpu(subject, pretend.pretended, values=True)
+    return again if not again.reasons else moved
+
+
+def _move_to_fake_gpu(subject: Subject, stage: fake.Stage, *, values: bool) -> Moved:
+    moved = Moved(call='.to("cuda") on a pretended GPU')
+    try:
+        module = subject.used(values=values)
+        moved.before = {name: str(tensor.device) for name, tensor in judging.tensors(module).items()}
+        moved.own = moves_itself(module)
+        with stage(Watch(fake.DEVICE)) as kept:
+            with subject.user_code(f"moving it to {fake.SHOWN}"):
+                there = moved.gave(subject, module, module.to(fake.DEVICE))
+            moved.after = {name: fake.device_after(tensor, kept) for name, tensor in judging.tensors(there).items()}
+            if there is not module:
+                moved.untried = "its .to gives another model"  # which may be the user's own
+            elif moved.own:
+                _move_back(subject, module, moved)
+    except ModelError as error:
+        moved.reasons.append(fake.why(judging.reason_of(subject, error), error.__cause__))
+    return moved
+
+
+def _move_back(subject: Subject, module: nn.Module, moved: Moved) -> None:
+    with subject.user_code("moving it back"):
+        module = measure.moved(module, module.to("cpu"))
+    back = {name: fake.shown(tensor) for name, tensor in judging.tensors(module).items()}
+    moved.stuck = stuck(moved.after, back, fake.SHOWN)
+    moved.call += " and back"
 
 
 def moves_itself(module: nn.Module) -> bool:
@@ -314,9 +357,7 @@ def compare(subject: Subject, moved: Moved) -> None:
 
 def _pretend(subject: Subject, moved: Moved) -> None:
     """Notes what does not come back from a pretended GPU: on the CPU nothing moves, and meta is no way back."""
-    from statecli.proofs import fake
-
-    there = fake.tried(subject)
+    there = try_on_fake_gpu(subject)
     moved.stuck = there.stuck
     why = next(iter(there.reasons), there.untried)
     moved.call += f"; the way back cannot be tried: {why}" if why else ", to a pretended GPU and back"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache
 
 from statecli import files
+from statecli.checkpoint_names import METADATA, SETTINGS_FILES, SINGLE
 from statecli.errors import UnreadableError
 from statecli.remote.objects import Object
 from statecli.remote.stores import Listing, Missing, Unsure
 
-METADATA = ".metadata"
 _TRAINING = "optimizer.pt optimizer.bin scheduler.pt scaler.pt rng_state.pth training_args.bin random_states_0.pkl"
 _TOOLS = ".metadata latest latest_checkpointed_iteration.txt zero_to_fp32.py model_index.json trainer_state.json"
 
@@ -19,10 +19,8 @@ _TOOLS = ".metadata latest latest_checkpointed_iteration.txt zero_to_fp32.py mod
 @cache
 def usual() -> tuple[str, ...]:
     """The names, likeliest first."""
-    from statecli.formats import _configs, _folder
-
-    weights = [one for name in _folder.SINGLE for one in (name, f"{name}.index.json")]
-    settings = [f"{stem}.json" for stem in _configs.FILES]
+    weights = [one for name in SINGLE for one in (name, f"{name}.index.json")]
+    settings = [f"{stem}.json" for stem in SETTINGS_FILES]
     return tuple(dict.fromkeys((*weights, *settings, *_TOOLS.split(), *_TRAINING.split())))
 
 

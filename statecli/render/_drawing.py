@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from statecli.render._escape import elided
+from statecli.escaping import elided
 from statecli.report import Bars, Spread
-from statecli.report.text import count_text, number, plural
+from statecli.units import count_text, number, plural
 
 #: More values than this are drawn several to a bar: bars thinner than two pixels cannot be told apart.
 MAX_BARS = 500

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecli import files
+from statecli.escaping import name, sentence, visible
 from statecli.finding import Finding, Severity
 from statecli.places import Located, file_of, of
-from statecli.render._escape import name, sentence, visible
 from statecli.report import Line, Report, Trouble, fold
-from statecli.report.text import names, plural
+from statecli.units import names, plural
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink

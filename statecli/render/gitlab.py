@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from statecli.escaping import sentence, visible
 from statecli.finding import Finding, Severity
+from statecli.json_text import encoded
 from statecli.places import Located, file_of, fingerprinted, of
-from statecli.render._escape import sentence, visible
-from statecli.render.json import encoded
 from statecli.report import Report, scope_notes
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from statecli import __version__
-from statecli.render import _drawing, _escape
+from statecli import escaping
+from statecli.render import _drawing
 from statecli.report import Report
+from statecli.version import __version__
 
 if TYPE_CHECKING:
     import jinja2
@@ -51,7 +52,7 @@ def _template() -> jinja2.Template:
     from markupsafe import Markup
 
     def shown(value: Any) -> Any:
-        return value if isinstance(value, Markup) else _escape.visible(str(value))
+        return value if isinstance(value, Markup) else escaping.visible(str(value))
 
     rules = jinja2.Environment(
         autoescape=True,
@@ -61,15 +62,15 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    rules.filters["name"] = partial(_elided, _escape.MAX_NAME)
-    rules.filters["sentence"] = partial(_elided, _escape.MAX_SENTENCE)
+    rules.filters["name"] = partial(_elided, escaping.MAX_NAME)
+    rules.filters["sentence"] = partial(_elided, escaping.MAX_SENTENCE)
     rules.filters["px"] = _px
     rules.filters["own"] = Markup
     return rules.from_string(_own("page.html.j2"))
 
 
 def _elided(width: int, text: str) -> str:
-    return _escape.elided(text, width)
+    return escaping.elided(text, width)
 
 
 def _px(length: float) -> str:

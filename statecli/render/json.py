@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli.render import _escape
+from statecli.json_text import encoded
 from statecli.report import Report, Rows
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink
-
-_ENCODER = msgspec.json.Encoder()
 
 
 def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
@@ -41,14 +38,3 @@ def is_list_of_structs(value: Any) -> bool:
     """Return whether each item of the value gets a line; an empty tuple may be of anything."""
     first = next(iter(value), None) if isinstance(value, tuple) else None
     return isinstance(value, Rows) or value == () or isinstance(first, msgspec.Struct)
-
-
-def encoded(value: Any) -> bytes:
-    """JSON, with what a terminal would act on escaped. Lone surrogates, which UTF-8 cannot hold, are escaped too."""
-    try:
-        raw = _ENCODER.encode(value)
-    except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(value), ensure_ascii=True, separators=(",", ":")).encode("ascii")
-    if raw.isascii() and b"\x7f" not in raw:
-        return raw
-    return _escape.in_json(raw.decode("utf-8")).encode("utf-8")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from statecli.escaping import as_line, name, sentence
 from statecli.finding import Finding
-from statecli.render._escape import as_line, name, sentence
 from statecli.render._paint import painted
 from statecli.report import Cell, Column, Page, Report, Table, first
-from statecli.report.text import number, shown
+from statecli.units import number, shown
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink

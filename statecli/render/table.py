@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from statecli.render._escape import as_line, name, sentence
+from statecli.escaping import as_line, name, sentence
 from statecli.render._paint import painted
 from statecli.report import Line, Page, Report
 

@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from statecli.finding import Finding, Severity
-from statecli.report.text import describe_configuration, plural
 from statecli.scope import Configuration, NotChecked
 from statecli.state import Oddity
+from statecli.units import describe_configuration, plural
 
 
 class Column(msgspec.Struct, frozen=True):

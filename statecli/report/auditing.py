@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from msgspec.structs import replace
 
 from statecli import places, report
-from statecli.auditing.result import Audit, Status, Target
+from statecli.auditing.outcome import Status, Target
+from statecli.auditing.result import Audit
+from statecli.escaping import elided
 from statecli.finding import Finding, Severity
-from statecli.render._escape import elided
 from statecli.report import (
     Case,
     Group,
@@ -27,7 +28,7 @@ from statecli.report import (
     fold,
     rules,
 )
-from statecli.report.text import describe_configuration, describe_not_checked, names, plural, size_text
+from statecli.units import describe_configuration, describe_not_checked, names, plural, size_text
 
 _MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: "dim"}
 #: Lines of one group that are shown, unless each is asked for.

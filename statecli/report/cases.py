@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from statecli.finding import Finding
 from statecli.report import Case, Outcome
-from statecli.report.text import place, plural
+from statecli.units import place, plural
 
 
 def of_findings(suite: str, findings: Iterable[Finding], otherwise: str) -> tuple[Case, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from statecli.comparison.result import Change, Delta, Diff, Field, Status
+from statecli.comparison.result import Change, Diff, Field, Status
 from statecli.report import Column, Group, Line, tree
-from statecli.report.text import bar, count_text, flag, names, number, plural, shape_text, shown, size_text
 from statecli.state import Kind, TensorInfo
+from statecli.units import bar, count_text, flag, names, number, plural, shape_text, shown, size_text
+from statecli.values.delta import Delta
 
 #: As git writes them.
 LETTERS = {Status.ADDED: "A", Status.REMOVED: "D", Status.CHANGED: "M", Status.RENAMED: "R", Status.IDENTICAL: " "}

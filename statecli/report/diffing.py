@@ -39,9 +39,9 @@ from statecli.report import (
     rules,
 )
 from statecli.report.changed import LETTERS, NUMBERS, largest_text, odd, relative_text, side, values_text, what
-from statecli.report.text import NOUNS, bar, plural, said, shape_text, shown, size_text
 from statecli.scope import NotChecked, merge_not_checked
 from statecli.state import Kind, ModelState, TensorInfo
+from statecli.units import NOUNS, bar, plural, said, shape_text, shown, size_text
 
 #: The rules of findings that are a row each.
 ROW_RULES = frozenset(("added", "removed", "changed", "renamed", "metadata"))

@@ -12,19 +12,22 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from statecli import __version__
-from statecli.auditing.result import Audit, Skipped
-from statecli.auditing.result import Status as AuditStatus
-from statecli.comparison.result import Broken, Change, Delta, Diff, Field, How, ScalarChange, Status
+from statecli.auditing.outcome import Skipped
+from statecli.auditing.outcome import Status as AuditStatus
+from statecli.auditing.result import Audit
+from statecli.comparison.result import Broken, Change, Diff, Field, ScalarChange, Status
 from statecli.errors import UsageError
 from statecli.finding import Finding, Severity
 from statecli.inspection import Inspection
 from statecli.locking.file import Lock
+from statecli.places import fingerprint
 from statecli.proofs.result import Check, Name, Verdict, Verification
 from statecli.report import Rows, RuleText
 from statecli.scope import Configuration, NotChecked
 from statecli.sizes import Totals
 from statecli.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
+from statecli.values.delta import Delta, How
+from statecli.version import __version__
 
 
 class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -508,7 +511,7 @@ def of_audit(found: Audit, verdict: str, notes: Sequence[Finding] = ()) -> Audit
     counts = Counter(finding.severity for finding in found.findings)
     statuses = Counter(target.status for target in found.targets)
     accepted = tuple(
-        AcceptedRow(one.finding.rule, target.target, one.finding.fqn, one.finding.fingerprint, one.reason)
+        AcceptedRow(one.finding.rule, target.target, one.finding.fqn, fingerprint(one.finding), one.reason)
         for target in found.targets
         for one in target.accepted
     )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from statecli import sizes
 from statecli.formats import _configs
 from statecli.inspection import Inspection
-from statecli.places import located, of_range
+from statecli.places import located
 from statecli.report import (
     Case,
     Cell,
@@ -33,7 +33,9 @@ from statecli.report import (
     rules,
     tree,
 )
-from statecli.report.text import (
+from statecli.sizes import Totals
+from statecli.state import Evidence, Kind, ModelState, Oddity, TensorInfo
+from statecli.units import (
     COUNTS,
     MOMENTS,
     NOUNS,
@@ -49,8 +51,6 @@ from statecli.report.text import (
     shown,
     size_text,
 )
-from statecli.sizes import Totals
-from statecli.state import Evidence, Kind, ModelState, Oddity, TensorInfo
 
 
 def of_inspection(found: Inspection, view: View) -> Report:
@@ -356,7 +356,7 @@ def _more(tensor: TensorInfo) -> list[str]:
         parts.append(f"also {names(tensor.aliases)}")
     if tensor.origin:
         parts.append(place(tensor.origin))
-    where = of_range(tensor.data.storage) if tensor.data is not None else None
+    where = tensor.data.storage.place if tensor.data is not None else None
     if where is not None:
         parts.append(f"bytes {where.offset}+{where.length}")
     return parts

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from statecli.errors import UsageError
 from statecli.finding import Severity
 from statecli.report import Column, Group, Line, Page, Report, RuleText, Table, documents, rules
-from statecli.report.text import plural
 from statecli.rules import RULES
+from statecli.units import plural
 
 MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: ""}
 #: A line of text that is wider than this is hard to read, however wide the terminal.

@@ -7,8 +7,8 @@ from typing import Generic, Protocol, TypeVar
 
 from statecli import sizes
 from statecli.report import Column, Group, Line, fold
-from statecli.report.text import count_text, kind_text, plural, shape_text, shown, size_text
 from statecli.state import ModelState, TensorInfo
+from statecli.units import count_text, kind_text, plural, shape_text, shown, size_text
 
 COLUMNS = (
     Column("module"),

@@ -28,9 +28,9 @@ from statecli.report import (
     fold,
     rules,
 )
-from statecli.report.text import NOUNS, kind_text, place, plural, said, shape_text, size_text
 from statecli.scope import NotChecked
 from statecli.state import Kind, ModelState, TensorInfo
+from statecli.units import NOUNS, kind_text, place, plural, said, shape_text, size_text
 
 #: How a cell is drawn; a tensor of which a column says nothing is drawn as skipped.
 SIGNS = {Verdict.PASSED: "✓", Verdict.FAILED: "✗", Verdict.SKIPPED: "–", Verdict.INCONCLUSIVE: "?"}

@@ -14,8 +14,8 @@ from statecli.finding import Finding, Severity
 from statecli.formats import _shown
 from statecli.formats._dtypes import is_floating
 from statecli.kinds import MODEL_KINDS, meant
-from statecli.report.text import shape_text
 from statecli.state import Kind, TensorInfo
+from statecli.units import shape_text
 
 
 def _loading(subject: Subject, name: str) -> Iterator[Found]:

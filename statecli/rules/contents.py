@@ -10,9 +10,9 @@ from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, a_file
 from statecli.finding import Severity
 from statecli.formats import _folder
-from statecli.report.text import names
 from statecli.state import Kind, ModelState, TensorInfo
 from statecli.target import split
+from statecli.units import names
 
 #: Keys under which training loops save a model's state_dict.
 _MODEL_KEYS = ("state_dict", "model_state_dict", "model")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject
 from statecli.finding import Severity
-from statecli.inspection import called, matches_any
 from statecli.kinds import MODEL_KINDS
+from statecli.selection import glob_names, matches_any
 from statecli.state import Evidence, Kind, OptimizerFacts, TensorInfo
 
 
@@ -43,7 +43,7 @@ def _names(optimizer: OptimizerFacts) -> set[str]:
 def _matching(subject: Subject, globs: Sequence[str]) -> list[TensorInfo]:
     several = len(subject.state.sections) > 1
     rows = _of_model(subject)
-    return [row for row in rows if matches_any(called(row.fqn, row.section, sectioned=several), globs)]
+    return [row for row in rows if matches_any(glob_names(row.fqn, row.section, by_section=several), globs)]
 
 
 @rule(Severity.ERROR, a_policy)

@@ -14,7 +14,6 @@ from statecli.finding import Severity
 from statecli.formats import _shown
 from statecli.formats._dtypes import BITS
 from statecli.formats.dcp import ARCHIVE
-from statecli.places import of_range
 from statecli.state import ByteRange, Oddity, Place, TensorData, TensorInfo
 
 
@@ -101,7 +100,7 @@ def misaligned(subject: Subject) -> Iterator[Found]:
         more = f", and so {'do' if others > 1 else 'does'} {others:,} more" if others else ""
         where, name = data.storage, subject.called(tensor)
         message = f"{name}: {data.dtype} begins at byte {where.offset:,}, no multiple of {_alignment(data.dtype)}{more}"
-        yield Found(message, tensor.fqn, tensor.section, "load it and save it again", place=of_range(where))
+        yield Found(message, tensor.fqn, tensor.section, "load it and save it again", place=where.place)
 
 
 def _alignment(dtype: str) -> int:

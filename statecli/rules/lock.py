@@ -12,8 +12,8 @@ from statecli.finding import Severity
 from statecli.locking.companions import CompanionChanges, FileChange
 from statecli.locking.file import LockedTensor
 from statecli.locking.holding import BESIDE, Held
-from statecli.report.text import names, shown
 from statecli.state import TensorInfo
+from statecli.units import names, shown
 
 
 @rule(Severity.ERROR, a_lock)

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator
 
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject
+from statecli.escaping import visible
 from statecli.finding import Severity
 from statecli.formats import _shown
 from statecli.kinds import INNER, WRAPPERS
-from statecli.render._escape import visible
 from statecli.state import Kind, TensorInfo
 
 #: What a model loads.

@@ -8,7 +8,7 @@ from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, a_file
 from statecli.comparison.result import Change, Status
 from statecli.finding import Severity
-from statecli.inspection import called, matches_any
+from statecli.selection import glob_names, matches_any
 from statecli.state import Scalar
 
 _SAVE = "save it with the checkpoint, beside the tensors or in __metadata__"
@@ -50,7 +50,7 @@ def _of_reference(subject: Subject, configured: bool, key: str) -> str | None:
 def _inside(subject: Subject, glob: str) -> list[Change]:
     several = len(subject.state.sections) > 1
     changes = subject.reference.changes if subject.reference else ()
-    return [one for one in changes if matches_any(called(one.fqn, one.section, sectioned=several), (glob,))]
+    return [one for one in changes if matches_any(glob_names(one.fqn, one.section, by_section=several), (glob,))]
 
 
 @rule(Severity.ERROR, required_metadata, metadata)

@@ -13,8 +13,8 @@ import msgspec
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject
 from statecli.finding import Severity
-from statecli.report.text import names, shape_text
 from statecli.state import Kind, TensorInfo
+from statecli.units import names, shape_text
 
 if TYPE_CHECKING:
     from statecli.values.scan import Facts

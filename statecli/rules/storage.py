@@ -12,7 +12,6 @@ from statecli.auditing.subject import Subject
 from statecli.finding import Severity
 from statecli.formats import _shown
 from statecli.formats._dtypes import BITS, is_floating, nbytes
-from statecli.places import of_range
 from statecli.state import Evidence, Kind, Place, TensorData, TensorInfo
 
 #: Unused bytes of a storage that are worth a line: a page of memory.
@@ -240,7 +239,7 @@ def unexpected_dtype(subject: Subject) -> Iterator[Found]:
 
 
 def _of(tensor: TensorInfo) -> Place | None:
-    return of_range(tensor.data.storage) if tensor.data else None
+    return tensor.data.storage.place if tensor.data else None
 
 
 def _a_limit(subject: Subject) -> str | None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, the_values
 from statecli.finding import Severity
-from statecli.report.text import names, size_text
 from statecli.state import Evidence, Kind, TensorInfo
+from statecli.units import names, size_text
 
 if TYPE_CHECKING:
     from statecli.values.scan import Facts

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from statecli.auditing.rule import Found, rule
 from statecli.auditing.subject import Subject, the_values
 from statecli.finding import Severity
-from statecli.report.text import names, plural
 from statecli.state import Kind, ModelState, TensorInfo
+from statecli.units import names, plural
 
 if TYPE_CHECKING:
     from statecli.values.scan import Facts

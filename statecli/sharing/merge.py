@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli import __version__, files, target
+from statecli import files, target
 from statecli.errors import EngineError, StateError, UnreadableError, UsageError
-from statecli.inspection import numpy_needed
 from statecli.options import AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions
 from statecli.sharing.share import OF_MERGE
+from statecli.values.require_numpy import require_numpy
+from statecli.version import __version__
 
 if TYPE_CHECKING:
     from statecli.sharing.part import Head, Known, Part
@@ -43,7 +44,7 @@ def merging(asked: MergeOptions) -> Iterator[Options]:
     Raises `UnreadableError` for what is no part, or not all there is, and `UsageError` for an option that the command
     has not.
     """
-    with numpy_needed():
+    with require_numpy():
         from statecli.sharing import part
         from statecli.values import pool
     parts = [part.read(path) for path in _named(asked.parts)]

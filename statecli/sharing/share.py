@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli import __version__
 from statecli.errors import StateError, UnreadableError, UsageError
-from statecli.inspection import numpy_needed
 from statecli.sharing.cut import Cut
 from statecli.stamps import CHANGED, Stamp, changed, stamp
+from statecli.values.require_numpy import require_numpy
+from statecli.version import __version__
 
 if TYPE_CHECKING:
     from statecli.sharing.part import Line
@@ -141,7 +141,7 @@ def doing(options: Any, command: str) -> Iterator[Share | None]:
     if options.shard is None:
         yield None
         return
-    with numpy_needed():
+    with require_numpy():
         from statecli.values import pool
     share = Share(options.shard, command, recorded(options))
     with pool.kept(share):

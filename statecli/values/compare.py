@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from statecli import files
-from statecli.comparison.result import Delta, How
 from statecli.errors import StateError, UnreadableError
 from statecli.float_mode import with_denormals
 from statecli.formats._ggml import BLOCKS
@@ -28,6 +27,7 @@ from statecli.stamps import CHANGED, Stamp, changed, stamps
 from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import kernels, pool, sparse
 from statecli.values.blocks import as_stored, quantized, readable, why_no_numbers
+from statecli.values.delta import Delta, How
 from statecli.values.elements import element
 from statecli.values.ranges import (
     check_crc,

@@ -22,9 +22,9 @@ import numpy as np
 
 from statecli.errors import MissingDependency, StateError, UnreadableError
 from statecli.float_mode import with_denormals
-from statecli.locking.file import Algorithm
 from statecli.state import Quantizer, TensorData, TensorInfo
 from statecli.values import pool
+from statecli.values.algorithm import Algorithm
 from statecli.values.blocks import as_stored
 from statecli.values.elements import COMPLEX, DIRECT, Array, element
 from statecli.values.ranges import contiguous_strides, in_file_order, reading

@@ -242,7 +242,7 @@ def _confirmed(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs: int)
     again = [n for group in alike.values() if len({_place(tensors[n]) for n in group}) > 1 for n in group]
     if not again:
         return list(facts)
-    from statecli.locking.file import Algorithm
+    from statecli.values.algorithm import Algorithm
     from statecli.values.digest import digests
 
     made = digests([tensors[n] for n in again], Algorithm.SHA256, jobs=jobs, derived=True)

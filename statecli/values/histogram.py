@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from statecli.comparison.result import Delta
 from statecli.errors import StateError
 from statecli.float_mode import with_denormals
 from statecli.state import TensorData
 from statecli.values.compare import Pair
+from statecli.values.delta import Delta
 from statecli.values.elements import Array, Decoder
 from statecli.values.read import opened, values
 from statecli.values.run import rechunked

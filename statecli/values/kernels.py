@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from statecli.comparison.result import How
+from statecli.values.delta import How
 from statecli.values.elements import Array, Decoder
 from statecli.values.tally import SAFE, SMALL, TERMS, Tally, Wide
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from statecli.comparison.result import How
 from statecli.errors import MissingDependency, StateError, UsageError
 from statecli.float_mode import with_denormals
+from statecli.values.delta import How
 from statecli.values.elements import Array
 from statecli.values.run import BLOCK, Found, Task, Worker
 from statecli.values.tally import SAFE, Tally, Wide

@@ -19,7 +19,6 @@ from statecli import files
 from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.files import File
 from statecli.formats._ggml import BLOCKS
-from statecli.places import of_range
 from statecli.state import Box, ByteRange, TensorData
 from statecli.values.blocks import numbers, quantized, why_no_numbers
 from statecli.values.elements import Array, element
@@ -501,5 +500,5 @@ def check_crc(where: ByteRange, what: str = "storage") -> None:
             f"{where.path}: {what}: checksum wrong: recorded 0x{where.crc32:08x}, bytes give 0x{found:08x}; "
             "the file is damaged: copy it again"
         )
-        error.place = of_range(where)
+        error.place = where.place
         raise error

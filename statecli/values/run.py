@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 
 from statecli import files
-from statecli.comparison.result import How
 from statecli.errors import StateError, UnreadableError
 from statecli.files import File
 from statecli.float_mode import with_denormals
 from statecli.state import ByteRange, TensorData
 from statecli.values import kernels
+from statecli.values.delta import How
 from statecli.values.elements import Arena, Array, Decoder, Element, element
 from statecli.values.ranges import fill, looking_up, opened_file, places
 from statecli.values.read import Strided, no_numbers, opened, overlap, span, stored, valued

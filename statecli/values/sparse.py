@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from statecli.comparison.result import Delta, How
 from statecli.errors import MalformedError, UnreadableError
 from statecli.state import TensorData, TensorInfo
 from statecli.values import kernels
+from statecli.values.delta import Delta, How
 from statecli.values.elements import DIRECT, QUANTIZED, Array, Decoder
 from statecli.values.read import DIMENSIONS, all_values, opened, overlap, stored, values
 from statecli.values.run import rechunked

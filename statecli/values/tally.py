@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from statecli.comparison.result import Delta
+from statecli.values.delta import Delta
 
 #: Products summed in float32 before float64 takes over.
 TERMS = 16

@@ -9,7 +9,7 @@ import zlib
 import pytest
 import torch
 
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.run import Request, audit
 
 

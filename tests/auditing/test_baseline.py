@@ -13,7 +13,8 @@ from msgspec import UNSET
 
 from statecli.auditing import baseline
 from statecli.auditing.baseline import Baseline, Entry
-from statecli.auditing.result import Audit, Status, Target
+from statecli.auditing.outcome import Status, Target
+from statecli.auditing.result import Audit
 from statecli.finding import Finding, Severity
 
 

@@ -20,10 +20,10 @@ from hypothesis import given
 from safetensors.torch import save_file
 
 from statecli import files
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.targets import Homes, expand, glob_covers, is_called_weights, is_reached, skipped_file
 from statecli.errors import UnreadableError
-from statecli.formats._scan import begins_as_pickle
+from statecli.formats._one_pickle import begins_as_pickle
 from statecli.formats._source import Source
 from statecli.scope import NotChecked
 

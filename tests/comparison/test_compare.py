@@ -16,11 +16,12 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from statecli.comparison import run
-from statecli.comparison.result import Field, How, Status
+from statecli.comparison.result import Field, Status
 from statecli.comparison.run import Request, compare
 from statecli.errors import NothingMatched, UnreadableError
 from statecli.state import Kind
 from statecli.values import pool
+from statecli.values.delta import How
 
 from .conftest import changed, notes, rules
 

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import files, formats
-from statecli.comparison.result import Delta, How
 from statecli.engines import dask, parcel, working
 from statecli.engines.elsewhere import Elsewhere
 from statecli.errors import EngineError, UnreadableError
 from statecli.values import pool
 from statecli.values.compare import Pair, compare_all
+from statecli.values.delta import Delta, How
 
 distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install 'statecli[dask]'")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -244,7 +244,7 @@ def test_what_an_executor_loses_is_lost_alone(pairs):
 
 # --- workers that refuse ---------------------------------------------------------------------------------------------
 
-OLDER = "import statecli; statecli.__version__ = '0.0.9'"
+OLDER = "import statecli.version; statecli.version.__version__ = '0.0.9'"
 NUMPY = "from statecli.values import kernels; kernels._native = None"
 NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {str(ROOT)!r})]"
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import formats
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.run import Request, audit
 from statecli.formats import _scan, deepspeed
 from statecli.state import Evidence, Kind

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from statecli import formats
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.run import Request, audit
 from statecli.formats import _scan
 from statecli.values.read import all_values

@@ -25,7 +25,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from statecli.formats import _pickle, _scan
-from statecli.formats._scan import begins_as_pickle, scan
+from statecli.formats._one_pickle import begins_as_pickle
+from statecli.formats._scan import scan
 from statecli.formats._source import Source
 from statecli.formats._steps import Budget
 

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import statecli.formats
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.run import Request, audit
 from statecli.formats import _names, _scan
 from statecli.formats._source import Source

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from statecli import formats
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.run import Request, audit
 from statecli.errors import MalformedError, UnreadableError
 from statecli.formats import torch_tar

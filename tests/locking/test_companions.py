@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.run import Request, audit
 from statecli.errors import BarePickle
 from statecli.finding import Severity

@@ -19,7 +19,7 @@ from torch import nn
 from statecli.auditing.run import Request, audit
 from statecli.errors import NothingMatched
 from statecli.locking import file, making
-from statecli.locking.file import Algorithm
+from statecli.values.algorithm import Algorithm
 
 
 def locked(*targets, **options):

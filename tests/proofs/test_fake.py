@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 
-from statecli.proofs import fake  # noqa: E402
+from statecli.proofs import fake, move  # noqa: E402
 from statecli.proofs.devices import NUMBERS, ONE_NUMBER, Watch, Watching  # noqa: E402
 from statecli.proofs.result import Verdict  # noqa: E402
 
@@ -122,7 +122,7 @@ def test_what_is_replaced_is_put_back():
 
 def test_the_move_finds_what_stays():
     """The plain tensor fails with its line and its fix; the rest follows, to a device that is called what it is."""
-    check = fake.move(sample("net:Net"))
+    check = move.prove_on_fake_gpu(sample("net:Net"))
     assert cells(check) == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
     (finding,) = check.findings
     assert (finding.rule, finding.fqn) == ("left-behind", "table")
@@ -132,7 +132,7 @@ def test_the_move_finds_what_stays():
 
 def test_the_move_finds_the_stale_view():
     """A second name of a buffer is told; that of a parameter is not."""
-    check = fake.move(live(Names))
+    check = move.prove_on_fake_gpu(live(Names))
     assert [(one.rule, one.fqn) for one in check.findings] == [("stale-view", "old")]
 
 
@@ -141,13 +141,13 @@ def test_the_move_finds_the_stale_view():
 )
 def test_what_is_registered_follows(name):
     """A sample without a fault passes, ties and all."""
-    check = fake.move(sample(name))
+    check = move.prove_on_fake_gpu(sample(name))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_a_model_on_meta_is_moved_too():
     """It needs no data: built on meta the answer is the same."""
-    check = fake.move(sample("net:Net", init_device="meta"))
+    check = move.prove_on_fake_gpu(sample("net:Net", init_device="meta"))
     assert cells(check) == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
 
 
@@ -182,7 +182,7 @@ class OwnTo(nn.Module):
 )
 def test_overridden_moves_run(make):
     """`_apply` and `.to` of a class decide what moves; an RNN's flat weights and a lazy parameter follow."""
-    check = fake.move(live(make))
+    check = move.prove_on_fake_gpu(live(make))
     assert set(cells(check).values()) == {"passed"}, check
 
 
@@ -196,7 +196,7 @@ def test_a_parameter_that_an_autograd_graph_holds():
             self.same = [self.weight]
             self.graph = self.weight * 2
 
-    assert cells(fake.move(live(Held))) == {"weight": "passed", "graph": "failed"}
+    assert cells(move.prove_on_fake_gpu(live(Held))) == {"weight": "passed", "graph": "failed"}
 
 
 class Sparse(nn.Module):
@@ -210,7 +210,7 @@ class Sparse(nn.Module):
 
 def test_what_cannot_be_moved_without_data_is_moved_with_it():
     """Sparse tensors: FakeTensorMode has none on such a device."""
-    assert cells(fake.move(live(Sparse))) == {"kept": "passed", "lost": "failed"}
+    assert cells(move.prove_on_fake_gpu(live(Sparse))) == {"kept": "passed", "lost": "failed"}
 
 
 def test_a_move_that_raises_is_inconclusive():
@@ -222,7 +222,7 @@ def test_a_move_that_raises_is_inconclusive():
                 raise ValueError("not to be moved")
             return super()._apply(fn, recurse)
 
-    check = fake.move(live(lambda: Broken(2, 2)))
+    check = move.prove_on_fake_gpu(live(lambda: Broken(2, 2)))
     assert check.findings == ()
     assert "not to be moved" in check.reason
     assert check.verdict is Verdict.INCONCLUSIVE

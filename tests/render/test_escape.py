@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 from statecli import render
+from statecli.escaping import as_line, in_json, visible
 from statecli.finding import Finding, Severity
 from statecli.render import Look, Output
-from statecli.render._escape import as_line, in_json, visible
 from statecli.report import Column, Fix, Group, Line, Page, Report, Table
 from statecli.state import Oddity
 

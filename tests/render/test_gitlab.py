@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from statecli.places import fingerprint
 from statecli.state import Origin, Place
 
 from ..audits import ERROR, NOTE, WARNING, accepted, failed, finding, skipped, target, written
@@ -27,7 +28,7 @@ def test_an_issue_has_what_gitlab_asks_for():
         {
             "description": "fc.weight: is nan (go back one epoch)",
             "check_name": "nan",
-            "fingerprint": one.fingerprint,
+            "fingerprint": fingerprint(one),
             "severity": "major",
             "location": {"path": "a.pt", "lines": {"begin": 1}},
         }

@@ -184,7 +184,7 @@ def test_no_text_changes_the_page_it_stands_in(text):
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_name_is_shown_as_it_is(text):
     """Escaped for HTML alone: what a reader sees is the name, its control characters made visible."""
-    from statecli.render._escape import visible
+    from statecli.escaping import visible
 
     assert tree(report(page(groups=(Group("g", "", (Line((text, "", "")),)),)))).rows[2][0] == visible(text)
 

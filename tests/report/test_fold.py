@@ -8,6 +8,7 @@ from itertools import product
 import hypothesis.strategies as st
 from hypothesis import given
 
+from statecli.error_causes import group_by_cause
 from statecli.finding import Finding, Severity
 from statecli.report import Line, fold
 
@@ -130,7 +131,7 @@ def test_causes_are_told_once_each():
     """Figures that differ are left out, those that all share are not; other causes and files stand apart."""
     many = [(f"w{n}", f"a: b.pt: w{n}: 0x{n:08x} of 7 bytes") for n in range(3)]
     rest = [("w3", "a: b.pt: w3: cut short"), ("w4", "c.pt: w4: 0x00000009 of 7 bytes")]
-    assert fold.causes([*many, *rest]) == [
+    assert group_by_cause([*many, *rest]) == [
         ("a: b.pt: w0 and 2 more tensors: … of 7 bytes", 3),
         ("a: b.pt: w3: cut short", 1),
         ("c.pt: w4: 0x00000009 of 7 bytes", 1),
@@ -139,5 +140,5 @@ def test_causes_are_told_once_each():
 
 def test_tied_tensors_have_one_message():
     """It names the first of them; what names none of them stays as it is."""
-    assert fold.causes([("a", "f: a: bad 1"), ("b", "f: a: bad 1")]) == [("f: a and 1 more tensor: bad 1", 2)]
-    assert fold.causes([("a", "f: bad"), ("b", "f: bad")]) == [("f: bad", 2)]
+    assert group_by_cause([("a", "f: a: bad 1"), ("b", "f: a: bad 1")]) == [("f: a and 1 more tensor: bad 1", 2)]
+    assert group_by_cause([("a", "f: bad"), ("b", "f: bad")]) == [("f: bad", 2)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.run import Request, audit
 
 

@@ -15,7 +15,7 @@ import tarfile
 
 import pytest
 
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.run import Request, audit
 from statecli.finding import Severity
 

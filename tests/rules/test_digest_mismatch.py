@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save
 
 from statecli.auditing import values_budget
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.run import Request, audit
 
 RULE = "digest-mismatch"

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 from torch import nn
 
+from statecli.auditing.outcome import Status
 from statecli.auditing.policy import Policy
-from statecli.auditing.result import Status
 from statecli.auditing.run import Request, audit
 from statecli.locking import file, making
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.run import Request, audit
 from statecli.finding import Severity
 from statecli.rules import RULES, layout, names, placement, storage

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from statecli.auditing.result import Status
+from statecli.auditing.outcome import Status
 from statecli.auditing.run import Request, audit
 from statecli.finding import Severity
 

@@ -14,8 +14,8 @@ from msgspec import UNSET
 from safetensors.torch import save_file, save_model
 
 from statecli import formats
+from statecli.auditing.outcome import Status
 from statecli.auditing.policy import Policy
-from statecli.auditing.result import Status
 from statecli.auditing.run import Request, audit
 from statecli.auditing.storages import _of_piece, apart, share, storages
 from statecli.finding import Severity

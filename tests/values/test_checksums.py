@@ -9,10 +9,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from statecli.comparison.result import Delta, How
 from statecli.errors import ChecksumMismatch, UnreadableError
 from statecli.state import TensorInfo
 from statecli.values.compare import Pair, compare_all, damages, fingerprints
+from statecli.values.delta import Delta, How
 
 from .conftest import info_of
 

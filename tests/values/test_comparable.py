@@ -9,11 +9,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from statecli.comparison.result import Delta, How
 from statecli.errors import ChecksumMismatch, MalformedError, StateError
 from statecli.state import ByteRange, TensorData, TensorInfo
 from statecli.values import compare, on_device
 from statecli.values.compare import NotCompared, Pair, compare_all, fingerprints
+from statecli.values.delta import Delta, How
 
 from .conftest import info_of
 from .test_ranges import boxed

@@ -16,11 +16,14 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from statecli import formats  # noqa: E402
-from statecli.comparison.result import Delta, How  # noqa: E402
 from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError  # noqa: E402
 from statecli.state import ByteRange, Quantizer, TensorData, TensorInfo  # noqa: E402
 from statecli.values import compare, kernels, on_device, run  # noqa: E402
 from statecli.values.compare import NotCompared, Pair, compare_all, fingerprints  # noqa: E402
+from statecli.values.delta import (  # noqa: E402
+    Delta,
+    How,
+)
 from statecli.values.elements import Decoder  # noqa: E402
 from statecli.values.histogram import histograms  # noqa: E402
 

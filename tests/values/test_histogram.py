@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from statecli.comparison.result import How  # noqa: E402
 from statecli.values.compare import Pair, compare_all  # noqa: E402
+from statecli.values.delta import How  # noqa: E402
 from statecli.values.histogram import histograms  # noqa: E402
 
 

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statecli.comparison.result import How
 from statecli.errors import ChecksumMismatch, MalformedError
 from statecli.state import Box, Boxes, ByteRange, Packing, TensorData, TensorInfo
 from statecli.values import ranges
 from statecli.values.compare import Pair, compare_all
+from statecli.values.delta import How
 from statecli.values.digest import digests
 from statecli.values.ranges import check_crc, open_range
 from statecli.values.read import all_values

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from statecli import formats  # noqa: E402
-from statecli.comparison.result import How  # noqa: E402
 from statecli.errors import ChecksumMismatch, StateError  # noqa: E402
 from statecli.values import compare, kernels, pool  # noqa: E402
 from statecli.values.compare import Pair, compare_all  # noqa: E402
+from statecli.values.delta import How  # noqa: E402
 from statecli.values.small_pairs import GAP, SMALL, compare_small_pairs  # noqa: E402
 
 DTYPES = ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool", "complex64"]

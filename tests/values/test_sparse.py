@@ -12,10 +12,13 @@ from hypothesis import given, settings
 torch = pytest.importorskip("torch")
 
 from statecli import formats  # noqa: E402
-from statecli.comparison.result import Delta, How  # noqa: E402
 from statecli.errors import ChecksumMismatch, MalformedError  # noqa: E402
 from statecli.values import compare, sparse  # noqa: E402
 from statecli.values.compare import NotCompared, Pair, compare_all  # noqa: E402
+from statecli.values.delta import (  # noqa: E402
+    Delta,
+    How,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statecli.comparison.result import How
 from statecli.values import kernels
+from statecli.values.delta import How
 from statecli.values.elements import Decoder, element
 from statecli.values.tally import TERMS, Tally, Wide
 

@@ -1,0 +1,8 @@
+"""The type of the callback that shows how far the reading of values has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+#: Takes the bytes that will be read in all; returns a function to call with each tensor's FQN and size in bytes.
+Progress = Callable[[int], Callable[[str, int], None]]
