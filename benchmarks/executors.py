@@ -28,9 +28,9 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
 from statecli import engines
-from statecli.comparison.result import How
+from statecli.commands.diff.result import How
 from statecli.values import pool
-from statecli.values.run import TASK, Piece, Task, run_batch
+from statecli.values.compare_task import TASK, Piece, Task, run_batch
 
 def took(count, size):
     pieces = [Piece(path, 1 << 20, "bfloat16") for path in (before, after)]
@@ -41,7 +41,7 @@ def took(count, size):
 
 if __name__ == "__main__":
     before, after, name, module = sys.argv[1:]
-    made = import_module(f"statecli.engines.{module}")
+    made = import_module(f"statecli.workers.executors.{module}")
     count = made.GRAIN // (2 * TASK)
     with engines.working("threads:1"):
         work = min(took(count, TASK) for _ in range(5))

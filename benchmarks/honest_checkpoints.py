@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from statecli.auditing.run import Request, audit
+from statecli.commands.audit.run import Request, audit
 
 RULES = ("outlier", "sibling-gap", "empty-tensor")
 LAYERS = 12

@@ -237,21 +237,21 @@ def _shard(path: Path, tensors: list[tuple[str, tuple[int, ...]]]) -> None:
 def plan(folder: Path) -> None:
     """What `diff` hands out to Dask, and how even the shares of `diff --shard` are: the fullest beside an even one."""
     sys.path.insert(0, str(ROOT))
-    from statecli import target
-    from statecli.sharing.cut import Cut
+    from statecli.targets import load
+    from statecli.workers.shards.partition import Cut
 
     print(f"tasks: {_tasks(folder):,}", "", sep="\n")
     # All tasks of a pair of tensors are in one share.
-    sizes = [tensor.nbytes for tensor in target.checkpoint(str(folder / "before")).tensors]
+    sizes = [tensor.nbytes for tensor in load.checkpoint(str(folder / "before")).tensors]
     print(table(_shares(Cut, sizes)))
 
 
 def _tasks(folder: Path) -> int:
     """How many there are: all are handed out, and none is done."""
-    from statecli import errors
-    from statecli.comparison.run import Request, compare
-    from statecli.engines.dask import GRAIN
+    from statecli.commands.diff.run import Request, compare
+    from statecli.core import errors
     from statecli.values import pool
+    from statecli.workers.executors.dask import GRAIN
 
     handed = []
 

@@ -24,27 +24,33 @@ def command(line: str, width: int = 88) -> None:
 def _run(line: str, width: int = 88) -> None:
     import shlex
 
-    from statecli import inspection, proofs, render, shortcut
-    from statecli.asked import request, view
-    from statecli.auditing import asked
-    from statecli.auditing.run import audit
-    from statecli.comparison.run import compare
-    from statecli.options import AuditOptions, DiffOptions, VerifyOptions
-    from statecli.report import View, auditing, diffing, inspecting, verifying
+    from statecli import render
+    from statecli.cli import shortcut
+    from statecli.commands.audit.run import audit
+    from statecli.commands.diff.run import compare
+    from statecli.commands.inspect import run as inspect_run
+    from statecli.commands.verify import run as verify_run
+    from statecli.report import View, diff, inspect, verify
+    from statecli.report import audit as auditing
+    from statecli.requests import audit as asked
+    from statecli.requests.diff import request, view
+    from statecli.requests.options import AuditOptions, DiffOptions, VerifyOptions
 
     options = shortcut.parse(shlex.split(line)[1:])
     assert options is not None, line
     if isinstance(options, DiffOptions):
-        report = diffing.of_diff(compare(request(options)), view(options))
+        report = diff.of_diff(compare(request(options)), view(options))
     elif isinstance(options, VerifyOptions):
         # As on a machine without a GPU, wherever the documents are made.
-        wanted = proofs.Request(target=options.target, device=options.device or proofs.FAKE, input=options.input)
-        report = verifying.of_verification(proofs.run(wanted), View())
+        wanted = verify_run.Request(
+            target=options.target, device=options.device or verify_run.FAKE, input=options.input
+        )
+        report = verify.of_verification(verify_run.run(wanted), View())
     elif isinstance(options, AuditOptions):
         report = auditing.of_audit(audit(asked.request(options)), View())
     else:
-        found = inspection.inspect(inspection.Request(target=options.target, to=options.to, model=options.model))
-        report = inspecting.of_inspection(found, View())
+        found = inspect_run.inspect(inspect_run.Request(target=options.target, to=options.to, model=options.model))
+        report = inspect.of_inspection(found, View())
     sink = _Text()
     render.write(report, render.Output.TABLE, sink, render.Look(terminal=True, width=width))
     _print(line, sink.file.getvalue(), 1 if report.failed() else 0)
@@ -195,7 +201,7 @@ def options(name: str) -> None:
     """Print the options of a command as a Markdown table."""
     import typer
 
-    from statecli.arguments import app
+    from statecli.cli.arguments import app
 
     command = typer.main.get_command(app)
     for word in name.split():
@@ -238,7 +244,7 @@ def formats() -> None:
 
 def rules() -> None:
     """Print a table of the rules of `audit`, then each with its explanation."""
-    from statecli.report import ruling
+    from statecli.report import rules as ruling
 
     every = ruling.every()
     print("| rule | severity | what it flags |\n| --- | --- | --- |")

@@ -64,7 +64,7 @@ def guide(name: str, seconds: int) -> None:
 
     with atheris.instrument_imports(include=["statecli"], enable_loader_override=False):
         target = importlib.import_module(f"fuzz.{name}")
-        importlib.import_module("statecli.formats._scan")
+        importlib.import_module("statecli.file_scan.scan")
     corpus = Path("corpus")
     corpus.mkdir()
     seeds = list(target.seeds())

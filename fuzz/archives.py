@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from statecli.errors import UnreadableError
-from statecli.formats._source import Source
-from statecli.formats._zip import DEFLATED, Archive, Record
+from statecli.core.errors import UnreadableError
+from statecli.storage.source import Source
+from statecli.storage.zip_archive import DEFLATED, Archive, Record
 from tests.formats.attacks import Lies, Member, build, records
 
 #: Bytes that a record may have in such an input.

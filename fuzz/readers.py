@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from statecli import formats
-from statecli.errors import UnreadableError
+from statecli.core.errors import UnreadableError
 from tests.formats.test_any_bytes import SEEDS, damaged
 
 #: Bytes of a file that is replaced; larger ones belong to formats that have a small one too.

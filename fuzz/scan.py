@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fuzz.readers import mutate, places, seeds
-from statecli.errors import UnreadableError
-from statecli.formats import _scan
+from statecli.core.errors import UnreadableError
+from statecli.file_scan import scan
 
 __all__ = ["check", "mutate", "seeds"]
 
@@ -21,7 +21,7 @@ def check(data: bytes) -> None:
     alone.parent.mkdir(exist_ok=True)
     alone.write_bytes(data[2:])
     try:
-        _scan.scan(str(alone))
+        scan.scan(str(alone))
     except UnreadableError as error:
         raise AssertionError(f"a scan of a local file is refused: {error}") from error
     finally:

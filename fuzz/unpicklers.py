@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from statecli.formats import _frames, _scan
+from statecli.file_scan import scan
+from statecli.pickle_scan import frames
 
 #: Pickles that torch reads from a legacy file.
 PICKLES = 5
@@ -134,7 +135,7 @@ def check(data: bytes) -> None:
     with zipfile.ZipFile("fuzz.pt", "w") as archive:
         archive.writestr("archive/data.pkl", data)
     Path("fuzz.legacy.pt").write_bytes(data)
-    scans = [found for found in map(_scan.scan, ["fuzz.pt", "fuzz.legacy.pt"]) if not any(one.unread for one in found)]
+    scans = [found for found in map(scan.scan, ["fuzz.pt", "fuzz.legacy.pt"]) if not any(one.unread for one in found)]
     for reader, read in READERS.items() if scans else ():
         Anything.made = 0
         imported = dict.fromkeys(read(data))
@@ -190,7 +191,7 @@ def framed(length: int, content: bytes) -> bytes:
 
 def without_frames(data: bytes) -> bytes:
     """The opcodes of the first pickle."""
-    return _frames.read_in_memory(data).opcodes
+    return frames.read_in_memory(data).opcodes
 
 
 def mutate(data: bytes, dice: random.Random, others: list[bytes]) -> bytes:

@@ -23,7 +23,7 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["statecli
 
 from typing import TYPE_CHECKING, Any
 
-from statecli.errors import (
+from statecli.core.errors import (
     MalformedError,
     MissingDependency,
     ModelError,
@@ -32,7 +32,7 @@ from statecli.errors import (
     UnreadableError,
     UsageError,
 )
-from statecli.version import __version__
+from statecli.core.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from statecli.comparison.result import Change, Diff, Field
-    from statecli.finding import Finding, Severity
-    from statecli.inspection import Inspection
-    from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
-    from statecli.state import Kind, ModelState, Stats, TensorInfo
+    from statecli.commands.diff.result import Change, Diff, Field
+    from statecli.commands.inspect.run import Inspection
+    from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
+    from statecli.core.finding import Finding, Severity
+    from statecli.core.state import Kind, ModelState, Stats, TensorInfo
     from statecli.values.delta import Delta
 
 #: Where the types of results are; each is imported when it is asked for.
 _TYPES = {
-    "statecli.comparison.result": ("Change", "Diff", "Field"),
-    "statecli.finding": ("Finding", "Severity"),
-    "statecli.inspection": ("Inspection",),
-    "statecli.proofs.result": ("Cell", "Check", "Column", "Name", "Verdict", "Verification"),
-    "statecli.state": ("Kind", "ModelState", "Stats", "TensorInfo"),
+    "statecli.commands.diff.result": ("Change", "Diff", "Field"),
+    "statecli.core.finding": ("Finding", "Severity"),
+    "statecli.commands.inspect.run": ("Inspection",),
+    "statecli.commands.verify.result": ("Cell", "Check", "Column", "Name", "Verdict", "Verification"),
+    "statecli.core.state": ("Kind", "ModelState", "Stats", "TensorInfo"),
     "statecli.values.delta": ("Delta",),
 }
 
@@ -139,9 +139,9 @@ def inspect(
     """
     given = dict(locals())
     del target, model
-    from statecli import api, retold
+    from statecli.api import calls, errors
 
-    return retold.told(given, lambda: api.inspect(**given))
+    return errors.told(given, lambda: calls.inspect(**given))
 
 
 def diff(
@@ -185,9 +185,9 @@ def diff(
     """
     given = dict(locals())
     del before, after
-    from statecli import api, retold
+    from statecli.api import calls, errors
 
-    return retold.told(given, lambda: api.diff(**given))
+    return errors.told(given, lambda: calls.diff(**given))
 
 
 def merge(
@@ -211,9 +211,9 @@ def merge(
     """
     given = dict(locals())
     del parts, code, url
-    from statecli import api, retold
+    from statecli.api import calls, errors
 
-    return retold.told(given, lambda: api.merge(**given))
+    return errors.told(given, lambda: calls.merge(**given))
 
 
 def verify(
@@ -251,6 +251,6 @@ def verify(
     """
     given = dict(locals())
     del model
-    from statecli import api, retold
+    from statecli.api import calls, errors
 
-    return retold.told(given, lambda: api.verify(**given))
+    return errors.told(given, lambda: calls.verify(**given))

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from statecli import search_path
+from statecli.live import search_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ def _is_memory_limited() -> bool:
 
 def _run_supervised() -> int:
     try:
-        from statecli import supervisor
+        from statecli.cli import supervisor
 
         return supervisor.run(main)
     except Exception as error:  # noqa: BLE001  # no process, or no memory for the import: a crash is never 1
@@ -82,7 +82,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _end(130)
     except SystemExit as done:
-        from statecli.verdict import Verdict
+        from statecli.core.exit_code import Verdict
 
         if not isinstance(done, Verdict):
             raise SystemExit(2) from done
@@ -96,20 +96,21 @@ def main() -> None:
 
 def _run() -> None:
     # Imported here, so that Ctrl-C during the imports ends as it does anywhere else.
-    from statecli import interrupts
+    from statecli.cli import interrupts
 
     interrupts.listen()
-    from statecli import cli, files, shortcut
+    from statecli.cli import commands, shortcut
+    from statecli.storage import files
 
     files.forget()
     # Before anything can show it: a URL may hold a password or a signature.
     sys.argv[1:] = map(files.shown, sys.argv[1:])
     options = shortcut.parse(sys.argv[1:])
     if options is not None:
-        cli.leave(lambda: cli.run(options), options.debug)
-    from statecli.arguments import run
+        commands.leave(lambda: commands.run(options), options.debug)
+    from statecli.cli.arguments import run
 
-    cli.leave(run, debug=False)
+    commands.leave(run, debug=False)
 
 
 def _complain(error: BaseException) -> None:
@@ -130,7 +131,7 @@ def _end_late(code: int, begun: _thread.LockType) -> None:
 
 def _end(code: int) -> None:
     """Without waiting for anybody; after an interrupt without a word more on stdout."""
-    supervisor = sys.modules.get("statecli.supervisor")
+    supervisor = sys.modules.get("statecli.cli.supervisor")
     parent = supervisor.connection() if supervisor else None
     if parent is not None:
         parent.conclude(code)

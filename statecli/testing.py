@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from statecli.proofs.result import Check, Name, Verification
+    from statecli.commands.verify.result import Check, Name, Verification
+    from statecli.core.state import Kind
     from statecli.report import Report
-    from statecli.state import Kind
 
 __all__ = ["assert_state_follows"]
 
@@ -45,9 +45,9 @@ def assert_state_follows(
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     import statecli
-    from statecli import api
+    from statecli.api import calls
 
-    asked = api.checks(checks)
+    asked = calls.checks(checks)
     found = statecli.verify(
         model,
         checks=asked,
@@ -67,13 +67,13 @@ def assert_state_follows(
 
 def failure(found: Verification, asked: Iterable[Name] = ()) -> str:
     """What is wrong, as text: a line that says which proofs, then the table of a terminal; "" where nothing is."""
-    from statecli.report import View, verifying
+    from statecli.report import View, verify
 
-    untold = verifying.untold(found, tuple(asked))
+    untold = verify.untold(found, tuple(asked))
     bad = bool(found.findings) or any(map(_is_bad, found.checks))
     if not (bad or untold):
         return ""
-    report = verifying.of_verification(found, View())
+    report = verify.of_verification(found, View())
     verdict = f"{found.state.target}: {report.page().verdict}"
     return "\n".join([verdict, "", _laid_out(report), *(() if bad else untold)]).rstrip()
 

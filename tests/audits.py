@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from statecli import render
-from statecli.auditing.outcome import Accepted, Skipped, Status, Target
-from statecli.auditing.result import Audit
-from statecli.finding import Finding, Severity
+from statecli.commands.audit.result import Audit
+from statecli.core.finding import Finding, Severity
 from statecli.render import Look, Output
 from statecli.report import View
-from statecli.report.auditing import of_audit
+from statecli.report.audit import of_audit
+from statecli.targets.outcome import Accepted, Skipped, Status, Target
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from statecli import render
-from statecli.comparison.result import Change, Diff, Field, Status
-from statecli.finding import Finding, Severity
+from statecli.commands.diff.result import Change, Diff, Field, Status
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import Kind, ModelState, TensorInfo
 from statecli.render import Look, Output
-from statecli.report.diffing import DiffView, of_diff
-from statecli.state import Kind, ModelState, TensorInfo
+from statecli.report.diff import DiffView, of_diff
 from statecli.values.delta import Delta
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from statecli import interrupts
+from statecli.cli import interrupts
 
 # torch is imported later. Two workers of several threads each would wait for each other: a test of 8 s took 31.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -99,9 +99,9 @@ def minilm() -> Path:
 @pytest.fixture
 def one_task_a_parcel(monkeypatch) -> None:
     """Whatever the engine, each task is handed out by itself."""
-    from statecli.engines import dask, elsewhere, ray
     from statecli.values import pool
+    from statecli.workers.executors import dask, futures, ray
 
     monkeypatch.setattr(pool, "BATCH", 1)
-    for engine in (dask, elsewhere, ray):
+    for engine in (dask, futures, ray):
         monkeypatch.setattr(engine, "GRAIN", 1)

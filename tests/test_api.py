@@ -21,12 +21,13 @@ import torch
 from torch import nn
 
 import statecli
-from statecli import inspection, proofs
-from statecli.comparison import run
-from statecli.comparison.result import Diff, Field
-from statecli.errors import ModelError, NothingMatched, UnreadableError, UsageError
-from statecli.proofs.result import Name, Verdict, Verification
-from statecli.state import Kind
+from statecli.commands.diff import run
+from statecli.commands.diff.result import Diff, Field
+from statecli.commands.inspect import run as inspection
+from statecli.commands.verify import run as proofs
+from statecli.commands.verify.result import Name, Verdict, Verification
+from statecli.core.errors import ModelError, NothingMatched, UnreadableError, UsageError
+from statecli.core.state import Kind
 from statecli.testing import assert_state_follows
 
 from .test_samples import FAILING
@@ -460,7 +461,7 @@ def test_inspect_of_a_file_is_the_commands_own(tmp_path):
     torch.save({"a.weight": torch.ones(2, 3)}, tmp_path / "a.pt")
     found = statecli.inspect(tmp_path / "a.pt", stats=True, kind="parameter")
     assert found == inspection.inspect(
-        inspection.Request(str(tmp_path / "a.pt"), stats=True, kind=(statecli.api.kinds("parameter")))
+        inspection.Request(str(tmp_path / "a.pt"), stats=True, kind=(statecli.api.calls.kinds("parameter")))
     )
     assert found.state.tensors[0].stats.mean == 1.0
 

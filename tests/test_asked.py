@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from statecli import asked
-from statecli.comparison.result import Field
-from statecli.comparison.run import Request
-from statecli.errors import UsageError
-from statecli.options import DiffOptions
+from statecli.commands.diff.result import Field
+from statecli.commands.diff.run import Request
+from statecli.core.errors import UsageError
+from statecli.core.state import Kind
 from statecli.render import Output
-from statecli.report.diffing import DiffView, Names
-from statecli.state import Kind
+from statecli.report.diff import DiffView, Names
+from statecli.requests import diff
+from statecli.requests.options import DiffOptions
 from statecli.values.delta import How
 
 
@@ -21,9 +21,9 @@ def options(**given):
 
 def test_nothing_asked_is_the_default():
     """The command line and the library mean the same by nothing."""
-    assert asked.request(options()) == Request("a.pt", "b.pt")
-    assert asked.view(options()) == DiffView()
-    asked.check(options())
+    assert diff.request(options()) == Request("a.pt", "b.pt")
+    assert diff.view(options()) == DiffView()
+    diff.check(options())
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_nothing_asked_is_the_default():
         ({"device": "cuda:1"}, {"how": How(device="cuda:1")}),
         ({"metadata_only": True}, {"values": False}),
         ({"no_renames": True}, {"renames": False}),
-        ({"output_format": Output.HTML}, {"histograms": asked.HISTOGRAMS}),
+        ({"output_format": Output.HTML}, {"histograms": diff.HISTOGRAMS}),
         *(
             (same, same)
             for same in (
@@ -54,7 +54,7 @@ def test_nothing_asked_is_the_default():
 )
 def test_each_option_reaches_the_comparison(given, wanted):
     """Exactly what was given differs from the default."""
-    assert asked.request(options(**given)) == Request("a.pt", "b.pt", **wanted)
+    assert diff.request(options(**given)) == Request("a.pt", "b.pt", **wanted)
 
 
 @pytest.mark.parametrize(
@@ -71,23 +71,23 @@ def test_each_option_reaches_the_comparison(given, wanted):
 )
 def test_each_option_reaches_the_report(given, wanted):
     """Exactly what was given differs from the default."""
-    assert asked.view(options(**given)) == DiffView(**wanted)
+    assert diff.view(options(**given)) == DiffView(**wanted)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12"])
 def test_devices_that_compute(device):
     """The CPU, the current GPU, and one by its number."""
-    asked.check(options(device=device))
+    diff.check(options(device=device))
 
 
 @pytest.mark.parametrize("device", ["", "CPU", "cuda:", "cuda:-1", "cuda:01", "cuda:0 ", "mps", "meta", "cpu\n"])
 def test_devices_that_do_not(device):
     """Nothing is guessed from a word that is nearly one."""
     with pytest.raises(UsageError):
-        asked.check(options(device=device))
+        diff.check(options(device=device))
 
 
 def test_a_contradiction_names_both():
     """The line says which two to choose from."""
     with pytest.raises(UsageError, match=r"--bitwise and --atol contradict"):
-        asked.check(options(bitwise=True, atol=1.0))
+        diff.check(options(bitwise=True, atol=1.0))

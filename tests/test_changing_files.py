@@ -11,10 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import files, git, target
-from statecli.auditing import run as auditing
-from statecli.comparison import run as comparing
-from statecli.errors import UnreadableError
+from statecli.cli import git_driver
+from statecli.commands.audit import run as auditing
+from statecli.commands.diff import run as comparing
+from statecli.core.errors import UnreadableError
+from statecli.storage import files
+from statecli.targets import load
 
 
 def rewrite(path: Path) -> None:
@@ -78,7 +80,7 @@ def after_listing(monkeypatch) -> Callable[[Callable[[], None]], None]:
     """Calls it once, when a checkpoint's header has been read and before its values are."""
 
     def arrange(act: Callable[[], None]) -> None:
-        whole, done = target.whole, []
+        whole, done = load.whole, []
 
         def and_act(text, *args, **more):
             state = whole(text, *args, **more)
@@ -87,7 +89,7 @@ def after_listing(monkeypatch) -> Callable[[Callable[[], None]], None]:
                 act()
             return state
 
-        monkeypatch.setattr(target, "whole", and_act)
+        monkeypatch.setattr(load, "whole", and_act)
 
     return arrange
 
@@ -197,7 +199,7 @@ def test_git_keeps_no_text_of_a_file_that_changed(path, after_listing):
     """git caches what the driver prints by the content that the file had."""
     after_listing(lambda: touch(path))
     with pytest.raises(UnreadableError, match="changed while it was read"):
-        list(git.textconv(str(path)))
+        list(git_driver.textconv(str(path)))
 
 
 def test_what_is_opened_within_is_opened_without(path):

@@ -291,9 +291,9 @@ def test_usage_errors_end_2():
 
 def test_a_bug_of_ours_is_told_in_one_line_and_ends_2(statecli, small, monkeypatch):
     """A crash is never 1 and never a traceback, unless --debug asks."""
-    from statecli import cli
+    from statecli.cli import commands
 
-    monkeypatch.setattr(cli, "run_inspection", lambda *_: 1 / 0)
+    monkeypatch.setattr(commands, "run_inspection", lambda *_: 1 / 0)
     result = statecli("inspect", small)
     assert result.code == 2
     assert result.err.count("\n") == 1
@@ -413,7 +413,7 @@ def test_an_ascii_stdout_gets_escapes(small):
 
 def test_colour_follows_its_variables(monkeypatch):
     """--color, then NO_COLOR, then FORCE_COLOR, then the terminal."""
-    from statecli import console
+    from statecli.cli import console
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)

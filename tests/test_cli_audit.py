@@ -17,7 +17,7 @@ import torch
 
 from statecli.render import Output
 from statecli.report import View
-from statecli.report.auditing import MANY
+from statecli.report.audit import MANY
 from statecli.report.documents import DOCUMENTS
 from statecli.rules import RULES
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from statecli import proofs as proving
-from statecli.errors import ModelError
-from statecli.finding import Finding, Severity
-from statecli.proofs.result import Cell, Check, Column, Name, Verdict
+from statecli.commands.verify import run as proving
+from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict
+from statecli.core.errors import ModelError
+from statecli.core.finding import Finding, Severity
 from statecli.render import Output
 
 NET = "sample_models/net.py:Net"

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import statecli as api
-from statecli.auditing.run import Request as AuditRequest
-from statecli.auditing.run import audit
-from statecli.engines import working
-from statecli.errors import StateError
-from statecli.float_mode import flushes_denormals, keep_denormals
-from statecli.values import facts, kernels, scan
+from statecli.commands.audit.run import Request as AuditRequest
+from statecli.commands.audit.run import audit
+from statecli.core.errors import StateError
+from statecli.core.float_mode import flushes_denormals, keep_denormals
+from statecli.values import facts, facts_kernel, kernels
 from statecli.values.stats import stats_of_tensor
+from statecli.workers.executors import working
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def kernel(request, monkeypatch):
     """Both ways of adding up."""
     if request.param == "numpy":
         monkeypatch.setattr(kernels, "_native", None)
-        monkeypatch.setattr(scan, "_native", None)
+        monkeypatch.setattr(facts_kernel, "_native", None)
     elif kernels._native is None:
         pytest.skip("not compiled")
 

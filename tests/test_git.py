@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import git
-from statecli.auditing import targets
-from statecli.errors import UsageError
+from statecli.cli import git_driver
+from statecli.core.errors import UsageError
+from statecli.targets import expand
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 123456\n"
@@ -68,7 +68,7 @@ def test_the_log_of_a_pickled_checkpoint_and_its_conversion(repository):
     """The lines are the same whatever the format: a conversion shows no digest that differs."""
     torch.save({"w": torch.ones(3)}, "m.pt")
     save_file({"w": torch.ones(3)}, "m.safetensors")
-    assert list(git.textconv("m.pt")) == list(git.textconv("m.safetensors"))
+    assert list(git_driver.textconv("m.pt")) == list(git_driver.textconv("m.safetensors"))
     call("statecli", "git", "setup")
     commit()
     assert "+w float32 [3]" in call("git", "log", "-p")
@@ -119,7 +119,7 @@ def test_what_loading_would_run_is_a_line(repository):
             data = source.read(name)
             harm = b"\x80\x02cposix\nsystem\n(S'true'\ntR0"
             copy.writestr(name, harm + data[2:] if name.endswith("data.pkl") else data)
-    assert set(git.textconv("n.pt")) - set(git.textconv("m.pt")) == {"! imports posix.system"}
+    assert set(git_driver.textconv("n.pt")) - set(git_driver.textconv("m.pt")) == {"! imports posix.system"}
 
 
 def test_settings_of_two_types_are_two_lines(repository):
@@ -127,7 +127,7 @@ def test_settings_of_two_types_are_two_lines(repository):
     lines = []
     for value in (1, "1", True, "True"):
         torch.save({"w": torch.ones(3), "a": value}, "m.pt")
-        lines += list(git.textconv("m.pt"))[1:]
+        lines += list(git_driver.textconv("m.pt"))[1:]
     assert len(set(lines)) == 4
 
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_with_the_words_of_a_pointer_is_a_checkpoint(repository):
     made = []
     for value in (0.0, 1.0):
         save_file({"w": torch.full((3,), value)}, "m.safetensors", metadata={"words": f"outs: md5: {'c' * 32}"})
-        made.append(list(git.textconv("m.safetensors")))
+        made.append(list(git_driver.textconv("m.safetensors")))
     assert made[0] != made[1]
     assert made[0][0].startswith("w float32 [3]")
 
@@ -197,10 +197,10 @@ def test_lines_of_another_version_are_not_mixed_with_these(repository, monkeypat
     """git keeps lines by the driver's command line: it names the version and the digest."""
     call("statecli", "git", "setup")
     before = call("git", "config", "diff.statecli.textconv").strip()
-    assert before.endswith(f"git textconv --made-by {git.MADE_BY} --")
-    assert git.__version__ in git.MADE_BY
-    monkeypatch.setattr(git, "MADE_BY", "99-blake4")
-    git.setup()
+    assert before.endswith(f"git textconv --made-by {git_driver.MADE_BY} --")
+    assert git_driver.__version__ in git_driver.MADE_BY
+    monkeypatch.setattr(git_driver, "MADE_BY", "99-blake4")
+    git_driver.setup()
     assert call("git", "config", "diff.statecli.textconv").strip().endswith(" --made-by 99-blake4 --")
 
 
@@ -260,7 +260,7 @@ def test_outside_a_repository_it_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(UsageError, match="not a git repository"):
-        git.setup()
+        git_driver.setup()
 
 
 def test_without_a_subcommand_it_says_which_there_are(statecli):
@@ -297,7 +297,7 @@ def test_what_is_stronger_than_the_file_is_named(repository):
     assert "*.pth: " not in said
 
 
-@pytest.mark.parametrize("name", [f"x/{begin}-00001.bin" for begin in targets.BINS])
+@pytest.mark.parametrize("name", [f"x/{begin}-00001.bin" for begin in expand.BINS])
 def test_git_shows_what_the_hook_takes(repository, name):
     """Of what is called `.bin`, the same names."""
     call("statecli", "git", "setup")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import statecli
-from statecli import arguments, formats, render
-from statecli.errors import StateError
+from statecli import formats, render
+from statecli.cli import arguments
+from statecli.core.errors import StateError
 
 PACKAGE = Path(statecli.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -50,13 +51,14 @@ def imports(path):
 
 def allowed_top(path):
     """The heavy packages a module may import at its top: live models need torch, values need numpy."""
-    folder = path.relative_to(PACKAGE).parts[0]
-    return {"modules": {"torch"}, "proofs": {"torch"}, "values": {"numpy", "torch"}}.get(folder, set())
+    room = path.relative_to(PACKAGE).parts[:2]
+    heavy = {"live": {"torch"}, "values": {"numpy", "torch"}}
+    return {"torch"} if room == ("commands", "verify") else heavy.get(room[0], set())
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_heavy_packages_stay_in_their_rooms(path):
-    """torch in modules/ and values/, numpy in values/, rich nowhere at import time."""
+    """torch in live/, commands/verify/ and values/, numpy in values/, rich nowhere at import time."""
     at_top = {module.partition(".")[0] for module, top in imports(path) if top}
     typed = _type_checking_only(path)
     assert (at_top & {"torch", "numpy", "rich"}) - typed <= allowed_top(path)
@@ -76,7 +78,7 @@ def _type_checking_only(path):
 
 def test_the_first_waist_imports_nothing_of_ours():
     """state.py is what everything else stands on."""
-    assert not [module for module, _ in imports(PACKAGE / "state.py") if module.startswith("statecli")]
+    assert not [module for module, _ in imports(PACKAGE / "core" / "state.py") if module.startswith("statecli")]
 
 
 def test_nothing_unpickles_or_evaluates():
@@ -86,12 +88,11 @@ def test_nothing_unpickles_or_evaluates():
     worker of an engine unpickles what this command wrote for it, as Dask, Ray and MPI do with all that they carry. What
     lies in the archive that a chain (`zip://…::https://…`) names is unpacked by fsspec, with zipfile; no checkpoint is.
     """
-    ours = {PACKAGE / "proofs" / f"{name}.py" for name in ("roundtrip",)}
-    ours |= {PACKAGE / "engines" / "parcel.py"}
+    ours = {PACKAGE / "commands" / "verify" / "save_roundtrip.py", PACKAGE / "workers" / "executors" / "batch.py"}
     for path in MODULES:
         named = {module.partition(".")[0] for module, _ in imports(path)}
         forbidden = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "zipfile"}
-        allowed = {"zipfile"} if path == PACKAGE / "remote" / "chains.py" else set()
+        allowed = {"zipfile"} if path == PACKAGE / "storage" / "chained_urls.py" else set()
         assert path in ours or not (named & forbidden) - allowed, path
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
@@ -104,12 +105,13 @@ def test_only_main_catches_our_errors():
     """StateError becomes text in one place, and Python's words in one. That of one pair of a diff, or of one target of
     an audit, is what became of this one, and git gets it as a line of its own.
     """
-    of_one = ("compare", "run", "histogram", "facts", "digest", "stats", "pool")
-    keeps = {
-        *(PACKAGE / name for name in ("cli.py", "retold.py", "git.py", "auditing/run.py", "comparison/renames.py")),
-        *(PACKAGE / "values" / f"{name}.py" for name in of_one),
-        *(PACKAGE / "engines" / f"{name}.py" for name in ("parcel", "elsewhere")),
-    }
+    places = """
+        api/errors cli/commands cli/git_driver commands/audit/run commands/diff/renames workers/executors/batch
+        workers/executors/futures values/compare values/compare_task values/histogram values/facts values/digest
+        values/stats values/pool
+    """
+    keeps = {PACKAGE / f"{name}.py" for name in places.split()}
+    assert all(path.exists() for path in keeps)
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ExceptHandler) and node.type is not None:
@@ -120,7 +122,7 @@ def test_only_main_catches_our_errors():
 
 def test_every_error_is_in_the_drawn_tree():
     """The docstring of errors.py draws each class."""
-    from statecli import errors
+    from statecli.core import errors
 
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, StateError)]
     assert all(kind.__name__ in errors.__doc__ for kind in kinds)

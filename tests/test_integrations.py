@@ -15,7 +15,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from statecli.auditing import targets
+from statecli.targets import expand as targets
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent

@@ -32,7 +32,7 @@ print("still here")
 TURNED = """
 import os, signal
 from statecli import cli, interrupts
-from statecli.errors import UnreadableError
+from statecli.core.errors import UnreadableError
 interrupts.listen()
 def run():
     try:
@@ -69,7 +69,7 @@ def test_where_interrupts_are_ignored_they_stay_so():
 def test_the_interrupt_signal_is_left_alone_by_an_import():
     """Only the command listens; a program that imports statecli keeps its own ways."""
     before = signal.getsignal(signal.SIGINT)
-    __import__("statecli.interrupts")
+    __import__("statecli.cli.interrupts")
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from safetensors.torch import save_file
 from torch import nn
 
-from statecli import formats, kinds
-from statecli.state import Evidence, Kind, OptimizerFacts, OptimizerGroup, TensorInfo
+from statecli import formats
+from statecli.core import kinds
+from statecli.core.state import Evidence, Kind, OptimizerFacts, OptimizerGroup, TensorInfo
 
 
 class Net(nn.Module):

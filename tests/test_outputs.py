@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import outputs
+from statecli.cli import output_files as outputs
 from statecli.render import Output
 
 from .published import github, gitlab, junit, sarif

@@ -14,10 +14,10 @@ import typer
 import yaml
 from safetensors.torch import save_file
 
-from statecli.arguments import app
-from statecli.auditing import config
-from statecli.auditing.config import Config, Ignored
-from statecli.auditing.policy import Policy
+from statecli.cli.arguments import app
+from statecli.commands.audit import config
+from statecli.commands.audit.config import Config, Ignored
+from statecli.rules.policy_config import Policy
 
 ROOT = Path(__file__).parent.parent
 README, AUDIT = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/audit.md"))

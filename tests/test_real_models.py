@@ -9,8 +9,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_model
 
-from statecli import formats, kinds
-from statecli.state import Kind
+from statecli import formats
+from statecli.core import kinds
+from statecli.core.state import Kind
 
 from .zoo import SMALL, make
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from statecli.errors import ModelError, UsageError
-from statecli.retold import in_python, told
+from statecli.api.errors import in_python, told
+from statecli.core.errors import ModelError, UsageError
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from statecli.proofs import Request, run  # noqa: E402
-from statecli.proofs.result import Name, Verdict  # noqa: E402
+from statecli.commands.verify.result import Name, Verdict  # noqa: E402
+from statecli.commands.verify.run import Request, run  # noqa: E402
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 #: It writes files and holds no model.

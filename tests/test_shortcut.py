@@ -10,7 +10,7 @@ import torch
 import typer
 from hypothesis import given, settings
 
-from statecli import arguments, cli, shortcut
+from statecli.cli import arguments, commands, shortcut
 
 GROUP = typer.main.get_command(arguments.app).commands
 COMMANDS = sorted(shortcut.COMMANDS)
@@ -31,10 +31,10 @@ TARGETS = {
 def by_typer(words):
     """What Typer makes of the same words; None where it refuses them."""
     found = []
-    leave, cli.leave = cli.leave, lambda run, _debug: run()
-    kept = {command: getattr(cli, command) for command in COMMANDS}
+    leave, commands.leave = commands.leave, lambda run, _debug: run()
+    kept = {command: getattr(commands, command) for command in COMMANDS}
     for command in COMMANDS:
-        setattr(cli, command, found.append)
+        setattr(commands, command, found.append)
     try:
         typer.main.get_command(arguments.app).main(words, standalone_mode=False)
     except Exception as error:  # noqa: BLE001
@@ -42,9 +42,9 @@ def by_typer(words):
         assert hasattr(error, "format_message"), error  # noqa: PT017
         return None
     finally:
-        cli.leave = leave
+        commands.leave = leave
         for command in COMMANDS:
-            setattr(cli, command, kept[command])
+            setattr(commands, command, kept[command])
     return found[0] if found else None
 
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import statecli  # noqa: E402
-from statecli import sizes  # noqa: E402
+from statecli.core import sizes  # noqa: E402
 
 whole = torch.zeros(8, 4)
 CASES = {

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statecli.__main__ import names_model_code
-from statecli.errors import UsageError
-from statecli.modules.spec import parse
+from statecli.core.errors import UsageError
+from statecli.live.spec import parse
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 PROGRAM = """
 import atexit, ctypes, os, posix, signal, subprocess, sys, threading, time
 from statecli import console, supervisor
-from statecli.verdict import Verdict
+from statecli.core.exit_code import Verdict
 def overwrite():
     for n in range(3, 30):
         try:

@@ -14,9 +14,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import cli, formats
-from statecli.errors import OutputError, UnreadableError
-from statecli.formats._scan import scan
+from statecli import formats
+from statecli.cli import commands
+from statecli.core.errors import OutputError, UnreadableError
+from statecli.file_scan.scan import scan
 from statecli.values import pool
 
 
@@ -172,7 +173,7 @@ def test_output_error_is_the_line_about_standard_output(capsys):
         raise OutputError("standard output cannot be written: No space left on device")
 
     with pytest.raises(SystemExit) as done:
-        cli.leave(run, debug=False)
+        commands.leave(run, debug=False)
     assert done.value.code == 2
     assert capsys.readouterr().err == "statecli: standard output cannot be written: No space left on device\n"
 
@@ -245,7 +246,7 @@ def test_no_memory_for_the_supervisor_is_2():
     """Its import is the first of a process with `ulimit -v`."""
     body = "import sys\nfrom statecli import __main__\n"
     body += "class Finder:\n    def find_spec(*_): raise MemoryError\n"
-    body += "sys.modules.pop('statecli.supervisor', None)\nsys.meta_path.insert(0, Finder)\n"
+    body += "sys.modules.pop('statecli.cli.supervisor', None)\nsys.meta_path.insert(0, Finder)\n"
     done = _program(body + MAIN.format(["inspect", "net.py:Net"]))
     assert (done.returncode, done.stderr) == (2, "statecli: there is not enough memory; nothing was concluded\n")
 

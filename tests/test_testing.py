@@ -15,9 +15,9 @@ from torch import nn  # noqa: E402
 
 import statecli  # noqa: E402
 from statecli import render  # noqa: E402
-from statecli.errors import StateError  # noqa: E402
-from statecli.proofs.result import Verdict, Verification  # noqa: E402
-from statecli.report import View, verifying  # noqa: E402
+from statecli.commands.verify.result import Verdict, Verification  # noqa: E402
+from statecli.core.errors import StateError  # noqa: E402
+from statecli.report import View, verify  # noqa: E402
 from statecli.testing import assert_state_follows as checked  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +59,7 @@ def test_a_failure_has_the_table_of_the_command():
     sink.text = sink.write
     found = statecli.verify(spec, device="meta", checks=["move", "save"])
     look = render.Look(terminal=True, width=100)
-    render.write(verifying.of_verification(found, View()), render.Output.TABLE, sink, look)
+    render.write(verify.of_verification(found, View()), render.Output.TABLE, sink, look)
     assert table == sink.getvalue().rstrip()
     assert "error[left-behind]: table: stays on cpu when the model moves to meta" in table
 
@@ -147,7 +147,7 @@ def test_nothing_is_imported():
 def run_pytest(folder, source):
     """A pytest run of its own with the plugin, whether or not it is installed."""
     (folder / "test_it.py").write_text(textwrap.dedent(source))
-    words = ["-p", "no:cacheprovider", "-p", "statecli._pytest", "-q", "test_it.py"]
+    words = ["-p", "no:cacheprovider", "-p", "statecli.api.pytest_plugin", "-q", "test_it.py"]
     environment = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "/usr/bin:/bin"}
     command = [sys.executable, "-m", "pytest", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -181,4 +181,4 @@ def test_a_run_that_does_not_use_it_imports_nothing(tmp_path):
 def test_the_entry_point_names_the_plugin():
     """What makes the fixture known where the package is installed."""
     text = (ROOT / "pyproject.toml").read_text()
-    assert '[project.entry-points.pytest11]\nstatecli = "statecli._pytest"\n' in text
+    assert '[project.entry-points.pytest11]\nstatecli = "statecli.api.pytest_plugin"\n' in text

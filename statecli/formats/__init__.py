@@ -13,12 +13,11 @@ from types import ModuleType
 
 from msgspec.structs import replace
 
-from statecli import files, ties
-from statecli.errors import MalformedError, UnreadableError
-from statecli.float_mode import with_denormals
+from statecli.core import tied_tensors
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.float_mode import with_denormals
+from statecli.core.state import ModelState, Oddity
 from statecli.formats import (
-    _folder,
-    _foreign,
     dcp,
     dcp_safetensors,
     deepspeed,
@@ -36,9 +35,10 @@ from statecli.formats import (
     torchscript,
     trainer,
 )
-from statecli.formats._pickle import without_gc
-from statecli.formats._source import Source
-from statecli.state import ModelState, Oddity
+from statecli.formats.shared import other_files
+from statecli.pickles.machine import without_gc
+from statecli.storage import checkpoint_folder, files
+from statecli.storage.source import Source
 
 #: In the order they are asked. A completeness test holds the folder against these tuples.
 #: A GGUF file of 123 tensors begins as a safetensors file may.
@@ -68,7 +68,7 @@ def read(path: str, section: str | None = None) -> ModelState:
     Raises `UnreadableError` (with `MalformedError` below it); each message starts with the path.
     """
     with without_gc():
-        return ties.tied(_named(path, section))
+        return tied_tensors.tied(_named(path, section))
 
 
 def is_quick_to_read(path: str) -> bool:
@@ -105,7 +105,7 @@ def _read(path: str, section: str | None) -> ModelState:
             if beside:
                 odd += (Oddity("unlisted-folder", f"the folder's other files are not known: {beside}"),)
             return replace(state, oddities=(*state.oddities, *odd)) if odd else state
-    raise _foreign.refusal(path, head, size)
+    raise other_files.refusal(path, head, size)
 
 
 def _other_weights(format: ModuleType, path: str) -> tuple[Oddity, ...]:
@@ -113,7 +113,7 @@ def _other_weights(format: ModuleType, path: str) -> tuple[Oddity, ...]:
     if format not in (dcp, dcp_safetensors, deepspeed, megatron) or not files.isdir(path):
         return ()
     try:
-        odd = _folder.other_weights(path, (*format.members(path), dcp.BESIDE))
+        odd = checkpoint_folder.other_weights(path, (*format.members(path), dcp.BESIDE))
     except UnreadableError:  # which files are its own is not known
         return ()
     return (odd,) if odd else ()

@@ -18,20 +18,22 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from statecli import files
-from statecli.checkpoint_names import METADATA
-from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _dcp_ranks, _folder, _shown, torch_zip
-from statecli.formats._dcp_metadata import MAX_METADATA, Chunk, Metadata, SavedTensor, Sizes, Stored, parsed
-from statecli.formats._dtypes import BITS, nbytes
-from statecli.formats._graph import sequence
-from statecli.formats._pickle import Global, Pickle
-from statecli.formats._source import Source, small
-from statecli.formats._tensors import Tensor
-from statecli.formats._tiling import Box as Region
-from statecli.formats._tiling import fault
-from statecli.formats._torch_objects import state_of
-from statecli.state import Box, Boxes, ByteRange, ModelState, Oddity, Packing, TensorData
+from statecli.core import quoting
+from statecli.core.dtypes import BITS, nbytes
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import Box, Boxes, ByteRange, ModelState, Oddity, Packing, TensorData
+from statecli.formats import torch_zip
+from statecli.formats.shared import dcp_ranks
+from statecli.formats.shared.dcp_metadata import MAX_METADATA, Chunk, Metadata, SavedTensor, Sizes, Stored, parsed
+from statecli.formats.shared.tiling import Box as Region
+from statecli.formats.shared.tiling import fault
+from statecli.formats.torch.objects import state_of
+from statecli.formats.torch.tensors import Tensor
+from statecli.pickles.graph import sequence
+from statecli.pickles.machine import Global, Pickle
+from statecli.storage import checkpoint_folder, files
+from statecli.storage.checkpoint_names import METADATA
+from statecli.storage.source import Source, small
 
 NAME = "dcp"
 
@@ -64,7 +66,7 @@ def sniff(path: str, head: bytes) -> bool:
 
 def _is_metadata(path: str) -> bool:
     """Whether it is called so and is a pickle: torch.distributed.checkpoint unpickles it, whatever is in it."""
-    from statecli.formats._one_pickle import begins_as_pickle
+    from statecli.pickle_scan.one_pickle import begins_as_pickle
 
     if not _METADATA.fullmatch(files.name(path)):
         return False
@@ -80,7 +82,7 @@ def members(path: str) -> tuple[str, ...]:
 
     Raises UnreadableError for a folder that cannot be listed.
     """
-    return tuple(name for name in _folder.files(path) if name.endswith(SUFFIX) or _METADATA.fullmatch(name))
+    return tuple(name for name in checkpoint_folder.files(path) if name.endswith(SUFFIX) or _METADATA.fullmatch(name))
 
 
 def places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
@@ -121,14 +123,14 @@ class _Folder:
         self.oddities: list[Oddity] = []
         self.storages: dict[str, ByteRange] = {}
         found, bad = _metadata(path)
-        self.metadata, rivals = _dcp_ranks.merged(list(found.values()))
+        self.metadata, rivals = dcp_ranks.merged(list(found.values()))
         self.files = _Files(path, self.metadata, [one.theirs for one in rivals], self.oddities)
         _check_apart(self.metadata)
         self.globals: list[Global] = []
         self.instead = self._look_beside(found, bad)
         if len(found) > 1:
             here = [one for one in rivals if self.files.has(one.mine, one.theirs)]
-            self.oddities.append(_dcp_ranks.told(path, len(found), here))
+            self.oddities.append(dcp_ranks.told(path, len(found), here))
 
     def _look_beside(self, found: Mapping[str, Metadata], bad: Mapping[str, UnreadableError]) -> str:
         """Note what lies in the folder, or should, beside what is read; what to say of a hole that comes of it."""
@@ -136,19 +138,19 @@ class _Folder:
         others = [name for name in names if _METADATA.fullmatch(name) and name not in found and name not in bad]
         unused = [name for name in names if name.endswith(SUFFIX) and name not in self.files.ends]
         unused = [name for name in unused if _holds_bytes(files.join(self.path, name))]
-        missing = [] if METADATA in found else [name for name in _dcp_ranks.missing(found, unused) if name not in bad]
+        missing = [] if METADATA in found else [name for name in dcp_ranks.missing(found, unused) if name not in bad]
         why = [str(error) for error in bad.values()]
         if missing:
-            why.append(f"{_shown.names(missing)} {'are' if missing[1:] else 'is'} missing; copy the folder again")
+            why.append(f"{quoting.names(missing)} {'are' if missing[1:] else 'is'} missing; copy the folder again")
         self.oddities.extend(Oddity("missing-rank", f"what a rank saved is not read: {one}") for one in why)
         if others:
-            self.oddities.append(Oddity("other-metadata", f"beside .metadata, and not read: {_shown.names(others)}"))
-        lost = _dcp_ranks.ranks([*bad, *missing])
-        left = [name for name in unused if not _dcp_ranks.ranks([name]) & lost]
+            self.oddities.append(Oddity("other-metadata", f"beside .metadata, and not read: {quoting.names(others)}"))
+        lost = dcp_ranks.ranks([*bad, *missing])
+        left = [name for name in unused if not dcp_ranks.ranks([name]) & lost]
         if left:
-            message = f"named by no metadata, and not read: {_shown.names(left)}; left from another save?"
+            message = f"named by no metadata, and not read: {quoting.names(left)}; left from another save?"
             self.oddities.append(Oddity("unused-file", message))
-        if BESIDE in _folder.files(self.path):
+        if BESIDE in checkpoint_folder.files(self.path):
             said = f"what Lightning saves beside tensors (epoch, hyper_parameters) is in {BESIDE}: name that file"
             self.oddities.append(Oddity("beside", said))
         return "; ".join(why[:2]) or "save it again"
@@ -193,7 +195,9 @@ class _Folder:
         size = nbytes(saved.dtype, elements)
         packed = next((one.transforms for one in places if one.transforms), None)
         data = None if packed else self._data(saved, chunks, places, size)
-        note = f"values cannot be read: written through {_shown.names(packed)}" if packed else _cut(saved.shape, chunks)
+        note = (
+            f"values cannot be read: written through {quoting.names(packed)}" if packed else _cut(saved.shape, chunks)
+        )
         return Tensor(saved.dtype, saved.shape, elements, size, None, saved.requires_grad, note=note, data=data)
 
     def _data(self, saved: SavedTensor, chunks: list[Chunk], places: list[Stored], size: int) -> TensorData:
@@ -233,13 +237,13 @@ class _Files:
                 with Source(files.join(path, name)) as source:
                     self.sizes[name] = source.size
             except UnreadableError as error:
-                self._give_up([name], _shown.with_reason(_shown.name(name), error), "copy it again")
+                self._give_up([name], quoting.with_reason(quoting.name(name), error), "copy it again")
 
     def _refuse_outside(self) -> None:
         names = [name for name in self.ends if name in ("", ".", "..") or name[0] == "~" or _NO_NAME.search(name)]
         if names:
             more = f" and {len(names) - 1} more are no plain file names" if names[1:] else " is no plain file name"
-            said = f".metadata points outside its folder: {_shown.quoted(names[0])}{more}"
+            said = f".metadata points outside its folder: {quoting.quoted(names[0])}{more}"
             self._give_up(names, said, "do not load it, and save it again")
 
     def _miss(self) -> str | None:
@@ -250,7 +254,7 @@ class _Files:
         if not missing:
             return None
         here = f"{len(self.ends) - len(missing)} of {len(self.ends)} files are here, as .metadata names them"
-        said = f"{_shown.names(missing)} {'are' if missing[1:] else 'is'} missing: {here}"
+        said = f"{quoting.names(missing)} {'are' if missing[1:] else 'is'} missing: {here}"
         self._give_up(missing, said, "copy it again" if not missing[1:] else "copy them again")
         return said
 
@@ -297,7 +301,7 @@ class _Items:
         unread = [fqn for fqn in names if fqn not in self.chosen]
         if unread:
             count = "a value" if len(unread) == 1 else f"{len(unread)} values"
-            message = f"{count} beside the tensors not read, {len(self.chosen)} were: {_shown.names(unread)}"
+            message = f"{count} beside the tensors not read, {len(self.chosen)} were: {quoting.names(unread)}"
             folder.oddities.append(Oddity("values-not-read", message))
         self._prefetch()
 
@@ -364,7 +368,7 @@ def _bytes_of(path: str, name: str) -> bytes:
     try:
         return small(files.join(path, name), MAX_METADATA)
     except UnreadableError as error:
-        raise type(error)(_shown.with_reason(name, error)) from error.__cause__
+        raise type(error)(quoting.with_reason(name, error)) from error.__cause__
 
 
 def _holds_bytes(path: str) -> bool:
@@ -379,7 +383,7 @@ def _naming(state: ModelState, names: Sequence[Global]) -> ModelState:
     qualified = list(dict.fromkeys(one.qualified for one in names))
     what = "a name" if len(qualified) == 1 else f"{len(qualified)} names"
     message = f"torch.distributed.checkpoint unpickles .metadata, and would import or call {what} from it: "
-    odd = Oddity("foreign-globals", message + _shown.names(qualified))
+    odd = Oddity("foreign-globals", message + quoting.names(qualified))
     told = tuple((one.qualified, one.position) for one in names)
     return replace(state, oddities=(*state.oddities, odd), globals=(*told, *state.globals))
 
@@ -397,8 +401,8 @@ def _check_apart(metadata: Metadata) -> None:
         file, offset, length, fqn = span
         if file == last[0] and offset < last[1] + last[2] and (offset, length) != last[1:3]:
             raise MalformedError(
-                f".metadata puts {_shown.name(fqn)} at byte {offset} of {_shown.name(file)}, inside "
-                f"{_shown.name(last[3])} (bytes {last[1]} to {last[1] + last[2]}): do not load it; save it again"
+                f".metadata puts {quoting.name(fqn)} at byte {offset} of {quoting.name(file)}, inside "
+                f"{quoting.name(last[3])} (bytes {last[1]} to {last[1] + last[2]}): do not load it; save it again"
             )
         if file != last[0] or offset + length > last[1] + last[2]:
             last = span

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from math import prod
 from operator import add
 
-from statecli import files
-from statecli.errors import MalformedError
-from statecli.formats import _folder, _json, _shown
-from statecli.formats._dtypes import BITS, nbytes
-from statecli.formats._tiling import Box as Region
-from statecli.formats._tiling import fault
-from statecli.state import Box, Boxes, ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
+from statecli.core import quoting
+from statecli.core.dtypes import BITS, nbytes
+from statecli.core.errors import MalformedError
+from statecli.core.state import Box, Boxes, ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
+from statecli.formats.shared.tiling import Box as Region
+from statecli.formats.shared.tiling import fault
+from statecli.storage import checkpoint_folder, files, json_object
 
 NAME = "dcp-safetensors"
 
@@ -35,7 +35,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 def members(path: str) -> tuple[str, ...]:
     """The names of the shards. Raises UnreadableError for a folder that cannot be listed."""
-    return tuple(name for name in _folder.files(path) if _SHARD.fullmatch(name))
+    return tuple(name for name in checkpoint_folder.files(path) if _SHARD.fullmatch(name))
 
 
 def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
@@ -61,7 +61,7 @@ def _starts(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
     told = state.metadata.values.get(INFO)
     if type(told) is not str:
         raise MalformedError(f"{name} has no {INFO} in its header: where its pieces belong is not recorded")
-    document, _ = _json.object_of(told.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")
+    document, _ = json_object.object_of(told.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")
     found = {}
     for fqn, entry in document.items():
         start = entry.get("saved_offsets") if type(entry) is dict else None
@@ -73,7 +73,7 @@ def _starts(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
 def _piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -> Box:
     data = tensor.data
     if data is None or start is None or len(start) != len(data.shape):
-        raise MalformedError(f"{_shown.name(tensor.fqn)}: {INFO} of {name} does not say where its piece begins")
+        raise MalformedError(f"{quoting.name(tensor.fqn)}: {INFO} of {name} does not say where its piece begins")
     return Box(start, data)
 
 
@@ -88,7 +88,7 @@ def _whole(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
         wrong = fault(shape, [region for _, region in held])
     if wrong:
         wrong += "; copy the folder again, or save it again"
-        damage = f"{path}: {_shown.name(fqn)}: {wrong}"
+        damage = f"{path}: {quoting.name(fqn)}: {wrong}"
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {wrong}", damage=damage)
     elements = prod(shape)
     parts = tuple(box for box, _ in held)

@@ -18,17 +18,29 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from statecli import files
-from statecli.checkpoint_names import SINGLE
-from statecli.errors import MalformedError, MissingShard, UnreadableError
-from statecli.formats import _folder, _shown, _universal
-from statecli.formats._dtypes import INTEGER
-from statecli.formats._graph import mapping, named, sequence
-from statecli.formats._ranks import lost, noted, small
-from statecli.formats._settings import join, put_below, rename, select
-from statecli.formats._source import Source
-from statecli.formats._zero import MASTER, Optimizer, Owner, Part, Piece, Rank, Shape, joined, rank_of, shapes_of
-from statecli.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
+from statecli.core import quoting
+from statecli.core.dtypes import INTEGER
+from statecli.core.errors import MalformedError, MissingShard, UnreadableError
+from statecli.core.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
+from statecli.formats.shared import deepspeed_universal
+from statecli.formats.shared.deepspeed_zero import (
+    MASTER,
+    Optimizer,
+    Owner,
+    Part,
+    Piece,
+    Rank,
+    Shape,
+    joined,
+    rank_of,
+    shapes_of,
+)
+from statecli.formats.shared.rank_folders import lost, noted, small
+from statecli.formats.shared.settings import join, put_below, rename, select
+from statecli.pickles.graph import mapping, named, sequence
+from statecli.storage import checkpoint_folder, files
+from statecli.storage.checkpoint_names import SINGLE
+from statecli.storage.source import Source
 
 NAME = "deepspeed"
 
@@ -62,31 +74,31 @@ class Files(NamedTuple):
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Whether it is a folder of ranks' files, or one with such a folder and no weights of its own."""
-    names = _folder.files(path) if files.isdir(path) else []
+    names = checkpoint_folder.files(path) if files.isdir(path) else []
     if any(map(_MODEL.fullmatch, names)) or any(map(_OPTIMIZER.fullmatch, names)):
         return True
-    if files.isdir(path) and (_universal.is_universal(path) or _misled(path) is not None):
+    if files.isdir(path) and (deepspeed_universal.is_universal(path) or _misled(path) is not None):
         return True
     if any(one in names or f"{one}.index.json" in names for one in SINGLE):
         return False
     if "zero_to_fp32.py" in names:
         return True
-    alone = "latest" in names or not any(name.endswith(_folder.WEIGHTS) for name in names)
+    alone = "latest" in names or not any(name.endswith(checkpoint_folder.WEIGHTS) for name in names)
     return files.isdir(path) and alone and bool(tags(path))
 
 
 def tags(path: str) -> list[str]:
     """The folders in the folder that hold a rank's model or `zero/`: one for each step that was saved."""
-    return [name for name in _folder.inner(path) if _is_step(files.join(path, name))]
+    return [name for name in checkpoint_folder.inner(path) if _is_step(files.join(path, name))]
 
 
 def _is_step(path: str) -> bool:
-    return any(map(_MODEL.fullmatch, _folder.files(path))) or _universal.is_universal(path)
+    return any(map(_MODEL.fullmatch, checkpoint_folder.files(path))) or deepspeed_universal.is_universal(path)
 
 
 def _tag(path: str) -> str:
     """The folder in `path` that its ranks' files are in, "" for itself. Raises MalformedError where it is not there."""
-    names = _folder.files(path)
+    names = checkpoint_folder.files(path)
     if (misled := _misled(path)) is not None:
         raise MalformedError(f"{misled[0]} points outside its folder: {misled[1]} is no plain folder name")
     if _has_ranks(path):
@@ -98,7 +110,7 @@ def _tag(path: str) -> str:
         return found[0]
     if not found:
         raise MalformedError("is a DeepSpeed checkpoint without a folder of its ranks' files; copy it again")
-    raise UnreadableError(f"holds {len(found)} checkpoints and no file latest; name one of: {_shown.names(found)}")
+    raise UnreadableError(f"holds {len(found)} checkpoints and no file latest; name one of: {quoting.names(found)}")
 
 
 def _tracker(names: Collection[str]) -> str | None:
@@ -106,14 +118,16 @@ def _tracker(names: Collection[str]) -> str | None:
 
 
 def _has_ranks(path: str) -> bool:
-    names = _folder.files(path)
-    return any(_MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name) for name in names) or _universal.is_universal(path)
+    names = checkpoint_folder.files(path)
+    return any(
+        _MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name) for name in names
+    ) or deepspeed_universal.is_universal(path)
 
 
 def _misled(path: str) -> tuple[str, str] | None:
     """The file that has DeepSpeed load ranks' files from where nothing else looks for them, and its text in quotes."""
     for name in TRACKERS:
-        if name not in _folder.files(path):
+        if name not in checkpoint_folder.files(path):
             continue
         try:
             tag = small(files.join(path, name), name, _MOST_BLANKS).decode("utf-8", "surrogateescape").strip()
@@ -121,16 +135,16 @@ def _misled(path: str) -> tuple[str, str] | None:
             if _is_padded(files.join(path, name)):
                 return name, f"text of more than {_MOST_BLANKS} bytes"
             continue
-        is_walked = tag in _folder.folders(path) and not tag.startswith(".")
+        is_walked = tag in checkpoint_folder.folders(path) and not tag.startswith(".")
         if tag and "\0" not in tag and not is_walked and _may_hold_ranks(files.join(path, tag)):
-            return name, _shown.quoted(tag)
+            return name, quoting.quoted(tag)
     return None
 
 
 def _may_hold_ranks(path: str) -> bool:
     """Whether DeepSpeed finds files there; zero_to_fp32 takes them by the end of their names."""
     return files.isdir(path) and (
-        any(name.endswith(_STATES) for name in _folder.files(path)) or _universal.is_universal(path)
+        any(name.endswith(_STATES) for name in checkpoint_folder.files(path)) or deepspeed_universal.is_universal(path)
     )
 
 
@@ -148,10 +162,10 @@ def _latest(path: str, found: list[str], tracker: str) -> str:
     raw = small(files.join(path, tracker), tracker, MAX_LATEST)
     tag = raw.decode("utf-8", "backslashreplace").strip()
     if tag in ("", ".", "..") or _leads_elsewhere(tag):
-        raise MalformedError(f"{tracker} points outside its folder: {_shown.quoted(tag)} is no plain folder name")
+        raise MalformedError(f"{tracker} points outside its folder: {quoting.quoted(tag)} is no plain folder name")
     if tag not in found:
-        here = f"; here are {_shown.names(found)}: name one" if found else "; copy it again"
-        raise MissingShard(f"{tracker} names {_shown.quoted(tag)}, and no such folder has a rank's files{here}")
+        here = f"; here are {quoting.names(found)}: name one" if found else "; copy it again"
+        raise MissingShard(f"{tracker} names {quoting.quoted(tag)}, and no such folder has a rank's files{here}")
     return tag
 
 
@@ -163,7 +177,7 @@ def _files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
     """The files by model-parallel rank, and those of a kind that is not read; by their ways from the folder."""
     found: dict[int, Files] = {}
     others = []
-    for name in _folder.files(files.join(path, tag)):
+    for name in checkpoint_folder.files(files.join(path, tag)):
         match, way = _MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name), files.join(tag, name)
         if match is None:
             others += [way] if _OTHER.fullmatch(name) else []
@@ -182,9 +196,9 @@ def members(path: str) -> tuple[str, ...]:
         return (misled[0],)
     tag = _tag(path)
     found, others = _files(path, tag)
-    universal = (files.join(tag, way) for way in _universal.members(files.join(path, tag)))
+    universal = (files.join(tag, way) for way in deepspeed_universal.members(files.join(path, tag)))
     ranks = (name for parts in found.values() for part in parts for name in part.values())
-    tracker = _tracker(_folder.files(path))
+    tracker = _tracker(checkpoint_folder.files(path))
     return (*([tracker] if tracker else []), *ranks, *others, *universal)
 
 
@@ -310,7 +324,7 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     tag = _tag(path)
     found, others = _files(path, tag)
     files.ahead(files.join(path, way) for both in found.values() for ranks in both for way in ranks.values())
-    states, rows = [], list(_universal.states(path, files.join(path, tag)))
+    states, rows = [], list(deepspeed_universal.states(path, files.join(path, tag)))
     masters = {row.fqn: row for row in rows if row.section == f"optimizer.{MASTER}"}
     copied: dict[str, None] = {}
     unread = 0
@@ -331,17 +345,17 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     rows += _missing(state, len(found))
     if lacking := _missing_copies(path, tag, copied) if _is_universal(path, tag, found) else []:
         rows += lacking
-        text = f"{len(lacking)} files below zero/ are missing: {_shown.names([row.fqn for row in lacking])}"
+        text = f"{len(lacking)} files below zero/ are missing: {quoting.names([row.fqn for row in lacking])}"
         state = replace(state, oddities=(*state.oddities, Oddity("missing-shard", text)))
     if masters and not found:
         text = "no *_model_states.pt is here: parameters that zero/ lacks cannot be found; copy them again"
         state = replace(state, oddities=(*state.oddities, Oddity("missing-rank", text)))
     if others:
-        what = f"files of experts and of pipeline stages are not put together; name one: {_shown.names(others)}"
+        what = f"files of experts and of pipeline stages are not put together; name one: {quoting.names(others)}"
         state = replace(state, oddities=(*state.oddities, Oddity("not-read", what)))
     steps = [one for one in tags(path) if one != tag] if tag else []
     if steps:
-        what = f"this is {_shown.name(tag)}; other checkpoints are beside it, name one: {_shown.names(steps)}"
+        what = f"this is {quoting.name(tag)}; other checkpoints are beside it, name one: {quoting.names(steps)}"
         state = replace(state, oddities=(*state.oddities, Oddity("other-checkpoints", what)))
     sections = dict.fromkeys((*state.sections, *(row.section for row in rows)))
     return replace(state, tensors=(*state.tensors, *rows), sections=tuple(sections))
@@ -349,17 +363,17 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
 
 def _is_universal(path: str, tag: str, found: Mapping[int, Files]) -> bool:
     """Whether there is a `zero/`, or the folder's name says that there was one and no rank has an optimizer's file."""
-    is_called = files.name(tag or files.absolute(path)).endswith(_universal.NAME_END)
+    is_called = files.name(tag or files.absolute(path)).endswith(deepspeed_universal.NAME_END)
     is_parted = any(ranks.optimizer for ranks in found.values())
-    return _universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)
+    return deepspeed_universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)
 
 
 def _missing_copies(path: str, tag: str, copied: Iterable[str]) -> list[TensorInfo]:
     """Return a row for each file that is missing below `zero/` of a universal checkpoint."""
     rows = []
-    for name, way in _universal.missing_files(files.join(path, tag), copied):
+    for name, way in deepspeed_universal.missing_files(files.join(path, tag), copied):
         section = f"optimizer.{files.name(way).removesuffix('.pt')}"
-        why = f"{path}: {way} of parameter {_shown.name(name)} is missing; copy it, or run ds_to_universal.py again"
+        why = f"{path}: {way} of parameter {quoting.name(name)} is missing; copy it, or run ds_to_universal.py again"
         rows.append(replace(lost(name, section, why), kind=Kind.OPTIMIZER, belongs_to=name))
     return rows
 
@@ -450,7 +464,7 @@ def _clashes(models: dict[int, Rank]) -> dict[str, str]:
         facts = _facts(model)
         for name, theirs in facts.shapes.items():
             if ours.get(name, theirs) != theirs:
-                shapes = f"{_shown.shape(ours[name])} in rank {first[0]}, {_shown.shape(theirs)} in rank {rank}"
+                shapes = f"{quoting.shape(ours[name])} in rank {first[0]}, {quoting.shape(theirs)} in rank {rank}"
                 found[name] = f"ranks disagree on its shape: {shapes}"
     return found
 
@@ -491,7 +505,7 @@ def _missed(owner: Owner, optimizer: Optimizer, models: dict[int, Rank], failed:
             yield Oddity("unread-rank", why)
     if optimizer.stale:
         text = f"the states are of {optimizer.count} ranks; of a save by more, and not read"
-        yield Oddity("stale-rank", f"{text}: {_shown.names(optimizer.stale)}")
+        yield Oddity("stale-rank", f"{text}: {quoting.names(optimizer.stale)}")
 
 
 def _version(rank: Rank) -> Iterator[Oddity]:
@@ -499,7 +513,7 @@ def _version(rank: Rank) -> Iterator[Oddity]:
     match = _VERSION.match(version) if type(version) is str else None
     if version is not None and (match is None or (int(match[1]), int(match[2])) > KNOWN):
         known = ".".join(map(str, KNOWN))
-        yield Oddity("deepspeed-version", f"ds_version is {_shown.value(version)}: statecli knows up to {known}")
+        yield Oddity("deepspeed-version", f"ds_version is {quoting.value(version)}: statecli knows up to {known}")
 
 
 def _beside(states: list[ModelState], ranks: int) -> ModelState:

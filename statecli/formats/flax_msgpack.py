@@ -15,19 +15,10 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from statecli import files
-from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _shown
-from statecli.formats import safetensors as _safetensors
-from statecli.formats._dtypes import BITS
-from statecli.formats._msgpack import Blob, Cut, Parser
-from statecli.formats._reading import MAX_CHARACTERS, MAX_ROWS, Reading, Row, damaged, row_of
-from statecli.formats._sections import OTHER_WORDS
-from statecli.formats._settings import scalars
-from statecli.formats._source import Source
-from statecli.formats._tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
-from statecli.formats._torch_objects import info_of
-from statecli.state import (
+from statecli.core import quoting
+from statecli.core.dtypes import BITS
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import (
     Box,
     Boxes,
     ByteRange,
@@ -40,6 +31,15 @@ from statecli.state import (
     TensorData,
     TensorInfo,
 )
+from statecli.formats import safetensors as _safetensors
+from statecli.formats.shared.settings import scalars
+from statecli.formats.torch.objects import info_of
+from statecli.formats.torch.reading import MAX_CHARACTERS, MAX_ROWS, Reading, Row, damaged, row_of
+from statecli.formats.torch.sections import OTHER_WORDS
+from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
+from statecli.storage import files
+from statecli.storage.msgpack import Blob, Cut, Parser
+from statecli.storage.source import Source
 
 NAME = "flax-msgpack"
 
@@ -175,11 +175,11 @@ class _Tree:
         dtype = name if name in BITS else f"numpy {name[:64]}"
         if dtype is not name and elements and (size % elements or not size):
             raise MalformedError(
-                f"{dtype} {_shown.shape(shape)}: its {size} bytes are no whole number for each element"
+                f"{dtype} {quoting.shape(shape)}: its {size} bytes are no whole number for each element"
             )
         if dtype is name and elements * BITS[name] // 8 != size:
             raise MalformedError(
-                f"{name} {_shown.shape(shape)} takes {elements * BITS[name] // 8} bytes, it has {size}"
+                f"{name} {quoting.shape(shape)} takes {elements * BITS[name] // 8} bytes, it has {size}"
             )
         where = ByteRange(self._source.path, data.offset, size)
         return Tensor(dtype, shape, elements, size, None, False, data=TensorData(where, dtype, shape))
@@ -215,7 +215,7 @@ def _shape(node: Any) -> tuple[int, ...]:
     if len(node) > MAX_DIMENSIONS:
         raise MalformedError(f"its shape has {len(node)} dimensions, more than {MAX_DIMENSIONS}")
     if max(node, default=0) > MAX_ELEMENTS or prod(node) > MAX_ELEMENTS:
-        raise MalformedError(f"shape {_shown.shape(node)} is impossible: more than 2^63 elements")
+        raise MalformedError(f"shape {quoting.shape(node)} is impossible: more than 2^63 elements")
     return tuple(node)
 
 
@@ -243,7 +243,7 @@ def _joined(node: dict[str, Any]) -> Tensor:
     if any(piece.dtype != dtype or len(piece.shape) != 1 for piece in pieces) or dtype not in BITS:
         raise MalformedError("its chunks are no flat arrays of one dtype")
     if held != prod(shape):
-        raise MalformedError(f"shape {_shown.shape(shape)} has {prod(shape)} elements, its chunks have {held}")
+        raise MalformedError(f"shape {quoting.shape(shape)} has {prod(shape)} elements, its chunks have {held}")
     boxes, at = [], 0
     for piece in pieces:
         boxes.append(Box((at,), piece.data))

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _shown
-from statecli.formats._ggml import BLOCKS, PACKED, PLAIN, QUANTIZED
-from statecli.formats._source import Source
-from statecli.state import ByteRange, ModelState, Oddity, Packing, Place, Scalar, Settings, TensorData, TensorInfo
+from statecli.core import quoting
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.ggml_types import BLOCKS, PACKED, PLAIN, QUANTIZED
+from statecli.core.state import ByteRange, ModelState, Oddity, Packing, Place, Scalar, Settings, TensorData, TensorInfo
+from statecli.storage.source import Source
 
 NAME = "gguf"
 
@@ -191,10 +191,10 @@ def _metadata(header: _Header, count: int) -> tuple[dict[str, Scalar], list[Oddi
     oddities: list[Oddity] = []
     for n in range(count):
         key = _decoded(header.text(f"metadata key {n + 1} of {count}"), f"metadata key {n + 1} of {count}")
-        what = f"metadata {_shown.quoted(key)}"
+        what = f"metadata {quoting.quoted(key)}"
         value = _value(header, header.number("I", what), what)
         if key in found:
-            oddities.append(Oddity("metadata-set-twice", f"its metadata sets {_shown.quoted(key)} twice"))
+            oddities.append(Oddity("metadata-set-twice", f"its metadata sets {quoting.quoted(key)} twice"))
         found[key] = value
     return found, oddities
 
@@ -305,7 +305,7 @@ def _decoded(raw: bytes, what: str) -> str:
 def _alignment(metadata: Mapping[str, Scalar]) -> int:
     found = metadata.get("general.alignment", 32)
     if type(found) is not int or found < 1 or found & (found - 1):
-        raise MalformedError(f"its general.alignment is {_shown.value(found)}, no power of two")
+        raise MalformedError(f"its general.alignment is {quoting.value(found)}, no power of two")
     return found
 
 
@@ -345,13 +345,13 @@ def _lines(header: _Header, count: int) -> tuple[list[_Line], dict[str, str]]:
 
 def _line(header: _Header, name: str) -> _Line:
     """What follows a tensor's name."""
-    what = f"{_shown.name(name)}: its line"
+    what = f"{quoting.name(name)}: its line"
     dims = header.number("I", what)
     if dims > MAX_DIMS:
-        raise MalformedError(f"{_shown.name(name)}: claims {dims} dimensions: ggml has 4 at most")
+        raise MalformedError(f"{quoting.name(name)}: claims {dims} dimensions: ggml has 4 at most")
     shape = header.numbers("Q", dims, what)[::-1]
     if max(shape, default=0) >= 2**63 or prod(shape) >= 2**63:
-        raise MalformedError(f"{_shown.name(name)}: shape {_shown.shape(shape)} is impossible: 2^63 elements or more")
+        raise MalformedError(f"{quoting.name(name)}: shape {quoting.shape(shape)} is impossible: 2^63 elements or more")
     return _Line(name, shape, *header.pair(what))
 
 
@@ -364,7 +364,7 @@ def _row(line: _Line, path: str, start: int, is_big_endian: bool) -> TensorInfo:
     values, size = BLOCKS[name]
     if not line.shape or line.shape[-1] % values:
         rows = f"its rows are no whole blocks of {values} values"
-        return _damaged(line, path, name, f"{name} {_shown.shape(line.shape)}: {rows}")
+        return _damaged(line, path, name, f"{name} {quoting.shape(line.shape)}: {rows}")
     elements = prod(line.shape)
     nbytes = elements // values * size
     note = f"{values} values in {size} bytes"
@@ -416,21 +416,21 @@ def _misplaced(spans: list[_Span], start: int, size: int) -> dict[str, str]:
 
 
 def _overlap(one: _Span, other: _Span) -> str:
-    return f"its bytes {one[0]} to {one[1]} overlap {other[0]} to {other[1]} of {_shown.name(other[2])}"
+    return f"its bytes {one[0]} to {one[1]} overlap {other[0]} to {other[1]} of {quoting.name(other[2])}"
 
 
 def _spoilt(row: TensorInfo, path: str, why: str) -> TensorInfo:
     """The row as one that cannot be read, unless something else is wrong with it already."""
     if row.damage:
         return row
-    damage = f"{path}: {_shown.name(row.fqn)}: {why}"
+    damage = f"{path}: {quoting.name(row.fqn)}: {why}"
     return replace(row, nbytes=0, note=f"cannot be read: {why}", data=None, damage=damage)
 
 
 def _askew(spans: list[_Span], alignment: int) -> Iterator[Oddity]:
     names = [name for begin, _, name in spans if begin % alignment]
     if names:
-        message = f"begin at no multiple of {alignment}, so that llama.cpp refuses them: {_shown.names(names)}"
+        message = f"begin at no multiple of {alignment}, so that llama.cpp refuses them: {quoting.names(names)}"
         yield Oddity("askew", message, names[0])
 
 
@@ -439,7 +439,7 @@ def _unowned(spans: list[_Span], source: Source, start: int, alignment: int) -> 
     ends = [(0, "the header"), *((stop, name) for _, stop, name in spans)]
     begins = [*(begin for begin, _, _ in spans), source.size - start]
     holes = [
-        (_shown.name(name), Place(source.path, start + stop, begin - stop))
+        (quoting.name(name), Place(source.path, start + stop, begin - stop))
         for (stop, name), begin in zip(ends, begins, strict=True)
         if begin >= stop + alignment
     ]

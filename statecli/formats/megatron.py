@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from statecli import files
-from statecli.errors import MalformedError, MissingShard, UnreadableError
-from statecli.formats import _folder, _shown
-from statecli.formats._ranks import lost, noted, small
-from statecli.formats._settings import join, put_below, without_same
-from statecli.state import Kind, ModelState, Oddity, Settings
+from statecli.core import quoting
+from statecli.core.errors import MalformedError, MissingShard, UnreadableError
+from statecli.core.state import Kind, ModelState, Oddity, Settings
+from statecli.formats.shared.rank_folders import lost, noted, small
+from statecli.formats.shared.settings import join, put_below, without_same
+from statecli.storage import checkpoint_folder, files
 
 NAME = "megatron"
 
@@ -39,23 +39,23 @@ _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Whether it is a folder of iterations, or of ranks."""
-    return files.isdir(path) and (TRACKER in _folder.files(path) or bool(_ranks(path)) or bool(_arrays(path)))
+    return files.isdir(path) and (TRACKER in checkpoint_folder.files(path) or bool(_ranks(path)) or bool(_arrays(path)))
 
 
 def _arrays(path: str) -> list[str]:
     """The folders that are zarr arrays, of a distributed checkpoint that keeps each tensor in such a folder."""
-    if not {COMMON, BACKEND} <= set(_folder.files(path)):
+    if not {COMMON, BACKEND} <= set(checkpoint_folder.files(path)):
         return []
-    return [name for name in _folder.folders(path) if files.exists(files.join(path, name, _ARRAY))]
+    return [name for name in checkpoint_folder.folders(path) if files.exists(files.join(path, name, _ARRAY))]
 
 
 def _ranks(path: str) -> dict[str, str]:
     """The name of each rank's folder, and its model's file from `path` on; "" where there is none."""
     found = {}
-    ranks = [name for name in _folder.folders(path) if _RANK.fullmatch(name)]
+    ranks = [name for name in checkpoint_folder.folders(path) if _RANK.fullmatch(name)]
     files.ahead(files.join(path, name) for name in ranks)
     for name in ranks:
-        held = _folder.files(files.join(path, name))
+        held = checkpoint_folder.files(files.join(path, name))
         model = next((one for one in MODELS if one in held), None)
         found[name] = files.join(name, model) if model else ""
     return found if any(found.values()) else {}
@@ -68,11 +68,11 @@ def _iteration(path: str) -> str:
     raw = small(files.join(path, TRACKER), TRACKER, MAX_TRACKER)
     word = raw.decode("utf-8", "backslashreplace").strip()
     if word != "release" and not (word.isascii() and word.isdecimal()):
-        raise MalformedError(f"{TRACKER} says {_shown.quoted(word)}, neither a number nor 'release'")
+        raise MalformedError(f"{TRACKER} says {quoting.quoted(word)}, neither a number nor 'release'")
     name = word if word == "release" else f"iter_{int(word):07d}"
     if _ranks(files.join(path, name)):
         return name
-    if ".metadata" in _folder.files(files.join(path, name)) or _arrays(files.join(path, name)):
+    if ".metadata" in checkpoint_folder.files(files.join(path, name)) or _arrays(files.join(path, name)):
         raise UnreadableError(f"is a folder of Megatron iterations; name the last of them: {files.join(path, name)}")
     raise MissingShard(f"{TRACKER} says {word}, and no folder {name} has a rank's files; name one that is here")
 
@@ -84,7 +84,7 @@ def members(path: str) -> tuple[str, ...]:
         return (COMMON, BACKEND)
     found: list[str] = [TRACKER] if where else []
     for name in _ranks(files.join(path, where)):
-        held = _folder.files(files.join(path, where, name))
+        held = checkpoint_folder.files(files.join(path, where, name))
         found += [files.join(where, name, one) for one in (*MODELS, *BESIDE) if one in held]
     return tuple(found)
 
@@ -117,7 +117,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
 def _with_arrays(path: str, arrays: list[str], common: ModelState) -> ModelState:
     """The part that is not sharded, with a row for each array that says that it is not read."""
     why = "is a zarr array, which statecli does not read; convert the checkpoint to torch_dist with Megatron-LM"
-    rows = [lost(name, "model", f"{path}: {_shown.name(name)} {why}") for name in arrays]
+    rows = [lost(name, "model", f"{path}: {quoting.name(name)} {why}") for name in arrays]
     sections = dict.fromkeys((*common.sections, "model"))
     oddities = tuple(odd for odd in common.oddities if odd.name != "no-tensors")
     return replace(
@@ -209,17 +209,19 @@ def _apart(first: str, ours: dict[str, str], other: str, theirs: dict[str, str])
         alone = [fqn for fqn in has if fqn not in lacks]
         if alone:
             beside = other if name == first else first
-            yield Oddity("ranks-disagree", f"{name} has, and {beside} has not: {_shown.names(alone)}")
+            yield Oddity("ranks-disagree", f"{name} has, and {beside} has not: {quoting.names(alone)}")
     for fqn, dtype in ours.items():
         if theirs.get(fqn, dtype) != dtype:
             both = f"{dtype} in {first}, {theirs[fqn]} in {other}"
-            yield Oddity("ranks-disagree", f"{_shown.name(fqn)}: ranks disagree on its dtype: {both}")
+            yield Oddity("ranks-disagree", f"{quoting.name(fqn)}: ranks disagree on its dtype: {both}")
             return
 
 
 def _beside(folder: str) -> Iterator[Oddity]:
     """The distributed optimizer's buffers, whose order only the code knows that wrote them."""
     ranks = _ranks(folder)
-    found = [files.join(name, one) for name in ranks for one in BESIDE if one in _folder.files(f"{folder}/{name}")]
+    found = [
+        files.join(name, one) for name in ranks for one in BESIDE if one in checkpoint_folder.files(f"{folder}/{name}")
+    ]
     if found:
-        yield Oddity("not-read", f"flat buffers of the optimizer, and not read: {_shown.names(found)}")
+        yield Oddity("not-read", f"flat buffers of the optimizer, and not read: {quoting.names(found)}")

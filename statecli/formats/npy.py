@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from statecli.formats import _npy
-from statecli.formats._source import Source
-from statecli.state import ByteRange, ModelState, Oddity, Place
+from statecli.core.state import ByteRange, ModelState, Oddity, Place
+from statecli.formats.shared import npy_array
+from statecli.storage.source import Source
 
 NAME = "npy"
 
@@ -16,7 +16,7 @@ FQN = "tensor"
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Whether it begins with numpy's magic number."""
-    return head.startswith(_npy.MAGIC)
+    return head.startswith(npy_array.MAGIC)
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
@@ -25,9 +25,9 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     Raises UnreadableError and MalformedError, without the path. An array that is cut short is damaged.
     """
     with Source(path) as source:
-        found = _npy.header(lambda length: source.read(0, min(length, source.size)))
+        found = npy_array.header(lambda length: source.read(0, min(length, source.size)))
         size = source.size
-    row = _npy.row(FQN, found, ByteRange(path, 0, size, big_endian=found.element.is_big_endian))
+    row = npy_array.row(FQN, found, ByteRange(path, 0, size, big_endian=found.element.is_big_endian))
     if row.data is not None:
         # No checksum is recorded of the whole file: the elements stand for themselves.
         where = ByteRange(path, found.length, row.nbytes, big_endian=found.element.is_big_endian)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import zlib
 
-from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
-from statecli.formats import _npy, _shown
-from statecli.formats._source import Source
-from statecli.formats._zip import DEFLATED, Archive, Record, mentions
-from statecli.state import ByteRange, ModelState, Oddity, Packing, Place, TensorInfo
+from statecli.core import quoting
+from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.core.state import ByteRange, ModelState, Oddity, Packing, Place, TensorInfo
+from statecli.formats.shared import npy_array
+from statecli.storage.source import Source
+from statecli.storage.zip_archive import DEFLATED, Archive, Record, mentions
 
 NAME = "npz"
 
@@ -33,7 +34,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     is damaged, and the others are read.
     """
     with Source(path) as source:
-        archive = Archive(source, looked_at=2 * _npy.USUAL)
+        archive = Archive(source, looked_at=2 * npy_array.USUAL)
         budget = 0 if source.is_far else MAX_VERIFIED
         arrays = {name: record for name, record in archive.records.items() if name.endswith(_SUFFIX)}
         rows: dict[str, TensorInfo] = {}
@@ -43,17 +44,17 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             rows[fqn] = _row(fqn, record, source, archive, verify=budget >= 0)
         oddities = archive.oddities
         if others := [name for name in archive.records if name not in arrays]:
-            oddities.append(Oddity("no-arrays", f"beside its arrays, and not read: {_shown.names(others)}"))
+            oddities.append(Oddity("no-arrays", f"beside its arrays, and not read: {quoting.names(others)}"))
         return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities))
 
 
 def _row(fqn: str, record: Record, source: Source, archive: Archive, *, verify: bool) -> TensorInfo:
     """The row of one array. With `verify` its checksum is checked, else only where its header contradicts its size."""
     try:
-        found = _npy.header(lambda length: _head(record, source, length))
+        found = npy_array.header(lambda length: _head(record, source, length))
         if verify:
             archive.verify(record)
-        row = _npy.row(fqn, found, _where(record, source.path, found.element.is_big_endian))
+        row = npy_array.row(fqn, found, _where(record, source.path, found.element.is_big_endian))
         after = record.size - found.length - row.nbytes
         if after and not verify:
             archive.verify(record)
@@ -61,14 +62,14 @@ def _row(fqn: str, record: Record, source: Source, archive: Archive, *, verify: 
         why = str(error)
         if isinstance(error, ChecksumMismatch):
             wrong = why.partition(": checksum wrong: ")[2].partition(";")[0]
-            message = f"{_shown.name(fqn)}: its bytes are not those that were saved: checksum {wrong}"
+            message = f"{quoting.name(fqn)}: its bytes are not those that were saved: checksum {wrong}"
             place = Place(source.path, record.data_offset, record.compressed_size)
             archive.oddities.append(Oddity(ChecksumMismatch.rule, message, fqn, place=place))
-        damage = f"{source.path}: {_shown.name(fqn)}: {why}"
+        damage = f"{source.path}: {quoting.name(fqn)}: {why}"
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
     if after and not row.damage:
         place = Place(source.path, record.data_offset, record.compressed_size)
-        message = f"{after} bytes follow the array {_shown.name(fqn)}: numpy.load does not look at them"
+        message = f"{after} bytes follow the array {quoting.name(fqn)}: numpy.load does not look at them"
         archive.oddities.append(Oddity("suffixed", message, fqn, place=place))
     return row
 

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from statecli import files
-from statecli.errors import MalformedError
-from statecli.formats import _json, _shown
-from statecli.formats._source import Source
-from statecli.state import ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
+from statecli.core import quoting
+from statecli.core.errors import MalformedError
+from statecli.core.state import ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
+from statecli.storage import files, json_object
+from statecli.storage.source import Source
 
 NAME = "safetensors"
 
@@ -77,15 +77,15 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         raw, start = _raw_header(source)
         try:
             metadata, tensors = _read_plain_header(raw, path, start, source.size)
-            repeats: list[_json.Repeat] = []
+            repeats: list[json_object.Repeat] = []
         except (_NotPlain, MalformedError, msgspec.MsgspecError, RecursionError):
             # The parser that knows every exception, and has the words for every error.
-            header, repeats = _json.object_of(raw, "its header")
+            header, repeats = json_object.object_of(raw, "its header")
             del raw
             metadata = _metadata(header.pop("__metadata__", None))
-            _json.refuse((repeat for repeat in repeats if repeat[0] is not metadata), "its header")
+            json_object.refuse((repeat for repeat in repeats if repeat[0] is not metadata), "its header")
             tensors = _tensors(_checked_entries(header), path, start, source.size)
-    oddities = [Oddity("metadata-set-twice", f"__metadata__ sets {_shown.quoted(key)} twice") for _, key in repeats]
+    oddities = [Oddity("metadata-set-twice", f"__metadata__ sets {quoting.quoted(key)} twice") for _, key in repeats]
     if source.head[8:9] != b"{":
         oddities.append(Oddity("padded-header", "white space before the header's first brace: other readers refuse it"))
     if start % 8:
@@ -113,10 +113,10 @@ def _metadata(node: Any) -> dict[str, Any]:
     if node is None:
         return {}
     if type(node) is not dict:
-        raise MalformedError(f"its __metadata__ is no object but {_shown.value(node)}")
+        raise MalformedError(f"its __metadata__ is no object but {quoting.value(node)}")
     for key, value in node.items():
         if type(value) is not str:
-            raise MalformedError(f"its __metadata__ holds {_shown.value(value)} under {_shown.quoted(key)}, no text")
+            raise MalformedError(f"its __metadata__ holds {quoting.value(value)} under {quoting.quoted(key)}, no text")
     return node
 
 
@@ -146,7 +146,7 @@ def _read_plain_header(raw: bytes, path: str, start: int, size: int) -> tuple[di
     """
     if not raw.isascii() or b"\\" in raw:
         raise _NotPlain
-    _json.check_brackets(raw, "its header")
+    json_object.check_brackets(raw, "its header")
     entries = _RAW_ENTRIES.decode(raw)
     metadata = _METADATA.decode(entries.pop("__metadata__")) if "__metadata__" in entries else None
     texts = [*entries, *(metadata or {}), *(metadata or {}).values()]
@@ -223,43 +223,45 @@ def _layout(name: str, entry: HeaderEntry) -> _Layout:
     # safetensors counts 4-bit values, torch counts the bytes that hold two of them; shown as torch does.
     if not shape or shape[-1] % 2:
         raise MalformedError(
-            f"{_shown.name(name)}: F4 {_shown.shape(shape)} does not fill whole bytes in its last dimension"
+            f"{quoting.name(name)}: F4 {quoting.shape(shape)} does not fill whole bytes in its last dimension"
         )
     packed = (*shape[:-1], shape[-1] // 2)
-    note = f"stored as F4 {_shown.shape(shape)}"
+    note = f"stored as F4 {quoting.shape(shape)}"
     return _Layout("float4_e2m1fn_x2", packed, prod(packed), layout.bits, layout.nbytes, note)
 
 
 def _mismatch(name: str, layout: _Layout, held: int) -> MalformedError:
     takes = f"{layout.bits // 8} bytes" if layout.bits % 8 == 0 else f"{layout.bits} bits"
     return MalformedError(
-        f"{_shown.name(name)}: {layout.dtype} {_shown.shape(layout.shape)} takes {takes}, "
+        f"{quoting.name(name)}: {layout.dtype} {quoting.shape(layout.shape)} takes {takes}, "
         f"its data_offsets hold {held} bytes"
     )
 
 
 def _unknown_dtype(name: str, dtype: Any) -> MalformedError:
-    return MalformedError(f"{_shown.name(name)}: unknown dtype {_shown.value(dtype)}: written by a newer safetensors?")
+    return MalformedError(
+        f"{quoting.name(name)}: unknown dtype {quoting.value(dtype)}: written by a newer safetensors?"
+    )
 
 
 def _entry(name: str, entry: Any) -> HeaderEntry:
     """Return the entry of a header that was parsed as plain JSON, its types checked."""
     if type(entry) is not dict:
-        raise MalformedError(f"{_shown.name(name)}: its header entry is no object but {_shown.value(entry)}")
+        raise MalformedError(f"{quoting.name(name)}: its header entry is no object but {quoting.value(entry)}")
     try:
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     except KeyError as error:
-        raise MalformedError(f"{_shown.name(name)}: its header entry has no {error.args[0]}") from error
+        raise MalformedError(f"{quoting.name(name)}: its header entry has no {error.args[0]}") from error
     if type(dtype) is not str or dtype not in DTYPES:
         raise _unknown_dtype(name, dtype)
     if type(shape) is not list:
-        raise MalformedError(f"{_shown.name(name)}: its shape is no list but {_shown.value(shape)}")
+        raise MalformedError(f"{quoting.name(name)}: its shape is no list but {quoting.value(shape)}")
     _check_dims(name, shape)
     if type(offsets) is not list or len(offsets) != 2:
-        raise MalformedError(f"{_shown.name(name)}: its data_offsets are no list of two numbers")
+        raise MalformedError(f"{quoting.name(name)}: its data_offsets are no list of two numbers")
     _check_offsets(name, *offsets)
-    if len(entry) > 3 and _json.deeper(entry, MAX_DEPTH - 1):
-        raise MalformedError(f"{_shown.name(name)}: its header entry nests too deep")
+    if len(entry) > 3 and json_object.deeper(entry, MAX_DEPTH - 1):
+        raise MalformedError(f"{quoting.name(name)}: its header entry nests too deep")
     return HeaderEntry(dtype, tuple(shape), (offsets[0], offsets[1]))
 
 
@@ -270,19 +272,21 @@ def _check_dims(name: str, shape: Sequence[Any]) -> None:
         product *= dim
         # Also where a later 0 makes it nothing: safetensors multiplies in 64 bits and stops here.
         if product >= 2**64:
-            raise MalformedError(f"{_shown.name(name)}: shape {_shown.shape(shape)} is impossible: over 2^64 elements")
+            raise MalformedError(
+                f"{quoting.name(name)}: shape {quoting.shape(shape)} is impossible: over 2^64 elements"
+            )
 
 
 def _check_offsets(name: str, begin: Any, end: Any) -> None:
     _check_numbers(name, (begin, end), "data_offsets")
     if end < begin:
-        raise MalformedError(f"{_shown.name(name)}: its data_offsets run backwards: {begin} to {end}")
+        raise MalformedError(f"{quoting.name(name)}: its data_offsets run backwards: {begin} to {end}")
 
 
 def _check_numbers(name: str, numbers: Sequence[Any], what: str) -> None:
     for number in numbers:
         if type(number) is not int or not 0 <= number < 2**63:
-            raise MalformedError(f"{_shown.name(name)}: its {what} holds {_shown.value(number)}, no size or position")
+            raise MalformedError(f"{quoting.name(name)}: its {what} holds {quoting.value(number)}, no size or position")
 
 
 def _spans(tensors: Iterable[TensorInfo], start: int) -> Iterator[tuple[int, int, str]]:
@@ -310,7 +314,7 @@ def _tile(tensors: Sequence[TensorInfo], start: int, size: int) -> None:
         if begin != at:
             raise _apart(name, begin, end, at, before)
         at, before = end, name
-    last = "the header" if before is None else _shown.name(before)
+    last = "the header" if before is None else quoting.name(before)
     if at > size:
         raise MalformedError(
             f"{last}: ends at byte {at}, the file holds {size} bytes of tensors: truncated, "
@@ -321,13 +325,13 @@ def _tile(tensors: Sequence[TensorInfo], start: int, size: int) -> None:
 
 
 def _apart(name: str, begin: int, end: int, at: int, before: str | None) -> MalformedError:
-    last = "the header" if before is None else _shown.name(before)
+    last = "the header" if before is None else quoting.name(before)
     if begin < at:
         return MalformedError(
-            f"{_shown.name(name)}: its bytes {begin} to {end} overlap those of {last}, which end at {at}"
+            f"{quoting.name(name)}: its bytes {begin} to {end} overlap those of {last}, which end at {at}"
         )
     return MalformedError(
-        f"{_shown.name(name)}: starts at byte {begin}, {last} ends at {at}: {begin - at} bytes that no tensor owns"
+        f"{quoting.name(name)}: starts at byte {begin}, {last} ends at {at}: {begin - at} bytes that no tensor owns"
     )
 
 

@@ -18,14 +18,16 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from statecli import files
-from statecli.checkpoint_names import SINGLE
-from statecli.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
-from statecli.formats import _configs, _folder, _json, _ranks, _shown, deepspeed
-from statecli.formats._settings import is_same_setting, join, put_below, select
-from statecli.formats._source import Source
+from statecli.core import quoting
+from statecli.core.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
+from statecli.core.state import ModelState, Oddity, Settings, StateDict, TensorInfo
+from statecli.formats import deepspeed
 from statecli.formats.safetensors import DROPPED
-from statecli.state import ModelState, Oddity, Settings, StateDict, TensorInfo
+from statecli.formats.shared import config_files, rank_folders
+from statecli.formats.shared.settings import is_same_setting, join, put_below, select
+from statecli.storage import checkpoint_folder, files, json_object
+from statecli.storage.checkpoint_names import SINGLE
+from statecli.storage.source import Source
 
 NAME = "sharded"
 
@@ -74,7 +76,9 @@ def sniff(path: str, head: bytes) -> bool:
     if files.isdir(path):
         return True
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return start.startswith(b"{") and (_folder.INDEX.search(files.name(path)) is not None or b'"weight_map"' in head)
+    return start.startswith(b"{") and (
+        checkpoint_folder.INDEX.search(files.name(path)) is not None or b'"weight_map"' in head
+    )
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
@@ -89,7 +93,9 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     state, beside = _indexed(index, path, "the index", read_file), _unnamed(index)
     if not beside:
         return state
-    return _noted(state, Oddity("unnamed-shards", f"beside its shards, not named and not read: {_shown.names(beside)}"))
+    return _noted(
+        state, Oddity("unnamed-shards", f"beside its shards, not named and not read: {quoting.names(beside)}")
+    )
 
 
 def in_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> ModelState:
@@ -97,28 +103,28 @@ def in_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> M
 
     Raises as `read` does.
     """
-    choice = _folder.choose(path)
+    choice = checkpoint_folder.choose(path)
     where = files.join(path, choice.name)
-    files.ahead((where, *_configs.beside(path, choice.names)))
+    files.ahead((where, *config_files.beside(path, choice.names)))
     used: list[str] = []
-    if _folder.INDEX.search(choice.name):
+    if checkpoint_folder.INDEX.search(choice.name):
         index = _index(where, choice.name)
         used, state = index.shards, _indexed(index, path, choice.name, read_file)
-    elif match := _folder.SERIES.match(choice.name):
+    elif match := checkpoint_folder.SERIES.match(choice.name):
         used = _numbered(match)
         state = _in_series(path, used, read_file)
     else:
         state = replace(read_file(where), target=path)
-    beside = sorted({*choice.others, *_folder.FOREIGN.intersection(choice.names)}.difference(used, others))
+    beside = sorted({*choice.others, *checkpoint_folder.FOREIGN.intersection(choice.names)}.difference(used, others))
     if beside:
-        state = _noted(state, Oddity("other-weights", f"beside what was read, and not read: {_shown.names(beside)}"))
-    companions = [name for name in choice.names if _folder.COMPANIONS.match(name) and name not in others]
+        state = _noted(state, Oddity("other-weights", f"beside what was read, and not read: {quoting.names(beside)}"))
+    companions = [name for name in choice.names if checkpoint_folder.COMPANIONS.match(name) and name not in others]
     if unread := [name for name in companions if not name.endswith(".json")]:
-        state = _noted(state, Oddity("companions", f"of the training run, and not read: {_shown.names(unread)}"))
+        state = _noted(state, Oddity("companions", f"of the training run, and not read: {quoting.names(unread)}"))
     if steps := deepspeed.tags(path):
-        said = f"of the same training, by DeepSpeed, and not read: {_shown.names(steps)}; name one of these folders"
+        said = f"of the same training, by DeepSpeed, and not read: {quoting.names(steps)}; name one of these folders"
         state = _noted(state, Oddity("other-weights", said))
-    return _configs.noted(path, state)
+    return config_files.noted(path, state)
 
 
 def _numbered(match: re.Match[str]) -> list[str]:
@@ -133,9 +139,9 @@ def _in_series(path: str, names: list[str], read_file: ReadFile) -> ModelState:
     state = _whole(_merged(path, shards.states), len(names), whole=not shards.lost)
     if not shards.lost:
         return _noted(state, Oddity("no-index", f"no index: all {len(names)} numbered shards were read"))
-    rows = [_ranks.lost(name, "model", f"{files.join(path, name)}: {why}") for name, why in shards.failed.items()]
+    rows = [rank_folders.lost(name, "model", f"{files.join(path, name)}: {why}") for name, why in shards.failed.items()]
     if shards.absent:
-        rows.append(_ranks.lost(_shown.names(shards.absent), "model", f"{path}: {shards.missing}; {AGAIN}"))
+        rows.append(rank_folders.lost(quoting.names(shards.absent), "model", f"{path}: {shards.missing}; {AGAIN}"))
     return _with_lost(state, shards, rows)
 
 
@@ -164,7 +170,7 @@ def _whole(state: ModelState, count: int, *, whole: bool) -> ModelState:
 
 
 def _missing(missing: list[str], count: int, why: str) -> str:
-    subject = f"shard {_shown.names(missing)} is" if len(missing) == 1 else f"shards {_shown.names(missing)} are"
+    subject = f"shard {quoting.names(missing)} is" if len(missing) == 1 else f"shards {quoting.names(missing)} are"
     return f"{subject} missing: {count - len(missing)} of {count} are here, {why}"
 
 
@@ -200,9 +206,9 @@ def _document(path: str, what: str) -> dict[str, Any]:
                 raise MalformedError(f"has {source.size} bytes, more than the {MAX_INDEX} that an index may have")
             raw = source.read(0, source.size)
     except UnreadableError as error:
-        raise type(error)(_shown.with_reason(what, error)) from error.__cause__
-    document, repeats = _json.object_of(raw, what)
-    _json.refuse(repeats, what)
+        raise type(error)(quoting.with_reason(what, error)) from error.__cause__
+    document, repeats = json_object.object_of(raw, what)
+    json_object.refuse(repeats, what)
     return document
 
 
@@ -212,7 +218,7 @@ def _weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
         raise MalformedError(f"{what} has no weight_map that names a tensor")
     for fqn, shard in weight_map.items():
         if type(shard) is not str:
-            raise MalformedError(f"{_shown.name(fqn)}: {what} maps it to {_shown.value(shard)}, no file name")
+            raise MalformedError(f"{quoting.name(fqn)}: {what} maps it to {quoting.value(shard)}, no file name")
     # transformers joins what Flax nests with slashes.
     return {fqn.replace("/", ".") if shard.endswith(".msgpack") else fqn: shard for fqn, shard in weight_map.items()}
 
@@ -220,7 +226,7 @@ def _weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
 def _check_name(shard: str, what: str) -> None:
     """Refuse what is no plain file name on every system: no path, no drive, no URL, no home folder."""
     if shard in ("", ".", "..") or shard[0] == "~" or _NO_NAME.search(shard):
-        raise MalformedError(f"{what} points outside its folder: {_shown.quoted(shard)} is no plain file name")
+        raise MalformedError(f"{what} points outside its folder: {quoting.quoted(shard)} is no plain file name")
 
 
 def _indexed(index: Index, target: str, what: str, read_file: ReadFile) -> ModelState:
@@ -243,7 +249,7 @@ def _lost_rows(index: Index, target: str, shards: Shards) -> list[TensorInfo]:
             why = shards.failed.get(shard)
             file = target if why is None else files.join(index.folder, shard)
             wrong = f"{shards.missing}; {AGAIN}" if why is None else _of_its_shard(why)
-            damage = f"{file}: {_shown.name(fqn)}: {wrong}"
+            damage = f"{file}: {quoting.name(fqn)}: {wrong}"
             rows.append(TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=wrong, damage=damage))
     return rows
 
@@ -274,16 +280,16 @@ def _shards(folder: str, names: list[str], why: str, read_file: ReadFile) -> Sha
 
 def _own(why: str, folder: str, name: str) -> str:
     """The reason without the shard's path or name."""
-    return why.removeprefix(f"{files.join(folder, name)}: ").removeprefix(f"shard {_shown.name(name)} ")
+    return why.removeprefix(f"{files.join(folder, name)}: ").removeprefix(f"shard {quoting.name(name)} ")
 
 
 def _shard(folder: str, name: str, read_file: ReadFile) -> ModelState:
     """One of them. Shards hold tensors: a folder or an index among them could name itself, without end."""
     path = files.join(folder, name)
     if files.isdir(path):
-        raise MalformedError(f"shard {_shown.name(name)} is a directory, not a regular file")
+        raise MalformedError(f"shard {quoting.name(name)} is a directory, not a regular file")
     if _is_index(path):
-        raise MalformedError(f"shard {_shown.name(name)} is an index itself, not a file of tensors")
+        raise MalformedError(f"shard {quoting.name(name)} is an index itself, not a file of tensors")
     return read_file(path)
 
 
@@ -307,7 +313,7 @@ def _merged(target: str, states: list[tuple[str, ModelState]]) -> ModelState:
         for tensor in state.tensors:
             first = owner.setdefault((tensor.section, tensor.fqn), shard)
             if first != shard:
-                raise MalformedError(f"{_shown.name(tensor.fqn)}: is in two shards, {first} and {shard}")
+                raise MalformedError(f"{quoting.name(tensor.fqn)}: is in two shards, {first} and {shard}")
             if tensor.storage is not None:
                 # Storage keys count from 0 in each file.
                 tensor = replace(tensor, storage=f"{shard}:{tensor.storage}")
@@ -363,17 +369,19 @@ def _common(states: list[tuple[str, ModelState]]) -> Settings:
 def _unnamed(index: Index) -> list[str]:
     """Files beside the shards, of their format, that by their names are of no other checkpoint."""
     named, kinds = set(index.shards), {_series(shard) for shard in index.shards}
-    suffixes = {os.path.splitext(shard)[1] for shard in index.shards}.intersection(_folder.WEIGHTS)
-    found = [name for name in _folder.files(index.folder or ".") if os.path.splitext(name)[1] in suffixes]
+    suffixes = {os.path.splitext(shard)[1] for shard in index.shards}.intersection(checkpoint_folder.WEIGHTS)
+    found = [name for name in checkpoint_folder.files(index.folder or ".") if os.path.splitext(name)[1] in suffixes]
     return [
         name
         for name in found
-        if name not in (*SINGLE, *named) and not _folder.COMPANIONS.match(name) and _series(name) in (None, *kinds)
+        if name not in (*SINGLE, *named)
+        and not checkpoint_folder.COMPANIONS.match(name)
+        and _series(name) in (None, *kinds)
     ]
 
 
 def _series(name: str) -> tuple[str, str] | None:
-    match = _folder.SERIES.match(name)
+    match = checkpoint_folder.SERIES.match(name)
     return (match["stem"], match["suffix"]) if match else None
 
 
@@ -389,7 +397,7 @@ def _where(fqn: str, index: Index, read_file: ReadFile) -> str:
         except UnreadableError:  # No file of this checkpoint: what is wrong with it is said where it is the target.
             continue
         if any(tensor.fqn == fqn for tensor in state.tensors):
-            return f"{_shown.name(name)}, which the index does not name"
+            return f"{quoting.name(name)}, which the index does not name"
     return "no shard"
 
 
@@ -402,15 +410,15 @@ def _disagreements(index: Index, shards: Shards, read_file: ReadFile) -> list[Od
             continue
         if fqn not in found:
             where = _where(fqn, index, read_file)
-            raise IndexMismatch(f"{_shown.name(fqn)}: the index says it is in {shard}, it is in {where}")
+            raise IndexMismatch(f"{quoting.name(fqn)}: the index says it is in {shard}, it is in {where}")
         if found[fqn] != shard:
-            raise IndexMismatch(f"{_shown.name(fqn)}: the index says {shard}, it is in {found[fqn]}")
+            raise IndexMismatch(f"{quoting.name(fqn)}: the index says {shard}, it is in {found[fqn]}")
     # The dropped name of a tied tensor is a row of ours and no entry of the file.
     rows = (tensor for _, state in states for tensor in state.tensors if tensor.note != DROPPED)
     extra = [tensor.fqn for tensor in rows if tensor.fqn not in weight_map]
     if not extra:
         return []
-    return [Oddity("not-in-index", f"in the shards, and not named by the index: {_shown.names(extra)}", extra[0])]
+    return [Oddity("not-in-index", f"in the shards, and not named by the index: {quoting.names(extra)}", extra[0])]
 
 
 def _totals(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
@@ -434,11 +442,11 @@ def members(path: str) -> tuple[str, ...]:
     None where the folder only happens to hold one file. Those that are there: raises UnreadableError where it holds no
     model, or several, or one of which no shard is.
     """
-    choice = _folder.choose(path)
-    if _folder.INDEX.search(choice.name):
+    choice = checkpoint_folder.choose(path)
+    if checkpoint_folder.INDEX.search(choice.name):
         shards = _index(files.join(path, choice.name), choice.name).shards
         return (choice.name, *_present(path, shards, f"as {choice.name} names them"))
-    if match := _folder.SERIES.match(choice.name):
+    if match := checkpoint_folder.SERIES.match(choice.name):
         return _present(path, _numbered(match), "by their numbers")
     return (choice.name,) if choice.is_own else ()
 

@@ -18,14 +18,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _json, _shown, torch_zip
-from statecli.formats._graph import named
-from statecli.formats._pickle import Global, Obj, Persistent
-from statecli.formats._reading import MAX_ROWS, Reading, Row, damaged, row_of
-from statecli.formats._source import Source
-from statecli.formats._tensors import Decoder, Tensor
-from statecli.formats._torch_archive import (
+from statecli.core import quoting
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import Evidence, Kind, ModelState, Oddity, Scalar, Settings, StateDict, TensorInfo
+from statecli.formats import torch_zip
+from statecli.formats.torch.archive import (
     check_folder,
     check_version,
     gaps_of,
@@ -34,9 +31,14 @@ from statecli.formats._torch_archive import (
     unused_of,
     word_of,
 )
-from statecli.formats._torch_objects import info_of, name_globals
-from statecli.formats._zip import STORED, Archive, Record, mentions
-from statecli.state import Evidence, Kind, ModelState, Oddity, Scalar, Settings, StateDict, TensorInfo
+from statecli.formats.torch.objects import info_of, name_globals
+from statecli.formats.torch.reading import MAX_ROWS, Reading, Row, damaged, row_of
+from statecli.formats.torch.tensors import Decoder, Tensor
+from statecli.pickles.graph import named
+from statecli.pickles.machine import Global, Obj, Persistent
+from statecli.storage import json_object as _json
+from statecli.storage.source import Source
+from statecli.storage.zip_archive import STORED, Archive, Record, mentions
 
 NAME = "torch-export"
 
@@ -213,8 +215,8 @@ class _Reader:
         for name in self.archive.records:
             of = _PARTS.fullmatch(name.removeprefix(f"{self.archive.folder}/"))
             if of and of["model"] not in models:
-                whose = f"{of['folder']} of {_shown.quoted(of['model'])}"
-                raise MalformedError(f"holds {whose} but no models/{_shown.name(of['model'])}.json; export it again")
+                whose = f"{of['folder']} of {quoting.quoted(of['model'])}"
+                raise MalformedError(f"holds {whose} but no models/{quoting.name(of['model'])}.json; export it again")
 
     def _json(self, name: str) -> dict[str, Any]:
         record = self.archive.records.get(name)
@@ -250,7 +252,7 @@ class _Reader:
         """None for an object that is no tensor."""
         name, meta = entry.get("path_name"), entry.get("tensor_meta")
         if type(name) is not str:
-            raise MalformedError(f"{fqn}: its path_name is {_shown.value(name)}")
+            raise MalformedError(f"{fqn}: its path_name is {quoting.value(name)}")
         if meta is None:
             self._odd(
                 "custom-object", f"{fqn} is an object and no tensor ({where}/{name}): what it holds is not listed", fqn
@@ -266,7 +268,7 @@ class _Reader:
         return tensor
 
     def _object(self, fqn: str, where: str) -> None:
-        message = f"{_shown.name(fqn)} is an object and no tensor: what it holds is not listed ({where})"
+        message = f"{quoting.name(fqn)} is an object and no tensor: what it holds is not listed ({where})"
         self._odd("custom-object", message, fqn)
 
     def _single(self, name: str, fqn: str) -> Tensor:
@@ -333,11 +335,11 @@ class _Reader:
         major = _major(program)
         if major is not None and major > SCHEMA_VERSION:
             raise UnreadableError(
-                f"schema_version of {_shown.quoted(model)} says {major}: written by a newer torch; "
+                f"schema_version of {quoting.quoted(model)} says {major}: written by a newer torch; "
                 f"statecli knows up to {SCHEMA_VERSION}"
             )
         if major not in (None, 0, SCHEMA_VERSION):
-            said = f"schema_version of {_shown.quoted(model)} says {major}, which torch 2.13 does not load"
+            said = f"schema_version of {quoting.quoted(model)} says {major}, which torch 2.13 does not load"
             self._odd("schema-version", f"{said}: it loads {SCHEMA_VERSION}")
 
     def _compiled(self) -> None:
@@ -350,7 +352,7 @@ class _Reader:
                 self._beside_library(model, self._json(f"{prefix}{model}/weights_config.json"))
         if models:
             count = "1 file is" if len(files) == 1 else f"{len(files)} files are"
-            message = f"{count} compiled by AOTInductor ({_shown.names(models)})"
+            message = f"{count} compiled by AOTInductor ({quoting.names(models)})"
             self._odd("aotinductor", f"{message}: constants inside its library are not listed")
             if not self.tensors:
                 self._odd("no-tensors", f"holds no tensor outside its library: {message}")
@@ -382,12 +384,12 @@ _MISSING = "is in the signature, and neither among the weights nor among the con
 
 def _add(found: _Found, fqn: str, payload: _Payload) -> None:
     if found.setdefault(fqn, payload) is not payload:
-        raise MalformedError(f"{_shown.name(fqn)}: is both among the weights and among the constants")
+        raise MalformedError(f"{quoting.name(fqn)}: is both among the weights and among the constants")
 
 
 def _object(node: Any, fqn: str, what: str) -> dict[str, Any]:
     if type(node) is not dict:
-        raise MalformedError(f"{fqn}: its {what} is no object but {_shown.value(node)}")
+        raise MalformedError(f"{fqn}: its {what} is no object but {quoting.value(node)}")
     return node
 
 
@@ -395,9 +397,9 @@ def _node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> Obj:
     """The call by which a pickle would rebuild the tensor, so that it is checked as theirs are."""
     dtype, layout, grad = meta.get("dtype"), meta.get("layout"), meta.get("requires_grad")
     if type(dtype) is not int or dtype not in DTYPES:
-        raise MalformedError(f"{fqn}: its dtype is {_shown.value(dtype)}, which is none that torch 2.13 writes")
+        raise MalformedError(f"{fqn}: its dtype is {quoting.value(dtype)}, which is none that torch 2.13 writes")
     if layout != _STRIDED:
-        raise MalformedError(f"{fqn}: its layout is {_shown.value(layout)}, not {_STRIDED} (strided)")
+        raise MalformedError(f"{fqn}: its layout is {quoting.value(layout)}, not {_STRIDED} (strided)")
     sizes, strides = _ints(meta.get("sizes"), "sizes", fqn), _ints(meta.get("strides"), "strides", fqn)
     offset, device = _int(meta.get("storage_offset"), "storage_offset", fqn), _device(meta.get("device"), fqn)
     where = reading.decoder.storages.get(key)
@@ -418,14 +420,14 @@ def _call(
 
 def _ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
     if type(node) is not list:
-        raise MalformedError(f"{fqn}: its {what} are no list but {_shown.value(node)}")
+        raise MalformedError(f"{fqn}: its {what} are no list but {quoting.value(node)}")
     return tuple(_int(one, what, fqn) for one in node)
 
 
 def _int(node: Any, what: str, fqn: str) -> int:
     number = node.get("as_int") if type(node) is dict else None
     if type(number) is not int:
-        found = "a symbol" if type(node) is dict and "as_expr" in node else _shown.value(node)
+        found = "a symbol" if type(node) is dict and "as_expr" in node else quoting.value(node)
         raise MalformedError(f"{fqn}: a number is needed in its {what}, and there is {found}")
     return number
 
@@ -433,7 +435,7 @@ def _int(node: Any, what: str, fqn: str) -> int:
 def _device(node: Any, fqn: str) -> str:
     kind, index = (node.get("type"), node.get("index")) if type(node) is dict else (None, None)
     if type(kind) is not str:
-        raise MalformedError(f"{fqn}: its device is {_shown.value(node)}")
+        raise MalformedError(f"{fqn}: its device is {quoting.value(node)}")
     return f"{kind}:{index}" if type(index) is int else kind
 
 
@@ -498,7 +500,7 @@ def _major(program: Mapping[str, Any]) -> int | None:
     schema = program.get("schema_version")
     major = schema.get("major") if type(schema) is dict else schema
     if schema is not None and (type(major) is not int or major < 0):
-        raise MalformedError(f"its program's schema_version is {_shown.value(schema)}, which is no version")
+        raise MalformedError(f"its program's schema_version is {quoting.value(schema)}, which is no version")
     return major
 
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from statecli.errors import MalformedError, UnreadableError
-from statecli.files import Guard
-from statecli.formats._dtypes import STORAGE_DTYPES, nbytes
-from statecli.formats._pickle import Global, Pickle, TruncatedPickle, load
-from statecli.formats._source import Source, Window
-from statecli.formats._torch_objects import state_of
-from statecli.state import ByteRange, ModelState, Oddity, Place
+from statecli.core.dtypes import STORAGE_DTYPES, nbytes
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import ByteRange, ModelState, Oddity, Place
+from statecli.formats.torch.objects import state_of
+from statecli.pickles.machine import Global, Pickle, TruncatedPickle, load
+from statecli.storage.files import Guard
+from statecli.storage.source import Source, Window
 
 NAME = "torch-legacy"
 

@@ -15,15 +15,15 @@ import re
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statecli.errors import MalformedError
-from statecli.formats import _shown
-from statecli.formats._dtypes import STORAGE_DTYPES, nbytes
-from statecli.formats._pickle import Global, Obj, Persistent, Pickle
-from statecli.formats._reading import MAX_ROWS
-from statecli.formats._source import Source
-from statecli.formats._torch_objects import state_of
+from statecli.core import quoting
+from statecli.core.dtypes import STORAGE_DTYPES, nbytes
+from statecli.core.errors import MalformedError
+from statecli.core.state import ByteRange, ModelState
+from statecli.formats.torch.objects import state_of
+from statecli.formats.torch.reading import MAX_ROWS
 from statecli.formats.torch_legacy import pickle_at
-from statecli.state import ByteRange, ModelState
+from statecli.pickles.machine import Global, Obj, Persistent, Pickle
+from statecli.storage.source import Source
 
 if TYPE_CHECKING:
     from tarfile import TarInfo
@@ -161,13 +161,15 @@ def members_of(source: Source) -> dict[str, Member]:
             raise MalformedError(f"its tar archive is damaged at byte {at}: fetch it again")
         member = Member(header.name, at + BLOCK, header.size)
         if header.size < 0 or member.offset + member.size > source.size:
-            raise MalformedError(f"is truncated: {_shown.name(member.name)} reaches byte {member.offset + member.size}")
+            raise MalformedError(
+                f"is truncated: {quoting.name(member.name)} reaches byte {member.offset + member.size}"
+            )
         if header.type == b"x":
             _check_extended(source.read(member.offset, min(member.size, _MAX_EXTENDED + 1)))
         elif header.type not in (b"0", b"\0"):
-            raise MalformedError(f"{_shown.name(member.name)} in its tar archive is not a plain file")
+            raise MalformedError(f"{quoting.name(member.name)} in its tar archive is not a plain file")
         elif members.setdefault(member.name, member) is not member:
-            raise MalformedError(f"two members of its tar archive are named {_shown.quoted(member.name)}")
+            raise MalformedError(f"two members of its tar archive are named {quoting.quoted(member.name)}")
         at = next_header(at, header.size)
     else:
         raise MalformedError(f"its tar archive has more than {_MAX_HEADERS} headers")
@@ -277,7 +279,7 @@ class _Stream:
     def count(self, what: str) -> int:
         number = self.pickle().root
         if type(number) is not int or not 0 <= number <= MAX_ROWS:
-            raise self.error(f"the number of {what} is {_shown.value(number)}")
+            raise self.error(f"the number of {what} is {quoting.value(number)}")
         return number
 
     def list(self, what: str) -> list[Any]:

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from statecli import files
-from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _folder, _shown
-from statecli.formats._pickle import Pickle
-from statecli.formats._source import Source
-from statecli.formats._tensors import Decoder
-from statecli.formats._torch_archive import (
+from statecli.core import quoting
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import ByteRange, ModelState, Oddity, TensorData
+from statecli.formats.torch.archive import (
     check_folder,
     check_version,
     gaps_of,
@@ -26,9 +23,12 @@ from statecli.formats._torch_archive import (
     storages_of,
     unused_of,
 )
-from statecli.formats._torch_objects import state_of
-from statecli.formats._zip import Archive
-from statecli.state import ByteRange, ModelState, Oddity, TensorData
+from statecli.formats.torch.objects import state_of
+from statecli.formats.torch.tensors import Decoder
+from statecli.pickles.machine import Pickle
+from statecli.storage import checkpoint_folder, files
+from statecli.storage.source import Source
+from statecli.storage.zip_archive import Archive
 
 NAME = "torch-zip"
 
@@ -107,10 +107,10 @@ def _check_kind(archive: Archive) -> None:
     if "data.pkl" in ends:
         raise MalformedError("records outside the archive's folder: its data.pkl is not in the folder of the first")
     held = [name for name in records if not name.endswith("/")]
-    packed = [name for name in held if name.endswith((*_folder.WEIGHTS, ".npz", ".zip", ".tar"))]
+    packed = [name for name in held if name.endswith((*checkpoint_folder.WEIGHTS, ".npz", ".zip", ".tar"))]
     if packed:
-        raise UnreadableError(f"is a zip archive around {_shown.names(packed)}: unpack it first (unzip)")
-    raise UnreadableError(f"is a zip archive, but not of torch.save: it holds {_shown.names(held) or 'no file'}")
+        raise UnreadableError(f"is a zip archive around {quoting.names(packed)}: unpack it first (unzip)")
+    raise UnreadableError(f"is a zip archive, but not of torch.save: it holds {quoting.names(held) or 'no file'}")
 
 
 def _unused(archive: Archive, pickle: Pickle, storages: dict[str, ByteRange]) -> Iterator[Oddity]:

@@ -14,15 +14,11 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from statecli.errors import MalformedError, UnreadableError
-from statecli.formats import _shown
-from statecli.formats._dtypes import SCRIPT_STORAGE_DTYPES
-from statecli.formats._graph import mapping, name_of
-from statecli.formats._pickle import Global, Obj, Pickle
-from statecli.formats._reading import MAX_ROWS, Reading, Row
-from statecli.formats._source import Source
-from statecli.formats._tensors import Decoder
-from statecli.formats._torch_archive import (
+from statecli.core import quoting
+from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import ByteRange, Evidence, Kind, ModelState, Scalar, TensorInfo
+from statecli.formats.torch.archive import (
     check_folder,
     check_version,
     gaps_of,
@@ -33,9 +29,13 @@ from statecli.formats._torch_archive import (
     storages_of,
     unused_of,
 )
-from statecli.formats._torch_objects import info_of, state_of
-from statecli.formats._zip import Archive, mentions
-from statecli.state import ByteRange, Evidence, Kind, ModelState, Scalar, TensorInfo
+from statecli.formats.torch.objects import info_of, state_of
+from statecli.formats.torch.reading import MAX_ROWS, Reading, Row
+from statecli.formats.torch.tensors import Decoder
+from statecli.pickles.graph import mapping, name_of
+from statecli.pickles.machine import Global, Obj, Pickle
+from statecli.storage.source import Source
+from statecli.storage.zip_archive import Archive, mentions
 
 NAME = "torchscript"
 
@@ -198,7 +198,7 @@ class _Modules:
         if cls.module not in self.classes:
             self.classes[cls.module] = dict(_classes(self._text(cls.module)))
         if cls.name not in self.classes[cls.module]:
-            raise MalformedError(f"holds an object of {_shown.name(cls.qualified)}, which is no class of its code")
+            raise MalformedError(f"holds an object of {quoting.name(cls.qualified)}, which is no class of its code")
         return self.classes[cls.module][cls.name]
 
     def _text(self, module: str) -> str:

@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from statecli import files
-from statecli.checkpoint_names import SINGLE
-from statecli.errors import BarePickle, UnreadableError
-from statecli.formats import _configs, _folder, _globals, _shown, dcp, sharded
-from statecli.formats._settings import add_file
-from statecli.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
+from statecli.core import quoting
+from statecli.core.errors import BarePickle, UnreadableError
+from statecli.core.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
+from statecli.formats import dcp, sharded
+from statecli.formats.shared import config_files
+from statecli.formats.shared.settings import add_file
+from statecli.pickles import safe_globals
+from statecli.storage import checkpoint_folder, files
+from statecli.storage.checkpoint_names import SINGLE
 
 NAME = "trainer"
 
@@ -50,31 +53,31 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 
 def _has_weights(path: str) -> bool:
-    return any(map(_is_weights, _folder.files(path)))
+    return any(map(_is_weights, checkpoint_folder.files(path)))
 
 
 def _is_weights(name: str) -> bool:
-    if name in SINGLE or _folder.INDEX.search(name):
+    if name in SINGLE or checkpoint_folder.INDEX.search(name):
         return True
-    return bool(_folder.SERIES.match(name)) and not _folder.COMPANIONS.match(name)
+    return bool(checkpoint_folder.SERIES.match(name)) and not checkpoint_folder.COMPANIONS.match(name)
 
 
 def _parts(path: str) -> dict[str, str]:
     """What is beside the model, files and folders, each with the section that it is, further models first."""
-    names = _folder.files(path)
+    names = checkpoint_folder.files(path)
     found = {name: section for name, section in _folders(path).items() if section != "model"}
     for name in names:
         stem, suffix = os.path.splitext(name)
         if (model := _MODEL.fullmatch(name)) and _FIRST.intersection(names):
             found[name] = f"model_{model['number']}"
-        elif suffix in _SUFFIXES and "." not in stem and _folder.COMPANIONS.match(name):
+        elif suffix in _SUFFIXES and "." not in stem and checkpoint_folder.COMPANIONS.match(name):
             found[name] = stem
     return dict(sorted(found.items(), key=lambda part: not part[1].startswith("model_")))
 
 
 def _folders(path: str) -> dict[str, str]:
     """The folders of torch.distributed.checkpoint in it, each with the section that it is."""
-    named = ((name, _SHARDED.fullmatch(name)) for name in _folder.folders(path))
+    named = ((name, _SHARDED.fullmatch(name)) for name in checkpoint_folder.folders(path))
     return {
         name: match["what"] if match["number"] == "0" else f"{match['what']}_{match['number']}"
         for name, match in named
@@ -104,7 +107,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     Raises UnreadableError and MalformedError where the model cannot be read.
     """
     parts = _parts(path)
-    files.ahead(files.join(path, name) for name in parts if name in _folder.files(path))
+    files.ahead(files.join(path, name) for name in parts if name in checkpoint_folder.files(path))
     model = _of_files(path, read_file, parts) if _has_weights(path) else _of_shards(path, read_file)
     return _joined(model, [(name, _part(path, name, section, read_file)) for name, section in parts.items()])
 
@@ -122,7 +125,7 @@ def _of_shards(path: str, read_file: ReadFile) -> ModelState:
     """The model that FSDP saved in shards, with the settings beside it."""
     name = _sharded_model(path)
     state = _as_section(read_file(files.join(path, name)), "model", name)
-    return _configs.noted(path, replace(state, target=path))
+    return config_files.noted(path, replace(state, target=path))
 
 
 def _part(path: str, name: str, section: str, read_file: ReadFile) -> ModelState:
@@ -211,10 +214,10 @@ def _odd(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
     """What is odd about each; of the names that loading them would import, one line."""
     importing = [(name, odd) for name, state in parts for odd in state.oddities if odd.name == FOREIGN]
     if len(importing) > 1:
-        names = _globals.foreign([found for _, state in parts for found, _ in state.globals])
-        shown = _shown.names([name for name, _ in importing])
+        names = safe_globals.foreign([found for _, state in parts for found, _ in state.globals])
+        shown = quoting.names([name for name, _ in importing])
         message = f"{shown}: torch.load(weights_only=False) would import or call {len(names)} names from them"
-        yield Oddity(FOREIGN, f"{message}: {_shown.names(names)}")
+        yield Oddity(FOREIGN, f"{message}: {quoting.names(names)}")
     for name, state in parts:
         told = (odd for odd in state.oddities if odd.name != FOREIGN or len(importing) < 2)
-        yield from (replace(odd, message=f"{_shown.name(name)}: {odd.message}") for odd in told)
+        yield from (replace(odd, message=f"{quoting.name(name)}: {odd.message}") for odd in told)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from statecli.float_mode import with_denormals
+from statecli.core.float_mode import with_denormals
 from statecli.render import csv, github, gitlab, html, json, jsonl, junit, markdown, plain, sarif, table
 from statecli.report import Report
 

@@ -12,7 +12,7 @@ import csv
 import re
 from typing import TYPE_CHECKING
 
-from statecli.escaping import visible
+from statecli.core.escaping import visible
 from statecli.report import Cell, Report, scope_notes
 
 if TYPE_CHECKING:

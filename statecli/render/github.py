@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecli import files
-from statecli.escaping import name, sentence, visible
-from statecli.finding import Finding, Severity
-from statecli.places import Located, file_of, of
+from statecli.core.escaping import name, sentence, visible
+from statecli.core.finding import Finding, Severity
+from statecli.core.units import names, plural
 from statecli.report import Line, Report, Trouble, fold
-from statecli.units import names, plural
+from statecli.storage import files
+from statecli.targets.location import Located, file_of, of
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecli.escaping import sentence, visible
-from statecli.finding import Finding, Severity
-from statecli.json_text import encoded
-from statecli.places import Located, file_of, fingerprinted, of
+from statecli.core.escaping import sentence, visible
+from statecli.core.finding import Finding, Severity
+from statecli.core.json_text import encoded
 from statecli.report import Report, scope_notes
+from statecli.targets.location import Located, file_of, fingerprinted, of
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink

@@ -12,10 +12,10 @@ from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from statecli import escaping
-from statecli.render import _drawing
+from statecli.core import escaping
+from statecli.core.version import __version__
+from statecli.render import _charts
 from statecli.report import Report
-from statecli.version import __version__
 
 if TYPE_CHECKING:
     import jinja2
@@ -33,7 +33,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:
         report=report,
         page=page,
         quiet=look.quiet,
-        charts=[] if look.quiet else [_drawing.drawn(chart) for chart in report.charts()],
+        charts=[] if look.quiet else [_charts.drawn(chart) for chart in report.charts()],
         remarks=any(line.remark for group in page.groups for line in group.lines),
         style=style,
         style_hash=_hash(style),

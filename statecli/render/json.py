@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli.json_text import encoded
+from statecli.core.json_text import encoded
 from statecli.report import Report, Rows
 
 if TYPE_CHECKING:

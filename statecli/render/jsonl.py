@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecli.json_text import encoded
+from statecli.core.json_text import encoded
 from statecli.render.json import is_list_of_structs
 from statecli.report import Report
 

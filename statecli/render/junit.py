@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from statecli.escaping import name, sentence
+from statecli.core.escaping import name, sentence
 from statecli.report import Case, Outcome, Report, scope_notes
 
 if TYPE_CHECKING:

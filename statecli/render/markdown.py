@@ -13,7 +13,7 @@ import string
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from statecli.escaping import as_line, name, sentence, visible
+from statecli.core.escaping import as_line, name, sentence, visible
 from statecli.render.plain import finding_line
 from statecli.report import Column, Group, Page, Report
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from statecli.escaping import as_line, name, sentence
-from statecli.finding import Finding
-from statecli.render._paint import painted
+from statecli.core.escaping import as_line, name, sentence
+from statecli.core.finding import Finding
+from statecli.core.units import number, shown
+from statecli.render._ansi import painted
 from statecli.report import Cell, Column, Page, Report, Table, first
-from statecli.units import number, shown
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink

@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from statecli.escaping import name, sentence
-from statecli.finding import Finding
-from statecli.json_text import encoded
-from statecli.places import fingerprinted, of
+from statecli.core.escaping import name, sentence
+from statecli.core.finding import Finding
+from statecli.core.json_text import encoded
+from statecli.core.version import __version__
 from statecli.report import Report, RuleText, Trouble, scope_notes
-from statecli.version import __version__
+from statecli.targets.location import fingerprinted, of
 
 if TYPE_CHECKING:
     from statecli.render import Look, Sink

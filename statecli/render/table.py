@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from statecli.escaping import as_line, name, sentence
-from statecli.render._paint import painted
+from statecli.core.escaping import as_line, name, sentence
+from statecli.render._ansi import painted
 from statecli.report import Line, Page, Report
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from statecli.finding import Finding, Severity
-from statecli.scope import Configuration, NotChecked
-from statecli.state import Oddity
-from statecli.units import describe_configuration, plural
+from statecli.core.finding import Finding, Severity
+from statecli.core.scope import Configuration, NotChecked
+from statecli.core.state import Oddity
+from statecli.core.units import describe_configuration, plural
 
 
 class Column(msgspec.Struct, frozen=True):

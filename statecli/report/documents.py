@@ -12,22 +12,22 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from statecli.auditing.outcome import Skipped
-from statecli.auditing.outcome import Status as AuditStatus
-from statecli.auditing.result import Audit
-from statecli.comparison.result import Broken, Change, Diff, Field, ScalarChange, Status
-from statecli.errors import UsageError
-from statecli.finding import Finding, Severity
-from statecli.inspection import Inspection
-from statecli.locking.file import Lock
-from statecli.places import fingerprint
-from statecli.proofs.result import Check, Name, Verdict, Verification
+from statecli.commands.audit.result import Audit
+from statecli.commands.diff.result import Broken, Change, Diff, Field, ScalarChange, Status
+from statecli.commands.inspect.run import Inspection
+from statecli.commands.lock.lock_file import Lock
+from statecli.commands.verify.result import Check, Name, Verdict, Verification
+from statecli.core.errors import UsageError
+from statecli.core.finding import Finding, Severity
+from statecli.core.scope import Configuration, NotChecked
+from statecli.core.sizes import Totals
+from statecli.core.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
+from statecli.core.version import __version__
 from statecli.report import Rows, RuleText
-from statecli.scope import Configuration, NotChecked
-from statecli.sizes import Totals
-from statecli.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
+from statecli.targets.location import fingerprint
+from statecli.targets.outcome import Skipped
+from statecli.targets.outcome import Status as AuditStatus
 from statecli.values.delta import Delta, How
-from statecli.version import __version__
 
 
 class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from statecli.finding import Finding, Severity
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import Oddity
 from statecli.report import Line
-from statecli.state import Oddity
 
 _NUMBER = re.compile(r"(?:(?<=^)|(?<=[.\[]))(?:0|[1-9]\d{0,8})(?=[.\]:]|$)")
 #: The same inside a remark, where a name ends at a comma or a space too.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from statecli import sizes
+from statecli.core import sizes
+from statecli.core.state import ModelState, TensorInfo
+from statecli.core.units import count_text, kind_text, plural, shape_text, shown, size_text
 from statecli.report import Column, Group, Line, fold
-from statecli.state import ModelState, TensorInfo
-from statecli.units import count_text, kind_text, plural, shape_text, shown, size_text
 
 COLUMNS = (
     Column("module"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statecli.auditing.rule import Rule
 from statecli.rules import (
     against,
     contents,
@@ -19,6 +18,7 @@ from statecli.rules import (
     values,
     weights,
 )
+from statecli.rules.rule import Rule
 
 #: In the order in which they are listed.
 RULES: tuple[Rule, ...] = (

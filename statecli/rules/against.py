@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from msgspec import UNSET
 
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, something_to_hold_to
-from statecli.comparison.loading import CONVERTED, UNREAD, UNSAVED
-from statecli.comparison.result import Change, Diff, Field, Status
-from statecli.finding import Finding, Severity
-from statecli.formats import _shown
-from statecli.formats._dtypes import is_floating
-from statecli.kinds import MODEL_KINDS, meant
-from statecli.state import Kind, TensorInfo
-from statecli.units import shape_text
+from statecli.commands.diff.load_check import CONVERTED, UNREAD, UNSAVED
+from statecli.commands.diff.result import Change, Diff, Field, Status
+from statecli.core import quoting
+from statecli.core.dtypes import is_floating
+from statecli.core.finding import Finding, Severity
+from statecli.core.kinds import MODEL_KINDS, meant
+from statecli.core.state import Kind, TensorInfo
+from statecli.core.units import shape_text
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject, something_to_hold_to
 
 
 def _loading(subject: Subject, name: str) -> Iterator[Found]:
@@ -229,7 +229,9 @@ def _view(row: TensorInfo) -> object:
 
 def _told(subject: Subject, rows: list[TensorInfo]) -> Found:
     first, *others = rows
-    ties = f"{subject.load.after.target if subject.load else ''} ties it to {_shown.names([one.fqn for one in others])}"
+    ties = (
+        f"{subject.load.after.target if subject.load else ''} ties it to {quoting.names([one.fqn for one in others])}"
+    )
     severity, values = _UNREAD if subject.values is None else _SAME[_are_same(subject, rows)]
     message = f"{subject.called(first)}: {ties}, and here they are {len(rows)} tensors{values}"
     return Found(message, first.fqn, first.section, "tie them before saving", severity)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from statecli import files
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, a_file
-from statecli.finding import Severity
-from statecli.formats import _folder
-from statecli.state import Kind, ModelState, TensorInfo
-from statecli.target import split
-from statecli.units import names
+from statecli.core.finding import Severity
+from statecli.core.state import Kind, ModelState, TensorInfo
+from statecli.core.units import names
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject, a_file
+from statecli.storage import checkpoint_folder, files
+from statecli.targets.load import split
 
 #: Keys under which training loops save a model's state_dict.
 _MODEL_KEYS = ("state_dict", "model_state_dict", "model")
@@ -47,7 +46,7 @@ def empty_checkpoint(subject: Subject) -> Iterator[Found]:
     if state.tensors:
         for key in _empty_models(state) if not _holds_a_model(state) else ():
             yield Found(f"{key}: is empty, so that the checkpoint holds no model", help=help, about=key)
-    elif not _folder.COMPANIONS.match(files.name(path)):
+    elif not checkpoint_folder.COMPANIONS.match(files.name(path)):
         yield Found("holds no tensor", help=help, severity=_severity_without_tensors(state))
 
 

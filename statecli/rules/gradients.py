@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject
-from statecli.finding import Severity
-from statecli.kinds import MODEL_KINDS
-from statecli.selection import glob_names, matches_any
-from statecli.state import Evidence, Kind, OptimizerFacts, TensorInfo
+from statecli.core.finding import Severity
+from statecli.core.kinds import MODEL_KINDS
+from statecli.core.selection import glob_names, matches_any
+from statecli.core.state import Evidence, Kind, OptimizerFacts, TensorInfo
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject
 
 
 def a_policy(subject: Subject) -> str | None:

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from msgspec import UNSET
 
-from statecli import files
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, a_digest_as_name, the_values
-from statecli.errors import ChecksumMismatch
-from statecli.finding import Severity
-from statecli.formats import _shown
-from statecli.formats._dtypes import BITS
+from statecli.core import quoting
+from statecli.core.dtypes import BITS
+from statecli.core.errors import ChecksumMismatch
+from statecli.core.finding import Severity
+from statecli.core.state import ByteRange, Oddity, Place, TensorData, TensorInfo
 from statecli.formats.dcp import ARCHIVE
-from statecli.state import ByteRange, Oddity, Place, TensorData, TensorInfo
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject, a_digest_as_name, the_values
+from statecli.storage import files
 
 
 def _a_file(subject: Subject) -> str | None:
@@ -142,10 +142,10 @@ def checksum_mismatch(subject: Subject) -> Iterator[Found]:
                 broken.setdefault(error, []).append(tensor)
     for error, tensors in broken.items():
         first, others = tensors[0], [subject.called(tensor) for tensor in tensors[1:]]
-        also = f"; it is of {_shown.names(others)} too" if others else ""
+        also = f"; it is of {quoting.names(others)} too" if others else ""
         wrong = str(error).partition(": checksum wrong: ")[2].partition(";")[0]
         file = subject.member(error.place)
-        saved = f"were saved in {_shown.name(file)}" if file else "were saved"
+        saved = f"were saved in {quoting.name(file)}" if file else "were saved"
         message = f"{subject.called(first)}: its bytes are not those that {saved}: checksum {wrong}{also}"
         yield Found(message, first.fqn, first.section, "copy or download the file again", place=error.place)
 
@@ -221,8 +221,10 @@ def digest_mismatch(subject: Subject) -> Iterator[Found]:
     for checked in subject.named_by_digest:
         if checked.digest not in (None, checked.file.expected):
             path = checked.file.path
-            expected, digest = (_shown.name(text[:12]) for text in (checked.file.expected, str(checked.digest)))
-            message = f"{_shown.name(files.name(path))}: its name promises digest {expected}…, its bytes have {digest}…"
+            expected, digest = (quoting.name(text[:12]) for text in (checked.file.expected, str(checked.digest)))
+            message = (
+                f"{quoting.name(files.name(path))}: its name promises digest {expected}…, its bytes have {digest}…"
+            )
             help = "delete the blob and download it again"
             yield Found(message, help=help, place=Place(path, 0, checked.file.size), about=files.name(path))
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, a_lock, locked_companions
-from statecli.comparison.scalars import described
-from statecli.finding import Severity
-from statecli.locking.companions import CompanionChanges, FileChange
-from statecli.locking.file import LockedTensor
-from statecli.locking.holding import BESIDE, Held
-from statecli.state import TensorInfo
-from statecli.units import names, shown
+from statecli.commands.diff.settings import described
+from statecli.commands.lock.companion_files import CompanionChanges, FileChange
+from statecli.commands.lock.compare_lock import BESIDE, Held
+from statecli.commands.lock.lock_file import LockedTensor
+from statecli.core.finding import Severity
+from statecli.core.state import TensorInfo
+from statecli.core.units import names, shown
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject, a_lock, locked_companions
 
 
 @rule(Severity.ERROR, a_lock)

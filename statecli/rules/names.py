@@ -5,13 +5,13 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Collection, Iterator
 
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject
-from statecli.escaping import visible
-from statecli.finding import Severity
-from statecli.formats import _shown
-from statecli.kinds import INNER, WRAPPERS
-from statecli.state import Kind, TensorInfo
+from statecli.core import quoting
+from statecli.core.escaping import visible
+from statecli.core.finding import Severity
+from statecli.core.kinds import INNER, WRAPPERS
+from statecli.core.state import Kind, TensorInfo
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject
 
 #: What a model loads.
 MODEL = (Kind.PARAMETER, Kind.BUFFER)
@@ -129,7 +129,7 @@ def control_characters(subject: Subject) -> Iterator[Found]:
     """
     for section in subject.state.sections:
         if visible(section) != section:
-            message = f"section {_shown.quoted(section)} has characters in its name that cannot be seen"
+            message = f"section {quoting.quoted(section)} has characters in its name that cannot be seen"
             yield Found(message, None, section, "rename it")
     for tensor in subject.state.tensors:
         if visible(tensor.fqn) != tensor.fqn:

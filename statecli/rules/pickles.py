@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import structs
 
-from statecli import files
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, a_file, the_pickles
-from statecli.finding import Severity
-from statecli.formats import _folder, _gadgets, _globals, _shown
-from statecli.state import Bomb, Mention, Place, ScannedPickle
+from statecli.core import quoting
+from statecli.core.finding import Severity
+from statecli.core.state import Bomb, Mention, Place, ScannedPickle
+from statecli.pickle_scan import known_names
+from statecli.pickles import safe_globals
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject, a_file, the_pickles
+from statecli.storage import checkpoint_folder, files
 
 _LENGTH = 1
 #: Findings of one rule in one file; of the rest the number is told.
@@ -58,16 +60,16 @@ def _is_clean(mention: Mention) -> bool:
 
 
 def _is_data(mention: Mention) -> bool:
-    module, name = _gadgets.renamed(mention.module, mention.name)
-    return _gadgets.is_clean(module, name, called=mention.called)
+    module, name = known_names.renamed(mention.module, mention.name)
+    return known_names.is_clean(module, name, called=mention.called)
 
 
 def _harm(mention: Mention) -> str | None:
     """What a name that is not clean is known for."""
     harm = None
     if not _is_data(mention):
-        for module, name in (_gadgets.renamed(mention.module, mention.name), (mention.module, mention.name)):
-            harm = harm or _gadgets.harm(module, name, called=mention.called)
+        for module, name in (known_names.renamed(mention.module, mention.name), (mention.module, mention.name)):
+            harm = harm or known_names.harm(module, name, called=mention.called)
     return harm or mention.misuse
 
 
@@ -79,11 +81,11 @@ def _where(subject: Subject, pickle: ScannedPickle) -> str:
     """Which pickle of which of the target's files."""
     file = subject.member(pickle.place)
     within = pickle.where.removeprefix("the file").removeprefix(", ") if file else pickle.where
-    return _shown.name(": ".join(filter(None, (file, within))))
+    return quoting.name(": ".join(filter(None, (file, within))))
 
 
 def _told(subject: Subject, pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Found:
-    name = _shown.name(mention.qualified.replace("__builtin__.", "builtins.", 1))
+    name = quoting.name(mention.qualified.replace("__builtin__.", "builtins.", 1))
     where = f"{_where(subject, pickle)}, byte {mention.position}"
     message = f"{pickle.doer or 'loading it'} {_does(mention)} {name}, which {why} ({where})"
     return Found(message, help=help, place=_at(pickle, mention), about=mention.qualified, content=pickle.digest)
@@ -169,7 +171,7 @@ def whole_module_pickle(subject: Subject) -> Iterator[Found]:
     classes = dict.fromkeys(name for pickle in subject.pickles for name in pickle.modules)
     if classes:
         place = next(pickle.place for pickle in subject.pickles if pickle.modules)
-        message = f"a module is pickled whole: loading it needs weights_only=False and {_shown.names(list(classes))}"
+        message = f"a module is pickled whole: loading it needs weights_only=False and {quoting.names(list(classes))}"
         yield Found(message, help="save model.state_dict() instead", place=place, content=", ".join(classes))
 
 
@@ -234,7 +236,7 @@ def _describe_bomb(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Found
     if pickle.exact and bomb.position:
         place = Place(place.path, place.offset + bomb.position, _LENGTH)
     where = f"{_where(subject, pickle)}, byte {bomb.position}" if bomb.position else _where(subject, pickle)
-    message = f"loading it {_shown.name(bomb.text)} ({where})" if where else f"loading it {_shown.name(bomb.text)}"
+    message = f"loading it {quoting.name(bomb.text)} ({where})" if where else f"loading it {quoting.name(bomb.text)}"
     return Found(message, help="do not load it; ask who published it", place=place, about=bomb.text)
 
 
@@ -291,11 +293,15 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
     """
     reported: set[tuple[str, str]] = set()
     for pickle in subject.pickles:
-        is_companion = _folder.COMPANIONS.match(files.name(pickle.place.path)) is not None
+        is_companion = checkpoint_folder.COMPANIONS.match(files.name(pickle.place.path)) is not None
         if not pickle.by_torch_load or (is_companion and subject.member(pickle.place)):
             continue
-        names = _globals.refused_by_torch_load(".".join(_gadgets.renamed(one.module, one.name)) for one in pickle.names)
-        storages = [one.qualified for one in pickle.names if one.called and _globals.is_storage_class(one.qualified)]
+        names = safe_globals.refused_by_torch_load(
+            ".".join(known_names.renamed(one.module, one.name)) for one in pickle.names
+        )
+        storages = [
+            one.qualified for one in pickle.names if one.called and safe_globals.is_storage_class(one.qualified)
+        ]
         if pickle.protocol >= _REFUSED_PROTOCOL:
             names = []
             why, help = f"is a pickle of protocol {pickle.protocol}", "save it without pickle_protocol"
@@ -303,9 +309,9 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
             names = []
             why, help = f"has the opcode {_opcode_name(pickle.refused_opcode)}", _SAVE_AGAIN
         elif names:
-            why, help = f"imports {', '.join(map(_shown.name, names))}", _replacements(names, pickle)
+            why, help = f"imports {', '.join(map(quoting.name, names))}", _replacements(names, pickle)
         elif storages:
-            why, help = f"calls {_shown.name(storages[0])}", "save a tensor for a storage"
+            why, help = f"calls {quoting.name(storages[0])}", "save a tensor for a storage"
         else:
             continue
         # A legacy file is five pickles, all of one protocol.
@@ -327,7 +333,7 @@ def _replacements(names: list[str], pickle: ScannedPickle) -> str:
     """Return what to do about each refused name: what to save in place of its object, or not to load the file."""
     if any(_harm(mention) for mention in pickle.names if not _is_clean(mention)):
         return "do not load it with weights_only=False; ask who published it"
-    imports = dict.fromkeys(map(_globals.module_that_admits, names))
+    imports = dict.fromkeys(map(safe_globals.module_that_admits, names))
     if None not in imports:
         return f"import {' and '.join(filter(None, imports))} before torch.load"
     if pickle.modules:
@@ -338,7 +344,7 @@ def _replacements(names: list[str], pickle: ScannedPickle) -> str:
 
 def _replacement(name: str) -> str:
     known = (text for prefixes, text in _REPLACEMENTS if name.startswith(prefixes))
-    return next(known, f"plain data for {_shown.name(name)}")
+    return next(known, f"plain data for {quoting.name(name)}")
 
 
 RULES = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject
-from statecli.finding import Severity
-from statecli.formats import _shown
-from statecli.state import Kind, TensorInfo
+from statecli.core import quoting
+from statecli.core.finding import Severity
+from statecli.core.state import Kind, TensorInfo
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject
 
 #: Devices that every machine has.
 ANYWHERE = frozenset(["cpu", "meta"])
@@ -39,7 +39,7 @@ def _once(found: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
 
 
 def _shown_on(subject: Subject, device: str, tensors: list[TensorInfo]) -> str:
-    return f"{len(tensors):,} on {device} ({_shown.names([subject.called(tensor) for tensor in tensors])})"
+    return f"{len(tensors):,} on {device} ({quoting.names([subject.called(tensor) for tensor in tensors])})"
 
 
 @rule(Severity.NOTE, _names_devices)

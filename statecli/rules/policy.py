@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, a_file
-from statecli.comparison.result import Change, Status
-from statecli.finding import Severity
-from statecli.selection import glob_names, matches_any
-from statecli.state import Scalar
+from statecli.commands.diff.result import Change, Status
+from statecli.core.finding import Severity
+from statecli.core.selection import glob_names, matches_any
+from statecli.core.state import Scalar
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject, a_file
 
 _SAVE = "save it with the checkpoint, beside the tensors or in __metadata__"
 _GLOB = "correct the glob; it is of full names, as statecli inspect shows them"

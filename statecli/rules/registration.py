@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from msgspec import UNSET
 
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, a_module
-from statecli.finding import Severity
-from statecli.formats import _shown, torch_export, torchscript
-from statecli.formats._whole_module import OF_A_METRIC
-from statecli.state import Evidence, Kind, TensorInfo
+from statecli.core import quoting
+from statecli.core.finding import Severity
+from statecli.core.state import Evidence, Kind, TensorInfo
+from statecli.formats import torch_export, torchscript
+from statecli.formats.torch.whole_module import OF_A_METRIC
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject, a_module
 
 
 def _unregistered(subject: Subject) -> Iterator[TensorInfo]:
@@ -98,7 +99,7 @@ def unregistered_module(subject: Subject) -> Iterator[Found]:
         if row.within is not None:
             held.setdefault(row.within, []).append(row)
     for name, rows in held.items():
-        theirs = f"its {len(rows)} tensors ({_shown.names([row.fqn for row in rows])}) are"
+        theirs = f"its {len(rows)} tensors ({quoting.names([row.fqn for row in rows])}) are"
         one = f"its only tensor ({rows[0].fqn}) is"
         message = f"{name}: is no registered module: {theirs if rows[1:] else one} never trained, saved or moved"
         yield Found(message, rows[0].fqn, rows[0].section, rows[0].fix or _LIST, None, rows[0].origin)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject
-from statecli.finding import Severity
-from statecli.state import Kind, TensorInfo
-from statecli.units import names, shape_text
+from statecli.core.finding import Severity
+from statecli.core.state import Kind, TensorInfo
+from statecli.core.units import names, shape_text
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject
 
 if TYPE_CHECKING:
-    from statecli.values.scan import Facts
+    from statecli.values.facts_kernel import Facts
 
 #: Layers of a stack from which on one of them can be said to differ: with fewer, two halves are not told from one gap.
 MIN_LAYERS = 8

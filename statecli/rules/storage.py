@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.storages import Storage, View, apart, share
-from statecli.auditing.subject import Subject
-from statecli.finding import Severity
-from statecli.formats import _shown
-from statecli.formats._dtypes import BITS, is_floating, nbytes
-from statecli.state import Evidence, Kind, Place, TensorData, TensorInfo
+from statecli.core import quoting
+from statecli.core.dtypes import BITS, is_floating, nbytes
+from statecli.core.finding import Severity
+from statecli.core.state import Evidence, Kind, Place, TensorData, TensorInfo
+from statecli.rules.rule import Found, rule
+from statecli.rules.storage_views import Storage, View, apart, share
+from statecli.rules.subject import Subject
 
 #: Unused bytes of a storage that are worth a line: a page of memory.
 UNUSED_BYTES = 4096
@@ -92,7 +92,7 @@ def tied_tensors(subject: Subject) -> Iterator[Found]:
             called = list(dict.fromkeys(map(subject.called, own)))
             if len(called) > 1 and view.held:
                 first = own[0]
-                message = f"{called[0]}: shares all of its {first.nbytes:,} bytes with {_shown.names(called[1:])}"
+                message = f"{called[0]}: shares all of its {first.nbytes:,} bytes with {quoting.names(called[1:])}"
                 help = "nothing to do where it is meant; else save a copy: .clone()"
                 yield Found(message, first.fqn, first.section, help, place=storage.place)
 

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, the_values
-from statecli.finding import Severity
-from statecli.state import Evidence, Kind, TensorInfo
-from statecli.units import names, size_text
+from statecli.core.finding import Severity
+from statecli.core.state import Evidence, Kind, TensorInfo
+from statecli.core.units import names, size_text
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject, the_values
 
 if TYPE_CHECKING:
-    from statecli.values.scan import Facts
+    from statecli.values.facts_kernel import Facts
 
 #: The share of denormals from which on a tensor is told: a product with a float32 matrix takes 11 to 22 times as long
 #: on a current x86 core then, with a tenth of it 2 to 3 times.

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from statecli.auditing.rule import Found, rule
-from statecli.auditing.subject import Subject, the_values
-from statecli.finding import Severity
-from statecli.state import Kind, ModelState, TensorInfo
-from statecli.units import names, plural
+from statecli.core.finding import Severity
+from statecli.core.state import Kind, ModelState, TensorInfo
+from statecli.core.units import names, plural
+from statecli.rules.rule import Found, rule
+from statecli.rules.subject import Subject, the_values
 
 if TYPE_CHECKING:
-    from statecli.values.scan import Facts
+    from statecli.values.facts_kernel import Facts
 
 #: The factor of an adapter that peft, diffusers and kohya's scripts initialize with zeros, so that training starts at
 #: the base model: LoRA, LoRA of embeddings, AdaLoRA, LoHa, LoKr, OFT, BOFT, VeRA.

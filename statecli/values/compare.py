@@ -19,16 +19,17 @@ from operator import itemgetter
 import msgspec
 import numpy as np
 
-from statecli import files
-from statecli.errors import StateError, UnreadableError
-from statecli.float_mode import with_denormals
-from statecli.formats._ggml import BLOCKS
-from statecli.stamps import CHANGED, Stamp, changed, stamps
-from statecli.state import ByteRange, TensorData, TensorInfo
+from statecli.core.errors import StateError, UnreadableError
+from statecli.core.float_mode import with_denormals
+from statecli.core.ggml_types import BLOCKS
+from statecli.core.state import ByteRange, TensorData, TensorInfo
+from statecli.storage import files
+from statecli.storage.file_version import CHANGED, Stamp, changed, stamps
 from statecli.values import kernels, pool, sparse
-from statecli.values.blocks import as_stored, quantized, readable, why_no_numbers
+from statecli.values.compare_task import TASK, Found, Piece, Task, run_batch
 from statecli.values.delta import Delta, How
 from statecli.values.elements import element
+from statecli.values.ggml_blocks import as_stored, quantized, readable, why_no_numbers
 from statecli.values.ranges import (
     check_crc,
     contiguous_strides,
@@ -41,7 +42,6 @@ from statecli.values.ranges import (
     width,
 )
 from statecli.values.read import no_numbers, opened, overlap, packed, stored
-from statecli.values.run import TASK, Found, Piece, Task, run_batch
 from statecli.values.small_pairs import compare_small_pairs
 from statecli.values.tally import Tally
 
@@ -265,12 +265,12 @@ def _first_side(task: Task) -> Iterator[ByteRange | TensorData]:
 
 
 def _run_on_device(how: How, tasks: list[Task], done: Callable[[Sequence[Task]], None]) -> list[Found | StateError]:
-    from statecli.values import on_device
+    from statecli.values import gpu_kernel
 
-    device = on_device.device(how.device)
+    device = gpu_kernel.device(how.device)
     results = []
     for batch in pool.batches(tasks, _bytes):
-        results += on_device.run_on(how, batch, device)
+        results += gpu_kernel.run_on(how, batch, device)
         done(batch)
     return results
 

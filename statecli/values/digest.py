@@ -20,13 +20,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from statecli.errors import MissingDependency, StateError, UnreadableError
-from statecli.float_mode import with_denormals
-from statecli.state import Quantizer, TensorData, TensorInfo
+from statecli.core.errors import MissingDependency, StateError, UnreadableError
+from statecli.core.float_mode import with_denormals
+from statecli.core.state import Quantizer, TensorData, TensorInfo
 from statecli.values import pool
 from statecli.values.algorithm import Algorithm
-from statecli.values.blocks import as_stored
 from statecli.values.elements import COMPLEX, DIRECT, Array, element
+from statecli.values.ggml_blocks import as_stored
 from statecli.values.ranges import contiguous_strides, in_file_order, reading
 from statecli.values.read import Strided, opened, overlap, packed, stored
 

@@ -15,8 +15,8 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from statecli.errors import MissingDependency
-from statecli.formats._ggml import BLOCKS
+from statecli.core.errors import MissingDependency
+from statecli.core.ggml_types import BLOCKS
 
 try:
     import numpy as np

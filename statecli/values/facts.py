@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from statecli.errors import StateError, UnreadableError
-from statecli.float_mode import with_denormals
-from statecli.stamps import changed, stamps
-from statecli.state import TensorData, TensorInfo
-from statecli.values import pool, scan
-from statecli.values.blocks import quantized, readable
+from statecli.core.errors import StateError, UnreadableError
+from statecli.core.float_mode import with_denormals
+from statecli.core.state import TensorData, TensorInfo
+from statecli.storage.file_version import changed, stamps
+from statecli.values import facts_kernel, pool
+from statecli.values.compare_task import rechunked
 from statecli.values.elements import Array, Decoder, Element, element
+from statecli.values.facts_kernel import Facts
+from statecli.values.ggml_blocks import quantized, readable
 from statecli.values.ranges import Range, contiguous_strides, in_file_order, looking_up, reading, resolved
 from statecli.values.read import Strided, distinct, no_numbers, opened, overlap, packed, stored, valued
-from statecli.values.run import rechunked
-from statecli.values.scan import Facts
 from statecli.values.stats import why_no_data
 
 #: Bytes of a task.
@@ -67,7 +67,7 @@ def _datas(tensor: TensorInfo) -> list[TensorData]:
 
 
 def _tasks(piece: int, what: str, data: TensorData) -> Iterator[Task]:
-    per_task = max(TASK // scan.BLOCK, 1) * scan.in_block(data.dtype)
+    per_task = max(TASK // facts_kernel.BLOCK, 1) * facts_kernel.in_block(data.dtype)
     elements = math.prod(data.shape)
     data = data if elements <= per_task else _at_its_bytes(data, what)
     if elements <= per_task or not _sliceable(data):
@@ -76,7 +76,7 @@ def _tasks(piece: int, what: str, data: TensorData) -> Iterator[Task]:
     for start in range(0, elements, per_task):
         shape, offset = (min(per_task, elements - start),), data.offset + start
         part = replace(data, shape=shape, strides=None, offset=offset)
-        yield Task(piece, what, part, start // scan.in_block(data.dtype))
+        yield Task(piece, what, part, start // facts_kernel.in_block(data.dtype))
 
 
 def _at_its_bytes(data: TensorData, what: str) -> TensorData:
@@ -159,11 +159,11 @@ def of_view(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
     total, start, items_each = Facts(), 0, _element(view.dtype).items
     for items in _blocks(view, decoder):
         if reason:
-            one = scan.bits(items, view.dtype, block)
+            one = facts_kernel.bits(items, view.dtype, block)
         elif lazy:
-            one = scan.worth(items, view.dtype, valued(view, items, start, decoder), block)
+            one = facts_kernel.worth(items, view.dtype, valued(view, items, start, decoder), block)
         else:
-            one = scan.stored(items, view.dtype, block, decoder)
+            one = facts_kernel.stored(items, view.dtype, block, decoder)
         total, block, start = total.plus(one), block + 1, start + items.size // items_each
     return replace(total.times(times), reason=reason)
 
@@ -171,7 +171,7 @@ def of_view(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
 def _blocks(view: Strided, decoder: Decoder) -> Iterator[Array]:
     """The stored items in logical order, in whole blocks but for the last, each valid until the next is asked for."""
     kind = _element(view.dtype)
-    per_block = scan.in_block(view.dtype)
+    per_block = facts_kernel.in_block(view.dtype)
     plain = view.strides == contiguous_strides(view.shape) and not view.big_endian and not packed(view.dtype)
     if not plain or not isinstance(view.memory, Range):
         yield from rechunked(stored(view), per_block * kind.items)
@@ -230,7 +230,9 @@ def _of_parts(tensor: TensorInfo, found: Sequence[Facts]) -> Facts:
 def _joined(digests: Sequence[int | None]) -> int | None:
     if None in digests:
         return None
-    return scan.mixed(sum(scan.mixed(one or 0) * (2 * n + 1) for n, one in enumerate(digests)) & scan.MASK)
+    return facts_kernel.mixed(
+        sum(facts_kernel.mixed(one or 0) * (2 * n + 1) for n, one in enumerate(digests)) & facts_kernel.MASK
+    )
 
 
 def _confirmed(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs: int) -> list[Facts]:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from statecli.errors import StateError
-from statecli.float_mode import with_denormals
-from statecli.state import TensorData
+from statecli.core.errors import StateError
+from statecli.core.float_mode import with_denormals
+from statecli.core.state import TensorData
 from statecli.values.compare import Pair
+from statecli.values.compare_task import rechunked
 from statecli.values.delta import Delta
 from statecli.values.elements import Array, Decoder
 from statecli.values.read import opened, values
-from statecli.values.run import rechunked
 
 Spread = tuple[tuple[float, ...], tuple[int, ...]]
 

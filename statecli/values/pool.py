@@ -19,8 +19,8 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from statecli import files
-from statecli.errors import StateError, UnreadableError
+from statecli.core.errors import StateError, UnreadableError
+from statecli.storage import files
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future

@@ -15,13 +15,13 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from statecli import files
-from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
-from statecli.files import File
-from statecli.formats._ggml import BLOCKS
-from statecli.state import Box, ByteRange, TensorData
-from statecli.values.blocks import numbers, quantized, why_no_numbers
+from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.core.ggml_types import BLOCKS
+from statecli.core.state import Box, ByteRange, TensorData
+from statecli.storage import files
+from statecli.storage.files import File
 from statecli.values.elements import Array, element
+from statecli.values.ggml_blocks import numbers, quantized, why_no_numbers
 
 _Task = TypeVar("_Task")
 

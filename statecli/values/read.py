@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from statecli.errors import MalformedError, UnreadableError
-from statecli.formats._ggml import BLOCKS
-from statecli.state import Quantizer, TensorData
-from statecli.values.blocks import why_no_numbers
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.ggml_types import BLOCKS
+from statecli.core.state import Quantizer, TensorData
 from statecli.values.elements import QUANTIZED, Array, Decoder, Element, element
+from statecli.values.ggml_blocks import why_no_numbers
 from statecli.values.ranges import Range, contiguous_strides, open_range, resolved
 
 #: Values decoded at a time: the buffers of one chunk stay in a core's second-level cache.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from statecli.errors import MissingDependency
+from statecli.core.errors import MissingDependency
 
 
 @contextmanager

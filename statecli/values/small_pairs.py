@@ -12,10 +12,10 @@ from contextlib import ExitStack, closing
 import msgspec
 import numpy as np
 
-from statecli import files
-from statecli.errors import UnreadableError
-from statecli.files import File
-from statecli.state import ByteRange, TensorData, TensorInfo
+from statecli.core.errors import UnreadableError
+from statecli.core.state import ByteRange, TensorData, TensorInfo
+from statecli.storage import files
+from statecli.storage.files import File
 from statecli.values.ranges import fill, opened_file
 from statecli.values.tally import NOTHING, Tally
 

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from statecli.errors import MalformedError, UnreadableError
-from statecli.state import TensorData, TensorInfo
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import TensorData, TensorInfo
 from statecli.values import kernels
+from statecli.values.compare_task import rechunked
 from statecli.values.delta import Delta, How
 from statecli.values.elements import DIRECT, QUANTIZED, Array, Decoder
 from statecli.values.read import DIMENSIONS, all_values, opened, overlap, stored, values
-from statecli.values.run import rechunked
 
 #: Indices and values, all together, that are held in memory of each side: 2 ** 24 values of a matrix.
 LIMIT = 3 << 24

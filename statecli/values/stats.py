@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from statecli.errors import StateError, UnreadableError
-from statecli.float_mode import with_denormals
-from statecli.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
-from statecli.values import live, pool
-from statecli.values.blocks import readable
+from statecli.core.errors import StateError, UnreadableError
+from statecli.core.float_mode import with_denormals
+from statecli.core.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
+from statecli.values import live_tensor, pool
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, worth_of_codes
+from statecli.values.ggml_blocks import readable
 from statecli.values.partial import Partial, joined_reasons, partial_of, partial_of_codes
 from statecli.values.ranges import check_crc, in_file_order, reading
 from statecli.values.read import (
@@ -249,7 +249,7 @@ def stats_of_tensor(tensor: Any) -> Stats:
     found = _live_partial(tensor)
     if not layout.startswith("sparse"):
         return _finish(found, dtype)
-    stored = live.stored_values(tensor).numel()
+    stored = live_tensor.stored_values(tensor).numel()
     uncoalesced = layout == "sparse_coo" and not tensor.is_coalesced()
     return _with_implicit_zeros(found, tensor.numel(), stored, dtype, uncoalesced)
 
@@ -257,12 +257,12 @@ def stats_of_tensor(tensor: Any) -> Stats:
 def _live_partial(tensor: Any) -> Partial | str:
     decoder, total = Decoder(), Partial()
     try:
-        stored = live.stored_values(tensor)
+        stored = live_tensor.stored_values(tensor)
         if stored.device.type == "cpu":
-            return partial_of_view(live.strided_of(stored), decoder)
-        stored, times = live.distinct_of(stored)
-        for piece in live.pieces(stored):
-            total = total.merge(partial_of_view(live.strided_of(piece), decoder))
+            return partial_of_view(live_tensor.strided_of(stored), decoder)
+        stored, times = live_tensor.distinct_of(stored)
+        for piece in live_tensor.pieces(stored):
+            total = total.merge(partial_of_view(live_tensor.strided_of(piece), decoder))
     except UnreadableError as why:
         return str(why)
     return total.times(times)

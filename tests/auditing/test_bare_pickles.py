@@ -9,8 +9,8 @@ import zlib
 import pytest
 import torch
 
-from statecli.auditing.outcome import Status
-from statecli.auditing.run import Request, audit
+from statecli.commands.audit.run import Request, audit
+from statecli.targets.outcome import Status
 
 
 @pytest.fixture

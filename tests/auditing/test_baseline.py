@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from statecli.auditing import baseline
-from statecli.auditing.baseline import Baseline, Entry
-from statecli.auditing.outcome import Status, Target
-from statecli.auditing.result import Audit
-from statecli.finding import Finding, Severity
+from statecli.commands.audit import baseline
+from statecli.commands.audit.baseline import Baseline, Entry
+from statecli.commands.audit.result import Audit
+from statecli.core.finding import Finding, Severity
+from statecli.targets.outcome import Status, Target
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.auditing import asked, beside
-from statecli.auditing.policy import Policy
-from statecli.auditing.run import Request, audit
-from statecli.errors import UsageError
-from statecli.options import AuditOptions
+from statecli.commands.audit import run_notes
+from statecli.commands.audit.run import Request, audit
+from statecli.core.errors import UsageError
+from statecli.requests import audit as asked
+from statecli.requests.options import AuditOptions
+from statecli.rules.policy_config import Policy
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_models"
 
@@ -27,7 +28,7 @@ def _here(tmp_path, monkeypatch):
 
 def told(*targets, **options):
     request = Request(targets, **options)
-    return [one.message for one in beside.told(audit(request), request)]
+    return [one.message for one in run_notes.told(audit(request), request)]
 
 
 def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from statecli.auditing import judges
-from statecli.auditing.policy import Policy
-from statecli.auditing.subject import a_module, a_reference, something_to_hold_to, the_values
+from statecli.commands.audit import required_rules
 from statecli.rules import RULES
+from statecli.rules.policy_config import Policy
+from statecli.rules.subject import a_module, a_reference, something_to_hold_to, the_values
 
 NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(1, 1)\n"
 
@@ -26,9 +26,11 @@ def _here(tmp_path, monkeypatch, statecli):
 
 def test_each_key_of_a_policy_has_its_judges():
     """And each of these is a rule, or all of a subject."""
-    assert set(judges.POLICY) == set(Policy.__struct_encode_fields__)
+    assert set(required_rules.POLICY) == set(Policy.__struct_encode_fields__)
     known = {name for rule in RULES for name in (rule.name, rule.about)}
-    assert {one for table in (judges.POLICY, judges.OPTIONS) for some in table.values() for one in some} <= known
+    assert {
+        one for table in (required_rules.POLICY, required_rules.OPTIONS) for some in table.values() for one in some
+    } <= known
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_each_rule_that_needs_an_option_judges_by_it(option, needs):
     """Or it would be refused with the only rule that is to run."""
     for rule in RULES:
         if needs & set(rule.needs):
-            assert {rule.name, rule.about} & set(judges.OPTIONS[option]), rule.name
+            assert {rule.name, rule.about} & set(required_rules.OPTIONS[option]), rule.name
 
 
 GIVEN = [("--lock", "l.json"), ("--against", "a.pt"), ("--model", "net.py:Net"), ("--values",)]

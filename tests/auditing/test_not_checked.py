@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import torch
 
-from statecli import files
+from statecli.storage import files
 
 FOREIGN = {
     "model.7z": b"7z\xbc\xaf\x27\x1c" + bytes(64),

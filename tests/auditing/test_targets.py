@@ -19,13 +19,13 @@ import torch.package
 from hypothesis import given
 from safetensors.torch import save_file
 
-from statecli import files
-from statecli.auditing.outcome import Status
-from statecli.auditing.targets import Homes, expand, glob_covers, is_called_weights, is_reached, skipped_file
-from statecli.errors import UnreadableError
-from statecli.formats._one_pickle import begins_as_pickle
-from statecli.formats._source import Source
-from statecli.scope import NotChecked
+from statecli.core.errors import UnreadableError
+from statecli.core.scope import NotChecked
+from statecli.pickle_scan.one_pickle import begins_as_pickle
+from statecli.storage import files
+from statecli.storage.source import Source
+from statecli.targets.expand import Homes, expand, glob_covers, is_called_weights, is_reached, skipped_file
+from statecli.targets.outcome import Status
 
 
 def found(*texts):

@@ -359,7 +359,8 @@ def test_paths_are_as_one_types_them(statecli):
 
 def test_a_class_is_built_and_a_reference_read_once_in_a_run(statecli, monkeypatch):
     """However many targets are held to them, and each target is read once."""
-    from statecli import formats, target
+    from statecli import formats
+    from statecli.targets import load as target
 
     Path("run").mkdir()
     for n in range(3):

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from statecli.auditing import values_budget
-from statecli.auditing.run import Request, audit
+from statecli.commands.audit import values_budget
+from statecli.commands.audit.run import Request, audit
 
 WHY = "values not read: more than the 256 MB that are read by default, needs --values"
 
@@ -97,9 +97,8 @@ def test_both_options_contradict_each_other(broken, statecli):
 
 def test_numpy_is_imported_for_values_alone(broken):
     """An audit of names and pickles stays light."""
-    code = (
-        f"import sys, statecli.cli, statecli.__main__ as m\nsys.argv = ['statecli', 'audit', {broken!r}, '--no-values']"
-    )
+    code = "import sys, statecli.cli.commands, statecli.__main__ as m\n"
+    code += f"sys.argv = ['statecli', 'audit', {broken!r}, '--no-values']"
     code += "\ntry:\n    m.main()\nfinally:\n    assert 'numpy' not in sys.modules"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")

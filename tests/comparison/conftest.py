@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.comparison.result import Change, Diff, Status
-from statecli.comparison.run import Request, compare
+from statecli.commands.diff.result import Change, Diff, Status
+from statecli.commands.diff.run import Request, compare
 
 #: Writes an object, gives the path: `save({"w": t}, "a.pt")`.
 Save = Callable[[Any, str], str]

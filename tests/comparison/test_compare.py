@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file, save_model
 from torch import nn
 
-from statecli.comparison import run
-from statecli.comparison.result import Field, Status
-from statecli.comparison.run import Request, compare
-from statecli.errors import NothingMatched, UnreadableError
-from statecli.state import Kind
+from statecli.commands.diff import run
+from statecli.commands.diff.result import Field, Status
+from statecli.commands.diff.run import Request, compare
+from statecli.core.errors import NothingMatched, UnreadableError
+from statecli.core.state import Kind
 from statecli.values import pool
 from statecli.values.delta import How
 
@@ -433,7 +433,7 @@ def test_one_weight_of_a_real_model(minilm, save):
 
 def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypatch):
     """Large files are read by two processes; what comes of it is the same, a broken one its one line."""
-    import statecli.comparison.run as module
+    import statecli.commands.diff.run as module
 
     state = {f"l.{i}.w": torch.randn(3) for i in range(20)}
     after = {**state, "l.3.w": torch.zeros(3)}
@@ -451,7 +451,7 @@ def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypa
 
 def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
     """A lone surrogate beside the tensors is compared all the same."""
-    import statecli.comparison.run as module
+    import statecli.commands.diff.run as module
 
     monkeypatch.setattr(module, "WORTH_A_PROCESS", 0)
     monkeypatch.setattr(pool, "forks", lambda: True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from statecli.comparison.result import Field
-from statecli.comparison.run import Request, compare
-from statecli.errors import NothingMatched
-from statecli.state import Kind
+from statecli.commands.diff.result import Field
+from statecli.commands.diff.run import Request, compare
+from statecli.core.errors import NothingMatched
+from statecli.core.state import Kind
 
 from .conftest import rules
 

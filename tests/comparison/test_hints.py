@@ -8,7 +8,7 @@ import shlex
 import pytest
 import torch
 
-from statecli.comparison.result import Status
+from statecli.commands.diff.result import Status
 
 from .conftest import changed
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from statecli.comparison.result import Field, Status
-from statecli.comparison.run import Request, compare
-from statecli.errors import NothingMatched, UsageError
-from statecli.state import Kind
+from statecli.commands.diff.result import Field, Status
+from statecli.commands.diff.run import Request, compare
+from statecli.core.errors import NothingMatched, UsageError
+from statecli.core.state import Kind
 
 from .conftest import changed, notes, rules
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.comparison.run import Request, compare
+from statecli.commands.diff.run import Request, compare
 
 from .conftest import notes, rules
 

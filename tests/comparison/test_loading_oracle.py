@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from statecli.comparison.result import Field
-from statecli.comparison.run import Request, compare
+from statecli.commands.diff.result import Field
+from statecli.commands.diff.run import Request, compare
 
 MODELS = '''
 import torch

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from statecli.comparison import pairing
-from statecli.errors import UsageError
-from statecli.state import Kind, ModelState, TensorInfo
+from statecli.commands.diff import pairing
+from statecli.core.errors import UsageError
+from statecli.core.state import Kind, ModelState, TensorInfo
 
 
 def state(*names: str, section: str = "model", kind: Kind = Kind.PARAMETER, target: str = "a.pt") -> ModelState:

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from statecli.comparison import renames
-from statecli.comparison.result import Field, Status
-from statecli.comparison.run import Request, compare
-from statecli.state import TensorInfo
+from statecli.commands.diff import renames
+from statecli.commands.diff.result import Field, Status
+from statecli.commands.diff.run import Request, compare
+from statecli.core.state import TensorInfo
 
 from .conftest import changed, rules
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from statecli import formats
-from statecli.comparison import scalars
-from statecli.comparison.result import ScalarChange, Status
-from statecli.comparison.run import Request, compare
-from statecli.state import Kind, ModelState, Settings
+from statecli.commands.diff import settings as scalars
+from statecli.commands.diff.result import ScalarChange, Status
+from statecli.commands.diff.run import Request, compare
+from statecli.core.state import Kind, ModelState, Settings
 
 from .conftest import notes
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from statecli import formats
-from statecli.comparison import run
-from statecli.comparison.run import Request, compare
-from statecli.engines import parcel
-from statecli.state import Evidence, Kind, ModelState
-from statecli.target import checkpoint
+from statecli.commands.diff import run
+from statecli.commands.diff.run import Request, compare
+from statecli.core.state import Evidence, Kind, ModelState
+from statecli.targets.load import checkpoint
 from statecli.values import pool
 from statecli.values.stats import Task, stats_batch
+from statecli.workers.executors import batch
 
 from ..engines.conftest import state as every_dtype
 from ..formats import test_megatron
@@ -115,7 +115,7 @@ def test_every_state_survives_the_round_trip(target):
 def test_every_tensor_survives_a_batch_of_an_engine(target):
     """What travels to a worker of Dask, MPI or Ray is the task itself."""
     tasks = tuple(Task(tensor, tensor.ranges) for tensor in formats.read(target).tensors)
-    call = parcel.pack(stats_batch, None, tasks).getvalue()
+    call = batch.pack(stats_batch, None, tasks).getvalue()
     assert sent_tasks(call) == (None, tasks)
 
 
@@ -124,7 +124,7 @@ def sent_tasks(call: bytes) -> Any:
 
     class Words(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
-            assert (module, name) == ("statecli.engines.parcel", "work")
+            assert (module, name) == ("statecli.workers.executors.batch", "work")
             return lambda made, function, packed: pickle.loads(pickle.loads(packed)[3])
 
     return Words(io.BytesIO(call)).load()

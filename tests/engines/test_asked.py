@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import statecli as package
-from statecli.engines import ray
-from statecli.errors import EngineError, UsageError
+from statecli.core.errors import EngineError, UsageError
+from statecli.workers.executors import ray
 
 NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
 

@@ -15,13 +15,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import files, formats
-from statecli.engines import dask, parcel, working
-from statecli.engines.elsewhere import Elsewhere
-from statecli.errors import EngineError, UnreadableError
+from statecli import formats
+from statecli.core.errors import EngineError, UnreadableError
+from statecli.storage import files
 from statecli.values import pool
 from statecli.values.compare import Pair, compare_all
 from statecli.values.delta import Delta, How
+from statecli.workers.executors import batch as parcel
+from statecli.workers.executors import dask, working
+from statecli.workers.executors.futures import Elsewhere
 
 distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install 'statecli[dask]'")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -93,7 +95,7 @@ def run_batch(how, tasks):
         return real(how, tasks)
     while True:
         time.sleep(0.01)
-run_batch.__module__ = "statecli.values.run"
+run_batch.__module__ = "statecli.values.compare_task"
 run.run_batch = run_batch
 """
 
@@ -202,7 +204,7 @@ def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
 LOGGING = """
 import logging, sys
 from distributed import Client
-from statecli.engines import working
+from statecli.workers.executors import working
 with working(sys.argv[1]):
     for name in ("distributed", "distributed.client", "distributed.core", "distributed.later", "tornado.application"):
         logging.getLogger(name).critical("said by %s", name)
@@ -244,7 +246,7 @@ def test_what_an_executor_loses_is_lost_alone(pairs):
 
 # --- workers that refuse ---------------------------------------------------------------------------------------------
 
-OLDER = "import statecli.version; statecli.version.__version__ = '0.0.9'"
+OLDER = "import statecli.core.version; statecli.core.version.__version__ = '0.0.9'"
 NUMPY = "from statecli.values import kernels; kernels._native = None"
 NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {str(ROOT)!r})]"
 
@@ -320,7 +322,7 @@ def run_batch(how, tasks):
     pathlib.Path({path!r}).touch()
     while True:
         time.sleep(0.01)
-run_batch.__module__ = "statecli.values.run"
+run_batch.__module__ = "statecli.values.compare_task"
 run.run_batch = run_batch
 """
 

@@ -15,13 +15,14 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 
 import statecli as package
-from statecli import files, formats
-from statecli.engines import elsewhere, parcel, working
-from statecli.engines.parcel import do, pack, unpack, work
-from statecli.errors import EngineError, MalformedError, UnreadableError
+from statecli import formats
+from statecli.core.errors import EngineError, MalformedError, UnreadableError
+from statecli.storage import files
 from statecli.values import pool
 from statecli.values import stats as stats_module
 from statecli.values.stats import Task, stats, stats_batch
+from statecli.workers.executors import batch, futures, working
+from statecli.workers.executors.batch import do, pack, unpack, work
 
 
 @pytest.fixture
@@ -167,9 +168,9 @@ def test_a_file_that_is_replaced_while_the_worker_reads(tasks, tmp_path, monkeyp
 def test_samples_are_read_once(tasks, monkeypatch):
     """Each parcel asks for the state of the file, and reads none of it again."""
     read = []
-    real = parcel.identities
-    monkeypatch.setattr(parcel, "identities", lambda paths: read.extend(paths) or real(paths))
-    parcel._samples.cache_clear()
+    real = batch.identities
+    monkeypatch.setattr(batch, "identities", lambda paths: read.extend(paths) or real(paths))
+    batch._samples.cache_clear()
     for _ in range(3):
         unpack(do(pack(stats_batch, None, tasks)))
     assert [os.path.basename(path) for path in read] == ["a.pt", "a.pt"]  # by its relative path, and its absolute one
@@ -210,8 +211,8 @@ def test_another_step_is_never_taken_for_the_file(tasks):
 def test_another_statecli_is_refused(tasks, made, monkeypatch):
     """Its fields may mean something else, its kernel rounds otherwise; not even the tasks are unpacked."""
     packed = pack(stats_batch, None, tasks)
-    monkeypatch.setattr(parcel, "made_here", lambda: made)
-    monkeypatch.setattr(parcel, "pickle", None)
+    monkeypatch.setattr(batch, "made_here", lambda: made)
+    monkeypatch.setattr(batch, "pickle", None)
     answer = do(sent(packed))
     monkeypatch.undo()
     with pytest.raises(EngineError, match=rf"it is statecli {made[0]} with its kernel in {made[1]}, this command is "):
@@ -223,10 +224,10 @@ def test_a_worker_does_what_the_table_says():
     import importlib
 
     nothing = pickle.dumps(("/", {}, None, pickle.dumps((None, ()))))
-    assert unpack(work(parcel.made_here(), "stats_batch", nothing)) == []
+    assert unpack(work(batch.made_here(), "stats_batch", nothing)) == []
     with pytest.raises(RuntimeError, match="KeyError"):
-        unpack(work(parcel.made_here(), "system", nothing))
-    for name, module in parcel.FUNCTIONS.items():
+        unpack(work(batch.made_here(), "system", nothing))
+    for name, module in batch.FUNCTIONS.items():
         assert getattr(importlib.import_module(module), name).__module__ == module
 
 
@@ -274,9 +275,9 @@ def test_no_worker_is_idle_beside_one_that_has_it_all(tmp_path, monkeypatch):
 
 def test_a_parcel_has_bytes_enough_and_not_too_many():
     """Between 16 MiB, which a process of this machine is given too, and what makes little of handing them out."""
-    engine = elsewhere.Elsewhere(Executor(), "x", 2)
-    assert [engine.grain(size << 20) for size in (1, 400, 1 << 20)] == [16 << 20, 50 << 20, elsewhere.GRAIN]
-    unknown = elsewhere.Elsewhere(Executor(), "x", 0)
+    engine = futures.Elsewhere(Executor(), "x", 2)
+    assert [engine.grain(size << 20) for size in (1, 400, 1 << 20)] == [16 << 20, 50 << 20, futures.GRAIN]
+    unknown = futures.Elsewhere(Executor(), "x", 0)
     assert unknown.grain(400 << 20) == 16 << 20
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import statecli as package
-from statecli.errors import UnreadableError
+from statecli.core.errors import UnreadableError
 from statecli.values import compare
 
 LOST = "--executor Losing: a worker was lost (OSError)"

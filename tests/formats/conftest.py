@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statecli import __main__, formats
-from statecli.errors import UnreadableError
+from statecli.core.errors import UnreadableError
 
 #: Runs `statecli inspect`; gives the exit code, stdout and stderr.
 Inspect = Callable[..., tuple[int, str, str]]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import formats
-from statecli.errors import UnreadableError
+from statecli.core.errors import UnreadableError
 
 from . import test_megatron, zero
 from . import test_same_everywhere as same

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from statecli.formats._names import Scanner
+from statecli.pickle_scan.imported_names import Scanner
 
 from .attacks import called, named, number, numbers, pickled, short, text
 

@@ -30,13 +30,15 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from statecli import formats, kinds
-from statecli.errors import UnreadableError
-from statecli.formats import _dcp_ranks, _scan
+from statecli import formats
+from statecli.core import kinds
+from statecli.core.errors import UnreadableError
+from statecli.core.state import Evidence, Kind
+from statecli.file_scan import scan
 from statecli.formats import dcp as reader
-from statecli.formats._dcp_metadata import NEEDED
-from statecli.formats._tiling import Box, fault
-from statecli.state import Evidence, Kind
+from statecli.formats.shared import dcp_ranks as _dcp_ranks
+from statecli.formats.shared.dcp_metadata import NEEDED
+from statecli.formats.shared.tiling import Box, fault
 from statecli.values.read import all_values
 
 from . import dcp_ranks
@@ -654,7 +656,7 @@ def test_every_pickle_is_scanned(ranks):
     """The metadata, and one for each item in each rank's file."""
     with (ranks / "mixed" / ".metadata").open("rb") as file:
         items = len(pickle.load(file).storage_data)
-    found = _scan.scan(str(ranks / "mixed"))
+    found = scan.scan(str(ranks / "mixed"))
     assert len([one for one in found if one.where.endswith("data.pkl")]) == items
     assert len([one for one in found if Path(one.place.path).name == ".metadata"]) == 1
     assert not [one for one in found if one.unread]

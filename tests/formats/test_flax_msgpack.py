@@ -11,9 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statecli import formats, kinds
-from statecli.errors import UnreadableError
-from statecli.formats import _msgpack, flax_msgpack
+from statecli import formats
+from statecli.core import kinds
+from statecli.core.errors import UnreadableError
+from statecli.formats import flax_msgpack
+from statecli.storage import msgpack
 from statecli.values.read import all_values, opened, stored
 
 from .msgpacks import Extension, Raw, array, chunked, pack
@@ -246,14 +248,14 @@ def test_the_parser_agrees_with_msgpack(tmp_path, value):
     path.write_bytes(library.packb(value))
 
     def plain(node):
-        if isinstance(node, _msgpack.Blob):
+        if isinstance(node, msgpack.Blob):
             return path.read_bytes()[node.offset : node.offset + node.length]
         if isinstance(node, dict):
             return {key: plain(child) for key, child in node.items()}
         return [plain(child) for child in node] if isinstance(node, list) else node
 
     with flax_msgpack.Source(str(path)) as source:
-        parser = _msgpack.Parser(source)
+        parser = msgpack.Parser(source)
         assert repr(plain(parser.value())) == repr(value)
         assert parser.at == source.size
 
@@ -265,7 +267,7 @@ def test_each_length_of_an_extension(tmp_path, length):
     path = tmp_path / "value"
     path.write_bytes(library.packb(library.ExtType(5, bytes(length))))
     with flax_msgpack.Source(str(path)) as source:
-        found = _msgpack.Parser(source).value()
+        found = msgpack.Parser(source).value()
     assert (found.code, found.length, found.offset + length) == (5, length, path.stat().st_size)
 
 
@@ -386,7 +388,7 @@ def test_bytes_of_no_array_have_a_budget(tmp_path, line, monkeypatch):
 
 def test_entries_have_a_budget(tmp_path, line, monkeypatch):
     """A megabyte of nothing would be a million objects."""
-    monkeypatch.setattr(_msgpack, "MAX_ENTRIES", 10)
+    monkeypatch.setattr(msgpack, "MAX_ENTRIES", 10)
     assert line(written(tmp_path, {"a": [None] * 20})) == "has more than 10 entries"
 
 

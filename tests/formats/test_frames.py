@@ -19,10 +19,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from statecli.auditing.run import Request, audit
-from statecli.finding import Severity
-from statecli.formats import _frames, _scan
-from statecli.formats._pickle import MisframedPickle, TruncatedFrame, load
+from statecli.commands.audit.run import Request, audit
+from statecli.core.finding import Severity
+from statecli.file_scan import scan
+from statecli.pickle_scan import frames
+from statecli.pickles.machine import MisframedPickle, TruncatedFrame, load
 
 from .attacks import PROTO, STOP, build, called, named, number, records, state_dict, tensor, text
 from .test_fuzz import outcome, record
@@ -192,7 +193,7 @@ def test_a_length_that_crosses_the_end_of_a_frame_is_the_frames_fault(tmp_path):
     """Read on, the string would be longer than the file; C reads another length. Both names are reported."""
     data = PROTO_4 + frame(2) + b"X\xff" + struct.pack("<I", 0) + named("os", "system") + b"."
     (tmp_path / "a.pkl").write_bytes(data)
-    (scanned,) = _scan.scan(str(tmp_path / "a.pkl"))
+    (scanned,) = scan.scan(str(tmp_path / "a.pkl"))
     assert "an opcode crosses the end of its frame" in scanned.unread
     assert [(one.qualified, one.position) for one in scanned.names] == [("os.system", data.index(b"cos"))]
 
@@ -240,8 +241,8 @@ BOUNDARIES = {at for _, _, at in pickletools.genops(record()) if at}
 def test_the_opcodes_after_a_frame_are_those_that_cpython_reads():
     """What is left of a frame is dropped from a file, and nothing in memory."""
     data = PROTO_4 + hide_in_string(PAYLOAD) + b"N."
-    assert _frames.read_as_file(data).opcodes == PROTO_4 + b"B" + bytes(4) + PAYLOAD + b"00N."
-    assert _frames.read_in_memory(data).opcodes == data.replace(frame(2), b"")
+    assert frames.read_as_file(data).opcodes == PROTO_4 + b"B" + bytes(4) + PAYLOAD + b"00N."
+    assert frames.read_in_memory(data).opcodes == data.replace(frame(2), b"")
 
 
 def test_every_opcode_is_read_with_what_belongs_to_it():
@@ -251,8 +252,8 @@ def test_every_opcode_is_read_with_what_belongs_to_it():
         argument = one.arg.n if one.arg else 0
         code = ord(one.code)
         if argument >= 0:
-            assert code == 0x95 or _frames._FIXED[code] == argument
+            assert code == 0x95 or frames._FIXED[code] == argument
         elif argument == pickletools.UP_TO_NEWLINE:
-            assert _frames._LINES[code] == (2 if one.name in ("GLOBAL", "INST") else 1)
+            assert frames._LINES[code] == (2 if one.name in ("GLOBAL", "INST") else 1)
         else:
-            assert _frames._COUNTED[code] == counts.get(argument, 4)
+            assert frames._COUNTED[code] == counts.get(argument, 4)

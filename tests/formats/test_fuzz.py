@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.formats import torch_legacy, torch_zip
-from statecli.formats._pickle import Global, Key, Machine, Obj, Persistent, Pickle, SetOf, load
+from statecli.pickles.machine import Global, Key, Machine, Obj, Persistent, Pickle, SetOf, load
 
 from .attacks import number, pickled, state_dict, tensor, text
 

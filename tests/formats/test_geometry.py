@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from statecli.errors import MalformedError
-from statecli.formats._pickle import load
-from statecli.formats._torch_objects import state_of
-from statecli.state import ByteRange
+from statecli.core.errors import MalformedError
+from statecli.core.state import ByteRange
+from statecli.formats.torch.objects import state_of
+from statecli.pickles.machine import load
 
 from .attacks import number, numbers, pickled, state_dict, tensor, text
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from statecli import formats
-from statecli.formats import _ggml
-from statecli.state import Evidence, Kind
-from statecli.values import blocks
+from statecli.core import ggml_types
+from statecli.core.state import Evidence, Kind
+from statecli.values import ggml_blocks
 from statecli.values.read import all_values
 
 #: Values of a small matrix, whose rows are whole blocks of every type.
@@ -26,9 +26,9 @@ def without_gguf(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    blocks.why_no_numbers.cache_clear()
+    ggml_blocks.why_no_numbers.cache_clear()
     yield
-    blocks.why_no_numbers.cache_clear()
+    ggml_blocks.why_no_numbers.cache_clear()
 
 
 def written(path: Path, tensors: dict[str, object], big=False, split=0, **keys: object) -> Path:
@@ -54,7 +54,7 @@ def packed(array: np.ndarray, kind: str) -> np.ndarray:
     try:
         return gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind])
     except NotImplementedError:
-        values, size = _ggml.BLOCKS[kind.lower()]
+        values, size = ggml_types.BLOCKS[kind.lower()]
         shape = (*array.shape[:-1], array.shape[-1] // values * size)
         # Below 0x40, no half in them is infinite or NaN, whichever bytes it is made of.
         return (np.abs(array).view(np.uint8).reshape(-1)[: np.prod(shape)] % 0x40).reshape(shape)
@@ -109,27 +109,27 @@ def test_the_sizes_of_blocks_are_the_librarys():
     """Every type that the installed package knows, by number, and none that is gone from ggml since is another now."""
     gguf = pytest.importorskip("gguf")
     for kind, sizes in gguf.GGML_QUANT_SIZES.items():
-        if kind.value in _ggml.PLAIN:
-            assert (1, _ggml.PLAIN[kind.value][1]) == sizes
+        if kind.value in ggml_types.PLAIN:
+            assert (1, ggml_types.PLAIN[kind.value][1]) == sizes
         else:
-            assert _ggml.QUANTIZED[kind.value] == kind.name.lower()
-            assert _ggml.BLOCKS[kind.name.lower()] == sizes
-    assert set(_ggml.QUANTIZED.values()) == set(_ggml.BLOCKS)
+            assert ggml_types.QUANTIZED[kind.value] == kind.name.lower()
+            assert ggml_types.BLOCKS[kind.name.lower()] == sizes
+    assert set(ggml_types.QUANTIZED.values()) == set(ggml_types.BLOCKS)
 
 
-@pytest.mark.parametrize("name", [name for name in _ggml.BLOCKS if not name.startswith("q4_0_")])
+@pytest.mark.parametrize("name", [name for name in ggml_types.BLOCKS if not name.startswith("q4_0_")])
 def test_quantized_tensors_are_those_of_the_library(name, tmp_path):
     """Shape and elements are of the values, bytes those of the blocks; values are what the library makes of them."""
     gguf = pytest.importorskip("gguf")
     kind = gguf.GGMLQuantizationType[name.upper()]
     path = written(tmp_path / "m.gguf", {"a": VALUES[:1], "w": (VALUES, name.upper())})
     tensor = formats.read(str(path)).tensors[1]
-    values, size = _ggml.BLOCKS[name]
+    values, size = ggml_types.BLOCKS[name]
     assert (tensor.dtype, tensor.shape, tensor.elements) == (name, VALUES.shape, VALUES.size)
     assert tensor.nbytes == VALUES.size // values * size == gguf.GGUFReader(path).tensors[1].n_bytes
     assert tensor.note == f"{values} values in {size} bytes"
     assert (tensor.kind, tensor.evidence, tensor.saved) == (Kind.PARAMETER, Evidence.ASSUMED, True)
-    stored = blocks.as_stored(tensor.data).storage
+    stored = ggml_blocks.as_stored(tensor.data).storage
     assert path.read_bytes()[stored.offset :][: stored.length] == packed(VALUES, name.upper()).tobytes()
     if name not in ("q8_1", "q8_k", "q1_0"):  # of which the library does not know the way back
         with np.errstate(all="ignore"):

@@ -11,8 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from statecli import formats
-from statecli.kinds import classified
-from statecli.state import Evidence, Kind
+from statecli.core.kinds import classified
+from statecli.core.state import Evidence, Kind
 from statecli.values.read import all_values
 
 

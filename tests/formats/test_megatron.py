@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from statecli import formats
-from statecli.auditing.outcome import Status
-from statecli.auditing.run import Request, audit
-from statecli.formats import _scan
+from statecli.commands.audit.run import Request, audit
+from statecli.file_scan import scan
+from statecli.targets.outcome import Status
 from statecli.values.read import all_values
 
 from . import attacks
@@ -149,7 +149,7 @@ def test_all_its_pickles_are_scanned(statecli, tmp_path):
     """An ordinary folder has no finding; a crafted rank is told, and nothing of it runs."""
     folder = write(tmp_path / "run")
     assert statecli("audit", str(folder), "--values").code == 0
-    assert len(_scan.scan(str(folder))) == 2
+    assert len(scan.scan(str(folder))) == 2
     mark = tmp_path / "ran"
     body = attacks.called(attacks.named("os", "system"), attacks.text(f"touch {mark}"))
     file = folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt"

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from numpy.lib import format as library
 
 from statecli import formats
-from statecli.errors import UnreadableError
-from statecli.formats import _npy, npz
-from statecli.formats._scan import scan
-from statecli.state import Evidence, Kind
+from statecli.core.errors import UnreadableError
+from statecli.core.state import Evidence, Kind
+from statecli.file_scan.scan import scan
+from statecli.formats import npz
+from statecli.formats.shared import npy_array
 from statecli.values.read import all_values, opened, stored
 
 from .attacks import Member, build
@@ -218,7 +219,7 @@ def test_records_with_objects_are_objects(tmp_path):
 
 def test_an_audit_does_not_inflate_numbers(tmp_path, monkeypatch):
     """A compressed array of numbers is none of its business, however large."""
-    from statecli.formats import _scan
+    from statecli.file_scan import scan as _scan
 
     monkeypatch.setattr(_scan, "MAX_INFLATED", 1000)
     assert scan(saved(tmp_path, True, a=numpy.zeros(100_000))) == ()
@@ -399,7 +400,7 @@ def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
         npz, "_head", lambda record, source, length: asked.append(length) or head(record, source, length)
     )
     (found,) = formats.read(path).tensors
-    assert (found.shape, asked) == ((2**22,), [_npy.USUAL])
+    assert (found.shape, asked) == ((2**22,), [npy_array.USUAL])
 
 
 def test_a_flipped_bit_is_found(tmp_path, inspect):
@@ -488,7 +489,7 @@ def test_an_archive_of_torch_stays_one(tmp_path):
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 def test_every_beginning_is_refused(tmp_path, packed, line):
     """A download that stopped at any byte."""
-    from statecli.errors import UnreadableError
+    from statecli.core.errors import UnreadableError
 
     with open(saved(tmp_path, packed, a=numpy.ones(3), b=numpy.arange(4)), "rb") as source:
         whole = source.read()

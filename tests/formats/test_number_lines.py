@@ -14,9 +14,9 @@ import zipfile
 
 import pytest
 
-from statecli.auditing.run import Request, audit
-from statecli.formats._names import Scanner
-from statecli.formats._pickle import Machine
+from statecli.commands.audit.run import Request, audit
+from statecli.pickle_scan.imported_names import Scanner
+from statecli.pickles.machine import Machine
 
 CALL = b"0cposix\nsystem\n(S'touch PWNED'\ntR."
 # What the line is -> opcodes that push one value.

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from statecli.errors import MalformedError
-from statecli.formats import _pickle
-from statecli.formats._pickle import Global, Key, Obj, Persistent, SetOf, TruncatedPickle, load
+from statecli.core.errors import MalformedError
+from statecli.pickles import machine
+from statecli.pickles.machine import Global, Key, Obj, Persistent, SetOf, TruncatedPickle, load
 
 from .attacks import colliding_ints, deep_key, hash_bomb, number, numbers, pickled, state_dict, tensor, text
 
@@ -396,7 +396,7 @@ BUDGETS = {
 def test_each_budget_ends_a_bomb(case, monkeypatch):
     """A pickle that only grows is stopped at the limit, and one just below it is read."""
     limit, body, message = case
-    monkeypatch.setattr(_pickle, limit, 200_000)
+    monkeypatch.setattr(machine, limit, 200_000)
     with pytest.raises(MalformedError, match=message):
         load(pickled(body * 300_000))
     if limit != "MAX_OPCODES":
@@ -405,15 +405,15 @@ def test_each_budget_ends_a_bomb(case, monkeypatch):
 
 def test_the_budgets_leave_room_for_a_hundred_thousand_tensors():
     """A state_dict takes 32 opcodes, 8 memo entries and 3 objects for each tensor."""
-    assert _pickle.MAX_OPCODES > 32 * 300_000
-    assert _pickle.MAX_MEMO > 8 * 300_000
-    assert _pickle.MAX_OBJECTS > 3 * 300_000
+    assert machine.MAX_OPCODES > 32 * 300_000
+    assert machine.MAX_MEMO > 8 * 300_000
+    assert machine.MAX_OBJECTS > 3 * 300_000
 
 
 def test_the_number_of_globals_is_bounded(monkeypatch):
     """Names that differ are all kept, so there is an end to them."""
-    monkeypatch.setattr(_pickle, "MAX_GLOBALS", 10)
-    body = b"".join(b"cm\n%d\n0" % n for n in range(_pickle._BURST))
+    monkeypatch.setattr(machine, "MAX_GLOBALS", 10)
+    body = b"".join(b"cm\n%d\n0" % n for n in range(machine._BURST))
     with pytest.raises(MalformedError, match="names more than 10 globals"):
         load(pickled(body))
 
@@ -421,7 +421,7 @@ def test_the_number_of_globals_is_bounded(monkeypatch):
 def test_a_bomb_frees_its_memory_in_a_fresh_process():
     """Two million levels of every container are freed without overflowing the C stack."""
     code = """
-        from statecli.formats._pickle import load
+        from statecli.pickles.machine import load
         for body in (b")" + b"\\x85" * 2_000_000, b"]" * 300_000 + b"a" * 299_999, b"N" + b"Q" * 300_000,
                      b"cm\\nf\\n" + b")R" * 300_000, b"cm\\nf\\n" + b")R}b" * 300_000,
                      b"}" * 300_000 + b"Ns" * 299_999):

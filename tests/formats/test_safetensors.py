@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file, save_model
 
-from statecli import formats, kinds
-from statecli.errors import UnreadableError
+from statecli import formats
+from statecli.core import kinds
+from statecli.core.errors import UnreadableError
+from statecli.core.state import ModelState
 from statecli.formats import safetensors
-from statecli.formats._source import Source
-from statecli.state import ModelState
+from statecli.storage.source import Source
 
 
 def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):

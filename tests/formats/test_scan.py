@@ -24,11 +24,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from statecli.formats import _pickle, _scan
-from statecli.formats._one_pickle import begins_as_pickle
-from statecli.formats._scan import scan
-from statecli.formats._source import Source
-from statecli.formats._steps import Budget
+from statecli.file_scan import scan as _scan
+from statecli.file_scan.scan import scan
+from statecli.pickle_scan.one_pickle import begins_as_pickle
+from statecli.pickle_scan.step_budget import Budget
+from statecli.pickles import machine
+from statecli.storage.source import Source
 
 from .attacks import (
     Member,
@@ -239,8 +240,8 @@ def test_that_property_can_fail():
         b"\x80\x04" + named("zeroth", "Zero") + b"N}" + text("a") + number(1) + b"s\x86b" + named("first", "One") + b"."
     )
     assert imported(data, FromC) == imported(data, FromPython) == {"zeroth.Zero", "first.One"}
-    with pytest.raises(_pickle.MalformedError):
-        _pickle.load(data)
+    with pytest.raises(machine.MalformedError):
+        machine.load(data)
 
 
 @given(st.binary(max_size=200))
@@ -469,7 +470,7 @@ def test_a_scan_imports_neither_pickle_nor_torch(tmp_path):
     (tmp_path / "a.pt").write_bytes(build(records(state_dict(w=tensor(), x=called(named("wave", "open"))))))
     code = f"""
         import sys
-        from statecli.formats._scan import scan
+        from statecli.file_scan.scan import scan
         assert len(scan({str(tmp_path / "a.pt")!r})) == 1
         assert not set(sys.modules) & {{"pickle", "_pickle", "torch", "numpy", "wave"}}
     """

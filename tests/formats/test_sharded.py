@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file, save_model
 
 from statecli import formats
-from statecli.errors import UnreadableError
+from statecli.core.errors import UnreadableError
 from statecli.formats import sharded
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -12,11 +12,12 @@ import sys
 import pytest
 
 import statecli.formats
-from statecli.auditing.outcome import Status
-from statecli.auditing.run import Request, audit
-from statecli.formats import _names, _scan
-from statecli.formats._source import Source
-from statecli.formats._steps import Budget, OutOfSteps, Steps
+from statecli.commands.audit.run import Request, audit
+from statecli.file_scan import scan as _scan
+from statecli.pickle_scan import imported_names
+from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
+from statecli.storage.source import Source
+from statecli.targets.outcome import Status
 
 from .attacks import Member, build, called, named, number, records, short, stacked
 
@@ -249,7 +250,7 @@ LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-from statecli.formats._scan import scan
+from statecli.file_scan.scan import scan
 for path in sys.argv[1:]:
     scan(path)
 """
@@ -282,5 +283,5 @@ def test_long_words_are_searched_for_names_in_linear_time(tmp_path):
 @pytest.mark.parametrize("word", [b"N0cos", b"(" + b"a" * 70_000 + b"ios", b"N0c" + b"o" * 70_000])
 def test_a_name_after_a_long_word_is_found(word):
     """An opcode that imports a name is seen at any place of a word, of any length."""
-    assert _names._may_be_one(word + b"\nsystem\n(S'true'\ntR.")
-    assert not _names._may_be_one(word + b"\n0system\n")
+    assert imported_names._may_be_one(word + b"\nsystem\n(S'true'\ntR.")
+    assert not imported_names._may_be_one(word + b"\n0system\n")

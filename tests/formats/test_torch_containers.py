@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from statecli.errors import MalformedError, UnreadableError
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import ByteRange
 from statecli.formats import torch_legacy, torch_zip
-from statecli.formats._pickle import Pickle
-from statecli.formats._source import HEAD, Source, Window
-from statecli.state import ByteRange
+from statecli.pickles.machine import Pickle
+from statecli.storage.source import HEAD, Source, Window
 
 from .attacks import Lies, Member, build, changed, legacy, number, pickled, records, state_dict, tensor, text, without
 

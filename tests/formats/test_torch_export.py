@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from statecli import formats
-from statecli.auditing.run import Request, audit
-from statecli.errors import UnreadableError
+from statecli.commands.audit.run import Request, audit
+from statecli.core.errors import UnreadableError
+from statecli.core.state import Evidence, Kind
+from statecli.file_scan.scan import scan
 from statecli.formats import torch_export
-from statecli.formats._expressions import cost_of, expressions, is_plain, is_plain_guard
-from statecli.formats._scan import scan
+from statecli.pickle_scan.export_expressions import cost_of, expressions, is_plain, is_plain_guard
 from statecli.rules.pickles import RULES
-from statecli.state import Evidence, Kind
 from statecli.values.read import all_values
 
 from .test_any_bytes import tried

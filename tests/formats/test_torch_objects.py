@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from statecli import formats, target
-from statecli.errors import MalformedError
-from statecli.formats import _globals
-from statecli.state import Evidence, Kind
+from statecli import formats
+from statecli.core.errors import MalformedError
+from statecli.core.state import Evidence, Kind
+from statecli.pickles import safe_globals
+from statecli.targets import load
 
 
 def read(tmp_path, thing, **options):
@@ -458,7 +459,7 @@ def test_nothing_to_list_is_an_error(tmp_path):
     state = read(tmp_path, {"epoch": 3})
     assert (state.tensors, state.sections, state.metadata.values) == ((), (), {"epoch": 3})
     with pytest.raises(MalformedError, match=r"file\.pt: holds no tensor: the pickle is a dict of 1"):
-        target.checkpoint(str(tmp_path / "file.pt"))
+        load.checkpoint(str(tmp_path / "file.pt"))
 
 
 def test_an_optimizer_alone(tmp_path):
@@ -492,7 +493,7 @@ def test_the_allow_list_is_torchs():
     """Our list of harmless globals is that of the installed torch."""
     from torch._weights_only_unpickler import _get_allowed_globals
 
-    assert _globals.allowed() == set(_get_allowed_globals())
+    assert safe_globals.allowed() == set(_get_allowed_globals())
 
 
 def test_a_tensor_subclass_shows_its_outer_shape(tmp_path):

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from statecli import formats
-from statecli.auditing.outcome import Status
-from statecli.auditing.run import Request, audit
-from statecli.errors import MalformedError, UnreadableError
+from statecli.commands.audit.run import Request, audit
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.file_scan.scan import scan
 from statecli.formats import torch_tar
-from statecli.formats._scan import scan
 from statecli.rules.pickles import RULES
+from statecli.targets.outcome import Status
 from statecli.values.read import all_values
 
 from .attacks import called, legacy, named, number, pickled, state_dict, tensor, text
@@ -342,6 +342,6 @@ def test_a_damaged_entry_spoils_its_tensor_alone(written):
 def test_the_scan_of_no_tar_needs_no_tarfile(tmp_path):
     """It takes as long to import as all of statecli."""
     torch.save({"w": torch.zeros(2)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
-    code = "import sys; from statecli.formats._scan import scan; scan('a.pt'); print('tarfile' in sys.modules)"
+    code = "import sys; from statecli.file_scan.scan import scan; scan('a.pt'); print('tarfile' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

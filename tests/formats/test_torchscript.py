@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from statecli import formats
-from statecli.errors import UnreadableError
+from statecli.core.errors import UnreadableError
+from statecli.core.state import Evidence, Kind
+from statecli.file_scan.scan import scan
 from statecli.formats import torchscript
-from statecli.formats._scan import scan
-from statecli.state import Evidence, Kind
 from statecli.values.read import all_values
 
 from .test_any_bytes import tried
@@ -519,7 +519,7 @@ def test_modules_that_hold_each_other_end(parts, tmp_path, monkeypatch):
     linear = b"c__torch__.torch.nn.modules.linear\nLinear\n"
     cycle = b"\x80\x02" + linear + b")\x81q\0}(X\1\0\0\0ah\0ub."
     assert read(_written(tmp_path, parts, cycle)).tensors == ()
-    monkeypatch.setattr("statecli.formats._whole_module.MAX_ROWS", 10_000)
+    monkeypatch.setattr("statecli.formats.torch.whole_module.MAX_ROWS", 10_000)
     many = (
         b"\x80\x02"
         + linear

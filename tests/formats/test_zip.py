@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.serialization import skip_data
 
-from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError
-from statecli.formats import _zip
-from statecli.formats._source import Source
-from statecli.formats._zip import MAX_INFLATED, MAX_PADDING, Archive
-from statecli.state import Place
+from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.core.state import Place
+from statecli.storage import zip_archive
+from statecli.storage.source import Source
+from statecli.storage.zip_archive import MAX_INFLATED, MAX_PADDING, Archive
 
 from .attacks import Lies, Member, build, changed, records
 
@@ -309,9 +309,9 @@ def test_as_many_records_and_bytes_of_directory_as_are_allowed(opened, monkeypat
     size = struct.unpack_from("<I", data, data.index(b"PK\5\6") + 12)[0]
     for name, limit in (("MAX_RECORDS", len(records())), ("MAX_DIRECTORY", size)):
         with monkeypatch.context() as patch:
-            patch.setattr(_zip, name, limit)
+            patch.setattr(zip_archive, name, limit)
             assert len(opened(data).records) == len(records())
-            patch.setattr(_zip, name, limit - 1)
+            patch.setattr(zip_archive, name, limit - 1)
             with pytest.raises(MalformedError, match="too large to read"):
                 opened(data)
 
@@ -320,7 +320,7 @@ def test_a_record_is_verified_piece_by_piece(opened, monkeypatch):
     """Stored or deflated, in pieces of any size: the right checksum passes and a wrong one does not."""
     content = bytes(range(256)) * 40 + bytes(50_000)
     for piece in (1, 7, 1000, 1 << 20):
-        monkeypatch.setattr(_zip, "_PIECE", piece if piece > 1 else 64)
+        monkeypatch.setattr(zip_archive, "_PIECE", piece if piece > 1 else 64)
         for method in (0, 8):
             good = opened(build([Member("a/x", content, method=method)]))
             good.verify(good.records["a/x"])
@@ -604,7 +604,7 @@ def test_the_directory_alone_places_a_record_of_4_gib(tmp_path, size):
             found = Archive(source).records
         path.unlink()
         assert found[f"{path.name}/data/0"].size == size
-        assert {name: _zip._aligned_start(one) for name, one in found.items()} == {
+        assert {name: zip_archive._aligned_start(one) for name, one in found.items()} == {
             name: one.data_offset for name, one in found.items()
         }
 
@@ -618,7 +618,7 @@ def mentioned(tmp_path):
 
     def ask(data: bytes, *names: bytes) -> bool:
         (tmp_path / "m.zip").write_bytes(data)
-        return _zip.mentions(str(tmp_path / "m.zip"), *names)
+        return zip_archive.mentions(str(tmp_path / "m.zip"), *names)
 
     return ask
 
@@ -649,7 +649,7 @@ def test_what_is_no_archive_mentions_nothing(mentioned, tmp_path):
     """Bytes of any kind, an end record that is cut short, a file that is missing or empty."""
     for data in (b"", b"x", b"data.pkl" * 999, GOOD[:-1], GOOD[: GOOD.index(b"PK\5\6") + 4], b"PK\5\6data.pkl"):
         assert not mentioned(data, b"data.pkl")
-    assert not _zip.mentions(str(tmp_path / "missing"), b"data.pkl")
+    assert not zip_archive.mentions(str(tmp_path / "missing"), b"data.pkl")
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.auditing.outcome import Status
-from statecli.auditing.run import Request, audit
-from statecli.errors import BarePickle
-from statecli.finding import Severity
-from statecli.locking import companions, file, making
+from statecli.commands.audit.run import Request, audit
+from statecli.commands.lock import companion_files, lock_file, run
+from statecli.core.errors import BarePickle
+from statecli.core.finding import Severity
+from statecli.targets.outcome import Status
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-06, "rope_scaling": {"factor": 2}}
 FILES = {
@@ -42,14 +42,14 @@ def folder(tmp_path):
 
 def lock(*targets, **options):
     """The lock of these targets, as it is read back from its file."""
-    request = making.Request(tuple(map(str, targets)), **options)
-    return b"".join(file.written(making.lock(making.read(request), request)))
+    request = run.Request(tuple(map(str, targets)), **options)
+    return b"".join(lock_file.written(run.lock(run.read(request), request)))
 
 
 def held(target, locked, path, **options):
     """The audit of `target` against this lock."""
     path.write_bytes(locked)
-    return audit(Request((str(target),), lock=file.read(str(path)), lock_folder=str(path.parent), **options))
+    return audit(Request((str(target),), lock=lock_file.read(str(path)), lock_folder=str(path.parent), **options))
 
 
 def mismatches(found):
@@ -287,7 +287,7 @@ def test_links_between_folders_are_followed_once(folder, tmp_path):
     (folder / "code" / "own.py").write_text("x")
     for number in range(60):
         (folder / "code" / f"l{number}").symlink_to(".")
-    names = companions.companion_files(str(folder))
+    names = companion_files.companion_files(str(folder))
     assert names.count("code/own.py") == 1
     assert len(names) < 10
 
@@ -337,7 +337,7 @@ def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline,
 def test_a_pipeline_that_cannot_be_compared_fails_and_loses_no_other_target(pipeline, tmp_path, monkeypatch):
     """Its components are audited all the same."""
     locked = lock(pipeline, folder=str(tmp_path))
-    monkeypatch.setattr(companions, "MAX_FILES", 1)
+    monkeypatch.setattr(companion_files, "MAX_FILES", 1)
     found = held(pipeline, locked, tmp_path / "lock.json")
     failed = [one for one in found.targets if one.status is Status.FAILED]
     assert len(failed) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statecli.state import ModelState, TensorInfo
+from statecli.core.state import ModelState, TensorInfo
 
 torch = pytest.importorskip("torch")
 
@@ -32,9 +32,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
 @pytest.fixture
 def inspect(write: Callable[..., str]) -> Callable[..., ModelState]:
     """Read the class that a piece of source defines."""
-    from statecli.modules import move, read
-    from statecli.modules.build import build
-    from statecli.modules.spec import parse
+    from statecli.live import move, read
+    from statecli.live.build import build
+    from statecli.live.spec import parse
 
     def inspect_one(source: str, call: str = "Net", *, to: str | None = None, **options: object) -> ModelState:
         target = write(source, call)
@@ -49,10 +49,10 @@ def inspect(write: Callable[..., str]) -> Callable[..., ModelState]:
 @pytest.fixture
 def read_live() -> Callable[..., ModelState]:
     """Read what a factory builds, without a file around it."""
-    from statecli.modules import read
-    from statecli.modules.build import Built
-    from statecli.modules.origin import Origins
-    from statecli.modules.spec import Spec
+    from statecli.live import read
+    from statecli.live.build import Built
+    from statecli.live.origin import Origins
+    from statecli.live.spec import Spec
 
     def read_one(make: Callable[[], object]) -> ModelState:
         spec = Spec("live:Net", "live", False, "Net")

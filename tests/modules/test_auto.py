@@ -231,9 +231,9 @@ def test_what_would_be_fetched_is_not(statecli, monkeypatch):
 
 def test_a_class_that_registers_without_end_is_stopped(statecli, monkeypatch):
     """However it comes to that."""
-    from statecli.modules import auto
+    from statecli.live import hf_auto
 
-    monkeypatch.setattr(auto, "MAX_REGISTERED", 20)
+    monkeypatch.setattr(hf_auto, "MAX_REGISTERED", 20)
     saved("BertModel")
     result = statecli("inspect", "m", "--model", "auto")
     assert (result.code, result.err) == (

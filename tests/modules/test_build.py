@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from statecli.errors import ModelError, UsageError
-from statecli.modules.build import build
-from statecli.modules.spec import parse
+from statecli.core.errors import ModelError, UsageError
+from statecli.live.build import build
+from statecli.live.spec import parse
 
 
 def make(target: str, **options):
@@ -197,7 +197,7 @@ def test_prints_go_to_stderr(write):
     """
     target = write(source)
     code = (
-        "from statecli.modules.build import build; from statecli.modules.spec import parse; "
+        "from statecli.live.build import build; from statecli.live.spec import parse; "
         f"build(parse({target!r})); print('result')"
     )
     path = str(Path(__file__).parents[2])
@@ -275,8 +275,8 @@ def test_missing_torch_is_one_line(write):
     target = write(SIMPLE, "Net(2)")
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from statecli.errors import MissingDependency\n"
-        "from statecli.modules.build import build\nfrom statecli.modules.spec import parse\n"
+        "from statecli.core.errors import MissingDependency\n"
+        "from statecli.live.build import build\nfrom statecli.live.spec import parse\n"
         f"try: build(parse({target!r}))\nexcept MissingDependency as e: print(e)"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from statecli.state import Kind
+from statecli.core.state import Kind
 
 HEADER = """
 import collections, functools

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.errors import UsageError
-from statecli.state import Kind
+from statecli.core.errors import UsageError
+from statecli.core.state import Kind
 
 HEADER = """
 import collections, functools, operator, types

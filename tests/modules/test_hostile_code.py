@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from statecli.errors import ModelError
-from statecli.modules.build import build
-from statecli.modules.spec import parse
+from statecli.core.errors import ModelError
+from statecli.live.build import build
+from statecli.live.spec import parse
 
 RAISING = """
 class Raising(torch.Tensor):
@@ -40,8 +40,8 @@ def test_no_torch_function_of_a_subclass_is_asked(inspect, to):
 
 def test_no_torch_function_is_asked_for_values(write):
     """The statistics of such a tensor are those of its values."""
-    from statecli.modules import read
-    from statecli.values.live import stored_values, strided_of
+    from statecli.live import read
+    from statecli.values.live_tensor import stored_values, strided_of
 
     target = write(RAISING)
     sums = []

@@ -116,10 +116,10 @@ def test_each_proof_takes_linear_steps(check, model, size):
 
 def test_a_report_of_findings_takes_linear_steps():
     """Each oddity that a finding reports is left out of the notes without a look at all findings."""
-    from statecli.report import View, inspecting
+    from statecli.report import View, inspect
 
     def report(net: nn.Module) -> object:
-        return inspecting.of_inspection(statecli.inspect(net, to="meta"), View())
+        return inspect.of_inspection(statecli.inspect(net, to="meta"), View())
 
     assert _growth(MODELS["one buffer under many names"], report, TIED) < 2.1
 
@@ -156,7 +156,7 @@ def test_modules_nested_10_000_levels_deep_are_cut_and_said():
 
 def test_repeated_names_are_numbered_in_linear_steps():
     """Tensors of one name get the next number each, and a tensor keeps its own."""
-    from statecli.modules.walk import Walk
+    from statecli.live.walk import Walk
 
     tensors = [torch.zeros(1) for _ in range(800)]
     found = Walk()

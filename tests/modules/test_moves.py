@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.errors import ModelError, UsageError
-from statecli.state import Kind
+from statecli.core.errors import ModelError, UsageError
+from statecli.core.state import Kind
 
 PLAIN = """
 class Net(nn.Module):
@@ -208,7 +208,7 @@ def test_a_move_to_meta_finds_the_same_oddities(inspect):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
 def test_no_cuda_names_meta():
     """Without CUDA the refusal names the check that works everywhere."""
-    from statecli.modules.table import _device
+    from statecli.live.model_state import _device
 
     with pytest.raises(UsageError, match="--to meta"):
         _device("cuda")
@@ -300,10 +300,10 @@ def test_old_spectral_norm_is_no_stale_view(read_live):
 
 def test_stats_are_taken_before_the_values_go(inspect, write):
     """`stats_of` sees each tensor with its values, before measuring overwrites them."""
-    from statecli.modules import read
-    from statecli.modules.build import build
-    from statecli.modules.spec import parse
-    from statecli.state import Stats
+    from statecli.core.state import Stats
+    from statecli.live import read
+    from statecli.live.build import build
+    from statecli.live.spec import parse
 
     target = write(PLAIN)
     state = read(build(parse(target), values=True), target, stats_of=lambda t: Stats(max=t.max().item()))
@@ -376,7 +376,7 @@ def test_samplers_that_are_made_again_on_the_device_follow(inspect, rows, to, ch
 
 def test_a_model_that_follows_needs_no_fake_gpu(inspect, monkeypatch):
     """Its import takes a third of a second."""
-    from statecli.modules import measure
+    from statecli.live import measure
 
     monkeypatch.setattr(measure, "by_fake_gpu", lambda built: pytest.fail("tried"))
     own = OWN_TO.replace("def to(self, *a, **k)", "def _apply(self, fn)")

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from statecli.modules import move, read
-from statecli.modules.build import build
-from statecli.modules.spec import parse
-from statecli.state import Kind
+from statecli.core.state import Kind
+from statecli.live import move, read
+from statecli.live.build import build
+from statecli.live.spec import parse
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 MODELS = sorted(path for path in SAMPLES.glob("*.py") if path.name != "make_checkpoints.py")

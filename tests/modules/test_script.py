@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.modules.script import raised
+from statecli.live.torchscript_errors import raised
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

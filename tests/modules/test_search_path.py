@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import statecli
-from statecli import search_path
+from statecli.live import search_path
 
 SCRIPT = Path(sys.executable).parent / "statecli"
 #: Packages that a command imports when it needs them, and those that transformers looks for.

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from statecli.modules import settings
-from statecli.modules.build import Built, build
-from statecli.modules.spec import parse
+from statecli.live import torch_settings
+from statecli.live.build import Built, build
+from statecli.live.spec import parse
 
 #: What a constructor calls, and what shows it.
 SET = {
@@ -22,7 +22,7 @@ SET = {
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    with settings.kept():
+    with torch_settings.kept():
         yield
 
 

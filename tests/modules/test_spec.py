@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statecli.errors import UsageError
-from statecli.modules.spec import Spec, parse
+from statecli.core.errors import UsageError
+from statecli.live.spec import Spec, parse
 
 LITERALS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -116,7 +116,7 @@ def test_any_text_is_a_spec_or_none_or_a_usage_error(text):
 
 def test_parsing_imports_no_torch():
     """Reading a spec, and importing the package, leaves torch alone."""
-    code = "import sys, statecli.modules, statecli.modules.build; from statecli.modules.spec import parse; "
+    code = "import sys, statecli.live, statecli.live.build; from statecli.live.spec import parse; "
     code += "parse('net.py:Net'); print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

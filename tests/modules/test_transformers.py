@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.state import Kind
+from statecli.core.state import Kind
 
 from ..zoo import SMALL, make
 
@@ -70,7 +70,7 @@ def test_modules_in_a_plain_list_are_found(read_live, rows):
 @pytest.mark.parametrize("name", ["BertModel", "LlamaForCausalLM"])
 def test_skipping_the_draws_changes_nothing_shown(name, read_live):
     """A model whose large random values were not drawn shows the same rows."""
-    from statecli.modules.drawing import Skipped, skipping
+    from statecli.live.skip_random_init import Skipped, skipping
 
     def undrawn() -> nn.Module:
         with skipping(Skipped()):

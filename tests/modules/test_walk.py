@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from statecli import formats
-from statecli.modules import walk as walk_module
-from statecli.state import Kind
+from statecli.core.state import Kind
+from statecli.live import walk as walk_module
 
 #: assignment in __init__ -> the names of the unregistered tensors it makes
 HELD = {
@@ -213,7 +213,7 @@ def test_too_many_objects_are_cut_and_said(inspect, monkeypatch):
 
 def test_too_many_names_are_an_error(inspect, monkeypatch):
     """Modules shared thirty levels deep have 2^30 names: one line, not a hang."""
-    from statecli.errors import ModelError
+    from statecli.core.errors import ModelError
 
     monkeypatch.setattr(walk_module, "MAX_NAMES", 10_000)
     line = "m = nn.Linear(1, 1)\n        for _ in range(30): m = nn.Sequential(m, m)\n        self.m = m"

@@ -13,11 +13,11 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
-from statecli.modules.build import Built, build
-from statecli.modules.origin import Origins
-from statecli.modules.spec import Spec, parse
-from statecli.proofs import subject as subjects
-from statecli.proofs.inputs import Inputs
+from statecli.commands.verify import model_under_test as subjects
+from statecli.commands.verify.inputs import Inputs
+from statecli.live.build import Built, build
+from statecli.live.origin import Origins
+from statecli.live.spec import Spec, parse
 
 #: What no model holds.
 TABLE = torch.ones(3)

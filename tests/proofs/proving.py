@@ -6,11 +6,12 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from statecli.modules.build import Built
-from statecli.modules.origin import Origins
-from statecli.modules.spec import Spec
-from statecli.proofs import Request, run, subject
-from statecli.proofs.result import Cell, Check, Name
+from statecli.commands.verify import model_under_test
+from statecli.commands.verify.result import Cell, Check, Name
+from statecli.commands.verify.run import Request, run
+from statecli.live.build import Built
+from statecli.live.origin import Origins
+from statecli.live.spec import Spec
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 SOURCE = "import torch\nfrom torch import nn\n"
@@ -39,7 +40,7 @@ def of_source(name: Name, body: str, *input: str, **options) -> Check:
 def of_live(prove: Callable, make: Callable, *args) -> Check:
     """A proof of what a factory builds, each time anew."""
     built = Built(Spec("live", "", False, "live"), make(), Origins({}), "cpu", True, lambda values, seed: make())
-    return prove(subject.of_built(built, "live"), *args)
+    return prove(model_under_test.of_built(built, "live"), *args)
 
 
 def rules(check: Check) -> dict[str | None, str]:

@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from statecli import inspection  # noqa: E402
-from statecli.errors import ModelError, UsageError  # noqa: E402
-from statecli.proofs import Request, run  # noqa: E402
-from statecli.proofs.result import Name  # noqa: E402
+from statecli.commands.inspect import run as inspection  # noqa: E402
+from statecli.commands.verify.result import Name  # noqa: E402
+from statecli.commands.verify.run import Request, run  # noqa: E402
+from statecli.core.errors import ModelError, UsageError  # noqa: E402
 
 HEADER = "import torch\nfrom torch import nn\n"
 CLASS = """
@@ -290,9 +290,9 @@ MODULES = {
 def test_the_registered_rows_are_those_of_an_instance_that_ran(spec):
     """torch's own lists say which, in which order and of what shape."""
     pytest.importorskip(spec.partition(":")[0])
-    from statecli.modules.build import build
-    from statecli.modules.spec import parse
-    from statecli.proofs import inputs
+    from statecli.commands.verify import inputs
+    from statecli.live.build import build
+    from statecli.live.spec import parse
 
     found = inspection.inspect(inspection.Request(spec, input=MODULES[spec]))
     built = build(parse(spec))

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from statecli.proofs import bits  # noqa: E402
-from statecli.proofs.result import Name  # noqa: E402
+from statecli.commands.verify import tensor_bits  # noqa: E402
+from statecli.commands.verify.result import Name  # noqa: E402
 
 from .proving import of_source, rules  # noqa: E402
 
@@ -21,10 +21,10 @@ LOSSY = [
 ]
 
 
-def written(dtype, *, phase=0, elements=2 * bits.PERIOD):
+def written(dtype, *, phase=0, elements=2 * tensor_bits.PERIOD):
     """A tensor of zeros after it was overwritten."""
     tensor = torch.zeros(elements, dtype=dtype)
-    bits.perturb([tensor], phase=phase)
+    tensor_bits.perturb([tensor], phase=phase)
     return tensor
 
 
@@ -49,9 +49,9 @@ def test_the_last_bit_counts(dtype):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_values_are_moderate_and_differ(dtype):
     """Strictly between 0 and 1, no two in a period alike, and none in its place under another phase."""
-    tensor, other = written(dtype, elements=bits.PERIOD), written(dtype, elements=bits.PERIOD, phase=1)
+    tensor, other = written(dtype, elements=tensor_bits.PERIOD), written(dtype, elements=tensor_bits.PERIOD, phase=1)
     assert bool(((tensor > 0) & (tensor < 1)).all())
-    assert len(tensor.unique()) == bits.PERIOD
+    assert len(tensor.unique()) == tensor_bits.PERIOD
     assert bool((tensor != other).all())
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.errors import UsageError
-from statecli.finding import Severity
-from statecli.proofs import cast
-from statecli.proofs.result import Name, Verdict
+from statecli.commands.verify.proofs import cast
+from statecli.commands.verify.result import Name, Verdict
+from statecli.core.errors import UsageError
+from statecli.core.finding import Severity
 
 from ..zoo import SMALL, make
 from .proving import cell, of_live, of_source, rules, sample, verdicts

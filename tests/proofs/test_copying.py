@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import statecli
-from statecli.modules.build import load
-from statecli.modules.spec import parse
-from statecli.proofs import copying
-from statecli.proofs.result import Name, Verdict
+from statecli.commands.verify.proofs import copy as copying
+from statecli.commands.verify.result import Name, Verdict
+from statecli.live.build import load
+from statecli.live.spec import parse
 
 from ..zoo import SMALL, make
 from .proving import cell, of_live, of_source, rules, sample, verdicts

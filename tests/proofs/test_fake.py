@@ -12,18 +12,19 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 
-from statecli.proofs import fake, move  # noqa: E402
-from statecli.proofs.devices import NUMBERS, ONE_NUMBER, Watch, Watching  # noqa: E402
-from statecli.proofs.result import Verdict  # noqa: E402
+from statecli.commands.verify.proofs import move  # noqa: E402
+from statecli.commands.verify.result import Verdict  # noqa: E402
+from statecli.live import fake_gpu  # noqa: E402
+from statecli.live.device_rules import NUMBERS, ONE_NUMBER, Watch, Watching  # noqa: E402
 
 from .mixes import ILLEGAL, LEGAL, live, sample  # noqa: E402
 
 
 def watched(call):
     """What the watch says of one call, made on the pretended GPU."""
-    watch = Watch(fake.DEVICE)
-    with fake.faked(watch), torch.no_grad():
-        call(lambda *shape: torch.ones(shape), lambda *shape: torch.ones(shape).to(fake.DEVICE))
+    watch = Watch(fake_gpu.DEVICE)
+    with fake_gpu.faked(watch), torch.no_grad():
+        call(lambda *shape: torch.ones(shape), lambda *shape: torch.ones(shape).to(fake_gpu.DEVICE))
     return watch.mismatches
 
 
@@ -98,10 +99,10 @@ def test_a_parameter_stays_the_object_that_it_is():
     """As on CUDA: each other name of a Parameter follows, a second name of a buffer is left with the old one."""
     module = Names()
     weight = module.fc.weight
-    with fake.faked(Watch(fake.DEVICE)):
-        module.to(fake.DEVICE)
+    with fake_gpu.faked(Watch(fake_gpu.DEVICE)):
+        module.to(fake_gpu.DEVICE)
     assert module.fc.weight is weight is module.tied.weight is module.listed[0]
-    assert (weight.device, module.buffer.device, module.old.device.type) == (fake.DEVICE, fake.DEVICE, "cpu")
+    assert (weight.device, module.buffer.device, module.old.device.type) == (fake_gpu.DEVICE, fake_gpu.DEVICE, "cpu")
     assert isinstance(weight, nn.Parameter)
     assert weight.requires_grad
 
@@ -114,7 +115,7 @@ def test_what_is_replaced_is_put_back():
         return nn.Module._apply, torch.amp.autocast_mode.autocast.__init__, torch.is_autocast_enabled, *told
 
     before = replaced()
-    with pytest.raises(ZeroDivisionError), fake.faked(Watch(fake.DEVICE)):
+    with pytest.raises(ZeroDivisionError), fake_gpu.faked(Watch(fake_gpu.DEVICE)):
         _ = 1 / 0
     assert replaced() == before
     assert type(nn.Linear(2, 2).double().weight) is nn.Parameter

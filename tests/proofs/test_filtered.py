@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from statecli import proofs
-from statecli.finding import Finding, Severity
-from statecli.proofs.result import Cell, Check, Column, Name, Verdict
-from statecli.state import ModelState, TensorInfo
+from statecli.commands.verify import run
+from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import ModelState, TensorInfo
 
 P, F, U, S = Verdict.PASSED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.SKIPPED
 
@@ -19,7 +19,7 @@ def left(verdict, reason, cells, *kept, found=()):
     check = Check(Name.MOVE, verdict, "", reason, columns, findings)
     whole = ModelState("net", "module", tuple(TensorInfo(fqn, "float32", (), 1, 4) for fqn in ("a", "b", "c")))
     state = ModelState("net", "module", tuple(row for row in whole.tensors if row.fqn in kept))
-    return proofs._only(check, state, whole)
+    return run._only(check, state, whole)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from statecli.errors import ModelError, UsageError  # noqa: E402
-from statecli.proofs import forward, remade  # noqa: E402
-from statecli.proofs.result import Verdict  # noqa: E402
-from statecli.proofs.sources import How  # noqa: E402
+from statecli.commands.verify import recreated_by_forward  # noqa: E402
+from statecli.commands.verify.proofs import forward  # noqa: E402
+from statecli.commands.verify.result import Verdict  # noqa: E402
+from statecli.core.errors import ModelError, UsageError  # noqa: E402
+from statecli.live.tensor_sources import How  # noqa: E402
 
 from . import mixes  # noqa: E402
 from .mixes import ILLEGAL, LEGAL, READS, WANT_CPU, Once, live, sample  # noqa: E402
@@ -95,7 +96,7 @@ def test_a_cache_is_told_to_be_one():
     """What an earlier forward left on the CPU was assigned in forward: no line of the constructor is to be changed."""
     (finding,) = forward.prove(sample("cached_mask:Causal", (2, 4, 8)), FAKE).findings
     advice, _, line = finding.help.partition("; assigned at ")
-    assert advice == remade.MEND.format("device")
+    assert advice == recreated_by_forward.MEND.format("device")
     assert line.endswith("cached_mask.py:23")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from statecli.modules import spec
-from statecli.modules.build import load
-from statecli.proofs.result import Check, Name, Verdict
+from statecli.commands.verify.result import Check, Name, Verdict
+from statecli.live import spec
+from statecli.live.build import load
 
 from .proving import cell, of_source, rules
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from statecli.errors import ModelError, UsageError
-from statecli.modules.build import Built, build
-from statecli.modules.origin import Origins
-from statecli.modules.spec import Spec
-from statecli.modules.spec import parse as parse_spec
-from statecli.proofs.inputs import Inputs, InputSpec, find, leaves, mapped, parse, seeded
+from statecli.commands.verify.inputs import Inputs, InputSpec, find, leaves, mapped, parse, seeded
+from statecli.core.errors import ModelError, UsageError
+from statecli.live.build import Built, build
+from statecli.live.origin import Origins
+from statecli.live.spec import Spec
+from statecli.live.spec import parse as parse_spec
 
 from ..zoo import SMALL, make
 

@@ -9,14 +9,15 @@ from torch import nn  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
 import statecli  # noqa: E402
-from statecli.errors import ModelError, UnreadableError  # noqa: E402
-from statecli.modules.build import Built  # noqa: E402
-from statecli.modules.origin import Origins  # noqa: E402
-from statecli.modules.spec import Spec  # noqa: E402
-from statecli.modules.tensors import has_memory, is_freed  # noqa: E402
-from statecli.proofs import Request, bits, subject, verified  # noqa: E402
-from statecli.proofs.result import Name  # noqa: E402
-from statecli.values.live import strided_of  # noqa: E402
+from statecli.commands.verify import model_under_test, tensor_bits  # noqa: E402
+from statecli.commands.verify.result import Name  # noqa: E402
+from statecli.commands.verify.run import Request, verified  # noqa: E402
+from statecli.core.errors import ModelError, UnreadableError  # noqa: E402
+from statecli.live.build import Built  # noqa: E402
+from statecli.live.origin import Origins  # noqa: E402
+from statecli.live.spec import Spec  # noqa: E402
+from statecli.live.tensors import has_memory, is_freed  # noqa: E402
+from statecli.values.live_tensor import strided_of  # noqa: E402
 
 
 class Int8(torch.Tensor):
@@ -85,7 +86,7 @@ def test_a_wrapper_subclass_is_verified(inputs):
 def test_a_wrapper_that_refuses_every_operator_is_not_an_internal_error(name):
     """What its code raises makes a proof inconclusive, and the other proofs are run."""
     built = Built(Spec("net", "", False, "net"), *made(name), "cpu", True, lambda _, __: made(name)[0])
-    checks = verified(subject.of_built(built, "net"), Request("net")).checks
+    checks = verified(model_under_test.of_built(built, "net"), Request("net")).checks
     assert any("NotImplementedError" in (check.reason or "") for check in checks)
     assert len(checks) == len(Name)
 
@@ -100,8 +101,8 @@ def test_a_proof_writes_nothing_through_an_address_of_zero():
     wrapper = int8(40, 40)
     assert wrapper.untyped_storage().nbytes() == 6400
     assert not has_memory(wrapper.untyped_storage())
-    assert bits.flat_of(wrapper) is None
-    assert bits.perturb([wrapper]) == set()
+    assert tensor_bits.flat_of(wrapper) is None
+    assert tensor_bits.perturb([wrapper]) == set()
     with pytest.raises(UnreadableError, match="holds no data of its own"):
         strided_of(wrapper)
 

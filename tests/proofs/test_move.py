@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.errors import UsageError
-from statecli.finding import Severity
-from statecli.proofs import cast, move, save
-from statecli.proofs.result import Name, Verdict
-from statecli.state import AN_INPUT
+from statecli.commands.verify.proofs import cast, move, save
+from statecli.commands.verify.result import Name, Verdict
+from statecli.core.errors import UsageError
+from statecli.core.finding import Severity
+from statecli.core.state import AN_INPUT
 
 from ..zoo import SMALL, make
 from .proving import cell, of_live, of_source, rules, sample, verdicts

@@ -182,7 +182,7 @@ def test_statistics_are_of_the_model_itself():
 
 PLAIN_CLASSES = """
 from torch import nn
-from statecli.proofs import copies
+from statecli.commands.verify.run import copies
 Net = type("Net", (nn.Module,), {})
 assert not any(map(copies._copies_itself, [nn.Linear, nn.LSTM, nn.MultiheadAttention, Net]))
 """
@@ -190,8 +190,8 @@ assert not any(map(copies._copies_itself, [nn.Linear, nn.LSTM, nn.MultiheadAtten
 
 def test_copies_of_torchs_own_are_made_as_before():
     """A class without copying code of its own is copied by copy.deepcopy, unless a library gave it to nn.Module."""
-    from statecli.proofs import copies
+    from statecli.commands.verify import copy_model
 
     subprocess.run([sys.executable, "-c", PLAIN_CLASSES], check=True)
-    assert all(map(copies._copies_itself, [Registers, Drops, Rebuilds, torch.fx.GraphModule]))
+    assert all(map(copy_model._copies_itself, [Registers, Drops, Rebuilds, torch.fx.GraphModule]))
     assert copy.deepcopy(Registers())._buffers  # what these classes are here for

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from statecli.proofs import fake, pretend  # noqa: E402
-from statecli.proofs.devices import Watch  # noqa: E402
+from statecli.live import fake_gpu, fake_gpu_values  # noqa: E402
+from statecli.live.device_rules import Watch  # noqa: E402
 
 from .mixes import ILLEGAL, LEGAL, READS  # noqa: E402
 
@@ -21,13 +21,13 @@ def ones(*shape):
 
 def there(*shape):
     """On the pretended GPU."""
-    return torch.ones(shape).to(fake.DEVICE)
+    return torch.ones(shape).to(fake_gpu.DEVICE)
 
 
 def watched(call):
     """What the watch says of one call, and what the call gives."""
-    watch = Watch(fake.DEVICE)
-    with pretend.pretended(watch):
+    watch = Watch(fake_gpu.DEVICE)
+    with fake_gpu_values.pretended(watch):
         return watch.mismatches, call(ones, there)
 
 
@@ -57,7 +57,9 @@ def test_what_cuda_refuses_is_noted(name):
 def test_the_values_are_those_of_the_cpu(name):
     """The oracle: the same call made on the CPU alone. (Dropout is random, and autocast is off on a pretended GPU.)"""
     _, out = watched(LEGAL[name])
-    torch.testing.assert_close(out.beneath if isinstance(out, pretend.Pretended) else out, LEGAL[name](ones, ones))
+    torch.testing.assert_close(
+        out.beneath if isinstance(out, fake_gpu_values.Pretended) else out, LEGAL[name](ones, ones)
+    )
 
 
 def test_a_moved_model_gives_what_it_gives():
@@ -66,16 +68,16 @@ def test_a_moved_model_gives_what_it_gives():
     module = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
     x = torch.randn(2, 3, 8)
     expected = module(x, x).detach()
-    with pretend.pretended(Watch(fake.DEVICE)):
-        module.to(fake.DEVICE)
-        out = module(x.to(fake.DEVICE), x.to(fake.DEVICE))
-    assert {parameter.device for parameter in module.parameters()} == {fake.DEVICE}
+    with fake_gpu_values.pretended(Watch(fake_gpu.DEVICE)):
+        module.to(fake_gpu.DEVICE)
+        out = module(x.to(fake_gpu.DEVICE), x.to(fake_gpu.DEVICE))
+    assert {parameter.device for parameter in module.parameters()} == {fake_gpu.DEVICE}
     torch.testing.assert_close(out.beneath, expected)
 
 
 def test_in_place_gives_the_same_object():
     """`x.add_(1)` is x, a view shares its memory, and `out=` is what was given."""
-    with pretend.pretended(Watch(fake.DEVICE)):
+    with fake_gpu_values.pretended(Watch(fake_gpu.DEVICE)):
         x = there(3)
         view = x[:2]
         assert x.add_(1) is x
@@ -87,5 +89,8 @@ def test_in_place_gives_the_same_object():
 
 def test_a_shape_that_changes_in_place_is_refused():
     """A wrapper cannot change its shape: it says so, and does not go on with a wrong one."""
-    with pretend.pretended(Watch(fake.DEVICE)), pytest.raises(NotImplementedError, match="cannot be pretended"):
+    with (
+        fake_gpu_values.pretended(Watch(fake_gpu.DEVICE)),
+        pytest.raises(NotImplementedError, match="cannot be pretended"),
+    ):
         there(2, 3).t_()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from statecli.proofs import Request, run
-from statecli.proofs.result import Name
+from statecli.commands.verify.result import Name
+from statecli.commands.verify.run import Request, run
 
 from .proving import cell, of_source, rules, verdicts
 

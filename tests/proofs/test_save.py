@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.finding import Severity
-from statecli.proofs import bits, save
-from statecli.proofs.result import Name, Verdict
+from statecli.commands.verify import tensor_bits
+from statecli.commands.verify.proofs import save
+from statecli.commands.verify.result import Name, Verdict
+from statecli.core.finding import Severity
 
 from ..zoo import SMALL, make
 from .proving import SOURCE, cell, of_live, of_source, proved, rules, sample, verdicts
@@ -390,19 +391,19 @@ def test_a_model_on_meta_has_nothing_to_save():
 def test_every_element_is_changed(tensor):
     """Whatever the dtype and the strides; and the same tensor is the same to itself."""
     before = tensor.clone()
-    assert bits.same(before, tensor) is True
-    bits.perturb([tensor])
-    assert bits.same(before, tensor) is False
+    assert tensor_bits.same(before, tensor) is True
+    tensor_bits.perturb([tensor])
+    assert tensor_bits.same(before, tensor) is False
     assert bool((before.to(torch.complex128) != tensor.to(torch.complex128)).all())
 
 
 def test_bits_tell_what_numbers_do_not():
     """-0.0 is not 0.0, one NaN is another only if its bits are; other dtypes and shapes are never the same."""
-    assert bits.same(torch.tensor(0.0), torch.tensor(-0.0)) is False
-    assert bits.same(torch.tensor(torch.nan), torch.tensor(torch.nan)) is True
-    assert bits.same(torch.zeros(2), torch.zeros(2, dtype=torch.int32)) is False
-    assert bits.same(torch.zeros(2), torch.zeros(2, 1)) is False
-    assert bits.same(torch.zeros(2, device="meta"), torch.zeros(2, device="meta")) is None
+    assert tensor_bits.same(torch.tensor(0.0), torch.tensor(-0.0)) is False
+    assert tensor_bits.same(torch.tensor(torch.nan), torch.tensor(torch.nan)) is True
+    assert tensor_bits.same(torch.zeros(2), torch.zeros(2, dtype=torch.int32)) is False
+    assert tensor_bits.same(torch.zeros(2), torch.zeros(2, 1)) is False
+    assert tensor_bits.same(torch.zeros(2, device="meta"), torch.zeros(2, device="meta")) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.complex64], ids=str)
@@ -412,9 +413,9 @@ def test_bits_are_those_that_bytes_show(dtype, start):
     for length in range(1, 40):
         one = (torch.arange(100) % 2).to(dtype)[start : start + length]
         other = torch.cat([torch.zeros(3, dtype=dtype), one])[3:]
-        assert bits.same(one, other) is bits.same(other, one) is True
+        assert tensor_bits.same(one, other) is tensor_bits.same(other, one) is True
         other[-1] = 1 - one[-1].to(torch.uint8)
-        assert bits.same(one, other) is bits.same(other, one) is False
+        assert tensor_bits.same(one, other) is tensor_bits.same(other, one) is False
 
 
 def test_a_line_of_a_library_is_no_advice(tmp_path, monkeypatch):

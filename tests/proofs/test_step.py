@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.errors import UsageError
-from statecli.finding import Severity
-from statecli.modules import spec
-from statecli.modules.build import build
-from statecli.proofs import Request, inputs, run, subject, training
-from statecli.proofs.result import Check, Name, Verdict
-from statecli.proofs.step import prove
+from statecli.commands.verify import inputs, model_under_test, training_rounds
+from statecli.commands.verify.proofs.step import prove
+from statecli.commands.verify.result import Check, Name, Verdict
+from statecli.commands.verify.run import Request, run
+from statecli.core.errors import UsageError
+from statecli.core.finding import Severity
+from statecli.live import spec
+from statecli.live.build import build
 
 from ..zoo import SMALL
 
@@ -474,7 +475,9 @@ def test_the_process_is_left_as_it_was(tmp_path):
     """
     (tmp_path / "net.py").write_text("import torch\nfrom torch import nn\n" + linear(forward=disturb))
     built = build(spec.parse(f"{tmp_path}/net.py:Net"))
-    net = subject.with_inputs(subject.of_built(built, "net.py:Net"), *inputs.find(["4x8"], None, built))
+    net = model_under_test.with_inputs(
+        model_under_test.of_built(built, "net.py:Net"), *inputs.find(["4x8"], None, built)
+    )
     before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
     with torch.no_grad():
         assert prove(net).verdict is Verdict.PASSED
@@ -537,8 +540,8 @@ class Only(torch.optim.Optimizer):
 )
 def test_an_update_outside_the_sample_is_seen_in_the_next_round(chosen, rounds, updated):
     """Of 16,382 values every third or so is looked at; what moves none of them is told by looking at all."""
-    module = nn.Linear(4 * training.SAMPLE - 2, 1, bias=False)
-    given, _ = inputs.find((f"1x{module.in_features}",), None, subject.built_of(module))
-    of = subject.with_inputs(subject.of_module(module), given, "")
-    run, why_not = training.train(of, type("One", (Only,), {"chosen": chosen}))
+    module = nn.Linear(4 * training_rounds.SAMPLE - 2, 1, bias=False)
+    given, _ = inputs.find((f"1x{module.in_features}",), None, model_under_test.built_of(module))
+    of = model_under_test.with_inputs(model_under_test.of_module(module), given, "")
+    run, why_not = training_rounds.train(of, type("One", (Only,), {"chosen": chosen}))
     assert (run.rounds, run.seen["weight"].updated, why_not) == (rounds, updated, None)

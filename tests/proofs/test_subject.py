@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from statecli.proofs import Request, run  # noqa: E402
-from statecli.proofs import subject as subjects  # noqa: E402
+from statecli.commands.verify import model_under_test as subjects  # noqa: E402
+from statecli.commands.verify.run import Request, run  # noqa: E402
 
 
 class Tied(nn.Module):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from statecli.modules import spec
-from statecli.modules.build import build, load
-from statecli.proofs import inputs, subject, training
-from statecli.proofs.result import Check, Name, Verdict
+from statecli.commands.verify import inputs, model_under_test, training_rounds
+from statecli.commands.verify.result import Check, Name, Verdict
+from statecli.live import spec
+from statecli.live.build import build, load
 
 from .proving import cell, of_source, rules, verdicts
 
@@ -145,7 +145,7 @@ def test_the_modes_are_as_before_after_a_call_in_eval_mode():
     forward += "    return self.used(x) + self.branch(x) * (not self.training)"
     train = "def train(self, mode=True):\n    super().train(mode)\n    self.used.eval()\n    return self"
     of_source(Name.STEP, f"{init}\n---\n{train}\n{forward}", "4x8")
-    run, _ = training.train(_subject("net.py:Net"), torch.optim.SGD)
+    run, _ = training_rounds.train(_subject("net.py:Net"), torch.optim.SGD)
     assert run.module.modes == [(True, False)] * 3 + [(False, False)] + [(True, False)] * 9
 
 
@@ -156,14 +156,14 @@ def test_a_real_drop_path_is_no_fault():
     for rate in (0.1, 0.7):
         made = f"SwinModel(SwinConfig({sizes}, drop_path_rate={rate}))"
         Path("swin.py").write_text(f"from transformers import SwinConfig, SwinModel\ndef make():\n    return {made}\n")
-        run, why_not = training.train(_subject("swin.py:make", "1x3x32x32"), torch.optim.SGD)
+        run, why_not = training_rounds.train(_subject("swin.py:make", "1x3x32x32"), torch.optim.SGD)
         assert why_not is None
         assert not [name for name, seen in run.seen.items() if seen.missing]
 
 
-def _subject(target: str, input: str = "4x8") -> subject.Subject:
+def _subject(target: str, input: str = "4x8") -> model_under_test.Subject:
     built = build(spec.parse(target))
-    return subject.with_inputs(subject.of_built(built, target), *inputs.find([input], None, built))
+    return model_under_test.with_inputs(model_under_test.of_built(built, target), *inputs.find([input], None, built))
 
 
 def test_what_a_round_draws_does_not_hang_on_the_constructor():
@@ -172,7 +172,7 @@ def test_what_a_round_draws_does_not_hang_on_the_constructor():
     for count in (1, 1000):
         forward = "self.drawn.append(float(torch.rand(()))); return self.used(x) * 0"
         step(f"torch.rand({count}); self.drawn = []", forward)
-        run, _ = training.train(_subject("net.py:Net"), torch.optim.SGD)
+        run, _ = training_rounds.train(_subject("net.py:Net"), torch.optim.SGD)
         drawn.append(run.module.drawn)
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0][:3])) == 3

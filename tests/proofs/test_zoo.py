@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from statecli.proofs import Request, run
-from statecli.proofs.result import Cell, Check, Name, Verdict, Verification
+from statecli.commands.verify.result import Cell, Check, Name, Verdict, Verification
+from statecli.commands.verify.run import Request, run
 
 from .proving import cell, of_source
 

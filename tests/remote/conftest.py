@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from statecli import remote
-from statecli.remote import attempts
+from statecli.storage import remote, retry
 
 from .gcs import CloudStorage
 from .hub import Hub
@@ -62,7 +61,7 @@ def _models_of_aws_once() -> Iterator[None]:
 @pytest.fixture
 def begun(monkeypatch) -> Iterator[None]:
     """A command of its own, that waits for nobody."""
-    monkeypatch.setattr(attempts, "FIRST", 0.0)
+    monkeypatch.setattr(retry, "FIRST", 0.0)
     remote.forget()
     yield
     remote.forget()
@@ -165,17 +164,17 @@ def cloud_storage(tmp_path, monkeypatch) -> Iterator[CloudStorage]:
 @pytest.fixture(autouse=True)
 def anew(monkeypatch) -> Iterator[None]:
     """Nothing is known of another test's servers, and nobody waits between two attempts."""
-    from statecli import remote
-    from statecli.remote import attempts, names, secrets
+    from statecli.storage import redact, remote, retry
+    from statecli.storage import url as names
 
     for name in [
         name for name in os.environ if name.startswith(("STATECLI_", "SSL_CERT_")) or name.endswith("_CA_BUNDLE")
     ]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(attempts, "FIRST", 0.0)
-    monkeypatch.setattr(attempts, "LONGEST", 0.0)
+    monkeypatch.setattr(retry, "FIRST", 0.0)
+    monkeypatch.setattr(retry, "LONGEST", 0.0)
     monkeypatch.setattr(names, "typed", {})
-    secrets.forget()
+    redact.forget()
     remote.forget()
     yield
     remote.forget()

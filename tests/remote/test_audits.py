@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import remote
+from statecli.storage import remote
 
 from .server import Cut, Headers, Refuse, Reply, Request, Stall
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import remote
-from statecli.errors import UnreadableError
-from statecli.remote import stores
+from statecli.core.errors import UnreadableError
+from statecli.storage import remote
+from statecli.storage import store as stores
 
 from .proxy import Proxy
 from .s3 import S3

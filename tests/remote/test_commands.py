@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import files, remote
-from statecli.errors import UnreadableError
+from statecli.core.errors import UnreadableError
+from statecli.storage import files, remote
 
 from .server import Times
 

@@ -13,10 +13,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from statecli import files, remote
-from statecli.errors import UnreadableError
-from statecli.remote import attempts, stores
-from statecli.remote.filesystems import held, span
+from statecli.core.errors import UnreadableError
+from statecli.storage import files, remote, retry
+from statecli.storage import store as stores
+from statecli.storage.fsspec_store import held, span
 
 fsspec = pytest.importorskip("fsspec")
 pytestmark = pytest.mark.usefixtures("begun")
@@ -193,7 +193,7 @@ def test_an_answer_that_does_not(said, length):
 
 def test_a_body_that_was_cut():
     """It is asked for again."""
-    with pytest.raises(attempts.Transient, match="after 3 of 10 bytes"):
+    with pytest.raises(retry.Transient, match="after 3 of 10 bytes"):
         held(b"abc", 0, 10)
 
 

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from statecli.remote import attempts, http
+from statecli.storage import http, retry
 
 from .proxy import Proxy
 from .server import (
@@ -346,8 +346,8 @@ def test_a_busy_server_is_asked_again(server, status, statecli):
 def test_a_busy_server_says_when(server, statecli, monkeypatch, refused):
     """Seconds or a date; what is no time is not heeded, and nobody waits for longer than 20 s."""
     slept = []
-    monkeypatch.setattr(attempts, "LONGEST", 20.0)
-    monkeypatch.setattr(attempts, "time", types.SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(retry, "LONGEST", 20.0)
+    monkeypatch.setattr(retry, "time", types.SimpleNamespace(sleep=slept.append))
     soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=9)
     for said in ("7", format_datetime(soon, usegmt=True), "soon", "-3"):
         server.behave(NAME, Times(1, Refuse(503, Retry_After=said)))
@@ -662,7 +662,7 @@ def secure(served, tmp_path):
 @pytest.fixture
 def no_pools():
     """Certificates are read anew."""
-    from statecli.remote import connections
+    from statecli.storage import connections
 
     connections._pool.cache_clear()
     yield

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import files
-from statecli.remote.settings import Settings
+from statecli.storage import files
+from statecli.storage.limits import Settings
 
 pytest.importorskip("urllib3")
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "remote.md").read_text("utf-8")

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.errors import UnreadableError
-from statecli.remote import folders, names, pages
-from statecli.remote.http import Http
+from statecli.core.errors import UnreadableError
+from statecli.storage import html_listing, unlisted_folder
+from statecli.storage import url as names
+from statecli.storage.http import Http
 
 from .server import Basic, Cut, Headers, Redirect, Refuse, Server, Signed, Times, login_page, page
 
@@ -72,7 +73,7 @@ def test_links_that_lead_away_are_no_names():
         "../d/j.bin", "../other/k.bin",
     ]  # fmt: skip
     text = "".join(f'<a href="{href}">x</a>' for href in hrefs)
-    found = pages.names(f"<html><body>{text}</body></html>", "http://host/d/")
+    found = html_listing.names(f"<html><body>{text}</body></html>", "http://host/d/")
     odd = dict.fromkeys(["%2e%2e%2fetc", "a%2Fb", "a\\b", "a\0b"], False)
     assert found == {**dict.fromkeys(["a.bin", "b.bin", "c.bin", "d.bin", "j.bin"], False), "sub": True, **odd}
 
@@ -106,9 +107,9 @@ def test_a_folder_that_lists_itself_ends(served, statecli):
 
 def test_a_base_of_a_page_is_heeded():
     """Links are relative to it."""
-    found = pages.names('<head><base href="/d/"></head><a href="a.bin">a</a>', "http://host/d/")
+    found = html_listing.names('<head><base href="/d/"></head><a href="a.bin">a</a>', "http://host/d/")
     assert found == {"a.bin": False}
-    assert pages.names('<base href="http://evil/d/"><a href="a.bin">a</a>', "http://host/d/") is None
+    assert html_listing.names('<base href="http://evil/d/"><a href="a.bin">a</a>', "http://host/d/") is None
 
 
 def test_files_that_begin_with_a_dot_are_asked_for_where_they_are_hidden(served, statecli):
@@ -146,7 +147,7 @@ def test_a_login_page_is_no_listing(folder, statecli, refused):
 
 def test_a_page_of_the_hub_is_answered_with_the_way_that_is_read():
     """Who copies the address of a page from a browser is told what to write; nobody is asked for that."""
-    from statecli.remote.http import _instead
+    from statecli.storage.http import _instead
 
     assert _instead("https://huggingface.co/org/net/blob/main/model.safetensors").endswith(
         "; the file itself is behind /resolve/ in place of /blob/"
@@ -208,7 +209,7 @@ def test_the_usual_names_are_asked_for_once_each(folder, statecli):
     """And nothing is read of what is not there."""
     statecli("inspect", folder.url("net/inner/"))
     asked = [one.path for one in folder.requests]
-    assert sorted(asked) == sorted(["net/inner/", *(f"net/inner/{name}" for name in folders.usual())])
+    assert sorted(asked) == sorted(["net/inner/", *(f"net/inner/{name}" for name in unlisted_folder.usual())])
 
 
 def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
@@ -218,7 +219,7 @@ def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
     why = refused(url)
     assert why == (
         f"{url}: cannot be listed (access is refused (HTTP 403): no user and no password were sent), and none of the "
-        f"{len(folders.usual())} usual names of a checkpoint's files is in it: name a file"
+        f"{len(unlisted_folder.usual())} usual names of a checkpoint's files is in it: name a file"
     )
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from statecli.errors import UnreadableError
-from statecli.remote.http import Http
+from statecli.core.errors import UnreadableError
+from statecli.storage.http import Http
 
 from .server import After, Headers, Times
 

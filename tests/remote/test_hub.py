@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import remote
-from statecli.remote.hub import Place, _places
+from statecli.storage import remote
+from statecli.storage.hub import Place, _places
 
 from .hub import SIGNATURE
 from .server import After, Headers, Refuse, Times, login_page

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import remote
-from statecli.errors import UnreadableError
-from statecli.remote.http import Http
-from statecli.remote.settings import settings
+from statecli.core.errors import UnreadableError
+from statecli.storage import remote
+from statecli.storage.http import Http
+from statecli.storage.limits import settings
 
 from .server import After, Cut, Refuse, Stall, Times
 

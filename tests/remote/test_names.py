@@ -10,9 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from statecli import files
-from statecli.remote import accept, access, forget, names
-from statecli.remote.names import shown, url_of
+from statecli.storage import files
+from statecli.storage import url as names
+from statecli.storage.remote import accept, access, forget
+from statecli.storage.url import shown, url_of
 
 SECRET = "Zq7Kx9"  # noqa: S105 - it opens nothing; no other part of these URLs has it
 PLAIN = string.ascii_lowercase + string.digits + "._-"
@@ -230,7 +231,7 @@ def test_a_password_of_a_file_url_is_hidden(url):
 
 def test_a_class_gets_the_url_that_was_typed():
     """Its arguments are the user's own; what is shown of them is not."""
-    from statecli.modules.spec import parse
+    from statecli.live.spec import parse
 
     typed = "https://me:pw@host/m.pt?sig=5"
     spec = parse(files.shown(f'net.py:Net("{typed}", [("x", "{typed}")], more={{"a": "{typed}"}}, n=3)'))

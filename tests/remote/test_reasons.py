@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import remote
+from statecli.storage import remote
 
 from .server import Cut, Refuse, login_page
 

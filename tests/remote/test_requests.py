@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import remote
-from statecli.formats._source import Source
-from statecli.formats._zip import Archive
+from statecli.storage import remote
+from statecli.storage.source import Source
+from statecli.storage.zip_archive import Archive
 
 from ..formats.msgpacks import Extension, pack
 from .server import BEFORE_HEADERS, After

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli import files, remote
-from statecli.remote import stores
-from statecli.remote.s3 import _listed
+from statecli.storage import files, remote
+from statecli.storage import store as stores
+from statecli.storage.s3 import _listed
 
 from .conftest import SECRET
 from .s3 import S3, refusal

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from statecli import remote
+from statecli.storage import remote
 
 from ..formats.test_same_everywhere import WRITERS, dcp, npz_deflated, safetensors, torch_zip
 

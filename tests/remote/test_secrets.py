@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import statecli
-from statecli.remote import connections, secrets
-from statecli.remote.http import Http
+from statecli.storage import connections, redact
+from statecli.storage.http import Http
 
 from .s3 import S3
 from .server import After, Basic, Cut, Redirect, Refuse, Server, Signed, login_page
@@ -402,7 +402,7 @@ def test_what_is_typed_wrong_is_not_shown(secret, desk, statecli):
 
 def test_objects_do_not_show_what_they_hold(secret):
     """Their texts are of names, in a debugger too."""
-    from statecli import remote
+    from statecli.storage import remote
 
     name = remote.named(secret("a.safetensors"))
     handle = remote.opened(name)
@@ -467,8 +467,8 @@ def test_no_worker_shows_one(executor, server, secret, statecli, monkeypatch):
 )
 def test_what_looks_like_a_secret_is_not_shown(text, expected):
     """In text that others wrote."""
-    assert secrets.scrubbed(text) == expected
-    assert secrets.scrubbed(expected) == expected
+    assert redact.scrubbed(text) == expected
+    assert redact.scrubbed(expected) == expected
 
 
 @given(word=st.text(string.ascii_letters + string.digits + "/@%+=:&? é", min_size=10, max_size=30), around=st.text())
@@ -476,18 +476,18 @@ def test_what_is_known_to_be_secret_is_nowhere(word, around):
     """As it is, as a URL writes it, in the middle of anything."""
     from urllib.parse import quote
 
-    secrets.forget()
-    secrets.remember(word)
+    redact.forget()
+    redact.remember(word)
     for text in (word, quote(word, safe="")):
-        assert word not in secrets.without(f"{around}{text}{around}").replace(around, "") or word in around
+        assert word not in redact.without(f"{around}{text}{around}").replace(around, "") or word in around
 
 
 def test_text_without_secrets_stays_as_it_is():
     """Names of tensors are no secrets, whatever they look like."""
-    secrets.remember("pw", "a", "pytorch")
-    secrets.remember("safetensors", sure=False)
+    redact.remember("pw", "a", "pytorch")
+    redact.remember("safetensors", sure=False)
     text = "a.pw.weight?token=x: pytorch_model.bin and model.safetensors"
-    assert secrets.without(text) == text
+    assert redact.without(text) == text
 
 
 def test_json_has_names_that_lead_nowhere(secret, statecli):

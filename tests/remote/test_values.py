@@ -16,12 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from statecli import remote
-from statecli.errors import MalformedError
-from statecli.files import Guard
-from statecli.remote import objects
-from statecli.remote.settings import settings as patience
-from statecli.remote.sums import Sums, joined
+from statecli.core.errors import MalformedError
+from statecli.storage import object_cache, remote
+from statecli.storage.checksums import Sums, joined
+from statecli.storage.files import Guard
+from statecli.storage.limits import settings as patience
 
 from .server import After, Cut
 
@@ -232,7 +231,7 @@ spans = st.tuples(st.integers(0, 400_000), st.integers(0, 90_000))
 def test_whatever_is_here_the_bytes_are_those_of_the_object(steps):
     """Reads, windows and fetches ahead, in any order and overlapping, give the object's bytes."""
     data = bytes(range(251)) * 1700
-    one = objects.Object("mem://x", Bytes(data))
+    one = object_cache.Object("mem://x", Bytes(data))
     for what, (offset, length) in steps:
         if what == "read":
             assert one.read(offset, length) == data[offset : offset + length]
@@ -265,7 +264,7 @@ def test_no_byte_is_handed_out_before_its_header_is_confirmed(steps):
         bad.append(header)
         raise MalformedError("is elsewhere")
 
-    one = objects.Object("mem://x", Bytes(data))
+    one = object_cache.Object("mem://x", Bytes(data))
     guards = [Guard(at - 40, at, at + 50_000, check(at)) for at in (70_040, 120_080, 300_000)]
     one.prime()
     one.guard([*guards, Guard(200_000, 200_040, 250_000, refuse)])

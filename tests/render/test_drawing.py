@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from statecli.render._drawing import MAX_BARS, drawn
+from statecli.render._charts import MAX_BARS, drawn
 from statecli.report import Bars, Spread
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

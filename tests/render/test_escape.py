@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 from statecli import render
-from statecli.escaping import as_line, in_json, visible
-from statecli.finding import Finding, Severity
+from statecli.core.escaping import as_line, in_json, visible
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import Oddity
 from statecli.render import Look, Output
 from statecli.report import Column, Fix, Group, Line, Page, Report, Table
-from statecli.state import Oddity
 
 from ..audits import Sink, accepted, failed, finding, skipped, target, unheard, written
 

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from statecli.state import Origin
+from statecli.core.state import Origin
 
 from ..audits import ERROR, NOTE, WARNING, failed, finding, skipped, target, written
 from ..published import github

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from statecli.places import fingerprint
-from statecli.state import Origin, Place
+from statecli.core.state import Origin, Place
+from statecli.targets.location import fingerprint
 
 from ..audits import ERROR, NOTE, WARNING, accepted, failed, finding, skipped, target, written
 from ..published import gitlab

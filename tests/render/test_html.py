@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 
 from statecli import render
-from statecli.finding import Finding, Severity
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import Oddity
 from statecli.render import Look, Output
 from statecli.report import Bars, Column, Fix, Group, Line, Page, Report, Spread, Table
-from statecli.state import Oddity
 
 #: HTML's elements without content.
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -184,7 +184,7 @@ def test_no_text_changes_the_page_it_stands_in(text):
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_name_is_shown_as_it_is(text):
     """Escaped for HTML alone: what a reader sees is the name, its control characters made visible."""
-    from statecli.escaping import visible
+    from statecli.core.escaping import visible
 
     assert tree(report(page(groups=(Group("g", "", (Line((text, "", "")),)),)))).rows[2][0] == visible(text)
 

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from statecli.comparison.result import ScalarChange, Status
-from statecli.finding import Severity
+from statecli.commands.diff.result import ScalarChange, Status
+from statecli.core.finding import Severity
 
 from .. import changes
 from ..audits import NOTE, WARNING, accepted, failed, finding, skipped, target, unheard, written

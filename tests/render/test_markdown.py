@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from statecli.comparison.result import Field, ScalarChange, Status
-from statecli.finding import Finding, Severity
-from statecli.state import Oddity
+from statecli.commands.diff.result import Field, ScalarChange, Status
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import Oddity
 
 from ..changes import diff, nudged, recast, renamed, same, tensor, written
 

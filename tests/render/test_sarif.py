@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 from hypothesis import example, given
 
-from statecli.places import fingerprint
+from statecli.core.state import Origin, Place
 from statecli.render.sarif import uri
 from statecli.rules import RULES
-from statecli.state import Origin, Place
+from statecli.targets.location import fingerprint
 
 from ..audits import ERROR, NOTE, WARNING, accepted, failed, finding, skipped, target, written
 from ..published import sarif

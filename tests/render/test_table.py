@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from statecli.comparison.result import Field
-from statecli.state import Kind
+from statecli.commands.diff.result import Field
+from statecli.core.state import Kind
 
 from ..audits import failed, finding, target
 from ..audits import written as audited

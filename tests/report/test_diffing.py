@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from statecli import render
-from statecli.comparison.result import Broken, Field, Histogram, ScalarChange, Status
-from statecli.finding import Finding, Severity
+from statecli.commands.diff.result import Broken, Field, Histogram, ScalarChange, Status
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import Kind, Oddity
 from statecli.render import Output
-from statecli.report import Bars, Spread, changed, diffing, documents
-from statecli.report.diffing import DiffView, Names, of_diff
-from statecli.state import Kind, Oddity
+from statecli.report import Bars, Spread, documents
+from statecli.report import change_text as changed
+from statecli.report import diff as diffing
+from statecli.report.diff import DiffView, Names, of_diff
 
 from ..changes import added, diff, nudged, page, recast, removed, renamed, rows, same, tensor, written
 

@@ -8,8 +8,8 @@ from itertools import product
 import hypothesis.strategies as st
 from hypothesis import given
 
-from statecli.error_causes import group_by_cause
-from statecli.finding import Finding, Severity
+from statecli.core.error_causes import group_by_cause
+from statecli.core.finding import Finding, Severity
 from statecli.report import Line, fold
 
 

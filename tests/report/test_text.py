@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from statecli.units import bar, count_text, shape_text, size_text
+from statecli.core.units import bar, count_text, shape_text, size_text
 
 
 @pytest.mark.parametrize(

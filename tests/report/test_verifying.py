@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 
 from statecli import render
-from statecli.finding import Finding, Severity
-from statecli.proofs.result import Cell, Check, Column, Name, Verdict, Verification
+from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import Evidence, Kind, ModelState, Oddity, Origin, TensorInfo
 from statecli.render import Look, Output
 from statecli.report import View, documents
-from statecli.report.verifying import SIGNS, of_verification, untold
-from statecli.state import Evidence, Kind, ModelState, Oddity, Origin, TensorInfo
+from statecli.report.verify import SIGNS, of_verification, untold
 
 PASSED, FAILED, SKIPPED, UNSURE = Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED, Verdict.INCONCLUSIVE
 FIX = 'self.register_buffer("table", torch.ones(3))'

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from statecli.auditing.outcome import Status
-from statecli.auditing.run import Request, audit
+from statecli.commands.audit.run import Request, audit
+from statecli.targets.outcome import Status
 
 
 @pytest.fixture

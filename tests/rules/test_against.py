@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
-from statecli.auditing.run import Request, audit
+from statecli.commands.audit.run import Request, audit
 
 LIN = "torch.nn:Linear(2, 2)"
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from statecli.auditing.run import Request, audit
+from statecli.commands.audit.run import Request, audit
 
 from ..formats.attacks import (
     build,

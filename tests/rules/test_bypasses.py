@@ -15,9 +15,9 @@ import tarfile
 
 import pytest
 
-from statecli.auditing.outcome import Status
-from statecli.auditing.run import Request, audit
-from statecli.finding import Severity
+from statecli.commands.audit.run import Request, audit
+from statecli.core.finding import Severity
+from statecli.targets.outcome import Status
 
 from ..formats.attacks import (
     Member,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from statecli.auditing.run import Request, audit
+from statecli.commands.audit.run import Request, audit
 
 
 def rules_of(path):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.auditing.run import Request, audit
-from statecli.finding import Severity
+from statecli.commands.audit.run import Request, audit
+from statecli.core.finding import Severity
 
 
 @pytest.fixture

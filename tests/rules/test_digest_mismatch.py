@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from statecli.auditing import values_budget
-from statecli.auditing.outcome import Status
-from statecli.auditing.run import Request, audit
+from statecli.commands.audit import values_budget
+from statecli.commands.audit.run import Request, audit
+from statecli.targets.outcome import Status
 
 RULE = "digest-mismatch"
 WEIGHTS = save({"w": torch.arange(12.0).reshape(3, 4)})

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from statecli import kinds
-from statecli.auditing.policy import Policy
-from statecli.auditing.run import Request, audit
-from statecli.finding import Severity
-from statecli.locking import making as locking
+from statecli.commands.audit.run import Request, audit
+from statecli.commands.lock import run as locking
+from statecli.core import kinds
+from statecli.core.finding import Severity
+from statecli.rules.policy_config import Policy
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from statecli import rules
-from statecli.auditing.outcome import Status
-from statecli.auditing.run import Request, audit
+from statecli.commands.audit.run import Request, audit
+from statecli.targets.outcome import Status
 
 from ..formats import zero
 from ..formats.attacks import Lies, Member, build, changed, pickled, records, state_dict, tensor, text
@@ -528,7 +528,7 @@ def test_legacy_format_spares_an_archive(found, saved):
 
 def test_every_error_names_a_rule_that_there_is():
     """One that names none is a target that failed, and no more."""
-    from statecli import errors
+    from statecli.core import errors
 
     named = {kind.rule for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
     assert named - {None} <= {rule.name for rule in rules.RULES}

@@ -8,15 +8,15 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 from torch import nn
 
-from statecli.auditing.outcome import Status
-from statecli.auditing.policy import Policy
-from statecli.auditing.run import Request, audit
-from statecli.locking import file, making
+from statecli.commands.audit.run import Request, audit
+from statecli.commands.lock import lock_file, run
+from statecli.rules.policy_config import Policy
+from statecli.targets.outcome import Status
 
 
 def locked(*targets, **options):
-    request = making.Request(tuple(map(str, targets)), **options)
-    return making.lock(making.read(request), request)
+    request = run.Request(tuple(map(str, targets)), **options)
+    return run.lock(run.read(request), request)
 
 
 @pytest.fixture
@@ -238,9 +238,9 @@ def test_frozen_only_needs_a_lock(statecli):
 def test_what_a_lock_says_survives_its_file(tmp_path, found, state):
     """Written, read again, it holds as before."""
     torch.save(state, tmp_path / "a.pt")
-    (tmp_path / "lock.json").write_bytes(b"".join(file.written(locked(tmp_path / "a.pt"))))
-    assert file.read(str(tmp_path / "lock.json")) == locked(tmp_path / "a.pt")
-    assert not found("lock-mismatch", tmp_path / "a.pt", lock=file.read(str(tmp_path / "lock.json")))
+    (tmp_path / "lock.json").write_bytes(b"".join(lock_file.written(locked(tmp_path / "a.pt"))))
+    assert lock_file.read(str(tmp_path / "lock.json")) == locked(tmp_path / "a.pt")
+    assert not found("lock-mismatch", tmp_path / "a.pt", lock=lock_file.read(str(tmp_path / "lock.json")))
 
 
 def test_values_not_locked_finds_a_lock_without_digests(found, tmp_path, state):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from statecli.kinds import INNER
+from statecli.core.kinds import INNER
 
 from ..formats.attacks import build, pickled, records, tensor, text
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
-from statecli.auditing.outcome import Status
-from statecli.auditing.run import Request, audit
-from statecli.finding import Severity
+from statecli.commands.audit.run import Request, audit
+from statecli.core.finding import Severity
 from statecli.rules import RULES, layout, names, placement, storage
+from statecli.targets.outcome import Status
 
 from ..zoo import SMALL, make
 

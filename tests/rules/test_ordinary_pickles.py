@@ -34,10 +34,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
 
-from statecli.auditing.run import Request, audit
-from statecli.formats._classes import CLASSES
-from statecli.formats._gadgets import is_clean
-from statecli.formats._scan import scan
+from statecli.commands.audit.run import Request, audit
+from statecli.file_scan.scan import scan
+from statecli.pickle_scan.known_names import is_clean
+from statecli.pickle_scan.torch_classes import CLASSES
 
 from ..formats.attacks import build, called, named, records, state_dict, tensor, text
 from .test_pickles import RULES

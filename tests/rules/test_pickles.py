@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from statecli.auditing.outcome import Status
-from statecli.auditing.run import Request, audit
-from statecli.finding import Severity
+from statecli.commands.audit.run import Request, audit
+from statecli.core.finding import Severity
+from statecli.targets.outcome import Status
 
 from ..formats.attacks import Member, build, called, named, number, pickled, records, state_dict, tensor, text
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.auditing.policy import Policy
-from statecli.auditing.run import Request, audit
+from statecli.commands.audit.run import Request, audit
+from statecli.rules.policy_config import Policy
 
 
 @pytest.fixture

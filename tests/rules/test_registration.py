@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from statecli.auditing.run import Request, audit
-from statecli.finding import Severity
+from statecli.commands.audit.run import Request, audit
+from statecli.core.finding import Severity
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statecli import rules
-from statecli.auditing.rule import Rule
+from statecli.rules.rule import Rule
 
 HERE = Path(__file__).parent
 NAMES = {

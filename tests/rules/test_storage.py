@@ -14,13 +14,13 @@ from msgspec import UNSET
 from safetensors.torch import save_file, save_model
 
 from statecli import formats
-from statecli.auditing.outcome import Status
-from statecli.auditing.policy import Policy
-from statecli.auditing.run import Request, audit
-from statecli.auditing.storages import _of_piece, apart, share, storages
-from statecli.finding import Severity
+from statecli.commands.audit.run import Request, audit
+from statecli.core.finding import Severity
+from statecli.core.state import ByteRange, TensorData
+from statecli.rules.policy_config import Policy
 from statecli.rules.storage import UNUSED_BYTES
-from statecli.state import ByteRange, TensorData
+from statecli.rules.storage_views import _of_piece, apart, share, storages
+from statecli.targets.outcome import Status
 
 from ..formats import zero
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.auditing.policy import Policy
-from statecli.auditing.run import Request, audit
-from statecli.finding import Severity
+from statecli.commands.audit.run import Request, audit
+from statecli.core.finding import Severity
 from statecli.rules import values
+from statecli.rules.policy_config import Policy
 
 
 @pytest.fixture

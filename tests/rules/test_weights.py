@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.finding import Severity
+from statecli.core.finding import Severity
 
 LAYERS = range(3)
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from statecli.auditing.run import Request, audit
-from statecli.finding import Severity
-from statecli.formats import _globals, _names
+from statecli.commands.audit.run import Request, audit
+from statecli.core.finding import Severity
+from statecli.pickle_scan import imported_names
+from statecli.pickles import safe_globals
 
 from ..formats.attacks import build, called, named, number, records, state_dict, tensor
 from .test_ordinary_pickles import ORDINARY, WHOLE
@@ -33,7 +34,7 @@ def _as_in_a_new_process():
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     names = {f"{one.__module__}.{one.__qualname__}": one for one in before}
-    torch.serialization.add_safe_globals([names[name] for name in _globals._ADDED_BY_TORCH])
+    torch.serialization.add_safe_globals([names[name] for name in safe_globals._ADDED_BY_TORCH])
     yield
     torch.serialization.clear_safe_globals()
     torch.serialization.add_safe_globals(before)
@@ -112,7 +113,7 @@ def test_each_opcode_is_known_as_torch_knows_it(tmp_path):
                 known = True
             except Exception as error:  # noqa: BLE001  # whatever an opcode without its arguments raises
                 known = "Unsupported operand" not in str(error)
-        assert known is (ord(opcode.code) in _names._KNOWN_TO_TORCH), opcode.name
+        assert known is (ord(opcode.code) in imported_names._KNOWN_TO_TORCH), opcode.name
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -159,5 +160,5 @@ def test_the_list_has_what_import_torch_adds_and_no_more():
         ran = subprocess.run([sys.executable, "-c", more + print_names], capture_output=True, text=True, check=True)
         added[more] = set(ran.stdout.split())
     alone, with_dtensor = added.values()
-    assert alone == set(_globals._ADDED_BY_TORCH)
-    assert with_dtensor - alone == set(_globals._ADDED_BY_DTENSOR)
+    assert alone == set(safe_globals._ADDED_BY_TORCH)
+    assert with_dtensor - alone == set(safe_globals._ADDED_BY_DTENSOR)

@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from safetensors.torch import save_file
 
 import statecli as api
-from statecli import errors
-from statecli.errors import ChecksumMismatch, StateError, UsageError
-from statecli.sharing import part, tasks
-from statecli.state import Place, Stats
+from statecli.core import errors
+from statecli.core.errors import ChecksumMismatch, StateError, UsageError
+from statecli.core.state import Place, Stats
 from statecli.values import kernels
-from statecli.values.run import Found
-from statecli.values.scan import Facts
+from statecli.values.compare_task import Found
+from statecli.values.facts_kernel import Facts
 from statecli.values.tally import Tally, Wide
+from statecli.workers.shards import shard_file, tasks
 
 LINE = ("diff", "a.pt", "b.pt")
 
@@ -461,9 +461,9 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
 
 def test_an_endless_line_is_refused(parts, refusal, monkeypatch):
     """No more of a file is held than the longest line that --shard writes, and none of it as a whole."""
-    monkeypatch.setattr(part, "PIECE", 1 << 10)
+    monkeypatch.setattr(shard_file, "PIECE", 1 << 10)
     whole = refusal(parts[0])
-    monkeypatch.setattr(part, "LONGEST", 1 << 16)
+    monkeypatch.setattr(shard_file, "LONGEST", 1 << 16)
     assert refusal(parts[0]) == whole
     raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
     Path("x").write_bytes(raw[0] + b" " * (1 << 20))
@@ -476,15 +476,16 @@ def test_a_part_is_held_once(tmp_path):
     """Of a part of many tasks twice its bytes are needed, not those of all its lines and of what they say at once."""
     wide, count = Wide(1.2345678, 3), 20_000
     one = Found(Tally(5, 3, 600, 1.5, *[wide] * 5))
-    head = part.Head(part.SCHEMA, "0", "C", "diff", {}, (1, 1), (), count, count, {})
+    head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), count, count, {})
     made = (
-        part.line(tasks.Key("run_batch", f"{n:032x}"), f"layers.{n}.mlp.weight", 1 << 23, one) for n in range(count)
+        shard_file.line(tasks.Key("run_batch", f"{n:032x}"), f"layers.{n}.mlp.weight", 1 << 23, one)
+        for n in range(count)
     )
     path = tmp_path / "p.jsonl"
-    path.write_bytes(b"".join(part.written(head, made)))
-    with patch.object(part, "PIECE", 1 << 16):
+    path.write_bytes(b"".join(shard_file.written(head, made)))
+    with patch.object(shard_file, "PIECE", 1 << 16):
         tracemalloc.start()
-        results = part.read(str(path)).results
+        results = shard_file.read(str(path)).results
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert results[tasks.Key("run_batch", "0" * 32)].result == one
@@ -605,7 +606,7 @@ all_facts = st.builds(
 stats = st.builds(Stats, *[st.none() | floats] * 4, *[st.none() | counts] * 3, text)
 errors_of_ours = st.builds(
     lambda kind, message: kind(message),
-    st.sampled_from([one for one in part.ERRORS.values() if one is not ChecksumMismatch]),
+    st.sampled_from([one for one in shard_file.ERRORS.values() if one is not ChecksumMismatch]),
     st.text(st.characters(codec=None)),
 )
 RESULTS = {
@@ -620,7 +621,7 @@ RESULTS = {
 
 def test_each_kind_of_result_is_tried():
     """A function that does tasks and is not tried here could lose something; and each is one that workers do."""
-    from statecli.engines.parcel import FUNCTIONS
+    from statecli.workers.executors.batch import FUNCTIONS
 
     assert set(RESULTS) == set(tasks.RESULTS) == set(FUNCTIONS)
 
@@ -630,27 +631,29 @@ def test_each_kind_of_result_is_tried():
 def test_a_result_is_the_same_bit_for_bit(tmp_path_factory, data):
     """NaN, infinities, -0.0, integers of more than 64 bits, bytes, lone surrogates."""
     path = tmp_path_factory.mktemp("part") / "p.jsonl"
-    head = part.Head(part.SCHEMA, "0", "C", "diff", {}, (1, 1), (), 1, 1, {})
+    head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), 1, 1, {})
     name = data.draw(st.sampled_from(sorted(RESULTS)))
     result = data.draw(RESULTS[name] | errors_of_ours)
     key = tasks.Key(name, "k")
-    path.write_bytes(b"".join(part.written(head, [part.line(key, "w", 3, result)])))
-    again = part.read(str(path)).results[key].result
+    path.write_bytes(b"".join(shard_file.written(head, [shard_file.line(key, "w", 3, result)])))
+    again = shard_file.read(str(path)).results[key].result
     assert type(again) is type(result)
     assert repr(again) == repr(result)
 
 
 def test_an_error_keeps_its_kind_and_its_place(tmp_path):
     """Kinds that a reader has for itself are those that they are derived from; SARIF shows the bytes."""
-    from statecli.formats._pickle import TruncatedPickle
+    from statecli.pickles.machine import TruncatedPickle
 
-    head = part.Head(part.SCHEMA, "0", "C", "diff", {}, (1, 1), (), 2, 2, {})
+    head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), 2, 2, {})
     wrong = ChecksumMismatch("a.pt: w: checksum wrong")
     wrong.place = Place("a.pt", 64, 128)
     given = {tasks.Key("check_batch", "1"): wrong, tasks.Key("check_batch", "2"): TruncatedPickle("a.pt: ends")}
     path = tmp_path / "p.jsonl"
-    path.write_bytes(b"".join(part.written(head, [part.line(key, "w", 3, one) for key, one in given.items()])))
-    first, second = again = [one.result for one in part.read(str(path)).results.values()]
+    path.write_bytes(
+        b"".join(shard_file.written(head, [shard_file.line(key, "w", 3, one) for key, one in given.items()]))
+    )
+    first, second = again = [one.result for one in shard_file.read(str(path)).results.values()]
     assert (type(first), str(first), first.place) == (ChecksumMismatch, str(wrong), wrong.place)
     assert (type(second), str(second)) == (errors.MalformedError, "a.pt: ends")
     assert all(isinstance(one, StateError) for one in again)

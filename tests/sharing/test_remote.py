@@ -86,7 +86,7 @@ def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
     assert codes == [0, 0]
     assert all(SECRET not in Path(path).read_text() for path in paths)
     whole = statecli("inspect", url, "--stats", "-f", "json")
-    from statecli.remote import names
+    from statecli.storage import url as names
 
     names.typed.clear()  # the merge is another process
     result = statecli("merge", *paths)

@@ -15,9 +15,9 @@ import torch
 from hypothesis import given
 from safetensors.torch import save_file
 
-from statecli.sharing.cut import RUNS, Cut
 from statecli.values import pool
 from statecli.values.pool import OVERHEAD
+from statecli.workers.shards.partition import RUNS, Cut
 
 
 @pytest.fixture

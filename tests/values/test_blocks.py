@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from statecli.errors import MalformedError, UnreadableError
-from statecli.formats._ggml import BLOCKS
-from statecli.state import ByteRange, Packing, TensorData
-from statecli.values import blocks, ranges
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.ggml_types import BLOCKS
+from statecli.core.state import ByteRange, Packing, TensorData
+from statecli.values import ggml_blocks, ranges
 from statecli.values.ranges import open_range
 from statecli.values.read import all_values
 
@@ -49,7 +49,7 @@ def test_little_is_held_at_a_time(stored, monkeypatch):
 
     def numbers(raw, name):
         sizes.append(raw.size)
-        return blocks.numbers(raw, name)
+        return ggml_blocks.numbers(raw, name)
 
     monkeypatch.setattr(ranges, "VALUES", 8192)
     monkeypatch.setattr(ranges, "numbers", numbers)
@@ -83,26 +83,26 @@ def test_as_it_is_stored(stored):
     """Blocks are elements of a type of their own, of as many bytes as they have; what is not quantized stays."""
     where, _ = stored
     data = TensorData(where, "float32", (ROWS, COLUMNS))
-    found = blocks.as_stored(data)
+    found = ggml_blocks.as_stored(data)
     assert (found.dtype, found.shape) == ("q5_k", (ROWS, COLUMNS // 256))
     assert (found.storage.offset, found.storage.length, found.storage.packing) == (6, where.packing.length, None)
-    assert blocks.as_stored(found) is found
+    assert ggml_blocks.as_stored(found) is found
 
 
 def test_a_type_that_the_package_does_not_read(tmp_path):
     """It is told of that type alone."""
-    assert blocks.why_no_numbers("q4_k") is None
+    assert ggml_blocks.why_no_numbers("q4_k") is None
     for name in ("q4_0_4_4", "q8_k"):
-        assert blocks.why_no_numbers(name) == f"the package gguf that is installed does not read {name} as numbers"
+        assert ggml_blocks.why_no_numbers(name) == f"the package gguf that is installed does not read {name} as numbers"
 
 
 def test_without_the_package_its_values_are_refused(stored, monkeypatch):
     """The error names what to install."""
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setitem(sys.modules, "gguf.quants", None)
-    blocks.why_no_numbers.cache_clear()
+    ggml_blocks.why_no_numbers.cache_clear()
     try:
         with pytest.raises(UnreadableError, match=r"pip install 'statecli\[gguf\]'"), open_range(stored[0]):
             pass
     finally:
-        blocks.why_no_numbers.cache_clear()
+        ggml_blocks.why_no_numbers.cache_clear()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from statecli.errors import ChecksumMismatch, UnreadableError
-from statecli.state import TensorInfo
+from statecli.core.errors import ChecksumMismatch, UnreadableError
+from statecli.core.state import TensorInfo
 from statecli.values.compare import Pair, compare_all, damages, fingerprints
 from statecli.values.delta import Delta, How
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from statecli.errors import ChecksumMismatch, MalformedError, StateError
-from statecli.state import ByteRange, TensorData, TensorInfo
-from statecli.values import compare, on_device
+from statecli.core.errors import ChecksumMismatch, MalformedError, StateError
+from statecli.core.state import ByteRange, TensorData, TensorInfo
+from statecli.values import compare, gpu_kernel
 from statecli.values.compare import NotCompared, Pair, compare_all, fingerprints
 from statecli.values.delta import Delta, How
 
@@ -281,10 +281,10 @@ def test_a_quantized_tensor_has_no_fingerprint(store):
 def test_a_task_on_another_device_is_the_same(store, monkeypatch):
     """Every pair, in order, on that device, and each byte is reported."""
     asked = []
-    run_on = on_device.run_on
-    monkeypatch.setattr(on_device, "device", lambda name: torch.device({"cuda:7": "cpu"}[name]))
+    run_on = gpu_kernel.run_on
+    monkeypatch.setattr(gpu_kernel, "device", lambda name: torch.device({"cuda:7": "cpu"}[name]))
     monkeypatch.setattr(
-        on_device, "run_on", lambda how, tasks, device: asked.append(device) or run_on(how, tasks, device)
+        gpu_kernel, "run_on", lambda how, tasks, device: asked.append(device) or run_on(how, tasks, device)
     )
     tensors = [torch.arange(float(n)) for n in (5, 70_000, 9)]
     pairs = [Pair(store(tensor), store(tensor + (n == 1))) for n, tensor in enumerate(tensors)]

@@ -16,9 +16,9 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from statecli import formats  # noqa: E402
-from statecli.errors import ChecksumMismatch, MalformedError, UnreadableError  # noqa: E402
-from statecli.state import ByteRange, Quantizer, TensorData, TensorInfo  # noqa: E402
-from statecli.values import compare, kernels, on_device, run  # noqa: E402
+from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError  # noqa: E402
+from statecli.core.state import ByteRange, Quantizer, TensorData, TensorInfo  # noqa: E402
+from statecli.values import compare, compare_task, gpu_kernel, kernels  # noqa: E402
 from statecli.values.compare import NotCompared, Pair, compare_all, fingerprints  # noqa: E402
 from statecli.values.delta import (  # noqa: E402
     Delta,
@@ -323,7 +323,7 @@ def test_the_size_of_blocks_makes_no_difference(paired, monkeypatch, block):
     after = before * (1 + (torch.rand(20_000) > 0.9) * 0.1)
     pairs = paired({"t": before}, {"t": after})
     (expected,) = compare_all(pairs, How())
-    monkeypatch.setattr(run.Worker, "block", block)
+    monkeypatch.setattr(compare_task.Worker, "block", block)
     monkeypatch.setattr(compare, "TASK", 3 * block)
     (found,) = compare_all(pairs, How())
     assert (found.changed, found.first, found.max_abs) == (expected.changed, expected.first, expected.max_abs)
@@ -446,7 +446,7 @@ def test_torch_adds_up_to_the_same(paired, dtype):
     pairs = paired({"t": before}, {"t": after})
     (expected,) = compare_all(pairs, How())
     tasks = compare._plan(0, pairs[0], How())
-    with on_device.DeviceWorker(How(), torch.device("cpu")) as worker:
+    with gpu_kernel.DeviceWorker(How(), torch.device("cpu")) as worker:
         (found,) = worker.results(tasks)
     delta = found.tally.delta((70_000,))
     assert (delta.changed, delta.first) == (expected.changed, expected.first)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statecli import formats
-from statecli.errors import MalformedError, MissingDependency, UnreadableError
+from statecli.core.errors import MalformedError, MissingDependency, UnreadableError
 from statecli.values import digest
 from statecli.values.algorithm import Algorithm
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from statecli.formats._dtypes import BITS
+from statecli.core.dtypes import BITS
 from statecli.values.elements import VALUES_A_BYTE, element, small_float_table
 
 
@@ -57,6 +57,6 @@ def test_a_stored_element_is_as_long_as_the_format_table_says(name):
 
 def test_packed_types_are_packed_as_the_format_table_says():
     """float4 counts bytes as elements and is packed only here."""
-    from statecli.formats._dtypes import PACKED
+    from statecli.core.dtypes import PACKED
 
     assert {**PACKED, "float4_e2m1fn_x2": 2} == VALUES_A_BYTE

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from statecli import formats
-from statecli.state import ByteRange, Quantizer, TensorData, TensorInfo
-from statecli.values import facts, scan
+from statecli.core.state import ByteRange, Quantizer, TensorData, TensorInfo
+from statecli.values import facts, facts_kernel
 from statecli.values.elements import Decoder
-from statecli.values.scan import Facts
+from statecli.values.facts_kernel import Facts
 
 from .conftest import info_of
 
@@ -38,8 +38,8 @@ COMPLEX = [torch.complex128, torch.complex64, torch.complex32]
 def way(request, monkeypatch):
     """Both ways to the same facts: the kernel in C, and numpy where it was not compiled."""
     if request.param == "numpy":
-        monkeypatch.setattr(scan, "_native", None)
-    elif scan._native is None:
+        monkeypatch.setattr(facts_kernel, "_native", None)
+    elif facts_kernel._native is None:
         pytest.skip("the kernel in C was not compiled: there was no compiler")
     return request.param
 
@@ -47,7 +47,7 @@ def way(request, monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """Blocks of 64 bytes and tasks of four of them: a few hundred elements go through every seam."""
-    monkeypatch.setattr(scan, "BLOCK", 64)
+    monkeypatch.setattr(facts_kernel, "BLOCK", 64)
     monkeypatch.setattr(facts, "TASK", 256)
 
 
@@ -260,35 +260,38 @@ def test_digests_know_every_bit_and_place(store, way, small):
 @given(st.binary(max_size=5000))
 def test_both_ways_have_one_digest(content):
     """The kernel in C and numpy, of any bytes."""
-    if scan._native is None:
+    if facts_kernel._native is None:
         pytest.skip("the kernel in C was not compiled: there was no compiler")
     raw = np.frombuffer(content, np.uint8)
-    assert scan._native.digest(raw) == scan._digest(raw)
+    assert facts_kernel._native.digest(raw) == facts_kernel._digest(raw)
 
 
 @given(st.integers(0, 6000), st.integers(0, 2**32))
 def test_both_ways_count_the_same(n, seed):
     """The kernel in C and numpy, of floats and codes of any bits and any length."""
-    if scan._native is None:
+    if facts_kernel._native is None:
         pytest.skip("the kernel in C was not compiled: there was no compiler")
     raw = np.random.default_rng(seed).integers(0, 256, 8 * n).astype(np.uint8)
     counts = np.zeros(256, np.int64)
     Decoder().count(raw, counts)
-    assert (np.frombuffer(scan._native.codes(raw), np.int64) == counts).all()
-    for signed, infinity, normal in scan.FLOATS.values():
+    assert (np.frombuffer(facts_kernel._native.codes(raw), np.int64) == counts).all()
+    for signed, infinity, normal in facts_kernel.FLOATS.values():
         some = raw.view(signed)
-        found, wanted = scan._native.floats(some, some.itemsize, infinity, normal), scan._floats(some, infinity, normal)
+        found, wanted = (
+            facts_kernel._native.floats(some, some.itemsize, infinity, normal),
+            facts_kernel._floats(some, infinity, normal),
+        )
         assert found[:5] == wanted[:5]
         assert found[0] + found[1] == some.size or found == wanted
 
 
 def test_the_kernel_refuses_what_it_would_misread():
     """Half an element, or a size that no float has, is an error and no count."""
-    if scan._native is None:
+    if facts_kernel._native is None:
         pytest.skip("the kernel in C was not compiled: there was no compiler")
     for block, size in ((b"123", 2), (b"123", 3), (b"", 0)):
         with pytest.raises(ValueError, match="not a block of floats"):
-            scan._native.floats(block, size, 1, 1)
+            facts_kernel._native.floats(block, size, 1, 1)
 
 
 # --- in pieces -------------------------------------------------------------------------------------------------------
@@ -300,12 +303,12 @@ def test_the_kernel_refuses_what_it_would_misread():
 def test_pieces_add_up_in_any_order(n, shuffled: random.Random, dtype):
     """However the blocks of a tensor are dealt out and in whatever order they come back, the facts are those of all."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "BLOCK", 64)
+        patch.setattr(facts_kernel, "BLOCK", 64)
         items = any_bits(dtype, max(n, 20), seed=n).view(torch.int64 if dtype.itemsize == 8 else torch.int16).numpy()
         name, per_block = str(dtype).removeprefix("torch."), 64 // dtype.itemsize
         items = items.view({"float32": "f4", "float16": "u2", "int64": "i8"}[name])
         blocks = [
-            scan.stored(items[start : start + per_block], name, start // per_block, Decoder())
+            facts_kernel.stored(items[start : start + per_block], name, start // per_block, Decoder())
             for start in range(0, items.size, per_block)
         ]
         whole = Facts()
@@ -323,7 +326,7 @@ def test_pieces_add_up_in_any_order(n, shuffled: random.Random, dtype):
 def test_tasks_are_cut_without_a_trace(store, monkeypatch, dtype):
     """A tensor read in one task and in many has the same facts: blocks begin where the type says, tasks or not."""
     info = store(any_bits(torch.float32, 3000).view(dtype))
-    monkeypatch.setattr(scan, "BLOCK", 64)
+    monkeypatch.setattr(facts_kernel, "BLOCK", 64)
     whole = of(info)
     monkeypatch.setattr(facts, "TASK", 256)
     assert len(list(facts._tasks(0, "w", info.data))) > 10
@@ -337,7 +340,7 @@ def test_what_is_packed_is_as_what_is_not(tmp_path, monkeypatch, way):
     np.savez_compressed(tmp_path / "a.npz", w=values.numpy())
     zero.write(tmp_path / "zero", 3, [{"w": values}], moments=False)
     torch.save({"w": values}, tmp_path / "a.pt")
-    monkeypatch.setattr(scan, "BLOCK", 64)
+    monkeypatch.setattr(facts_kernel, "BLOCK", 64)
     plain = of(formats.read(str(tmp_path / "a.pt")).tensors[0])
     monkeypatch.setattr(facts, "TASK", 256)
     for name in ("dcp", "a.npz", "zero"):
@@ -418,7 +421,7 @@ def test_meta_has_no_values():
 
 def test_one_digest_in_common_is_looked_at_again(store, monkeypatch):
     """Where two tensors share the short digest by accident, SHA-256 tells them apart, and copies together."""
-    monkeypatch.setattr(scan, "mixed", lambda _: 7)
+    monkeypatch.setattr(facts_kernel, "mixed", lambda _: 7)
     a, b, c = store(torch.arange(9)), store(torch.arange(9) + 1), store(torch.arange(9))
     one, two, three = facts.read_all([a, b, c])
     assert one.digest == three.digest != two.digest

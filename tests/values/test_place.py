@@ -9,10 +9,10 @@ import msgspec
 import pytest
 import torch
 
-from statecli.errors import MalformedError, UnreadableError, UsageError
-from statecli.state import After, ModelState, TensorData, TensorInfo
-from statecli.values import place as module
-from statecli.values.place import place, resolve_device
+from statecli.core.errors import MalformedError, UnreadableError, UsageError
+from statecli.core.state import After, ModelState, TensorData, TensorInfo
+from statecli.values import to_device as module
+from statecli.values.to_device import place, resolve_device
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int64]
 
@@ -185,8 +185,8 @@ def test_without_torch_the_line_says_what_to_install():
     """torch made unimportable."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from statecli.values.place import resolve_device\n"
-        "from statecli.errors import MissingDependency\n"
+        "from statecli.values.to_device import resolve_device\n"
+        "from statecli.core.errors import MissingDependency\n"
         "try: resolve_device('meta')\n"
         "except MissingDependency as why: print(why)\n"
     )

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from statecli.errors import MalformedError, UnreadableError
+from statecli.core.errors import MalformedError, UnreadableError
 from statecli.values import pool
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes only where there is fork")

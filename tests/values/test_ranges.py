@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statecli.errors import ChecksumMismatch, MalformedError
-from statecli.state import Box, Boxes, ByteRange, Packing, TensorData, TensorInfo
+from statecli.core.errors import ChecksumMismatch, MalformedError
+from statecli.core.state import Box, Boxes, ByteRange, Packing, TensorData, TensorInfo
 from statecli.values import ranges
 from statecli.values.compare import Pair, compare_all
 from statecli.values.delta import How

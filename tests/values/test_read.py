@@ -14,8 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statecli.errors import MalformedError, UnreadableError
-from statecli.state import ByteRange, Quantizer, TensorData
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import ByteRange, Quantizer, TensorData
 from statecli.values import ranges, read
 from statecli.values.ranges import check_crc
 from statecli.values.read import all_values, opened, values
@@ -256,7 +256,7 @@ def test_more_dimensions_than_numpy_can_hold(store):
 READ_A_BIG_FILE = """
 import resource, sys
 import numpy
-from statecli.state import ByteRange, TensorData, TensorInfo
+from statecli.core.state import ByteRange, TensorData, TensorInfo
 from statecli.values.stats import stats
 path, size, dtype = sys.argv[1], int(sys.argv[2]), "float64"
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -293,7 +293,7 @@ def test_importing_the_package_imports_nothing_heavy():
     """`statecli.values` itself needs neither numpy nor torch; its readers do not need torch."""
     code = (
         "import sys, statecli.values; assert 'numpy' not in sys.modules; "
-        "import statecli.values.stats, statecli.values.place; assert 'numpy' in sys.modules; "
+        "import statecli.values.stats, statecli.values.to_device; assert 'numpy' in sys.modules; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from statecli import formats  # noqa: E402
-from statecli.errors import ChecksumMismatch, StateError  # noqa: E402
+from statecli.core.errors import ChecksumMismatch, StateError  # noqa: E402
 from statecli.values import compare, kernels, pool  # noqa: E402
 from statecli.values.compare import Pair, compare_all  # noqa: E402
 from statecli.values.delta import How  # noqa: E402

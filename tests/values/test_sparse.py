@@ -12,7 +12,7 @@ from hypothesis import given, settings
 torch = pytest.importorskip("torch")
 
 from statecli import formats  # noqa: E402
-from statecli.errors import ChecksumMismatch, MalformedError  # noqa: E402
+from statecli.core.errors import ChecksumMismatch, MalformedError  # noqa: E402
 from statecli.values import compare, sparse  # noqa: E402
 from statecli.values.compare import NotCompared, Pair, compare_all  # noqa: E402
 from statecli.values.delta import (  # noqa: E402

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from statecli.errors import MalformedError, UnreadableError
-from statecli.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
 from statecli.values import read
 from statecli.values import stats as module
 from statecli.values.partial import Partial
@@ -450,7 +450,7 @@ def test_an_mkldnn_tensor_is_read_densely():
 
 def test_a_tensor_elsewhere_is_copied_in_bounded_pieces(monkeypatch):
     """Expanded dimensions are not copied; pieces cover everything once."""
-    from statecli.values import live
+    from statecli.values import live_tensor as live
 
     monkeypatch.setattr(live, "PIECE", 64)
     x = torch.randn(7, 3, 5).double()
@@ -466,7 +466,7 @@ def test_a_tensor_elsewhere_is_copied_in_bounded_pieces(monkeypatch):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_tensor_on_cuda_is_what_torch_says(monkeypatch, layout):
     """In pieces, from any layout."""
-    from statecli.values import live
+    from statecli.values import live_tensor as live
 
     monkeypatch.setattr(live, "PIECE", 512)
     tensor = LAYOUTS[layout](sample(torch.float32).cuda())

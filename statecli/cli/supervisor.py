@@ -1,0 +1,429 @@
+"""Run a command line that names model code in a child process; the parent prints the result and decides the exit code.
+
+The child sends what it would print, and then its verdict (the exit code), through a pipe. It sends the verdict before
+Python runs exit handlers, finalizers and threads' ends, so that `os._exit(0)` in `__del__` or `atexit` changes nothing.
+The parent prints the result and exits with the child's code only after a verdict that fits the result byte for byte. A
+child that ends without a verdict is one line and exit code 2; so is a segmentation fault, and `--timeout`.
+
+What this promises: model code that ends the process, crashes it, closes or replaces its streams, or runs for ever is
+not a pass. What it does not promise: model code runs in the process that judges it, and code that sets out to forge a
+verdict can. It can replace functions of statecli, or find the pipe and the number that marks each message in the
+memory of its own process. Run code that you do not trust in a container.
+
+The child inherits standard input and standard error. A child of a command whose standard input is not a terminal has a
+process group of its own, which is ended with it. Where there is no `os.fork` (Windows), model code runs in the process
+of the command, and `--timeout` is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, Any, NoReturn, Protocol
+
+from statecli.core.exit_code import Verdict
+
+#: Seconds that a child has to end after its verdict: exit handlers, threads and processes of the model.
+END_TIMEOUT_S = 2.0
+#: Seconds between the interrupt of a child and its end by SIGKILL.
+INTERRUPT_TIMEOUT_S = 1.5
+#: Bytes of one message; a result may have many.
+MAX_MESSAGE_BYTES = 1 << 20
+
+_HEADER = struct.Struct("<16scQ")
+_VERDICT = struct.Struct("<BIQ")
+_TIMEOUT = struct.Struct("<d")
+_OUTPUT, _ERROR, _MODEL, _LIMIT, _DONE = b"O", b"E", b"M", b"T", b"V"
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+class Send(Protocol):
+    """Send one message to the parent."""
+
+    def __call__(self, kind: bytes, payload: bytes) -> None: ...
+
+
+class Child:
+    """The connection of the child to its parent. Nothing is sent by a process that the model's code forks."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.pid = os.getpid()
+        self._crc = self._size = 0
+        self._model = ""
+        self.is_terminal = _isatty(1)
+        self.columns = _columns(1)
+        self._stderr_encoding = sys.stderr.encoding if sys.stderr is not None else None
+
+    def open_output(self) -> IO[bytes]:
+        """Open what the parent writes to standard output after the verdict."""
+        return _Output(self)  # type: ignore[return-value]
+
+    def write_output(self, data: bytes) -> None:
+        """Send a piece of the result."""
+        self._crc = zlib.crc32(data, self._crc)
+        self._size += len(data)
+        for start in range(0, len(data), MAX_MESSAGE_BYTES):
+            self._send(_OUTPUT, data[start : start + MAX_MESSAGE_BYTES])
+
+    def write_error(self, line: str) -> None:
+        """Have the parent write a line to standard error, after the result that was sent before it."""
+        if self._stderr_encoding is not None:
+            self._send(_ERROR, f"{line}\n".encode(self._stderr_encoding, "backslashreplace"))
+
+    def name_model(self, name: str) -> None:
+        """Name the model whose code runs from now on, for the line about a crash."""
+        if name != self._model:
+            from statecli.core.escaping import as_line
+
+            self._model = name
+            self._send(_MODEL, as_line(name).encode("utf-8", "backslashreplace"))
+
+    def limit(self, seconds: float) -> None:
+        """Have the parent end this process after so many seconds from its start."""
+        self._send(_LIMIT, _TIMEOUT.pack(seconds))
+
+    def conclude(self, code: int) -> None:
+        """Send the verdict. Whatever happens in this process afterwards does not change the exit code."""
+        global _child
+        self._send(_DONE, _VERDICT.pack(code, self._crc, self._size))
+        _child = None
+
+
+class _Output(io.RawIOBase):
+    """Standard output of the child, as a binary file."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def writable(self) -> bool:
+        """As `io.RawIOBase.writable`."""
+        return True
+
+    def isatty(self) -> bool:
+        """Whether the parent writes to a terminal."""
+        return self._child.is_terminal
+
+    def write(self, data: Any) -> int:
+        """As `io.RawIOBase.write`."""
+        piece = bytes(data)
+        self._child.write_output(piece)
+        return len(piece)
+
+
+_child: Child | None = None
+
+
+def connection() -> Child | None:
+    """Return the connection to the parent; None in a process that is not a supervised child, or has concluded."""
+    return _child if _child is not None and _child.pid == os.getpid() else None
+
+
+def run(command: Callable[[], None]) -> int:
+    """Run `command`, which raises SystemExit, in a child process; return the exit code.
+
+    Called before any thread is started. Raises OSError where the system has no room for a process.
+    """
+    read, write = os.pipe()
+    mark, parent = os.urandom(16), os.getpid()
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        signal.signal(signal.SIGCHLD, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        _run_child(command, write, mark, parent)
+    os.close(write)
+    watch = _Watch(pid, read, mark)
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+    return watch.wait()
+
+
+# --- the child --------------------------------------------------------------------------------------------------------
+
+
+def _run_child(command: Callable[[], None], pipe: int, mark: bytes, parent: int) -> NoReturn:
+    global _child
+    if not _isatty(0):
+        os.setpgid(0, 0)
+    _end_with(parent)
+    _child = child = Child(_sender(pipe, mark))
+    code = 2
+    try:
+        command()
+    except Verdict as done:
+        code = done.code
+    except SystemExit:  # of the model's code, which ends nothing but itself
+        pass
+    try:
+        child.conclude(code)
+    except OSError:  # the model's code has closed the pipe
+        os._exit(2)
+    raise SystemExit(code)
+
+
+def _sender(pipe: int, mark: bytes) -> Send:
+    """The functions are bound here, because a model's code may replace those of `os`."""
+    owner, getpid, write, pack = os.getpid(), os.getpid, os.write, _HEADER.pack
+    lock = _new_lock()
+
+    def send(kind: bytes, payload: bytes) -> None:
+        if getpid() != owner:
+            return
+        message = memoryview(pack(mark, kind, len(payload)) + payload)
+        with lock:
+            while message:
+                message = message[write(pipe, message) :]
+
+    return send
+
+
+def _new_lock() -> Any:
+    import _thread
+
+    return _thread.RLock()
+
+
+def _end_with(parent: int) -> None:
+    """Have Linux end this process when the parent is killed. Other systems let it run to its end."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(2)
+
+
+# --- the parent -------------------------------------------------------------------------------------------------------
+
+
+class _Watch:
+    """One child, from its start to its end."""
+
+    def __init__(self, pid: int, pipe: int, mark: bytes) -> None:
+        self._pid, self._pipe, self._mark = pid, pipe, mark
+        self._group = not _isatty(0)
+        self._start = time.monotonic()
+        self._received = bytearray()
+        #: What to write to which descriptor, in order: the result, and the notes after it.
+        self._output: list[tuple[int, bytes]] = []
+        self._crc = self._size = 0
+        self._model = ""
+        self._limit: float | None = None
+        self._code: int | None = None
+        self._status: int | None = None
+        self._broken = False
+        self._signals: list[int] = []
+        os.set_blocking(pipe, False)
+        self._wake, wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: self._signals.append(number))
+
+    def wait(self) -> int:
+        """Wait for the verdict, print the result, wait for the child; return the exit code."""
+        while self._code is None and not self._broken and not self._signals and not self._ended():
+            left = None if self._limit is None else self._start + self._limit - time.monotonic()
+            if left is not None and left <= 0:
+                return self._end_after_timeout()
+            self._read(left)
+        if self._signals:
+            return self._end_after_signal(self._signals[0])
+        self._receive()
+        if self._code is None or self._code == 130:  # nobody has interrupted the parent
+            return self._explain()
+        code = self._print(self._code)
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while not self._ended() and not self._signals and (left := deadline - time.monotonic()) > 0:
+            self._read(left)
+        if not self._signals and not self._ended():
+            self._interrupt()
+        if self._group:  # processes that the model's code has left
+            _send_signal(os.killpg, self._pid)
+        return self._end_after_signal(self._signals[0]) if self._signals else code
+
+    # what comes from the child
+
+    def _read(self, seconds: float | None) -> None:
+        """Wait for a message, a signal or the end of the child."""
+        watched = [self._wake] if self._code is not None or self._broken else [self._wake, self._pipe]
+        ready, _, _ = select.select(watched, [], [], seconds)
+        if self._wake in ready:
+            _read_all(self._wake)
+        if self._pipe in ready:
+            self._receive()
+
+    def _receive(self) -> None:
+        if self._code is not None or self._broken:
+            return
+        self._received += _read_all(self._pipe)
+        while len(self._received) >= _HEADER.size:
+            mark, kind, size = _HEADER.unpack_from(self._received)
+            if mark != self._mark or size > MAX_MESSAGE_BYTES:
+                self._broken = True
+                return
+            end = _HEADER.size + size
+            if len(self._received) < end:
+                return
+            payload = bytes(self._received[_HEADER.size : end])
+            del self._received[:end]
+            self._take(kind, payload)
+
+    def _take(self, kind: bytes, payload: bytes) -> None:
+        if kind == _OUTPUT:
+            self._crc, self._size = zlib.crc32(payload, self._crc), self._size + len(payload)
+            self._output.append((1, payload))
+        elif kind == _ERROR:
+            self._output.append((2, payload)) if self._output else _write_error(payload)
+        elif kind == _MODEL:
+            self._model = payload.decode("utf-8", "replace")
+        elif kind == _LIMIT and self._limit is None:
+            (self._limit,) = _TIMEOUT.unpack(payload)
+        elif kind == _DONE and self._code is None:
+            code, crc, size = _VERDICT.unpack(payload)
+            self._broken = (crc, size) != (self._crc, self._size)
+            self._code = None if self._broken else code
+
+    # what becomes of it
+
+    def _print(self, code: int) -> int:
+        """Write the result to standard output and its notes to standard error, in their order."""
+        try:
+            for descriptor, piece in self._output:
+                _write_all(1, piece) if descriptor == 1 else _write_error(piece)
+        except BrokenPipeError:
+            return 141
+        except OSError as error:
+            return _complain(f"standard output cannot be written: {error.strerror}")
+        return code
+
+    def _explain(self) -> int:
+        """Say why there is no verdict."""
+        for descriptor, piece in self._output:
+            _write_error(piece) if descriptor == 2 else None
+        self._wait_for_end(0 if self._broken else INTERRUPT_TIMEOUT_S)
+        status = self._status
+        self._kill()
+        who = f"{self._model}: the model's code" if self._model else "a library"
+        if self._code == 130:
+            what = "interrupted its own process (SIGINT)"
+        elif self._broken:
+            what = "wrote to the pipe that carries statecli's result"
+        elif status is not None and os.WIFSIGNALED(status):
+            what = f"crashed ({_signal_name(os.WTERMSIG(status))})"
+        else:
+            code = os.waitstatus_to_exitcode(status) if status is not None else 0
+            what = f"ended the process with status {code} before statecli was done"
+        return _complain(f"{who} {what}; nothing was concluded")
+
+    def _end_after_timeout(self) -> int:
+        self._interrupt()
+        name = f"{self._model}: " if self._model else ""
+        return _complain(f"{name}not done after {self._limit:g} s (--timeout); nothing was concluded")
+
+    def _end_after_signal(self, number: int) -> int:
+        """130 for Ctrl-C; the parent's own death by any other signal."""
+        if number == signal.SIGINT:
+            self._wait_for_end(0.2)  # a terminal has sent the signal to the child too
+        self._interrupt()
+        if number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        return 130
+
+    def _interrupt(self) -> None:
+        """End the child as Ctrl-C does, which ends its workers; if that takes long, by SIGKILL."""
+        if not self._ended():
+            os.kill(self._pid, signal.SIGINT)
+            self._wait_for_end(INTERRUPT_TIMEOUT_S)
+        self._kill()
+        if _isatty(2):
+            _write_error(_SHOW_CURSOR)
+
+    def _kill(self) -> None:
+        if self._group:
+            _send_signal(os.killpg, self._pid)
+        if self._status is None:
+            _send_signal(os.kill, self._pid)
+            self._status = os.waitpid(self._pid, 0)[1]
+
+    def _ended(self) -> bool:
+        if self._status is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._status = status if pid else None
+        return self._status is not None
+
+    def _wait_for_end(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._ended() and (left := deadline - time.monotonic()) > 0:
+            self._read(left)
+
+
+def _send_signal(send: Callable[[int, int], None], pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # none is left, or macOS has a zombie in the group
+        send(pid, signal.SIGKILL)
+
+
+def _read_all(descriptor: int) -> bytes:
+    pieces = []
+    try:
+        while piece := os.read(descriptor, 1 << 16):
+            pieces.append(piece)
+    except BlockingIOError:
+        pass
+    return b"".join(pieces)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:  # somebody has made the pipe behind it non-blocking
+            select.select([], [descriptor], [])
+
+
+def _write_error(data: bytes) -> None:
+    with suppress(OSError):  # the exit code is all that is left to tell
+        _write_all(2, data)
+
+
+def _complain(message: str) -> int:
+    _write_error(f"statecli: {message}\n".encode(errors="backslashreplace"))
+    return 2
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _isatty(descriptor: int) -> bool:
+    try:
+        return os.isatty(descriptor)
+    except OSError:
+        return False
+
+
+def _columns(descriptor: int) -> int:
+    try:
+        return os.get_terminal_size(descriptor).columns or 80
+    except OSError:
+        return 80

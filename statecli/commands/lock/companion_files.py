@@ -1,0 +1,323 @@
+"""What a lock holds next to the tensors: settings of the checkpoint, and files of its folder that change the model.
+
+A changed `rms_norm_eps`, tokenizer or `modeling_*.py` changes what the same weights compute. Settings are kept one by
+one, so that a finding can name the key and both values; every other file of the folder is kept as a digest. What only
+counts the training (`trainer_state.json`), the optimizer and documentation are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.commands.diff.result import ScalarChange, Status
+from statecli.commands.diff.settings import changed_scalars, format_bookkeeping, settings_of_section
+from statecli.core.errors import UnreadableError
+from statecli.core.scope import NotChecked
+from statecli.core.state import ModelState, Settings, StateDict
+from statecli.formats.shared.settings import rename
+from statecli.storage import checkpoint_folder, files
+from statecli.storage.source import Source, small
+from statecli.targets.load import split
+
+if TYPE_CHECKING:
+    from statecli.commands.lock.lock_file import LockedSettings, LockedTarget
+    from statecli.values.algorithm import Algorithm
+
+#: Files that change nothing which the model computes: what counts the training, and documents.
+BOOKKEEPING = frozenset(["trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"])
+DOCUMENT = re.compile(
+    r"(?i)(?:.*\.(?:md|rst|log|png|jpe?g|gif|svg|pdf)|(?:licen[sc]e|readme|notice|requirements|changelog)(?:\.txt)?"
+    r"|events\.out\.tfevents\..*)\Z"
+)
+#: Where checkpoints keep the settings of a training: none of them changes what the model computes.
+TRAINING = (
+    *("trainer_state", "optimizer", "optimizers", "optimizer_state_dict", "optimizer_states", "scheduler"),
+    *("lr_scheduler", "lr_schedulers", "scheduler_state_dict", "scaler", "callbacks", "loops"),
+)
+#: Files of one folder and levels of subfolders that are read: a folder with more is not a model's.
+MAX_FILES = 2_000
+MAX_DEPTH = 16
+#: Levels of folders above a model that may be its pipeline: `pipeline/unet/diffusion_pytorch_model.safetensors`.
+PIPELINE_DEPTH = 2
+#: Files of this size behind a URL are not downloaded to be locked.
+MAX_REMOTE_BYTES = 64 << 20
+#: Files whose settings are compared one by one, and the bytes of each that are read.
+SETTINGS_FILES = frozenset(["config.json", "adapter_config.json"])
+MAX_SETTINGS = 4 << 20
+#: Bytes of one program in an archive.
+MAX_PROGRAM = 128 << 20
+#: Bytes that are hashed at a time.
+_PIECE = 8 << 20
+
+
+class FileChange(msgspec.Struct, frozen=True):
+    """A file of the folder that differs from the lock: both digests, None on the side that does not have the file."""
+
+    name: str
+    locked: str | None
+    found: str | None
+
+
+class CompanionChanges(msgspec.Struct, frozen=True):
+    """The settings and files of a target that differ from the lock, and what the lock could not be compared with.
+
+    `compared` are the paths of the files of a folder that both have.
+    """
+
+    settings: tuple[ScalarChange, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    compared: tuple[str, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
+
+
+def lockable_settings(state: ModelState, section: str | None) -> Settings:
+    """Return the settings that belong to the model: without those of the training and of the container."""
+    own = format_bookkeeping(state)
+    settings = settings_of_section(state, section)
+
+    training = (*TRAINING, *(facts.section for facts in state.optimizers if facts.section))
+
+    def keep(key: str) -> tuple[str, str] | None:
+        is_of_training = key in training or key.startswith(tuple(f"{name}." for name in training))
+        return None if key in own or is_of_training else ("", "")
+
+    return replace(rename(settings, keep), beside=settings.beside - set(training))
+
+
+def companion_digests(text: str, algorithm: Algorithm) -> dict[str, str] | None:
+    """Return a digest of all that changes the model next to its weights, by its path in the folder or archive.
+
+    Of a folder these are its other files; of a file the programs that it holds (TorchScript, torch.export). None where
+    there is nothing of the kind. Raises UnreadableError for a file that cannot be read, and for a folder with more than
+    `MAX_FILES` or `MAX_DEPTH` levels.
+    """
+    path, _ = split(text)
+    if not files.isdir(path):
+        return _program_digests(path, algorithm) or None
+    if files.unlisted(path):
+        return None
+    return {name: _file_digest(files.join(path, name), algorithm) for name in sorted(companion_files(path))}
+
+
+def companion_files(folder: str) -> list[str]:
+    """Return the files of the folder that change the model, also in subfolders that are no target of their own."""
+    from statecli.targets.expand import members, unwalked
+
+    found: list[str] = []
+    of_model = {files.join(folder, path) for path in members(folder)}
+    seen: set[str] = set()
+    pending = [("", 0, False)]
+    while pending:
+        inner, depth, is_walked = pending.pop()
+        if depth > MAX_DEPTH:
+            raise UnreadableError(f"{folder}: {inner} is nested deeper than {MAX_DEPTH} folders: lock it by itself")
+        here = files.join(folder, inner) if inner else folder
+        if files.real(here) in seen:  # a link to a folder that was read
+            continue
+        seen.add(files.real(here))
+        if is_walked and not of_model.issuperset(files.join(here, path) for path in members(here)):
+            continue
+        for name in files.names(here):
+            path = f"{inner}/{name}" if inner else name
+            # No import statement can name a hidden file.
+            if name.startswith("."):
+                continue
+            if files.isdir(files.join(folder, path)):
+                is_inner = is_walked or not inner
+                pending.append((path, depth + 1, is_inner and unwalked(files.join(folder, path)) is None))
+            elif _changes_model(files.join(folder, path), name):
+                found.append(path)
+        if len(found) > MAX_FILES:
+            raise UnreadableError(f"{folder}: has more than {MAX_FILES:,} files next to its weights: lock subfolders")
+    return found
+
+
+def pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[str]:
+    """Return the diffusers pipelines that `targets` are components of, if a walk over `texts` reaches them.
+
+    A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change what it computes.
+    """
+    from statecli.targets.expand import is_reached
+
+    around = (folder for text in targets for folder in islice(files.parents(split(text)[0]), PIPELINE_DEPTH))
+    return [
+        folder
+        for folder in dict.fromkeys(around)
+        if is_reached(folder, texts) and files.isfile(files.join(folder, checkpoint_folder.PIPELINE))
+    ]
+
+
+def _changes_model(path: str, name: str) -> bool:
+    if name in BOOKKEEPING or checkpoint_folder.INDEX.search(name) or DOCUMENT.match(name) or _is_weights(name):
+        return False
+    return not files.is_remote(path) or files.size(path) <= MAX_REMOTE_BYTES
+
+
+def _is_weights(name: str) -> bool:
+    """Whether the file is a target of its own, or a state of the training that a folder's reader takes."""
+    from statecli.targets.expand import NAMED, is_called_weights
+
+    # `scheduler.py` is code of the model, and `scheduler_config.json` its settings.
+    is_state = checkpoint_folder.COMPANIONS.match(name) is not None and name.lower().endswith(NAMED)
+    return is_state or is_called_weights(name)
+
+
+def _program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
+    """The digest of each record of an archive that torch compiles or interprets: the same weights serve any program."""
+    from statecli.pickle_scan.archive_records import Use, uses_of
+    from statecli.storage.zip_archive import Archive
+
+    programs = (Use.PROGRAM, Use.SCRIPT, Use.BYTECODE, Use.OLD_SCRIPT, Use.COMPILED)
+    with Source(path) as source:
+        if not source.head.startswith(b"PK"):
+            return {}
+        archive = Archive(source)
+        use_of = uses_of(archive)
+        records = [record for record in archive.records.values() if use_of(record) in programs]
+        # The top folder of an archive has the name of the file that it was first saved to.
+        return {
+            record.name.removeprefix(f"{archive.folder}/"): _digest_of_bytes(
+                archive.read(record, MAX_PROGRAM), algorithm
+            )
+            for record in records
+        }
+
+
+def _file_digest(path: str, algorithm: Algorithm) -> str:
+    return _digest_of_settings(path, algorithm) or _digest(path, algorithm)
+
+
+def _digest_of_settings(path: str, algorithm: Algorithm) -> str | None:
+    """The digest of a JSON file's content, whatever its order and indentation; None for any other file."""
+    if files.name(path) not in SETTINGS_FILES:
+        return None
+    try:
+        document = json.loads(small(path, MAX_SETTINGS), object_pairs_hook=_sorted_pairs)
+        text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+    except (UnreadableError, ValueError, RecursionError):
+        return None
+    return _digest_of_bytes(text.encode(), algorithm)
+
+
+def _sorted_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object by its keys in order. A key that stands twice stays so, because readers differ in which one counts."""
+    return {"": [list(pair) for pair in sorted(pairs, key=lambda pair: pair[0])]}
+
+
+def _digest_of_bytes(data: bytes, algorithm: Algorithm) -> str:
+    from statecli.values.digest import hasher
+
+    digest = hasher(algorithm)()
+    digest.update(data)
+    return str(digest.hexdigest())
+
+
+def _digest(path: str, algorithm: Algorithm) -> str:
+    from statecli.values.digest import hasher
+
+    digest = hasher(algorithm)()
+    file = files.opened(path)
+    try:
+        for start in range(0, file.size, _PIECE):
+            digest.update(file.read(start, min(_PIECE, file.size - start)))
+    except OSError as error:
+        raise UnreadableError(f"{path}: cannot be read: {(error.strerror or 'unknown error').lower()}") from error
+    finally:
+        file.close()
+    return str(digest.hexdigest())
+
+
+def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algorithm) -> CompanionChanges:
+    """Compare the settings and files of `state`, which is not filtered, with those that the lock has for it."""
+    if state.format == "module":
+        return CompanionChanges()
+    if target.settings is None:
+        why = "the lock holds weights only: run `statecli lock` again to lock settings and files"
+        return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {why}"),))
+    settings, uncompared = _compare_settings(state, target.settings)
+    folder = compare_files(state.target, target.files, algorithm)
+    # A changed key says more than a changed digest of its file.
+    named = {f"{change.key.partition('.')[0]}.json" for change in settings}
+    changes = (change for change in folder.files if change.name not in named or None in (change.locked, change.found))
+    return CompanionChanges(settings, tuple(changes), folder.compared, (*uncompared, *folder.not_checked))
+
+
+def _compare_settings(
+    state: ModelState, locked: LockedSettings
+) -> tuple[tuple[ScalarChange, ...], tuple[NotChecked, ...]]:
+    """The settings that differ. One that only one side has counts where both sides have the same format or file."""
+    section = split(state.target)[1]
+    current = replace(state, metadata=lockable_settings(state, section))
+    found, _, _ = changed_scalars(state_of_lock(locked), current, (None, None))
+    files_of_both = frozenset(locked.beside) & current.metadata.beside
+    kept = tuple(change for change in found if _is_comparable(change, state, locked, files_of_both))
+    beside = tuple(f"{name}." for name in frozenset(locked.beside) - files_of_both)
+    left = len(found) - len(kept) + sum(bool(beside) and key.startswith(beside) for key in locked.values)
+    why = "not compared with the lock, which was made of another format or of a folder"
+    return kept, (NotChecked("setting", left, why),) if left else ()
+
+
+def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettings, both: frozenset[str]) -> bool:
+    if change.status is Status.CHANGED or locked.format == _container(state):
+        return True
+    return change.key.partition(".")[0] in both
+
+
+def compare_files(text: str, locked: Mapping[str, str] | None, algorithm: Algorithm) -> CompanionChanges:
+    """Compare the files of a folder with the lock; the result has no settings."""
+    found = companion_digests(text, algorithm)
+    folder = split(text)[0]
+    is_file = not files.isdir(folder)
+    if found is None and is_file and locked:
+        count, why = len(locked), "not compared: the lock has them, and the target is one file"
+        return CompanionChanges(not_checked=(NotChecked("file", count, why),))
+    if locked is None:
+        why = "not compared: the lock has no files"
+        return CompanionChanges(not_checked=(NotChecked("file", len(found), why),) if found else ())
+    found = found or {}
+    compared = () if is_file else tuple(files.join(folder, name) for name in found if name in locked)
+    return CompanionChanges(files=tuple(_differences(found, locked)), compared=compared)
+
+
+def _differences(found: Mapping[str, str], locked: Mapping[str, str]) -> Iterator[FileChange]:
+    for name in sorted({*found, *locked}):
+        if found.get(name) != locked.get(name):
+            yield FileChange(name, locked.get(name), found.get(name))
+
+
+def _container(state: ModelState) -> str:
+    """The format of the files, whether the checkpoint is one or several."""
+    return state.format.removeprefix("sharded ")
+
+
+def lock_settings(state: ModelState) -> LockedSettings:
+    """Return the lines of a lock for the settings of a checkpoint; without a format where there are none."""
+    from statecli.commands.lock.lock_file import LockedSettings
+
+    settings = lockable_settings(state, split(state.target)[1])
+    if not settings.values and not settings.beside:
+        return LockedSettings()
+    modules = tuple(one.section for one in state.state_dicts if one.is_module)
+    return LockedSettings(
+        _container(state),
+        dict(sorted(settings.values.items())),
+        dict(sorted(settings.types.items())),
+        dict(sorted(settings.kinds.items())),
+        tuple(sorted(settings.beside)),
+        modules,
+    )
+
+
+def state_of_lock(locked: LockedSettings) -> ModelState:
+    """Return locked settings as a state, so that they are compared as those of two checkpoints are."""
+    settings = Settings(locked.values, locked.types, locked.kinds, frozenset(locked.beside))
+    modules = tuple(StateDict(section, is_module=True) for section in locked.modules)
+    sections = locked.modules or ("model",)
+    return ModelState("", locked.format or "lock", (), sections, settings, state_dicts=modules)

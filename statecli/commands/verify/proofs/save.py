@@ -1,0 +1,529 @@
+"""Proof `save`: what a checkpoint brings back, measured by writing one and loading it into a freshly built model.
+
+Every element of an instance A is overwritten with values of ours, its `state_dict()` goes through `torch.save` and
+`torch.load(weights_only=True)` into a fresh instance B with `strict=True`, and B is compared with A path by path, bit
+by bit. Then the same through safetensors. Hooks, extra state and overridden `state_dict`s run as they are.
+
+What does not come back is either rebuilt by the constructor, identically each time, which is harmless (a position
+table), or is made anew at random by each process, and lost. Two builds with different seeds tell which. Memory that the
+constructor never writes to is the same in both: torch is asked to fill it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_iter
+
+from statecli.commands.verify import judging, save_roundtrip, tensor_bits
+from statecli.commands.verify.model_under_test import Subject
+from statecli.commands.verify.result import Cell, Check, Name, Verdict
+from statecli.core.errors import ModelError
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import Kind, TensorInfo
+from statecli.live.skip_random_init import LARGE
+from statecli.live.tensors import storage
+
+HOW = "every element changed, state_dict() through torch.save and safetensors into a fresh instance, strict=True"
+
+
+def prove(subject: Subject) -> Check:
+    """Save an instance and load it into another."""
+    empty = judging.nothing(subject, Name.SAVE)
+    if empty:
+        return empty
+    if all(row.device == "meta" for row in subject.state.tensors):
+        return Check(Name.SAVE, Verdict.SKIPPED, HOW, "it was built on meta and holds no values to save")
+    return _Proof(subject).check()
+
+
+class _Proof:
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._reasons: list[str] = judging.out_of_reach(subject)
+        self._findings: list[Finding] = []
+        self._saved: dict[str, Cell] = {}
+        self._restored: dict[str, Cell] = {}
+        self._plain: dict[str, Cell] = {}
+        self._recomputed = judging.recomputed(judging.stand_in(subject))
+        #: What B should hold by name, and the names of which that proves nothing since B held it before the load.
+        self._expected: dict[str, torch.Tensor] = {}
+        self._unproved: set[str] = set()
+        self._overwritten: set[int | str] = set()
+        self._unloadable: str | None = None
+        self._target = nn.Module()
+        self._loaded: Any = None
+        self._again: dict[str, torch.Tensor] | None = None
+
+    def check(self) -> Check:
+        try:
+            self._run()
+        except ModelError as error:
+            self._reasons.append(judging.reason_of(self._subject, error))
+        columns = {"saved": self._saved, "restored": self._restored, "safetensors": self._plain}
+        return judging.check(Name.SAVE, HOW, columns, self._findings, self._reasons)
+
+    def _run(self) -> None:
+        source, target = self._subject.used(), self._subject.fresh()
+        self._target = target
+        with _put_back(source, target) as put_back:
+            blank = judging.tensors(target)
+            loaded = self._written(source, blank)
+            put_back()
+            self._unproved = self._same_already(blank)
+            strictly = self._load(target, loaded)
+            restored = judging.tensors(target)
+            lost = [row for row in self._subject.state.tensors if not self._came_back(row, restored, loaded)]
+            put_back()  # loading B wrote to what the next instances hold as well
+            self._judge_lost(lost)
+            _Safetensors(self, target, loaded).prove(strictly)
+
+    def _written(self, source: nn.Module, blank: Mapping[str, torch.Tensor]) -> Any:
+        """Changes A, and gives what `torch.load` makes of its state_dict as it was saved. `blank`: the tensors of B."""
+        found = judging.tensors(source)
+        shared = judging.storages(found.values()) & judging.storages(blank.values())
+        self._overwritten = tensor_bits.perturb(found.values())
+        self._expected = {name: _own(tensor, shared) for name, tensor in found.items()}
+        with self._subject.user_code("state_dict()"):
+            state = source.state_dict()
+        with self._subject.user_code("torch.save and torch.load of its state_dict"):
+            loaded, refused = save_roundtrip.state(state)
+        # A lazy module before its first forward holds what torch itself refuses: nothing is judged of it.
+        if refused is not None and "Uninitialized" not in refused:
+            what = f": it holds a {refused}" if refused else ""
+            message = f"torch.load(weights_only=True) refuses the model's own state_dict{what}"
+            help = "keep plain data in get_extra_state: tensors, numbers, text, lists and dicts of these"
+            self.fail("not-plain-data", message, None, help, Severity.WARNING)
+        return loaded
+
+    def _same_already(self, blank: Mapping[str, torch.Tensor]) -> set[str]:
+        """The names under which B holds what it should before anything was loaded. Many changed elements cannot."""
+        few = {
+            name: tensor
+            for name, tensor in self._expected.items()
+            if name in blank
+            and not judging.lazy(tensor)
+            and tensor.numel() > 0
+            and (tensor.numel() <= _FEW or storage(tensor)[0] not in self._overwritten)
+        }
+        return {name for name, tensor in few.items() if tensor_bits.same(tensor, blank[name])}
+
+    def _load(self, target: nn.Module, loaded: Any) -> bool:
+        """Whether a strict load succeeds. torch's own loads what it can before it raises; of others it is not known."""
+        self._loaded = loaded
+        doing = "load_state_dict(strict=True) of its own state_dict"
+        _, raised = judging.attempt(self._subject, doing, lambda: target.load_state_dict(loaded, strict=True))
+        if raised is None:
+            return True
+        by_torch = re.search(r"Error\(s\) in loading state_dict for \w+: (.*)", raised)
+        why = by_torch[1] if by_torch else raised.removeprefix(f"{doing} raised ")
+        new = (row for row in self._subject.state.tensors if row.appeared and f'"{row.fqn}"' in why)
+        places = (row.origin for row in new if row.origin)
+        help = next((f"{place.file}:{place.line}: {_IN_CONSTRUCTOR}" for place in places), None)
+        self.fail("not-loadable", f"load_state_dict(strict=True) refuses the model's own state_dict: {why}", None, help)
+        self._unloadable = None if by_torch else f"load_state_dict raised {why}"
+        return False
+
+    # --- what came back ------------------------------------------------------------------------------------------
+
+    def _came_back(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded: Any) -> bool:
+        """Fills the cells of a tensor that was saved; False for one that was not."""
+        name, expected = row.fqn, self._expected.get(row.fqn)
+        if expected is None:
+            self._saved[name] = judging.unclear("it is not there in a second instance of the model")
+            return True
+        if judging.lazy(expected):
+            self._saved[name] = judging.skipped("uninitialized: it has no values before a first forward")
+            return True
+        there = restored.get(name)
+        same = False if there is None else tensor_bits.same(expected, there)
+        if same and name not in self._unproved:
+            self._saved[name] = self._restored[name] = Cell(Verdict.PASSED)
+            return True
+        entry = loaded.get(name) if isinstance(loaded, Mapping) else None
+        if not isinstance(entry, torch.Tensor):
+            return False
+        self._differs(row, expected, entry, there)
+        return True
+
+    def _differs(
+        self, row: TensorInfo, expected: torch.Tensor, entry: torch.Tensor, there: torch.Tensor | None
+    ) -> None:
+        """The cells of what is in the state_dict and was not seen to be restored."""
+        name = row.fqn
+        same = False if there is None else tensor_bits.same(expected, there)
+        self._saved[name] = Cell(Verdict.PASSED)
+        if self._unloadable:
+            self._restored[name] = judging.unclear(self._unloadable)
+        elif same is not False:
+            why = "its values cannot be compared" if same is None else "it could not be given a value of its own"
+            self._restored[name] = judging.unclear(why)
+        elif tensor_bits.same(expected, entry) is False:
+            cast = f"it as {entry.dtype}, which changes its values".replace("torch.", "")
+            other = "something else under its name" if entry.dtype == expected.dtype else cast
+            message = f"{name}: state_dict() holds {other}"
+            help = self._in_own(name, _SAVERS, _KEEP)
+            self._saved[name] = self._failed("changed-by-saving", row, message, help)
+        else:
+            what = "brings back other values" if self._is_decided(name, there) else "does not bring it back"
+            message = f"{name}: saved, and load_state_dict() {what}"
+            help = self._in_own(name, _LOADERS, "let {} hand super() what was saved")
+            if name in self._subject.appeared and not help:
+                help = _IN_CONSTRUCTOR
+            self._restored[name] = self._failed("not-restored", row, message, help)
+
+    def _is_decided(self, name: str, there: torch.Tensor | None) -> bool:
+        """Whether B holds what load_state_dict() gave it: another instance, which held something else, has the same."""
+        if self._again is None:
+            self._again = {}
+            other = self._subject.fresh()
+            ours = judging.storages(judging.tensors(self._target).values())
+            tensor_bits.perturb(
+                (one for one in judging.tensors(other).values() if storage(one)[0] not in ours), phase=100
+            )
+            loads = judging.attempt(self._subject, "", lambda: other.load_state_dict(self._loaded, strict=True))
+            self._again = judging.tensors(other) if loads[1] is None else {}
+        return there is not None and name in self._again and tensor_bits.same(there, self._again[name]) is True
+
+    def _in_own(self, fqn: str, methods: tuple[str, ...], mend: str) -> str | None:
+        return judging.in_own_method(self._subject, self._target, fqn, methods, mend)
+
+    # --- what was not saved --------------------------------------------------------------------------------------
+
+    def _judge_lost(self, rows: list[TensorInfo]) -> None:
+        rebuilt: dict[str, bool | None] | None = None
+        for row in rows:
+            cell = self._plainly(row)
+            if cell is None:
+                rebuilt = self._rebuilt(rows) if rebuilt is None else rebuilt
+                cell = self._by_rebuilding(row, rebuilt.get(row.fqn))
+            self._saved[row.fqn] = cell
+
+    def _rebuilt(self, rows: list[TensorInfo]) -> dict[str, bool | None]:
+        """See `_rebuilt`. A floating-point tensor may have been computed from parameters: those are drawn then."""
+        dtypes = [getattr(torch, row.dtype, torch.float32) for row in rows]
+        values = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+        return _rebuilt(self._subject, rows, values=values)
+
+    def _plainly(self, row: TensorInfo) -> Cell | None:
+        """The cell of what can be told without building the model again."""
+        if row.fqn in self._recomputed:
+            return judging.skipped(f"not saved; {judging.RECOMPUTED}")
+        if row.fqn in self._subject.appeared:
+            return judging.skipped("not saved; it appears with the first forward, which makes it again")
+        if row.kind is Kind.PARAMETER or row.persistent:
+            message = f"{row.fqn}: registered, and state_dict() leaves it out"
+            help = self._in_own(row.fqn, _SAVERS, _KEEP) or _OWN_STATE_DICT
+            return self._failed("lost-by-saving", row, message, help)
+        if row.requires_grad and row.kind is Kind.UNREGISTERED and "derived from" not in (row.note or ""):
+            message = f"{row.fqn}: not saved, though it requires grad: what it learns is lost"
+            return self._failed("lost-by-saving", row, message)
+        if self._subject.rebuilds:
+            return None
+        if row.persistent is False:
+            return judging.skipped("not saved, as persistent=False says")
+        why = "there is one instance only, so what the constructor makes of it cannot be told"
+        return judging.unclear(f"not saved; {why}")
+
+    def _by_rebuilding(self, row: TensorInfo, identically: bool | None) -> Cell:
+        if identically:
+            return judging.skipped("not saved; the constructor rebuilds it identically")
+        if identically is None:
+            return judging.unclear("not saved; two instances of it cannot be compared")
+        message = f"{row.fqn}: not saved, and the constructor makes it anew at random: a loaded model has other values"
+        help = "register it with persistent=True" if row.persistent is False else None
+        return self._failed("lost-by-saving", row, message, help)
+
+    # --- failures ------------------------------------------------------------------------------------------------
+
+    def _failed(self, rule: str, row: TensorInfo, message: str, help: str | None = None) -> Cell:
+        self.fail(rule, message, row.fqn, help)
+        return Cell(Verdict.FAILED, reason=message.removeprefix(f"{row.fqn}: "))
+
+    def fail(
+        self, rule: str, message: str, fqn: str | None, help: str | None = None, severity: Severity | None = None
+    ) -> None:
+        """Add a finding."""
+        self._findings.append(judging.finding(self._subject, rule, message, fqn, help=help, severity=severity))
+
+
+_OWN_STATE_DICT = "let the class's own state_dict, or its hook, keep what torch's puts there"
+_IN_CONSTRUCTOR = "only forward makes it: register it in the constructor, with the shape that it will have"
+#: Methods that decide what is saved and what is loaded, where a class has its own.
+_SAVERS = ("state_dict", "_save_to_state_dict")
+_KEEP = "let {} keep what torch's puts there"
+_LOADERS = ("load_state_dict", "_load_from_state_dict")
+
+
+class _Safetensors:
+    """The second way: what `safetensors.torch.save` takes of the state_dict, loaded into B, overwritten meanwhile."""
+
+    def __init__(self, proof: _Proof, target: nn.Module, loaded: Any) -> None:
+        self._proof, self._target = proof, target
+        self._entries: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {}
+        self._refused: dict[str, str] = {}
+        self._beside: str | None = None
+        self._altered: dict[str, torch.Tensor] = {}
+
+    def prove(self, strictly: bool) -> None:
+        """Fills the column of `proof`; tensors that were not restored have no part in it."""
+        columns, restored = self._proof._plain, self._proof._restored
+        names = [name for name, cell in restored.items() if cell.verdict is Verdict.PASSED]
+        try:
+            from safetensors.torch import load, save
+        except ImportError:
+            columns.update((name, judging.skipped("safetensors is not installed")) for name in names)
+            return
+        raised = self._load(lambda entries: load(save(entries)), strictly)
+        if raised:
+            self._proof._reasons.append(raised)
+            columns.update((name, judging.unclear(raised)) for name in names)
+            return
+        found = judging.tensors(self._target)
+        for name in names:
+            columns[name] = self._cell(name, found)
+
+    def _cell(self, name: str, found: Mapping[str, torch.Tensor]) -> Cell:
+        if name in self._refused:
+            return Cell(Verdict.FAILED, reason=self._refused[name])
+        if not self._altered:
+            return self._same()
+        there = found.get(name)
+        same = False if there is None else tensor_bits.same(self._proof._expected[name], there)
+        if same:
+            return self._same()
+        if same is None:
+            return judging.unclear("its values cannot be compared")
+        message = "comes back from safetensors with other values"
+        self._proof.fail("changed-by-safetensors", f"{name}: {message}", name)
+        return Cell(Verdict.FAILED, reason=message)
+
+    def _same(self) -> Cell:
+        """Nothing is proved of a file that safetensors does not write as a whole."""
+        return judging.skipped(self._beside) if self._beside else Cell(Verdict.PASSED)
+
+    def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
+        """Why it could not be tried, or None.
+
+        What comes back with the same bits would be restored as it has been; only what is altered is loaded again.
+        """
+        self._refuse_others()
+        self._refuse_shared(through)
+        self._refuse_odd(through)
+        taken = self._left()
+        subject = self._proof._subject
+        doing = "safetensors.torch.save of its state_dict"
+        back, raised = judging.attempt(subject, doing, lambda: _altered(through, taken))
+        if raised or not back:
+            return raised
+        self._altered = back
+        found = judging.tensors(self._target)
+        tensor_bits.perturb((found[name] for name in taken if name in found), phase=100)
+        whole = {**self._entries, **back}
+        doing = "load_state_dict() of what safetensors brought back"
+        _, raised = judging.attempt(subject, doing, lambda: self._target.load_state_dict(whole, strict=True))
+        return raised if strictly else None  # it raises what it raised before
+
+    def _left(self) -> dict[str, torch.Tensor]:
+        entries = self._entries.items()
+        return {name: value for name, value in entries if name not in self._refused and not judging.lazy(value)}
+
+    def _refuse(self, rule: str, name: str, what: str, help: str) -> None:
+        self._refused[name] = what
+        self._proof.fail(rule, f"{name}: {what}", name, help, Severity.WARNING)
+
+    def _refuse_others(self) -> None:
+        """An entry that is no tensor; one that holds none is no loss: the user saves it elsewhere, or by torch.save."""
+        for name, value in self._entries.items():
+            if isinstance(value, torch.Tensor):
+                continue
+            what = f"of type {type(value).__name__}, and safetensors takes nothing but tensors"
+            if all(isinstance(leaf, _PLAIN_DATA) for leaf in tree_iter(value)):
+                self._refused[name], self._beside = what, f"{name} is {what}"
+            else:
+                self._refuse("not-in-safetensors", name, what, "save it beside the tensors, or as a tensor")
+
+    def _refuse_shared(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
+        tensors = self._left()
+        for names in judging.groups(tensors):
+            if _takes(through, {name: tensors[name] for name in names}):
+                continue
+            for name in names[1:]:
+                what = f"shares its memory with {names[0]}, and safetensors' save_file refuses to write both"
+                help = "safetensors.torch.save_model and load_model keep one of the names and tie them again"
+                self._refuse("shared-in-safetensors", name, what, help)
+
+    def _refuse_odd(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
+        for name, tensor in self._entries.items():
+            if name in self._refused or judging.lazy(tensor) or not _is_odd(tensor) or _takes(through, {name: tensor}):
+                continue
+            what = f"{_oddness(tensor)}, which safetensors does not write"
+            if tensor.layout is not torch.strided or tensor.is_contiguous():
+                self._refuse("not-in-safetensors", name, what, "save it in a form that safetensors has")
+                continue
+            self._refused[name] = what  # nothing to mend at the line of the tensor, which may be one of torch's own
+            target = self._proof._subject.target
+            found = Finding("not-in-safetensors", Severity.WARNING, f"{name}: {what}", target, name, _CONTIGUOUS)
+            self._proof._findings.append(found)
+
+
+#: What is surely no tensor, and holds none.
+_PLAIN_DATA = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_CONTIGUOUS = "give save_file a copy of each: {name: one.contiguous() for name, one in model.state_dict().items()}"
+
+
+def _altered(
+    through: Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]], entries: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What comes back `through` the format and is not surely the same."""
+    back: dict[str, torch.Tensor] = {}
+    for piece in _pieces(entries):
+        for name, tensor in through(piece).items():
+            if type(piece[name]) is not torch.Tensor or not tensor_bits.same(piece[name], tensor):
+                back[name] = tensor
+    return back
+
+
+def _pieces(entries: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """The entries in turn, about `_PIECE` bytes at a time: safetensors holds three copies of what it is given."""
+    piece: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in entries.items():
+        piece[name] = tensor
+        size += tensor.numel() * tensor.element_size()
+        if size >= _PIECE:
+            yield piece
+            piece, size = {}, 0
+    if piece:
+        yield piece
+
+
+_PIECE = 16 << 20
+
+
+def _takes(through: Callable[[dict[str, torch.Tensor]], object], entries: dict[str, torch.Tensor]) -> bool:
+    try:
+        through(entries)
+    except Exception:  # noqa: BLE001 - it is safetensors' own code, and whatever it raises is a refusal
+        return False
+    return True
+
+
+_PLAIN = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
+
+
+def _is_odd(tensor: torch.Tensor) -> bool:
+    """Whether safetensors might refuse it for itself: all others are not tried alone."""
+    strided = tensor.layout is torch.strided and tensor.dtype in _PLAIN
+    return not strided or type(tensor) not in (torch.Tensor, nn.Parameter) or not tensor.is_contiguous()
+
+
+def _oddness(tensor: torch.Tensor) -> str:
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    if not tensor.is_contiguous():
+        return "not contiguous"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return dtype if type(tensor) in (torch.Tensor, nn.Parameter) else f"a {type(tensor).__name__} of {dtype}"
+
+
+# --- what both instances hold -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _put_back(one: nn.Module, other: nn.Module) -> Iterator[Callable[[], None]]:
+    """What both instances hold in one memory (a class attribute, a global) has its values again at the end.
+
+    Gives a function that does so meanwhile.
+    """
+    theirs = judging.storages(judging.tensors(other).values())
+    shared = [tensor for tensor in judging.tensors(one).values() if storage(tensor)[0] in theirs]
+    put_back = tensor_bits.keeper(shared)
+    try:
+        yield put_back
+    finally:
+        put_back()
+
+
+def _own(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tensor:
+    """The tensor, or a copy of what B holds as well and loading would change."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if judging.lazy(tensor):
+            return tensor
+        return tensor.detach().clone() if storage(tensor)[0] in shared else tensor.detach()
+
+
+#: Elements. Fewer may be the same by chance after they were changed.
+_FEW = 4_096
+
+
+# --- two builds -------------------------------------------------------------------------------------------------------
+
+
+def _rebuilt(subject: Subject, rows: list[TensorInfo], *, values: bool) -> dict[str, bool | None]:
+    """Of each row, whether two builds with different seeds give the same bits; None where they cannot be compared."""
+    names = {row.fqn for row in rows}
+    sparing = _Sparing(max(row.elements or 0 for row in rows))
+
+    def built(seed: int) -> dict[str, torch.Tensor]:
+        with sparing:
+            module = subject.fresh(values=values, seed=seed)
+        return {name: tensor for name, tensor in judging.tensors(module).items() if name in names}
+
+    with _memory_filled():
+        one, other = built(0), built(1)
+    return {name: tensor_bits.same(tensor, other[name]) for name, tensor in one.items() if name in other}
+
+
+class _Sparing(TorchFunctionMode):
+    """`torch.empty` of more elements than are looked at is not filled, which would be most of the time of building."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self._most = max(elements, LARGE)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.empty or self._elements(*args, **(kwargs or {})) <= self._most:
+            return func(*args, **(kwargs or {}))
+        was = torch._C._get_deterministic_fill_uninitialized_memory()
+        torch._C._set_deterministic_fill_uninitialized_memory(False)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            torch._C._set_deterministic_fill_uninitialized_memory(was)
+
+    @staticmethod
+    def _elements(*size: Any, **kwargs: Any) -> int:
+        given = kwargs.get("size", size)
+        dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+        return math.prod(one if isinstance(one, int) else 0 for one in dims)
+
+
+@contextmanager
+def _memory_filled() -> Iterator[None]:
+    """`torch.empty` gives the same values each time, which torch does with its deterministic algorithms only."""
+    mode, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._C._set_deterministic_algorithms(True, warn_only=True)  # torch's own call imports inductor first, 1.2 s
+        try:
+            yield
+        finally:
+            torch._C._set_deterministic_algorithms(mode, warn_only=warns)

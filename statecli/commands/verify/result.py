@@ -1,0 +1,79 @@
+"""What `verify` found, as data: proofs across, tensors down."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from statecli.core.finding import Finding
+from statecli.core.state import ModelState, Oddity
+
+
+class Verdict(str, Enum):
+    """What a proof says of one tensor, or of all of them.
+
+    `skipped` does not apply or was not asked for; `inconclusive` was tried and could not be told, and is no pass.
+    """
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Name(str, Enum):
+    """The proofs, in the order in which they are run and shown."""
+
+    MOVE = "move"
+    CAST = "cast"
+    SAVE = "save"
+    COPY = "copy"
+    STEP = "step"
+    FORWARD = "forward"
+
+
+class Cell(msgspec.Struct, frozen=True, gc=False):
+    """One tensor in one column. `before` and `after` are what was measured: a device, a dtype, "saved", a norm."""
+
+    verdict: Verdict
+    before: str | None = None
+    after: str | None = None
+    reason: str | None = None
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One thing a proof shows of each tensor: `moves`, `saved`, `restored`, `gradient`. Cells by FQN.
+
+    A tensor without a cell was gone, or has no part in it.
+    """
+
+    name: str
+    cells: dict[str, Cell]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One proof. `verdict` is the worst that its cells and findings say; `reason` why it is not simply passed.
+
+    `findings` are what was proved false, one a tensor and rule; `how` says in a few words what was done.
+    """
+
+    check: Name
+    verdict: Verdict
+    how: str = ""
+    reason: str | None = None
+    columns: tuple[Column, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+class Verification(msgspec.Struct, frozen=True):
+    """One run: every tensor of the model (`state`, those that forward added last), and what each proof says."""
+
+    state: ModelState
+    checks: tuple[Check, ...]
+    notes: tuple[Oddity, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All that was proved false."""
+        return tuple(finding for check in self.checks for finding in check.findings)

@@ -1,0 +1,138 @@
+"""Tensors' bits: values of ours in every element, and whether two tensors are the same bit by bit.
+
+Bits, not numbers: a NaN that comes back is the same NaN, and -0.0 is not 0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from statecli.live.tensors import has_memory, is_lazy, parts, storage
+
+#: Values in a row before they repeat. A prime, so that a row of a matrix hardly ever begins as the last one did.
+PERIOD = 251
+_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_COMPLEX = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool | None:
+    """Whether two tensors on one device have the same dtype, shape and bits; None where their bits cannot be read.
+
+    Lazy, nested and opaque tensors have none to read, and so does whatever lies on meta.
+    """
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        if is_lazy(one) or is_lazy(other):
+            return None
+        if one.dtype != other.dtype or one.layout != other.layout or one.shape != other.shape:
+            return False
+        try:
+            return all(_equal(*pair) for pair in zip(_readable(one), _readable(other), strict=True))
+        except (RuntimeError, NotImplementedError, TypeError):
+            return None
+
+
+def _readable(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if tensor.is_meta or tensor.is_nested:
+        raise NotImplementedError
+    if tensor.is_quantized:
+        return [tensor.int_repr(), *_scales(tensor)]
+    return [one.resolve_conj().resolve_neg() for one in parts(tensor.detach())]
+
+
+def _scales(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return [torch.tensor([tensor.q_scale(), tensor.q_zero_point()])]
+    return [tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    flats = [tensor.contiguous().reshape(-1) for tensor in (one, other)]
+    as_words = all(map(_is_words, flats))
+    return torch.equal(*(flat.view(torch.int64) if as_words else _as_integers(flat) for flat in flats))
+
+
+def _is_words(flat: torch.Tensor) -> bool:
+    """Whether it can be read eight bytes at a time: bytes and halves are compared three times as fast that way."""
+    size = flat.element_size()
+    return flat.numel() >= 8 and not (flat.numel() * size % 8 or flat.storage_offset() * size % 8)
+
+
+def _as_integers(flat: torch.Tensor) -> torch.Tensor:
+    return flat.view(_SIGNED.get(flat.element_size(), torch.int64))
+
+
+def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool = False) -> set[int | str]:
+    """Overwrite every element of every tensor; gives the storages that were. No two phases give the same values.
+
+    Floating-point and complex ones get numbers strictly between 0 and 1 that no format with fewer bits holds, so that
+    rounding changes each of them; what is counted or true is changed in its lowest bit, so that an index stays near
+    where it was. It is done by storage: a tie, a view and an expanded tensor are written once. What has no memory
+    (lazy, meta, opaque, wrapper subclasses) is left out. With `ends_alone` only the first and last elements of a long
+    tensor are written.
+    """
+    written: set[int | str] = set()
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        for tensor in tensors:
+            key = storage(tensor)[0]
+            flat = None if key in written else flat_of(tensor)
+            if flat is not None and flat.numel():
+                written.add(key)
+                for part in _ends(flat) if ends_alone else (flat,):
+                    _overwrite(part, phase + len(written))
+    return written
+
+
+def flat_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """All the memory behind `tensor` in one row, writing to which writes to it; None where there is none to write."""
+    try:
+        if is_lazy(tensor) or tensor.is_meta or tensor.is_nested:
+            return None
+        values = parts(tensor)[0]
+        store = values.untyped_storage()
+        if not has_memory(store):
+            return None
+        dtype = torch.uint8 if tensor.is_quantized else values.dtype
+        flat = torch.empty(0, dtype=dtype, device=store.device)
+        return flat.set_(store, 0, (store.nbytes() // flat.element_size(),))  # type: ignore[call-overload,no-any-return]
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+
+
+def keeper(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
+    """A function that gives all the memory behind `tensors` the values that it has now."""
+    by_storage = {storage(tensor)[0]: tensor for tensor in tensors}
+    flats = [flat for flat in map(flat_of, by_storage.values()) if flat is not None]
+    kept = [(flat, flat.clone()) for flat in flats]
+
+    def put_back() -> None:
+        for flat, values in kept:
+            flat.copy_(values)
+
+    return put_back
+
+
+def _ends(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (flat,) if flat.numel() <= 2 * PERIOD else (flat[:PERIOD], flat[-PERIOD:])
+
+
+def _overwrite(flat: torch.Tensor, shift: int) -> None:
+    if flat.dtype in _COMPLEX:
+        flat = flat.view(_COMPLEX[flat.dtype])
+    if flat.dtype not in _FLOATS:
+        _as_integers(flat).bitwise_xor_(1)
+        return
+    row = _row(flat.dtype, flat.device, shift)
+    whole = flat.numel() // PERIOD * PERIOD
+    flat[:whole].view(-1, PERIOD).copy_(row.expand(whole // PERIOD, PERIOD))
+    flat[whole:].copy_(row[: flat.numel() - whole])
+
+
+def _row(dtype: torch.dtype, device: torch.device, shift: int) -> torch.Tensor:
+    """`PERIOD` different numbers k / 255: in binary the eight bits of k again and again, and the last bit set."""
+    row = ((torch.arange(PERIOD, device=device) + shift) % PERIOD + 1).to(dtype) / (PERIOD + 4)
+    if dtype is not torch.bfloat16:  # its eight bits are those of k
+        _as_integers(row).bitwise_or_(1)
+    return row

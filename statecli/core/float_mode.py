@@ -1,0 +1,73 @@
+"""Arithmetic by IEEE 754, whatever mode the calling process has set.
+
+`torch.set_flush_denormal(True)`, and libraries built with -ffast-math, make the processor read and write denormal
+numbers as zero: 2e-39 and 3e-39 are then equal, for C, numpy and Python alike. The mode is one of a thread; a new
+thread and a forked process inherit it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from statecli.core.errors import StateError
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+#: Bytes that hold any platform's `fenv_t`.
+FENV_BYTES = 512
+_SMALLEST_NORMAL = sys.float_info.min
+
+
+def flushes_denormals() -> bool:
+    """Return whether this thread computes with zero in place of denormal numbers."""
+    return _SMALLEST_NORMAL * 0.5 == 0.0
+
+
+@contextmanager
+def keep_denormals() -> Iterator[None]:
+    """Compute with denormal numbers in this thread while the block runs.
+
+    Raises `StateError` where the mode cannot be changed: what would be computed is not true.
+    """
+    if not flushes_denormals():
+        yield
+        return
+    library, default, caller = _floating_point_environment()
+    library.fesetenv(default)
+    try:
+        if flushes_denormals():
+            raise StateError(
+                "this thread reads denormal numbers as zero and does not let statecli change that: values cannot be"
+                " compared; call torch.set_flush_denormal(False) first"
+            )
+        yield
+    finally:
+        library.fesetenv(caller)
+
+
+def with_denormals(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Return the function as one that keeps denormal numbers, in whatever thread or process it runs."""
+
+    @wraps(function)
+    def computed(*args: _Given.args, **named: _Given.kwargs) -> _Result:
+        with keep_denormals():
+            return function(*args, **named)
+
+    return computed
+
+
+def _floating_point_environment() -> tuple[Any, Any, Any]:
+    """Return the C library, its default environment (FE_DFL_ENV) and a copy of this thread's environment."""
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    caller = ctypes.create_string_buffer(FENV_BYTES)
+    library.fegetenv(caller)
+    if sys.platform == "darwin":
+        return library, ctypes.byref(ctypes.c_char.in_dll(library, "_FE_DFL_ENV")), caller
+    return library, ctypes.c_void_p(-1), caller

@@ -1,0 +1,79 @@
+"""Select tensors by name and kind: the options `--include`, `--exclude` and `--kind`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.core.errors import FilteredOut
+from statecli.core.state import Kind, ModelState, TensorInfo
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which tensors a command looks at.
+
+    Attributes:
+        include: Globs of which one must match a tensor's name; () selects every name.
+        exclude: Globs of which none may match.
+        kind: Kinds of which a tensor must be one; () selects every kind.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    kind: tuple[Kind, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.include or self.exclude or self.kind)
+
+    def __str__(self) -> str:
+        """Return the options as the user typed them."""
+        globs = [f"-i {glob!r}" for glob in self.include] + [f"-x {glob!r}" for glob in self.exclude]
+        return " ".join(globs + [f"--kind {kind.value}" for kind in self.kind])
+
+    def selects_name(self, names: tuple[str, ...]) -> bool:
+        """Return True if the globs select what has these names; one name that matches is enough."""
+        return (not self.include or matches_any(names, self.include)) and not matches_any(names, self.exclude)
+
+    def selects(self, tensor: TensorInfo, *, by_section: bool) -> bool:
+        """Return True if the tensor's kind and name are selected. `by_section` as in `glob_names`."""
+        if self.kind and tensor.kind not in self.kind:
+            return False
+        return self.selects_name(glob_names(tensor.fqn, tensor.section, by_section=by_section))
+
+
+def select(state: ModelState, selection: Selection, target: str) -> ModelState:
+    """Return the state with the selected tensors and their sections; the same object if nothing is filtered.
+
+    Raises FilteredOut, which names `target`, if no tensor is selected.
+    """
+    if not selection:
+        return state
+    by_section = len(state.sections) > 1
+    tensors = tuple(tensor for tensor in state.tensors if selection.selects(tensor, by_section=by_section))
+    if not tensors:
+        raise FilteredOut(f"{target}: {_describe_nothing_selected(selection, len(state.tensors))}")
+    sections = {tensor.section for tensor in tensors}
+    return replace(state, tensors=tensors, sections=tuple(name for name in state.sections if name in sections))
+
+
+def glob_names(fqn: str, section: str | None, *, by_section: bool) -> tuple[str, ...]:
+    """Return the names that a glob may match: the FQN and, if `by_section`, the FQN behind its section."""
+    return (fqn, f"{section}.{fqn}") if by_section and section else (fqn,)
+
+
+def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
+    """Return True if a glob matches one of the names as a whole. Brackets also match themselves: names have them."""
+    return any(_matches(name, glob) for glob in globs for name in names)
+
+
+def _matches(name: str, glob: str) -> bool:
+    return fnmatchcase(name, glob) or ("[" in glob and fnmatchcase(name, glob.replace("[", "[[]")))
+
+
+def _describe_nothing_selected(selection: Selection, count: int) -> str:
+    wider = [f"*{glob.strip('*')}*" for glob in selection.include[:1] if glob != f"*{glob.strip('*')}*"]
+    hint = f"; a glob matches the whole name: try {wider[0]!r}" if wider else ""
+    return f"none of its {count} tensors matches {selection}{hint}"

@@ -1,0 +1,1 @@
+"""What several readers share: companion JSON files, rank folders, settings, arrays, DCP and DeepSpeed metadata."""

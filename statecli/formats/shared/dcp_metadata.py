@@ -1,0 +1,336 @@
+"""The `.metadata` of torch.distributed.checkpoint: which tensors there are, cut into which chunks, and where these lie.
+
+A pickle of one `Metadata` object, which torch itself loads with `pickle.load`. Sources: torch/distributed/checkpoint/
+metadata.py, filesystem.py and default_planner.py of torch 2.13; its classes lay elsewhere before 2.0, and what newer
+versions added may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import msgspec
+
+from statecli.core import quoting
+from statecli.core.dtypes import BITS
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS
+from statecli.pickles.graph import attributes, mapping, name_of
+from statecli.pickles.machine import METADATA_BUDGET, Global, Key, Machine, Obj, TruncatedPickle, load
+
+#: Of one `.metadata`, which takes 250 bytes for each chunk.
+MAX_METADATA = 256 * 2**20
+#: Steps of a path into the nested state_dict, and the index of a list in it.
+MAX_PATH = 200
+MAX_INDEX = 2**31
+_OURS = "torch.distributed."
+_CUT_OFF = "the save did not finish, or it was not copied whole; copy it again, or save it again"
+#: Every name that a `.metadata` needs, beside torch's dtypes; the classes of torch before 2.0 lay elsewhere, and those
+#: of a tensor's properties before 2.3.
+NEEDED = frozenset(
+    (
+        *(f"torch.{dtype}" for dtype in BITS),
+        *("torch.Size", "torch.serialization._get_layout"),
+        *(
+            f"torch.distributed.{package}.{name}"
+            for package in ("checkpoint", "_shard.checkpoint")
+            for name in (
+                *("metadata.BytesStorageMetadata", "metadata.ChunkStorageMetadata", "metadata.Metadata"),
+                *("metadata.MetadataIndex", "metadata.StorageMeta", "metadata.TensorProperties"),
+                *("metadata.TensorStorageMetadata", "metadata._MEM_FORMAT_ENCODING", "filesystem._StorageInfo"),
+            )
+        ),
+        "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
+        "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+        # The folder's path, by the class and the module of the system and the Python that wrote it.
+        *(
+            f"{module}.{pure}{system}Path"
+            for module in ("pathlib", "pathlib._local")
+            for pure in ("", "Pure")
+            for system in ("Posix", "Windows")
+        ),
+    )
+)
+#: The classes of a key and of a value of `storage_data`.
+_INDEX = frozenset(name for name in NEEDED if name.endswith(".MetadataIndex"))
+_PLACE = frozenset(name for name in NEEDED if name.endswith("._StorageInfo"))
+Sizes = tuple[int, ...]
+
+
+class Chunk(NamedTuple):
+    """A piece of a tensor: the elements from `start` on, as many along each dimension as `shape` says."""
+
+    start: Sizes
+    shape: Sizes
+
+
+class Stored(NamedTuple):
+    """Where one item lies: `length` bytes of a `file` of the folder, a whole archive of torch.save.
+
+    `start` is the chunk's, None for what is no tensor. `transforms` are the streams it was written through.
+    """
+
+    start: Sizes | None
+    file: str
+    offset: int
+    length: int
+    transforms: tuple[str, ...] = ()
+
+
+class SavedTensor(msgspec.Struct, gc=False):
+    """A tensor as it was saved: its global `shape`, and the chunks it was cut into, or why those cannot be read."""
+
+    dtype: str
+    shape: Sizes
+    requires_grad: bool
+    layout: str
+    chunks: list[Chunk]
+    wrong: str | None = None
+
+
+class Metadata(msgspec.Struct, gc=False):
+    """What one `.metadata` says. Every item of it has a name; `order` are all names, as the state_dict had them.
+
+    `tensors` has for each of them what was saved, or the line that says why it cannot be read. `paths` has for each
+    name where it was in the nested state_dict, if the planner wrote that; `places` where its pieces lie. `foreign` are
+    the names that the pickle would import and that no such file needs.
+    """
+
+    order: list[str]
+    tensors: dict[str, SavedTensor | str]
+    paths: dict[str, tuple[str | int, ...]]
+    places: dict[str, list[Stored]]
+    foreign: list[Global]
+
+
+def parsed(data: bytes, what: str) -> Metadata:
+    """The metadata in a pickle. `what` is what messages call it.
+
+    Raises MalformedError for a pickle of anything else, UnreadableError for a version that is not known.
+    """
+    if not data:
+        raise MalformedError(f"{what} is empty: {_CUT_OFF}")
+    try:
+        pickle = load(data, what, budget=METADATA_BUDGET, kind=_Machine)
+    except TruncatedPickle as error:
+        raise type(error)(f"{error}: {_CUT_OFF}") from None
+    root = pickle.root
+    name = name_of(root.cls) if type(root) is Obj else ""
+    if not (name.startswith(_OURS) and name.endswith(".Metadata")):
+        raise MalformedError(f"{what} holds no Metadata of torch.distributed.checkpoint: copy it or save it again")
+    held = root.state if type(root.state) is dict else {}
+    _check_version(held.get("version"), what)
+    entries = _named_items(held.get("state_dict_metadata"), f"{what} has no state_dict_metadata: save it again")
+    reader = _Reader()
+    tensors = {fqn: reader.tensor(node) for fqn, node in entries.items() if not _is_bytes(node)}
+    paths = dict(_paths(held.get("planner_data")))
+    # A rank's plan begins with what it shards; the planner's paths are in the order of the state_dict.
+    order = list(dict.fromkeys([*(fqn for fqn in paths if fqn in entries), *entries]))
+    foreign = [one for one in pickle.globals if one.qualified not in NEEDED]
+    return Metadata(order, tensors, paths, reader.places(held.get("storage_data"), what), foreign)
+
+
+class _Machine(Machine):
+    """Takes `getattr(enumeration, "MEMBER")` for what it means: so Python 3.11.0 to 3.11.2 pickle a member.
+
+    Refuses a dict that changes after an object got it as its state, because BUILD copies that.
+    """
+
+    def __init__(self, data: bytes, what: str, *, fast: bool, module_ids: bool) -> None:
+        super().__init__(data, what, fast=fast, module_ids=module_ids)
+        self.reaches = False
+        self.states: set[int] = set()
+
+    def set_state(self, target: Obj, state: Any) -> None:
+        """As the machine does it, once for each object."""
+        if target.state is not None:
+            raise MalformedError(f"{self.what} sets the state of an object twice: save it again")
+        super().set_state(target, state)
+        self.states.add(id(state))
+
+    def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
+        """As the machine does it."""
+        if id(target) in self.states:
+            raise MalformedError(f"{self.what} changes the state of an object after it is set: save it again")
+        super().set_items(target, flat, pos)
+
+    def call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
+        """As the machine does it; any other `getattr` is kept among the names."""
+        if name_of(function) == _GETATTR:
+            first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
+            if name_of(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():
+                return super().call(first, (second,), pos, how)
+            self.reaches = True
+        return super().call(function, args, pos, how)
+
+    def run(self, start: int = 0) -> None:
+        """As the machine does it."""
+        super().run(start)
+        if not self.reaches:
+            self.globals = {key: one for key, one in self.globals.items() if one.qualified != _GETATTR}
+
+
+_GETATTR = "builtins.getattr"
+
+
+def _check_version(version: Any, what: str) -> None:
+    if type(version) is str and not version.startswith("1."):
+        said = f"{what} says version {quoting.value(version)}: written by a newer torch; statecli knows 1.0.0"
+        raise UnreadableError(f"{said}: update statecli, or save it again with an older torch")
+    if version is not None and type(version) is not str:
+        said = quoting.value(version) if type(version) in (int, float, bool) else "no text"
+        raise UnreadableError(f"{what} says version {said}, and torch writes 1.0.0: save it again")
+
+
+def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
+    items = mapping(node)
+    if items is None or not all(type(key) is str for key in items):
+        raise MalformedError(otherwise)
+    return items
+
+
+def _is_bytes(node: Any) -> bool:
+    return type(node) is Obj and name_of(node.cls).endswith(".BytesStorageMetadata")
+
+
+def _paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+    """Name -> the keys and indexes that lead to it, which other planners than torch's may not write."""
+    for fqn, path in (mapping(node) or {}).items():
+        plain = type(fqn) is str and type(path) in (tuple, list) and 0 < len(path) <= MAX_PATH
+        if plain and all(type(one) is str or (type(one) is int and 0 <= one < MAX_INDEX) for one in path):
+            yield fqn, tuple(path)
+
+
+class _Reader:
+    """Reads nodes of one pickle, in which the same class is one object."""
+
+    def __init__(self) -> None:
+        self._sizes: set[int] = set()
+
+    def tensor(self, node: Any) -> SavedTensor | str:
+        """A tensor, or the line that says why it is none."""
+        try:
+            return self._tensor(node)
+        except MalformedError as error:
+            return str(error)
+
+    def _tensor(self, node: Any) -> SavedTensor:
+        held = _state(node)
+        dtype, layout, grad = _properties(held.get("properties"))
+        shape = self.sizes(held.get("size"), "shape")
+        if prod(shape) > MAX_ELEMENTS:
+            raise MalformedError(f"shape {quoting.shape(shape)} is impossible: more than 2^63 elements")
+        found = SavedTensor(dtype, shape, grad, layout, [])
+        try:
+            found.chunks = self._chunks(held.get("chunks"), shape)
+        except MalformedError as error:
+            found.wrong = f"{error}; save it again"
+        return found
+
+    def _chunks(self, node: Any, shape: Sizes) -> list[Chunk]:
+        if type(node) is not list:
+            raise MalformedError(".metadata lists no chunks of it")
+        return [self._chunk(one, shape) for one in node]
+
+    def _chunk(self, node: Any, shape: Sizes) -> Chunk:
+        held = _state(node)
+        start, size = self.sizes(held.get("offsets"), "chunk"), self.sizes(held.get("sizes"), "chunk")
+        if not len(start) == len(size) == len(shape):
+            raise MalformedError(
+                f"a chunk of {len(size)} dimensions at one of {len(start)}, and it has {len(shape)}: {list(shape)[:8]}"
+            )
+        return Chunk(start, size)
+
+    def sizes(self, node: Any, what: str) -> Sizes:
+        """A torch.Size, or a tuple of sizes."""
+        if type(node) is Obj and self._is_size(node.cls):
+            node = node.args[0] if node.args else ()
+        found = tuple(node) if type(node) is list else node
+        if type(found) is not tuple or len(found) > MAX_DIMENSIONS:
+            raise MalformedError(f"its {what} is no tuple of sizes")
+        for n in found:
+            if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
+                raise MalformedError(f"its {what} holds {quoting.value(n) if type(n) is int else 'no number'}")
+        return found
+
+    def _is_size(self, cls: Any) -> bool:
+        if id(cls) in self._sizes:
+            return True
+        if name_of(cls) != "torch.Size":
+            return False
+        self._sizes.add(id(cls))
+        return True
+
+    def places(self, node: Any, what: str) -> dict[str, list[Stored]]:
+        """Name -> where its items are. Raises MalformedError for a record that says no place.
+
+        Whatever torch may find in a dict that the pickle does not show is refused, because archives are scanned where
+        the places say that they lie.
+        """
+        items = _shown_items(node)
+        if items is None and type(node) is Obj:
+            raise MalformedError(f"{what} builds its storage_data by a call, whose result is not known; save it again")
+        if items is None:
+            raise MalformedError(f"{what} has no storage_data: where the tensors lie is not recorded; save it again")
+        found: dict[str, list[Stored]] = {}
+        for key, value in items.items():
+            index = _shown_state(key.value if type(key) is Key else key, _INDEX)
+            fqn = index.get("fqn") if index else None
+            if index is None or type(fqn) is not str:
+                raise MalformedError(f"{what} has a record of storage without a name: save it again")
+            found.setdefault(fqn, []).append(self._stored(index.get("offset"), _shown_state(value, _PLACE), fqn))
+        return found
+
+    def _stored(self, start: Any, held: Mapping[str, Any] | None, fqn: str) -> Stored:
+        held = held or {}
+        file, offset, length = held.get("relative_path"), held.get("offset"), held.get("length")
+        transforms = held.get("transform_descriptors")
+        if type(file) is not str or type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
+            raise MalformedError(f"{quoting.name(fqn)}: .metadata does not say where it lies: save it again")
+        streams: Any = transforms if type(transforms) in (list, tuple) else [transforms] if transforms else ()
+        names = tuple(one if type(one) is str else "?" for one in streams)
+        return Stored(None if start is None else self.sizes(start, "chunk"), file, offset, length, names)
+
+
+def _shown_items(node: Any) -> Mapping[Any, Any] | None:
+    """Return the items of a dict, or of an OrderedDict that gets all of its items from the pickle; else None."""
+    if type(node) is Obj and name_of(node.cls) == "collections.OrderedDict" and _has_only(node, "items"):
+        return node.items or {}
+    return node if type(node) is dict else None
+
+
+def _shown_state(node: Any, names: frozenset[str]) -> Mapping[str, Any] | None:
+    """Return all attributes of an object of one of these classes; None where some may come from elsewhere."""
+    if type(node) is Obj and type(node.state) is dict and name_of(node.cls) in names and _has_only(node, "state"):
+        return node.state
+    return None
+
+
+def _has_only(node: Obj, part: str) -> bool:
+    """Whether an object has nothing but one part of `Obj`."""
+    parts = {"args": node.args, "kwargs": node.kwargs, "state": node.state, "items": node.items, "elems": node.elems}
+    return not any(value for name, value in parts.items() if name != part)
+
+
+def _state(node: Any) -> Mapping[str, Any]:
+    """What BUILD gave an object, mostly one dict."""
+    if type(node) is Obj and type(node.state) is dict:
+        return node.state
+    return attributes(node)
+
+
+def _properties(node: Any) -> tuple[str, str, bool]:
+    """(dtype, layout, requires_grad): a 5-tuple, since torch cannot pickle a memory format."""
+    state = node.state if type(node) is Obj else None
+    if type(state) is tuple and len(state) >= 3:
+        dtype, layout, grad = state[:3]
+    else:
+        held = attributes(node)
+        dtype, layout, grad = held.get("dtype"), held.get("layout"), held.get("requires_grad")
+    name = name_of(dtype).removeprefix("torch.")
+    if name not in BITS:
+        raise MalformedError(f"unknown dtype {quoting.name(name_of(dtype) or 'of no name')}")
+    told = layout.args[0] if type(layout) is Obj and layout.args else name_of(layout)
+    return name, told.removeprefix("torch.") if type(told) is str else "strided", grad is True

@@ -1,0 +1,106 @@
+"""DeepSpeed's universal checkpoint: below `zero/` a folder for each parameter, with a file for each of its states.
+
+`zero/NAME/fp32.pt`, `exp_avg.pt` and `exp_avg_sq.pt` hold a dict whose `param` is the whole tensor, merged over all
+ranks; `step.pt` holds a number or a tensor. `zero/optimizer_state.pt` has the optimizer's settings. The ranks' model
+files lie next to `zero/`. Source: deepspeed/checkpoint/ds_to_universal.py and constants.py of deepspeed 0.19.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
+
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import Evidence, Kind, TensorInfo
+from statecli.formats import torch_legacy, torch_zip
+from statecli.formats.shared.deepspeed_zero import MASTER
+from statecli.formats.shared.rank_folders import lost
+from statecli.formats.torch.objects import info_of
+from statecli.formats.torch.reading import Row
+from statecli.formats.torch.tensors import Decoder, Tensor
+from statecli.pickles.graph import mapping
+from statecli.storage import checkpoint_folder, files
+from statecli.storage.source import Source
+
+FOLDER = "zero"
+_SUFFIX = ".pt"
+_PARAM = "param"
+#: How ds_to_universal.py has one call the folder that it writes.
+NAME_END = "_universal"
+_MASTER = f"{MASTER}{_SUFFIX}"
+#: Files of which a parameter's folder has one, even if a file is missing.
+_STATES = frozenset([_MASTER, f"exp_avg{_SUFFIX}"])
+#: Folders that are looked into before `zero/` is taken for somebody else's.
+_FIRST = 4
+
+
+def is_universal(path: str) -> bool:
+    """Whether the folder has a folder `zero` of parameters."""
+    names = _parameters(path)[:_FIRST]
+    return any(not _STATES.isdisjoint(checkpoint_folder.files(files.join(path, FOLDER, name))) for name in names)
+
+
+def _parameters(path: str) -> list[str]:
+    return checkpoint_folder.folders(files.join(path, FOLDER)) if FOLDER in checkpoint_folder.folders(path) else []
+
+
+def members(path: str) -> Iterator[str]:
+    """The files below `zero/`, by their ways from the folder."""
+    if not is_universal(path):
+        return
+    for name in checkpoint_folder.files(files.join(path, FOLDER)):
+        if name.endswith(_SUFFIX):
+            yield files.join(FOLDER, name)
+    for parameter in _parameters(path):
+        for name in checkpoint_folder.files(files.join(path, FOLDER, parameter)):
+            yield files.join(FOLDER, parameter, name)
+
+
+def missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the parameter and the path, from the folder, of each file that should be below `zero/` and is not.
+
+    Each folder and each `trained` parameter has a float32 copy; one that has an optimizer's state has all of them.
+    """
+    present = {
+        name: frozenset(one for one in checkpoint_folder.files(files.join(path, FOLDER, name)) if one.endswith(_SUFFIX))
+        for name in _parameters(path)
+    }
+    counts = Counter(present.values())
+    usual = max(counts, key=lambda found: (counts[found], len(found)), default=frozenset())
+    for name in dict.fromkeys((*present, *trained)):
+        found = present.get(name, frozenset())
+        expected = {_MASTER} | (usual if found - {_MASTER} and found < usual else frozenset())
+        yield from ((name, files.join(FOLDER, name, one)) for one in sorted(expected - found))
+
+
+def states(target: str, path: str) -> Iterator[TensorInfo]:
+    """Each state of each parameter in the folder `path`; one that cannot be read is a row that says why."""
+    ways = [way for way in members(path) if way.count("/") > 1 and way.endswith(_SUFFIX)]
+    files.ahead(files.join(path, way) for way in ways)
+    for way in ways:
+        _, parameter, name = way.split("/")
+        section = f"optimizer.{name.removesuffix(_SUFFIX)}"
+        try:
+            tensor = _tensor(files.join(path, way), parameter)
+        except UnreadableError as error:
+            row = replace(lost(parameter, section, f"{target}: {way}: {error}"), kind=Kind.OPTIMIZER)
+        else:
+            if tensor is None:
+                continue
+            tensor.storage = f"{way}:{tensor.storage}"
+            row = info_of(Row(parameter, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER), section, target)
+        yield replace(row, evidence=Evidence.OPTIMIZER, belongs_to=parameter)
+
+
+def _tensor(path: str, parameter: str) -> Tensor | None:
+    """The tensor in the file, None for a number. Raises UnreadableError for a file that cannot be read."""
+    with Source(path) as source:
+        format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
+    pickle, storages, _ = format.contents(path)
+    items = mapping(pickle.root)
+    tensor = Decoder(storages).tensor(pickle.root if items is None else items.get(_PARAM), parameter)
+    if items is not None and tensor is None:
+        raise MalformedError(f"holds no tensor {_PARAM!r}: convert the checkpoint again")
+    return None if tensor is None else replace(tensor)

@@ -1,0 +1,279 @@
+"""One numpy array as `numpy.save` writes it: a magic number, a header that is a Python literal, the elements.
+
+Format: numpy/lib/format.py, versions 1.0 to 3.0 (NEP 1). The literal is read by a parser of its own that knows texts,
+whole numbers, True, False and brackets, and nothing else. An array of objects is a pickle, and never loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from statecli.core import quoting
+from statecli.core.dtypes import BITS
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.state import Box, Boxes, ByteRange, Evidence, Kind, TensorData, TensorInfo
+from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS
+
+MAGIC = b"\x93NUMPY"
+#: Bytes of a header's literal: numpy itself reads 10,000 unless told otherwise.
+MAX_HEADER = 64 << 10
+#: Brackets inside one another, and fields inside fields.
+MAX_DEPTH = 32
+#: Bytes that hold the whole header of nearly every array.
+USUAL = 256
+#: The literal's length takes 2 bytes in version 1 and 4 in the later ones.
+_WIDTHS = {1: 2, 2: 4, 3: 4}
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>\d{1,19})L?\b|(?P<word>True|False)\b"""
+    r"""|(?P<sign>[()\[\]{},:]))\s*""",
+    re.ASCII | re.DOTALL,
+)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+#: Byte order, kind, size, and the unit of a time.
+_DESCR = re.compile(r"([<>|=]?)([?biufcSaUVOmM])(\d{0,9})(\[\w+\])?", re.ASCII)
+_KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
+_OBJECTS = "objects, saved as a pickle: not loaded"
+
+#: numpy's types of more than eight bytes, whose format and size are the machine's.
+LONG = {
+    **dict.fromkeys(("float96", "float128"), "longdouble, of which only the bytes are compared"),
+    **dict.fromkeys(("complex192", "complex256"), "clongdouble, of which only the bytes are compared"),
+}
+
+#: Gives the first bytes of an array's file, as many as it is asked for, or all there are.
+Head = Callable[[int], bytes]
+
+
+class Element(NamedTuple):
+    """What one element is: its dtype, its bytes, and what a person should know of it."""
+
+    dtype: str
+    size: int
+    note: str | None = None
+    is_big_endian: bool = False
+    has_objects: bool = False
+    #: Text, times, records and objects are nothing that is trained.
+    is_number: bool = True
+
+
+class Header(NamedTuple):
+    """What the header says, and how many bytes it takes with its magic number."""
+
+    element: Element
+    shape: tuple[int, ...]
+    is_fortran: bool
+    length: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return prod(self.shape) * self.element.size
+
+
+def header(head: Head) -> Header:
+    """The header of one array. Raises MalformedError for what is none, UnreadableError for one of a newer numpy."""
+    raw = head(USUAL)
+    if not raw.startswith(MAGIC):
+        raise MalformedError("is no numpy array: it does not begin with \\x93NUMPY")
+    width = _WIDTHS.get(raw[6]) if len(raw) > 7 else 2
+    if width is None:
+        raise UnreadableError(f"is a numpy array of version {raw[6]}.{raw[7]}: statecli reads 1.0 to 3.0")
+    start = 8 + width
+    length = int.from_bytes(raw[8:start], "little")
+    if length > MAX_HEADER:
+        raise MalformedError(f"its header claims {length} bytes, more than the {MAX_HEADER} that one may have")
+    if start + length > len(raw):
+        raw = head(start + length)
+    if start + length > len(raw):
+        raise MalformedError(f"is truncated: its header takes {start + length} bytes, it has {len(raw)}")
+    try:
+        text = raw[start : start + length].decode("utf-8" if raw[6] == 3 else "latin-1")
+    except UnicodeDecodeError as error:
+        raise MalformedError(f"its header is no UTF-8 near byte {error.start}") from error
+    return _checked(_Literal(text).whole(), start + length)
+
+
+def row(fqn: str, found: Header, storage: ByteRange) -> TensorInfo:
+    """The array as a tensor, damaged where it is cut short. `storage` is all of its file, the header with it.
+
+    Raises MalformedError for more elements of no bytes than the file has bytes.
+    """
+    element, held = found.element, storage.length - found.length
+    elements = prod(found.shape)
+    kind, evidence = (Kind.PARAMETER, Evidence.ASSUMED) if element.is_number else (Kind.OTHER, Evidence.CONVENTION)
+    bare = TensorInfo(fqn, element.dtype, found.shape, elements, 0, kind=kind, evidence=evidence, saved=True)
+    if element.has_objects:
+        return replace(bare, nbytes=held, note=element.note)
+    if found.nbytes > held:
+        why = (
+            f"{element.dtype} {quoting.shape(found.shape)} takes {found.nbytes} bytes, {held} follow the header: "
+            "truncated; copy or download it again"
+        )
+        damage = f"{storage.path}: {quoting.name(fqn)}: {why}"
+        return replace(bare, note=f"cannot be read: {why}", damage=damage)
+    if not element.size and elements > storage.length:
+        raise MalformedError(f"claims {elements} elements of no bytes, in a file of {storage.length}")
+    strides = tuple(prod(found.shape[:axis]) for axis in range(len(found.shape))) if found.is_fortran else None
+    data = _behind(found, storage, strides)
+    return replace(bare, nbytes=found.nbytes, note=element.note, data=data)
+
+
+def _behind(found: Header, storage: ByteRange, strides: tuple[int, ...] | None) -> TensorData:
+    """The elements behind the header: the storage is kept whole, for its checksum is that of all of it."""
+    dtype, size = found.element.dtype, found.element.size
+    if dtype in BITS and found.length % size == 0:
+        return TensorData(storage, dtype, found.shape, offset=found.length // size, strides=strides)
+    # An offset is in elements, which may be of any size: the bytes behind the header are one piece of another storage.
+    piece = Box((0,), TensorData(storage, "uint8", (found.nbytes,), offset=found.length))
+    boxes = Boxes((found.nbytes,), 1, (piece,))
+    where = ByteRange(storage.path, 0, found.nbytes, big_endian=storage.big_endian, boxes=boxes)
+    return TensorData(where, dtype, found.shape, strides=strides)
+
+
+# --- what the header says --------------------------------------------------------------------------------------------
+
+
+def _checked(literal: Any, length: int) -> Header:
+    if type(literal) is not dict or literal.keys() != {"descr", "fortran_order", "shape"}:
+        raise MalformedError("its header is no dict of descr, fortran_order and shape")
+    order, shape = literal["fortran_order"], literal["shape"]
+    if type(order) is not bool:
+        raise MalformedError(f"its fortran_order is {quoting.value(order)}, neither True nor False")
+    if type(shape) is not tuple or any(type(size) is not int for size in shape):
+        raise MalformedError("its shape is no tuple of whole numbers")
+    if len(shape) > MAX_DIMENSIONS:
+        raise MalformedError(f"its shape has {len(shape)} dimensions, more than {MAX_DIMENSIONS}")
+    if max(shape, default=0) > MAX_ELEMENTS or prod(shape) > MAX_ELEMENTS:
+        raise MalformedError(f"shape {quoting.shape(shape)} is impossible: more than 2^63 elements")
+    return Header(_element(literal["descr"]), shape, order, length)
+
+
+def _element(descr: Any) -> Element:
+    """What a descr says: a code, a list of fields, or a code and a shape."""
+    if type(descr) is str:
+        return _coded(descr)
+    size, has_objects = _laid_out(descr)
+    if has_objects:
+        return Element("numpy O", size, _OBJECTS, has_objects=True, is_number=False)
+    named = [field[0] for field in descr if type(field[0]) is str and field[0]] if type(descr) is list else []
+    note = f"records of {size} bytes: {quoting.names(named)}" if named else None
+    return Element(f"numpy V{size}", size, note, is_number=False)
+
+
+def _laid_out(descr: Any) -> tuple[int, bool]:
+    """Bytes of an element of such a descr, and whether objects are in it."""
+    if type(descr) is str:
+        element = _coded(descr)
+        return element.size, element.has_objects
+    if type(descr) is list and all(type(field) is tuple and len(field) in (2, 3) for field in descr):
+        parts = [_laid_out(field[1:] if len(field) == 3 else field[1]) for field in descr]
+        return sum(size for size, _ in parts), any(objects for _, objects in parts)
+    if type(descr) is tuple and len(descr) == 2:
+        size, objects = _laid_out(descr[0])
+        shape = descr[1] if type(descr[1]) is tuple else (descr[1],)
+        if all(type(count) is int for count in shape) and prod(shape) * size <= MAX_ELEMENTS:
+            return prod(shape) * size, objects
+    raise MalformedError("its descr is neither a code nor a list of fields")
+
+
+def _coded(descr: str) -> Element:
+    match = _DESCR.fullmatch(descr)
+    if match is None:
+        raise MalformedError(f"its descr {quoting.quoted(descr)} is no type of numpy's")
+    order, kind, digits, unit = match.groups()
+    size = int(digits or {"O": 8, "m": 8, "M": 8}.get(kind, kind in "?b")) * (4 if kind == "U" else 1)
+    big = order == ">" and (size > 1 or kind == "U")
+    if kind == "O":
+        return Element("numpy O", size, _OBJECTS, has_objects=True, is_number=False)
+    if kind in "?b":
+        return Element("bool", size)
+    if kind == "V":
+        more = ": bfloat16 is saved so" if size == 2 else ": float8 types are saved so" if size == 1 else ""
+        note = f"void of {size} byte{'s' * (size != 1)}{more}"
+        return Element(f"numpy V{size}", size, note, is_number=bool(more))
+    dtype = f"{_KINDS.get(kind)}{8 * size}"
+    if kind in "fc" and dtype in LONG:
+        return Element(f"numpy {dtype}", size, LONG[dtype], is_big_endian=big)
+    if dtype not in BITS:
+        dtype = f"numpy {kind}{digits}{unit or ''}"
+    return Element(dtype, size, is_big_endian=big, is_number=kind not in "SUamM")
+
+
+class _Literal:
+    """A parser of Python literals, of those that headers are made of."""
+
+    def __init__(self, text: str) -> None:
+        """Raises MalformedError where something else is in it."""
+        self._tokens: list[re.Match[str]] = []
+        at = 0
+        while at < len(text):
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise MalformedError(f"its header is no literal of numpy's: {quoting.quoted(text[at : at + 40])}")
+            self._tokens.append(match)
+            at = match.end()
+        self._tokens.reverse()
+
+    def whole(self) -> Any:
+        """The one value that the text is."""
+        found = self._value(0)
+        if self._tokens:
+            raise MalformedError("its header goes on behind its dict")
+        return found
+
+    def _value(self, depth: int) -> Any:
+        token = self._next()
+        if token["number"]:
+            return int(token["number"])
+        if token["word"]:
+            return token["word"] == "True"
+        if token["text"]:
+            return token["text"][1:-1]
+        sign = token["sign"]
+        if sign not in _CLOSING or depth == MAX_DEPTH:
+            raise MalformedError("its header is no literal of numpy's, or nests too deep")
+        return self._dict(depth + 1) if sign == "{" else self._items(_CLOSING[sign], depth + 1)
+
+    def _items(self, closing: str, depth: int) -> Any:
+        found, comma = [], False
+        while not self._closes(closing):
+            found.append(self._value(depth))
+            comma = self._comma(closing)
+        if closing == "]":
+            return found
+        return tuple(found) if comma or len(found) != 1 else found[0]
+
+    def _dict(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while not self._closes("}"):
+            key = self._value(depth)
+            if type(key) is not str or self._next()["sign"] != ":" or key in found:
+                raise MalformedError("its header is no dict of descr, fortran_order and shape, each once")
+            found[key] = self._value(depth)
+            self._comma("}")
+        return found
+
+    def _closes(self, closing: str) -> bool:
+        """Whether the bracket closes here; it is then behind us."""
+        if not self._tokens or self._tokens[-1]["sign"] != closing:
+            return False
+        self._tokens.pop()
+        return True
+
+    def _comma(self, closing: str) -> bool:
+        """Past the comma after an item; whether there was one. Else the bracket must close."""
+        if self._tokens and self._tokens[-1]["sign"] == closing:
+            return False
+        if self._next()["sign"] != ",":
+            raise MalformedError("its header is no literal of numpy's: a comma is missing")
+        return True
+
+    def _next(self) -> re.Match[str]:
+        if not self._tokens:
+            raise MalformedError("its header is no literal of numpy's: it breaks off")
+        return self._tokens.pop()

@@ -1,0 +1,173 @@
+"""What a file that is no checkpoint really is: named, so that the error says more than "cannot read"."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+from statecli.core import quoting
+from statecli.core.errors import BarePickle, UnreadableError
+from statecli.storage import files
+from statecli.storage.source import HEAD, Source
+
+#: What preceded GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian numbers.
+_GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
+#: First bytes -> what the file is, and what to do about it.
+MAGIC: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs", "a git-lfs pointer"),
+    (b"\x1f\x8b", "a gzip file: unpack it first (gunzip)"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first (unzstd)"),
+    (b"BZh", "a bzip2 file: unpack it first (bunzip2)"),
+    (b"\xfd7zXZ\x00", "an xz file: unpack it first (unxz)"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first (7z x)"),
+    (b"Rar!", "a RAR archive: unpack it first (unrar x)"),
+    (b"PK\x05\x06", "an empty zip archive"),
+    *((magic, "a GGML file of before GGUF (2023): convert the model again with llama.cpp") for magic in _GGML),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?), which statecli does not read"),
+    (b"%PDF", "a PDF document"),
+    (b"\x7fELF", "a program (ELF)"),
+    (b"MZ", "a Windows program"),
+    (b"\x89PNG", "a PNG picture"),
+    (b"\xff\xd8\xff", "a JPEG picture"),
+    (b"SQLite format 3\x00", "an SQLite database"),
+)
+
+#: An ONNX model begins with its ir_version and its producer's name.
+_ONNX = re.compile(rb"\x08[\x01-\x20]\x12[\x01-\x40][ -~]{2}")
+_DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
+_LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
+
+
+#: What tells zlib that a gzip header comes first, and bytes that looking into an xz file may take.
+_GZIP, _XZ_MEMORY = 31, 64 << 20
+
+_JSON = "a JSON document"
+_TEXT = "a text file"
+_UNKNOWN = "of no format that statecli reads"
+_PICKLE = "a bare pickle, not written by torch.save; statecli does not read it"
+
+
+def refusal(path: str, head: bytes, size: int) -> UnreadableError:
+    """What to say to somebody who named the file, with `name` of it and what they may have meant.
+
+    What begins like text may be a pickle of protocol 0 or 1.
+    """
+    found = name(path, head, size)
+    if found in (_TEXT, _UNKNOWN):
+        from statecli.pickle_scan.one_pickle import begins_as_pickle
+
+        with Source(path) as source:
+            found = _PICKLE if begins_as_pickle(source) else found
+    if found == _PICKLE:
+        return BarePickle(f"is {found}")
+    if found == _TEXT:
+        return UnreadableError("is not a checkpoint (text file)")
+    advice = "; for a sharded checkpoint name a *.index.json or its folder" if found == _JSON else ""
+    return UnreadableError(f"is {found}{advice}")
+
+
+def name(path: str, head: bytes, size: int) -> str:
+    """One clause that names the content and quotes none of it, "a git-lfs pointer (…): run: git lfs pull".
+
+    `head` is the start of the file, at least a few hundred bytes where it has them; `size` its length in bytes.
+    """
+    if head.startswith(b"version https://git-lfs"):
+        return _lfs(head)
+    for magic, what in MAGIC:
+        if head.startswith(magic):
+            return _around(what, path, _unpacked(head))
+    if head[4:8] == b"PTMF":
+        return "a TorchScript flatbuffer (.ptl), which only libtorch reads"
+    if head[257:262] == b"ustar":
+        return f"a tar archive{_first_member(head)}: unpack it first (tar -xf)"
+    if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
+        return _PICKLE
+    if files.name(path).endswith(".onnx") or _ONNX.match(head):
+        return "an ONNX model, which statecli does not read"
+    return _text(head, size)
+
+
+def _unpacked(head: bytes) -> bytes:
+    """What the beginning of a compressed file holds; nothing where that cannot be told."""
+    if head.startswith(b"\xfd7zXZ"):
+        return _unpacked_xz(head)
+    try:
+        return zlib.decompressobj(_GZIP).decompress(head, HEAD) if head.startswith(b"\x1f\x8b") else b""
+    except zlib.error:
+        return b""
+
+
+def _unpacked_xz(head: bytes) -> bytes:
+    try:
+        import lzma
+    except ImportError:  # Python can be built without it
+        return b""
+    try:
+        return lzma.LZMADecompressor(memlimit=_XZ_MEMORY).decompress(head, HEAD)
+    except (lzma.LZMAError, EOFError):
+        return b""
+
+
+def _around(what: str, path: str, inner: bytes) -> str:
+    """The same with what is inside, if that is an archive or a checkpoint."""
+    from statecli import formats
+
+    kind, _, advice = what.partition(": ")
+    stem = path.rpartition(".")[0]
+    takers = (format.NAME for format in formats.FILES if inner and format.sniff(stem, inner))
+    found = next(takers, None)
+    if found is None and inner[257:262] == b"ustar":
+        return f"{kind} around {name('', inner, len(inner))}"
+    return f"{kind} around a checkpoint ({found}): {advice}" if found else what
+
+
+def _first_member(head: bytes) -> str:
+    """The name of the first file in a tar archive, if it is near its beginning."""
+    at = 0
+    while head[at + 257 : at + 262] == b"ustar":
+        block = head[at : at + 512]
+        size = block[124:135].strip(b" \0")
+        if not size.isdigit():
+            break
+        member = block[:100].partition(b"\0")[0].decode("utf-8", "backslashreplace")
+        if block[156:157] in (b"0", b"\0") and not member.endswith("/"):
+            return f" that holds {quoting.name(member)}"
+        at += 512 + -(-int(size, 8) // 512) * 512 if size.translate(None, b"89") == size else len(head)
+    return ""
+
+
+def _lfs(head: bytes) -> str:
+    size = _LFS_SIZE.search(head)
+    elsewhere = f" ({int(size[1]):,} bytes are elsewhere)" if size else ""
+    return f"a git-lfs pointer{elsewhere}: run: git lfs pull"
+
+
+def _text(head: bytes, size: int) -> str:
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if not head.strip(b"\0"):
+        return f"{size} zero bytes: an allocation that was never written, or a download that stopped"
+    if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
+        return "an HTML page: the download met a login or an error page"
+    if start.startswith(b"<"):
+        return "an XML document: the download met an error page"
+    if start.startswith((b'{"error', b'{"message', b'{ "error')):
+        return "a JSON error message: the download failed"
+    if start.startswith((b"{", b"[")):
+        return _JSON
+    if _DVC.match(head):
+        return "a DVC pointer: the weights are elsewhere; run: dvc pull"
+    if not head.strip():
+        return f"{size} bytes of white space"
+    if _is_text(head):
+        return _TEXT
+    return _UNKNOWN
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        text = head[:512].decode("utf-8", "strict")
+    except UnicodeDecodeError as error:
+        if error.start < len(head[:512]) - 4:
+            return False
+        text = head[: error.start].decode("utf-8")
+    return all(char.isprintable() or char in "\t\r\n\f" for char in text)

@@ -1,0 +1,345 @@
+"""What a training checkpoint says beside its tensors: epoch, step, lr, hyper-parameters, as numbers and words.
+
+Nothing is passed over: what is too long, too deep or too strange to be told in a word is told as what it is and a
+digest of its content, so that two of them can be compared. What is told in words no text of the file can say as well:
+such a text stands in quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from statecli.core.state import Scalar, Settings
+from statecli.formats.torch.digest import (
+    Digests,
+    kind_of,
+    numpy_scalar,
+    odd_state,
+    of_text,
+    own_arguments,
+    own_attributes,
+)
+from statecli.formats.torch.reading import Reading
+from statecli.formats.torch.sections import MAX_SECTION_DEPTH
+from statecli.formats.torch.tensors import raw_bytes
+from statecli.pickles.graph import is_module, is_optimizer, mapping, sequence
+from statecli.pickles.machine import Global, Key, Obj
+
+#: Characters of a settings container's path.
+MAX_SETTING = 1_000
+#: Settings that are told one by one, and containers that are opened for them.
+MAX_METADATA = 20_000
+#: Entries of a list that are told one by one.
+MAX_LISTED = 64
+#: Characters and bits of a value that is told whole.
+MAX_TEXT = 1_000
+MAX_BITS = 1_024
+#: Entries of containers that are looked at, those of a shared one each time.
+MAX_LOOKED_AT = 500_000
+#: The path of the digest that stands for all settings where not all are told.
+MORE = "(and more)"
+
+_SCALARS = frozenset([str, int, float, bool, type(None)])
+_DIGEST = "sha256 [0-9a-f]{32}"
+#: What is told in words and is no text: a number that JSON has not, an empty container, a digest, a name, a call.
+_TOLD = re.compile(
+    rf"nan|-?inf|-?[0-9]{{19,}}|\[\]|\{{\}}|.*, {_DIGEST}|[0-9]+ characters, {_DIGEST}: .*|<[^.]*\..*>|<{_DIGEST}>"
+    r"|(?=\w*\.)[\w.]+\(.*\)",
+    re.DOTALL,
+)
+_INT = re.compile("0|-?[1-9][0-9]*")
+#: The types of keys, a letter each: text, int, bool, None, and all others, which are written in brackets.
+_LETTERS = {str: "t", int: "i", bool: "b", type(None): "n"}
+
+
+def add_file(settings: Settings, name: str, other: Settings) -> Settings:
+    """Return the settings with those of a file next to the weights, below the file's name, which has no dot."""
+    both = join((settings, put_below(other, f"{name}.")))
+    return replace(both, beside=settings.beside | {name})
+
+
+def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
+    """Return the settings with another beginning for each path, (old, new), and without the paths that get None."""
+    found = {key: both for key in (*settings.values, *settings.kinds) if (both := renaming(key)) is not None}
+    # A container's path has no dot at its end.
+    names = {key: new + key[len(old) :] if key else new.removesuffix(".") for key, (old, new) in found.items()}
+    types = {
+        names[key]: read(found[key][1]) + letters[len(found[key][0]) :]
+        for key, letters in settings.types.items()
+        if key in names
+    }
+    return Settings(
+        {names[key]: value for key, value in settings.values.items() if key in names},
+        {key: letters for key, letters in types.items() if letters != read(key)},
+        {names[key]: kind for key, kind in settings.kinds.items() if key in names},
+        settings.beside,
+    )
+
+
+def put_below(settings: Settings, prefix: str) -> Settings:
+    """Return the settings with each path below the prefix, which ends with a dot or is empty."""
+    return rename(settings, lambda _: ("", prefix))
+
+
+def select(settings: Settings, is_wanted: Callable[[str], object]) -> Settings:
+    """Return the settings without the paths that are not wanted."""
+    return rename(settings, lambda key: ("", "") if is_wanted(key) else None)
+
+
+def join(several: Iterable[Settings]) -> Settings:
+    """Return all settings; where two have the same path, the later value counts."""
+    values: dict[str, Scalar] = {}
+    types: dict[str, str] = {}
+    kinds: dict[str, str] = {}
+    beside: frozenset[str] = frozenset()
+    for settings in several:
+        types = {key: letters for key, letters in types.items() if key not in settings.values}
+        values.update(settings.values)
+        types.update(settings.types)
+        kinds.update(settings.kinds)
+        beside |= settings.beside
+    return Settings(values, types, kinds, beside)
+
+
+def without_same(settings: Settings, other: Settings) -> Settings:
+    """Return the settings that the other ones lack or have with another value, type of key or container."""
+    return select(settings, lambda key: not is_same_setting(key, settings, other))
+
+
+def is_same_setting(key: str, one: Settings, other: Settings) -> bool:
+    """Return whether both have this path, with the same value, the same types of keys and the same containers."""
+    if (key in one.values) is not (key in other.values):
+        return False
+    first, second = one.values.get(key), other.values.get(key)
+    alike = type(first) is type(second) and first == second
+    return alike and one.types.get(key) == other.types.get(key) and one.kinds.get(key) == other.kinds.get(key)
+
+
+def scalars(root: Any, reading: Reading) -> Settings:
+    """Settings by dotted path; tensors left out. Where they are too many, `MORE` has a digest of the whole file."""
+    found = _Found()
+    digests = Digests(reading)
+    looked_at = 0
+    stack: list[tuple[str, str, Any, tuple[Any, ...]]] = [] if digests.is_tensor(root) else [("", "", root, (root,))]
+    while stack:
+        path, types, node, above = stack.pop()
+        found.opened(path, node)
+        below = []
+        for step, letter, child in _entries(node, digests):
+            if digests.is_tensor(child):
+                continue
+            looked_at += 1
+            if len(path) > MAX_SETTING or len(found.told) == MAX_METADATA or looked_at > MAX_LOOKED_AT:
+                # Containers may hold each other and be shared without end; what they hold is one thing all the same.
+                return found.settings(digests.of(root, "the file"))
+            where, letters = (f"{path}.{step}", f"{types}.{letter * len(step)}") if path else (step, letter * len(step))
+            if _is_listed(child) and len(above) <= MAX_SECTION_DEPTH and not any(child is one for one in above):
+                below.append((where, letters, child, (*above, child)))
+            else:
+                found.told.append((where, letters, _told(child, where, digests)))
+        stack.extend(reversed(below))
+    return found.settings()
+
+
+class _Found:
+    """What was found, before it is known which paths read the same."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, Scalar]] = []
+        self._kinds: dict[str, set[str]] = {}
+
+    def opened(self, path: str, node: Any) -> None:
+        self._kinds.setdefault(path, set()).add(kind_of(node))
+
+    def settings(self, more: str | None = None) -> Settings:
+        """By path; of two paths that read the same, the one that does not read as what it is has it spelled out."""
+        values: dict[str, Scalar] = {}
+        spelled_types: dict[str, str] = {}
+        count = Counter(path for path, _, _ in self.told)
+        again: dict[str, list[Scalar]] = {}
+        for path, types, value in self.told:
+            key = path if count[path] == 1 else spelled(path, types)
+            if key == path and types != read(path):
+                spelled_types[key] = types
+            again.setdefault(key, []).append(value)
+        for key, same_key in again.items():
+            # Keys may be equal for us and not for Python: two of NaN.
+            for n, value in enumerate(sorted(same_key, key=repr)):
+                values[f"{key} ({n + 1})" if len(same_key) > 1 else key] = value
+        if more is not None:
+            values[MORE] = more
+        return Settings(
+            values, spelled_types, {path: " and ".join(sorted(kinds)) for path, kinds in self._kinds.items()}
+        )
+
+
+def read(path: str) -> str:
+    """The types of keys that a path seems to have, as in `Settings.types`."""
+    return ".".join(_letter(step) * len(step) for step in path.split("."))
+
+
+def _letter(step: str) -> str:
+    if step in ("True", "False"):
+        return "b"
+    if step.startswith("["):
+        return "k"
+    return "i" if _INT.fullmatch(step) else "n" if step == "None" else "t"
+
+
+def spelled(path: str, types: str) -> str:
+    """The path with each text in it that does not read as such in brackets and quotes."""
+    steps, at = [], 0
+    for letters in types.split("."):
+        step = path[at : at + len(letters)]
+        at += len(letters) + 1
+        steps.append(f"[{step!r}]" if letters.startswith("t") and read(step) != letters else step)
+    return ".".join(steps)
+
+
+def _entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
+    """Of each entry its step in the path, the letter of its key's type, and the entry."""
+    items = mapping(node)
+    if items is not None:
+        skip = {"state"} if is_optimizer(node) and _is_empty(items["state"]) else ()
+        yield from ((*_step(key, digests), value) for key, value in items.items() if key not in skip)
+    elif (elements := sequence(node)) is not None:
+        yield from ((str(index), "i", value) for index, value in enumerate(elements))
+    if type(node) is Obj:
+        yield from _of_object(node, digests)
+
+
+def _of_object(node: Obj, digests: Digests) -> Iterator[tuple[str, str, Any]]:
+    held = own_attributes(node)
+    if mapping(node) is not None:
+        if held:
+            yield "__dict__", "k", digests.keep(held)
+    else:
+        skip = _bare(node, held)
+        yield from ((*_step(name, digests), value) for name, value in held.items() if name not in skip)
+    arguments = own_arguments(node)
+    if arguments:
+        yield "__args__", "k", digests.keep(arguments)
+    if node.kwargs:
+        yield "__kwargs__", "k", node.kwargs
+    if odd_state(node) is not None:
+        yield "__state__", "k", node.state
+
+
+def _bare(node: Obj, held: dict[str, Any]) -> set[str]:
+    """The empty containers that torch itself gives each module and optimizer, of hooks and the like."""
+    if not is_module(node) and not is_optimizer(node):
+        return set()
+    return {name for name, value in held.items() if (name.startswith("_") or name == "state") and _is_empty(value)}
+
+
+def _step(key: Any, digests: Digests) -> tuple[str, str]:
+    """A key as a step of a path, and the letter of its type. Keys that are equal in Python are one step."""
+    if type(key) is str and key not in ("", MORE):
+        return key, "t"
+    value = key.value if type(key) is Key else key
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) in (int, bool) or value is None:
+        short = type(value) is not int or abs(value) < 2**63
+        return (str(value), _LETTERS[type(value)]) if short else (f"[{_number(value, digests)}]", "k")
+    parts = value if type(value) is tuple else (value,)
+    if len(parts) <= 8 and all(map(_is_short, parts)):
+        plain = tuple(int(part) if type(part) is float and part.is_integer() else part for part in parts)
+        return f"[{plain if type(value) is tuple else plain[0]!r}]", "k"
+    return f"[{kind_of(value)}, {digests.of(value, 'a key')}]", "k"
+
+
+def _is_short(value: Any) -> bool:
+    if type(value) is int:
+        return abs(value) < 2**63
+    return value is None or type(value) in (float, bool) or (type(value) in (str, bytes) and len(value) <= 200)
+
+
+def _is_empty(node: Any) -> bool:
+    items = mapping(node)
+    held = sequence(node) if items is None else items
+    return held is not None and not held and not (type(node) is Obj and own_attributes(node))
+
+
+def _is_listed(node: Any) -> bool:
+    if type(node) in (list, tuple):
+        return 0 < len(node) <= MAX_LISTED
+    if mapping(node) is not None:
+        return not _is_empty(node)
+    return type(node) is Obj and sequence(node) is None and bool(own_attributes(node))
+
+
+def _told(node: Any, where: str, digests: Digests) -> Scalar:
+    """A scalar, a name, a number that numpy or a short call stands for, else a kind, a length and a digest."""
+    if type(node) in _SCALARS:
+        return _scalar(node, digests)
+    if type(node) is Global:
+        return _name(node, digests)
+    if type(node) in (list, tuple) and not node:
+        return "[]"
+    if mapping(node) is not None and _is_empty(node):
+        return "{}"
+    raw = raw_bytes(node)
+    if raw is not None:
+        return f"{len(raw)} bytes, {digests.of(node, where)}"
+    if type(node) is Obj:
+        number = numpy_scalar(node)
+        called = _call(node) if number is None else None
+        if number is not None or called is not None:
+            return _scalar(number, digests) if called is None else called
+    held = sequence(node)
+    count = "" if held is None else f" of {len(held)}"
+    return f"{kind_of(node)[:MAX_TEXT]}{count}, {digests.of(node, where)}"
+
+
+def _scalar(value: Any, digests: Digests) -> Scalar:
+    """Itself, or as a text what JSON has no number for and what is too long."""
+    if type(value) is str:
+        return text_told(value, digests.of)
+    if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
+        return repr(value)
+    return _number(value, digests) if type(value) is int and abs(value) >= 2**63 else value
+
+
+def _number(value: int, digests: Digests) -> str:
+    bits = value.bit_length()
+    return str(value) if bits <= MAX_BITS else f"an integer of {bits} bits, {digests.of(value, 'an integer')}"
+
+
+def text_told(text: str, digest: Callable[[str, str], str] | None = None) -> str:
+    """A text as it is told: itself, or its beginning and a digest, or in quotes if it reads as something else.
+
+    What stands in quotes already gets one more pair, so that no two texts are told alike.
+    """
+    if len(text) > MAX_TEXT:
+        told = (digest or of_text)(text, "a text")
+        return f"{len(text)} characters, {told}: {text[: MAX_TEXT - 80]}..."
+    pairs = min(len(text) - len(text.lstrip("'")), len(text) - len(text.rstrip("'")), len(text) // 2)
+    return f"'{text}'" if _TOLD.fullmatch(text, pairs, len(text) - pairs) else text
+
+
+def _name(node: Global, digests: Digests) -> str:
+    name = node.qualified
+    return f"<{name if len(name) <= MAX_TEXT else digests.of(node, 'a name')}>"
+
+
+def _call(node: Obj) -> str | None:
+    """`torch.device('cuda', 0)`: an object that is no more than a short call."""
+    plain = all(type(arg) in _SCALARS for arg in node.args)
+    if not plain or node.state is not None or node.items is not None or node.elems is not None or node.kwargs:
+        return None
+    name = kind_of(node)
+    text = f"{name}({', '.join(map(_short, node.args))})" if re.fullmatch(r"[\w.]+", name) else " " * 201
+    return text if len(text) <= 200 else None
+
+
+def _short(value: Any) -> str:
+    if type(value) is float:
+        return repr(value + 0.0)  # -0.0 is 0.0
+    long = (type(value) is str and len(value) > 200) or (type(value) is int and value.bit_length() > MAX_BITS)
+    return " " * 201 if long else repr(value)

@@ -1,0 +1,57 @@
+"""What an optimizer in a training checkpoint says of the parameters it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from statecli.core.state import OptimizerFacts, OptimizerGroup
+from statecli.formats.torch.reading import Reading
+from statecli.formats.torch.sections import Section
+from statecli.pickles.graph import FLAT, attributes, is_flat_optimizer, mapping, sequence
+
+#: Optimizer state of the same shape as its parameter, by the names torch.optim and apex give it.
+MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "grad_avg", "acc_delta", "sum", "prev", "ax", "mu")
+
+
+def tells_of_training(section: Section) -> bool:
+    """Whether `optimizer_facts` finds something in it."""
+    return section.role == "optimizer" or (section.role == "moments" and is_flat_optimizer(section.node))
+
+
+def optimizer_facts(section: Section, reading: Reading) -> OptimizerFacts:
+    """Which parameters an optimizer says it trains, as far as its `state_dict()` tells."""
+    if is_flat_optimizer(section.node):
+        return _flat_facts(section, reading)
+    items = mapping(section.node)
+    if items is None:
+        items = attributes(section.node)
+    state = mapping(items["state"]) or {}
+    groups = []
+    for node in sequence(items["param_groups"]) or ():
+        group = mapping(node) or {}
+        ids = tuple(one for one in sequence(group.get("params")) or () if type(one) in (int, str))
+        names = tuple(one for one in sequence(group.get("param_names")) or () if type(one) is str)
+        shapes = tuple(_moment_shape(mapping(state.get(one)), reading) for one in ids)
+        groups.append(OptimizerGroup(ids, names if names and len(names) == len(ids) else None, shapes))
+    return OptimizerFacts(section.path, tuple(groups))
+
+
+def _moment_shape(state: Mapping[Any, Any] | None, reading: Reading) -> tuple[int, ...] | None:
+    for name in MOMENTS:
+        moment = reading.tensor((state or {}).get(name), name)
+        if moment is not None:
+            return moment.shape
+    return None
+
+
+def _flat_facts(section: Section, reading: Reading) -> OptimizerFacts:
+    """The names that stand in the keys: "state.fc.weight.exp_avg"."""
+    items = mapping(section.node) or {}
+    shapes: dict[str, tuple[int, ...] | None] = {}
+    for key, value in items.items():
+        name, _, what = key.removeprefix(FLAT[0]).rpartition(".") if type(key) is str else ("", "", "")
+        if name and key.startswith(FLAT[0]):
+            shape = _moment_shape({what: value}, reading)
+            shapes[name] = shapes.get(name) or shape
+    return OptimizerFacts(section.path, (OptimizerGroup(tuple(shapes), None, tuple(shapes.values())),))

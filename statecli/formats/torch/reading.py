@@ -1,0 +1,111 @@
+"""One file's reading: its decoder, what was odd, and the walk that finds tensors below a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from statecli.core.errors import MalformedError
+from statecli.core.state import Evidence, Kind, Oddity
+from statecli.formats.torch.tensors import Decoder, Tensor
+from statecli.pickles.graph import LEAVES, children, is_module
+
+#: Containers inside containers that are walked; deeper ones are said to be left out.
+MAX_DEPTH = 200
+#: Tensors one file may list.
+MAX_ROWS = 1_000_000
+#: Characters of a container's path: each of its entries repeats it.
+MAX_PREFIX = 10_000
+#: Characters of all names together, and ten times what a million rows of real models take.
+MAX_CHARACTERS = 300_000_000
+
+
+class Row(msgspec.Struct, gc=False):
+    """A tensor that was found, before it is a `TensorInfo`."""
+
+    fqn: str
+    tensor: Tensor
+    kind: Kind = Kind.PARAMETER
+    evidence: Evidence = Evidence.ASSUMED
+    persistent: bool | None = None
+    #: An entry of a checkpoint is saved; only a whole module holds what its state_dict would not.
+    saved: bool | None = True
+    requires_grad: bool | None = None
+    aliases: tuple[str, ...] = ()
+    note: str | None = None
+    within: str | None = None
+    derived: str | None = None
+
+
+def row_of(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Row:
+    """A row of that kind, unless the tensor itself says better what it is."""
+    if kind is Kind.PARAMETER and tensor.is_parameter:
+        evidence = Evidence.TYPE
+    elif kind is Kind.PARAMETER and tensor.is_buffer:
+        return Row(fqn, tensor, Kind.BUFFER, Evidence.TYPE, tensor.persistent, requires_grad=tensor.requires_grad)
+    # A state_dict is detached: False in it records nothing.
+    grad = tensor.requires_grad if tensor.is_parameter or tensor.requires_grad else None
+    return Row(fqn, tensor, kind, evidence, requires_grad=grad)
+
+
+def damaged(fqn: str, error: MalformedError, known: Any = None) -> Tensor:
+    """What stands for a tensor that contradicts its file; with what is known of it, where that is a tensor itself."""
+    why = str(error).removeprefix(f"{fqn}: ")
+    found = known if type(known) is Tensor else Tensor("unknown", None, 0, 0, None, False)
+    return msgspec.structs.replace(found, note=f"cannot be read: {why}", damage=f"{fqn}: {why}")
+
+
+class Reading:
+    """What all parts of one file's reading share."""
+
+    def __init__(self, decoder: Decoder, oddities: list[Oddity]) -> None:
+        self.decoder = decoder
+        self.oddities = oddities
+        self.characters = 0
+
+    def odd(self, name: str, message: str, fqn: str | None = None) -> None:
+        """Record something odd but readable."""
+        self.oddities.append(Oddity(name, message, fqn))
+
+    def tensor(self, node: Any, fqn: str) -> Tensor | None:
+        """As `Decoder.tensor`; one that contradicts the file is there, and says how."""
+        try:
+            return self.decoder.tensor(node, fqn)
+        except MalformedError as error:
+            return damaged(fqn, error, node)
+
+    def below(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[tuple[str, Any, Any]]:
+        """(path, node, Tensor or module node) of everything below, each container once, in the order of the file."""
+        seen = set() if seen is None else seen
+        stack = [(path, node, 0)]
+        while stack:
+            path, node, depth = stack.pop()
+            if type(node) in LEAVES:
+                continue
+            found = self.tensor(node, path)
+            if found is not None:
+                yield path, node, found
+                continue
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if is_module(node):
+                yield path, node, None
+                continue
+            if depth == MAX_DEPTH:
+                self.odd("too-deep", f"nests more than {MAX_DEPTH} levels: what is below is not listed", path)
+                continue
+            if len(path) > MAX_PREFIX:
+                raise MalformedError(f"a name of {len(path)} characters, {path[:40]!r}…, holds others: refused")
+            below = [(path + step, child, depth + 1) for step, child in self._affordable(path, children(node))]
+            stack.extend(reversed(below))
+
+    def _affordable(self, path: str, below: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        """Every name repeats the path before it: a megabyte of file can ask for gigabytes of names."""
+        for step, child in below:
+            self.characters += len(path)
+            if self.characters > MAX_CHARACTERS:
+                raise MalformedError(f"its names would take more than {MAX_CHARACTERS} characters, at {path[:40]!r}…")
+            yield step, child

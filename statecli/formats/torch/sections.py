@@ -1,0 +1,214 @@
+"""Where the sections of a checkpoint are: the containers that hold one model's or one optimizer's state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
+
+import msgspec
+
+from statecli.formats.torch.tensors import Decoder
+from statecli.pickles.graph import (
+    LEAVES,
+    attributes,
+    beside,
+    child_nodes,
+    dotted,
+    entries,
+    is_flat_optimizer,
+    is_module,
+    is_optimizer,
+    mapping,
+    sequence,
+)
+from statecli.pickles.machine import Obj
+
+#: `models.generator.ema` and the like; deeper containers count as one section.
+MAX_SECTION_DEPTH = 8
+
+#: Keys under which training scripts keep a model's state, as whole words of the key.
+MODEL_WORDS = re.compile(
+    r"(?:^|[_.])(?:model|models|module|state_dict|net|network|weights?|params?|ema|teacher|student|generator|discriminator"
+    r"|encoder|decoder|backbone|head|swa|averaged|shadow)(?:$|[_.\d])",
+    re.IGNORECASE,
+)
+#: Keys that hold tensors of neither a model nor an optimizer.
+OTHER_WORDS = re.compile(
+    r"(?:^|_)(?:rng|random|seed|scheduler|schedulers|loops|callbacks|scaler|sampler)(?:$|_)", re.IGNORECASE
+)
+
+
+class Section(msgspec.Struct):
+    """One container of state: its path, its node, and what is in it.
+
+    `role` is "module", "optimizer", "model", "other", or "moments" for a container inside an optimizer.
+    """
+
+    path: str
+    node: Any
+    role: str
+
+
+class Search:
+    """Whether tensors hang below a node. Each container is searched once for a file, however often it is shared."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.is_tensor = decoder.is_tensor
+        self.known: dict[int, bool] = {}
+
+    def holds_tensor(self, node: Any) -> bool:
+        """Whether any does."""
+        if id(node) not in self.known:
+            self._search(node)
+        return self.known.get(id(node), False)
+
+    def _search(self, root: Any) -> None:
+        above: list[Any] = []
+        stack: list[tuple[Any, bool]] = [(root, False)]
+        while stack:
+            node, done = stack.pop()
+            if done:
+                above.pop()
+                continue
+            if self.known.get(id(node)) or self.is_tensor(node):
+                self.known.update((id(one), True) for one in (*above, node))
+                return
+            if type(node) in LEAVES or id(node) in self.known:
+                continue
+            self.known[id(node)] = False
+            above.append(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child in child_nodes(node) if type(child) not in LEAVES)
+
+
+def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[Section]:
+    """The containers that hold state, in the order of the file. A lone state is the section `model`.
+
+    `wanted` is the dotted path of a container that must be one, or hold some, if it holds tensors at all.
+    """
+    found = _found(root, search)
+    if not wanted or any(f"{one.path}.".startswith(f"{wanted}.") for one in found):
+        return found
+    held = (node for node in _at(wanted, root) if not search.is_tensor(node) and search.holds_tensor(node))
+    node = next(held, None)
+    if node is None:
+        return found
+    around = [one for one in found if one.node is root or wanted.startswith(f"{one.path}.")]
+    role = max(around, key=lambda one: len(one.path)).role if around else "other"
+    rest = [one for one in found if one not in around]
+    return [*rest, *_within(wanted, node, "moments" if role == "optimizer" else role, search)]
+
+
+def _at(path: str, root: Any) -> Iterator[Any]:
+    """What lies at a dotted path. A key may have dots of its own, and 1 is written as '1' is."""
+    stack = [(f"{path}.", root)]
+    while stack:
+        rest, node = stack.pop()
+        if not rest:
+            yield node
+        steps = ((f"{dotted('', key)}.", child) for key, child in entries(node))
+        stack.extend((rest[len(step) :], child) for step, child in steps if rest.startswith(step))
+
+
+def _within(path: str, node: Any, role: str, search: Search) -> list[Section]:
+    if is_module(node):
+        return [Section(path, node, "module")]
+    if is_optimizer(node):
+        return [Section(path, node, "optimizer")]
+    if role == "model" and _descends(node, search):
+        return list(_sections(path, node, search, 0))
+    return [Section(path, node, role)]
+
+
+def _found(root: Any, search: Search) -> list[Section]:
+    if is_module(root):
+        return [Section("model", root, "module")]
+    if is_optimizer(root):
+        return [Section("optimizer", root, "optimizer")]
+    if _is_generator_state(root):
+        return [Section("rng", root, "other")]
+    if is_flat_optimizer(root):
+        return [Section("optimizer", root, "moments")]
+    if not _descends(root, search):
+        return [Section("model", root, "model")]
+    return list(_sections("", root, search, 0))
+
+
+#: What the Trainer, Lightning and accelerate name the states of random generators in a file of nothing else.
+_GENERATORS = frozenset(["python", "numpy", "cpu", "cuda", "torch", "mps", "xpu", "npu", "hpu", "random"])
+
+
+def _is_generator_state(root: Any) -> bool:
+    names = [key for key in islice(mapping(root) or (), 32) if type(key) is str]
+    return bool(names) and all(name in _GENERATORS or OTHER_WORDS.search(name) for name in names)
+
+
+def _sections(path: str, node: Any, search: Search, depth: int) -> Iterator[Section]:
+    loose: dict[Any, Any] = {}
+    below: list[Section] = []
+    held = ((step.removeprefix("."), child) for step, child in beside(node) if type(child) not in LEAVES)
+    for key, child in chain(entries(node), held):
+        role = _role(child, str(key), search)
+        where = dotted(path, key)
+        if role is None:
+            loose[key] = child
+        elif role == "other" or role == "model":
+            nested = depth < MAX_SECTION_DEPTH and not OTHER_WORDS.search(str(key)) and _descends(child, search)
+            below.extend(_sections(where, child, search, depth + 1) if nested else [Section(where, child, role)])
+        else:
+            below.append(Section(where, child, role))
+    if any(search.is_tensor(value) for value in loose.values()):
+        # torchtitan puts the model's entries beside the optimizer.
+        is_model = not path and _looks_like_state(loose, "") and not any(one.role in _MODELS for one in below)
+        yield Section("model", loose, "model") if is_model else Section(path, loose, "other")
+    yield from below
+
+
+_MODELS = frozenset(["model", "module"])
+
+
+def _role(node: Any, key: str, search: Search) -> str | None:
+    """What a container is; None for what is no container of tensors (a tensor, a scalar, a list of numbers)."""
+    if is_module(node):
+        return "module"
+    if is_optimizer(node):
+        return "optimizer"
+    if mapping(node) is None and sequence(node) is None and type(node) is not Obj:
+        return None
+    if search.is_tensor(node) or not search.holds_tensor(node):
+        return None
+    if is_flat_optimizer(node):
+        return "moments"
+    if OTHER_WORDS.search(key):
+        return "other"
+    return "model" if _looks_like_state(node, key) else "other"
+
+
+def _looks_like_state(node: Any, key: str) -> bool:
+    if MODEL_WORDS.search(key) or (type(node) is Obj and "_metadata" in attributes(node)):
+        return True
+    names = [name for name in islice(mapping(node) or (), 64) if type(name) is str]
+    return any("." in name or name in ("weight", "bias") for name in names)
+
+
+def _descends(node: Any, search: Search) -> bool:
+    """Whether the entries of a container are sections of their own, rather than one model's nested state."""
+    for key, child in islice(entries(node), 4096):
+        if is_module(child) or is_optimizer(child) or is_flat_optimizer(child):
+            return True
+        items = mapping(child)
+        if items is None:
+            if type(child) is list and any(is_optimizer(one) or is_module(one) for one in islice(child, 64)):
+                return True
+            continue
+        if _is_extra_state(key) or not search.holds_tensor(child):
+            continue
+        if _looks_like_state(child, str(key)) or OTHER_WORDS.search(str(key)):
+            return True
+    return False
+
+
+def _is_extra_state(key: Any) -> bool:
+    return type(key) is str and key.endswith("_extra_state")

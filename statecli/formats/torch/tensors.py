@@ -1,0 +1,613 @@
+"""From torch's rebuild calls, as the pickle machine found them, to checked facts about one tensor.
+
+torch pickles a tensor as a call of `torch._utils._rebuild_*` with a storage and a geometry. The calls are never made;
+their arguments are read, and each number is held against the bytes that the file really has: `torch.load(mmap=True)`
+itself accepts a storage that claims more than its record holds, and then shows the neighbour's bytes.
+Argument orders: torch/_utils.py and torch/_tensor.py of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import msgspec
+
+from statecli.core.dtypes import BITS, PACKED, STORAGE_DTYPES, nbytes
+from statecli.core.errors import MalformedError
+from statecli.core.state import ByteRange, Quantizer, TensorData
+from statecli.pickles.graph import attributes, mapping, name_of, named, of_state, sequence
+from statecli.pickles.machine import Global, Obj, Persistent
+
+#: torch's own limit is 64 dimensions for most operations; a pickle can claim any number.
+MAX_DIMENSIONS = 1024
+MAX_ELEMENTS = 2**63 - 1
+#: Characters of a device's name (`privateuseone:127`). Every row repeats it.
+MAX_DEVICE = 64
+#: A Parameter of a subclass of a sparse tensor of plain ones is four deep.
+MAX_NESTING = 16
+
+#: Takes a rebuild call's arguments and the FQN.
+Builder = Callable[[tuple[Any, ...], str], "Tensor"]
+
+
+class Tensor(msgspec.Struct, gc=False):
+    """What one rebuild call says, checked. Fields as in `state.TensorInfo`."""
+
+    dtype: str
+    shape: tuple[int, ...] | None
+    elements: int
+    nbytes: int
+    device: str | None
+    requires_grad: bool
+    layout: str = "strided"
+    is_parameter: bool = False
+    is_buffer: bool = False
+    persistent: bool | None = None
+    note: str | None = None
+    storage: int | str | None = None
+    storage_bytes: int | None = None
+    data: TensorData | None = None
+    parts: tuple[tuple[str, TensorData], ...] = ()
+    damage: str | None = None
+
+
+class Decoder:
+    """Turns rebuild calls into `Tensor`s, against the storages that one file holds.
+
+    `storages` maps a storage key to where its bytes are, `dtypes` the class of a storage to the type of its elements.
+    Each call node is decoded once: a tied Parameter is the same node under two names. All errors are `MalformedError`,
+    naming the FQN and both numbers.
+    """
+
+    def __init__(self, storages: Mapping[str, ByteRange], dtypes: Mapping[str, str] = STORAGE_DTYPES) -> None:
+        self.storages, self.dtypes = storages, dtypes
+        self.checked: dict[int, tuple[str, str, str, ByteRange | None, int]] = {}
+        # Keyed by the identity of nodes that the pickle's graph keeps alive.
+        self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
+        self.done: dict[int, Tensor | None] = {}
+        self.depth = 0
+        self.builders: dict[int, Builder | None] = {}
+        #: The FQNs of storages saved by themselves.
+        self.bare: list[str] = []
+        self.named: dict[str, Builder] = {
+            "torch._utils._rebuild_tensor": self._plain,
+            "torch._utils._rebuild_tensor_v2": self._plain,
+            "torch._utils._rebuild_tensor_v3": self._with_dtype,
+            "torch._utils._rebuild_parameter": self._parameter,
+            "torch._utils._rebuild_parameter_with_state": self._parameter,
+            "torch._utils._rebuild_qtensor": self._quantized,
+            "torch._utils._rebuild_sparse_tensor": self._sparse,
+            "torch._utils._rebuild_meta_tensor_no_storage": self._meta,
+            "torch._utils._rebuild_wrapper_subclass": self._wrapper,
+            "torch._tensor._rebuild_from_type": self._subclass,
+            "torch._tensor._rebuild_from_type_v2": self._subclass,
+            "torch._utils._rebuild_nested_tensor": self._nested,
+            "torch.nested._internal.nested_tensor._rebuild_njt": self._jagged,
+            "torch._utils._rebuild_device_tensor_from_cpu_tensor": self._from_cpu,
+            "torch._utils._rebuild_device_tensor_from_numpy": self._from_cpu,
+            "torch._utils._rebuild_xla_tensor": self._from_cpu,
+            "torch.nn.parameter.Parameter": self._old_parameter,
+            "torch.nn.parameter.UninitializedParameter": self._uninitialized,
+            "torch.nn.parameter.UninitializedBuffer": self._uninitialized,
+        }
+
+    def tensor(self, node: Any, fqn: str) -> Tensor | None:
+        """The tensor that `node` rebuilds, None where it is none. A storage saved by itself is one of its dtype.
+
+        A format that knows its tensors without a rebuild call has them in the graph themselves.
+        """
+        if type(node) is Tensor:
+            return _sound(node, fqn)
+        if type(node) is Persistent and type(node.pid) is Obj:  # a tar archive keeps tensors outside the pickle
+            node = node.pid
+        if type(node) is not Obj:
+            return self._bare(node, fqn) if type(node) is Persistent else None
+        builder = self._builder(node.cls)
+        if builder == self._plain and node.state is None:
+            return self._plain(node.args, fqn)
+        if id(node) not in self.done:
+            self.done[id(node)] = self._composed(node, builder, fqn)
+        return self.done[id(node)]
+
+    def _composed(self, node: Obj, builder: Builder | None, fqn: str) -> Tensor | None:
+        """A tensor made of others: a Parameter around its data, sparse parts, a subclass. Decoded once a node."""
+        if self.depth == MAX_NESTING:
+            raise MalformedError(f"{fqn}: is rebuilt from tensors more than {MAX_NESTING} levels deep")
+        self.depth += 1
+        try:
+            found = builder(node.args, fqn) if builder else _numpy(node)
+        finally:
+            self.depth -= 1
+        if found is not None and node.state is not None and builder:
+            found = msgspec.structs.replace(found)
+            _marks(found, attributes(node))
+        return found
+
+    def is_tensor(self, node: Any) -> bool:
+        """Whether `tensor` would find one, without reading or checking anything."""
+        if type(node) is not Obj:
+            return type(node) in (Persistent, Tensor)
+        return self.is_torch(node) or _is_numpy(node)
+
+    def is_torch(self, node: Any) -> bool:
+        """Whether Python would have a torch.Tensor there, as `load_state_dict` demands: no array and no storage."""
+        node = node.pid if type(node) is Persistent else node
+        return type(node) is Tensor or (type(node) is Obj and self._builder(node.cls) is not None)
+
+    def _builder(self, cls: Any) -> Builder | None:
+        key = id(cls)
+        if key not in self.builders:
+            self.builders[key] = self.named.get(name_of(cls))
+        return self.builders[key]
+
+    def check_storage(self, node: Persistent, what: str) -> None:
+        """Raise MalformedError for a storage that contradicts the file."""
+        self._storage(node, what)
+
+    def required(self, node: Any, fqn: str, what: str) -> Tensor:
+        found = self.tensor(node, fqn)
+        if found is None:
+            raise MalformedError(f"{fqn}: its {what} is no tensor")
+        return found
+
+    def _bare(self, node: Persistent, fqn: str) -> Tensor:
+        key, dtype, device, where, length = self._storage(node, fqn)
+        elements = length * 8 // BITS[dtype] * PACKED.get(dtype, 1)
+        data = TensorData(where, dtype, (elements,)) if where is not None else None
+        self.bare.append(fqn)
+        return Tensor(
+            dtype,
+            (elements,),
+            elements,
+            length,
+            device,
+            False,
+            note="storage",
+            storage=key,
+            storage_bytes=length,
+            data=data,
+        )
+
+    # One method a rebuild function; the argument orders are torch's.
+
+    def _plain(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _at_least(args, 4, fqn)
+        flags = args[6] if len(args) > 6 else None
+        return self._strided(args, None, args[4] if len(args) > 4 else False, flags, fqn)
+
+    def _with_dtype(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _at_least(args, 7, fqn)
+        return self._strided(args, _dtype(args[6], fqn), args[4], args[7] if len(args) > 7 else None, fqn)
+
+    def _strided(self, args: tuple[Any, ...], dtype: str | None, grad: Any, flags: Any, fqn: str) -> Tensor:
+        key, stored_dtype, device, where, length = self._storage(args[0], fqn)
+        dtype = dtype or stored_dtype
+        shape, strides, elements, last = self._geometry(args[2], args[3], fqn)
+        offset = args[1]
+        if grad is not False and grad is not True:
+            raise MalformedError(f"{fqn}: requires_grad is recorded as {_brief(grad)}, not as a bool")
+        if type(offset) is not int or offset < 0:
+            raise MalformedError(f"{fqn}: its offset into storage {key} is {_brief(offset)}")
+        capacity = length * 8 // BITS[dtype] * PACKED.get(dtype, 1)
+        if elements and offset + last >= capacity:
+            raise MalformedError(
+                f"{fqn}: shape {_brief(list(shape))} at offset {offset} reaches element {offset + last}, "
+                f"storage {key} holds {capacity} {dtype}"
+            )
+        conjugate, negative = _lazy_flags(flags)
+        data = TensorData(where, dtype, shape, offset, strides, conjugate, negative) if where is not None else None
+        size = nbytes(dtype, elements)
+        note = None if size >= length else _partial(elements, capacity)
+        if elements > capacity:
+            note = f"expanded: {elements} elements over {capacity} stored"
+        return Tensor(
+            dtype, shape, elements, size, device, grad, note=note, storage=key, storage_bytes=length, data=data
+        )
+
+    def _geometry(self, size: Any, stride: Any, fqn: str) -> tuple[tuple[int, ...], tuple[int, ...] | None, int, int]:
+        """(shape, strides or None when contiguous, elements, the last element's position), checked once a pair."""
+        known = self.geometries.get((id(size), id(stride)))
+        if known is not None:
+            return known
+        shape, strides = _ints(size, "shape", fqn), _ints(stride, "strides", fqn)
+        elements = _elements(shape, fqn)
+        # No strides at all beside a shape mean contiguous, as torch reads them.
+        dense = not strides or strides == contiguous_strides(shape)
+        last = elements - 1 if dense else _last(shape, strides, fqn)
+        found = (shape, None if dense else strides, elements, last)
+        self.geometries[id(size), id(stride)] = found
+        return found
+
+    def _storage(self, node: Any, fqn: str) -> tuple[str, str, str, ByteRange | None, int]:
+        """(key, dtype, device, bytes on disk or None on meta, length in bytes) of a persistent id, checked once."""
+        if type(node) is not Persistent:
+            raise MalformedError(f"{fqn}: malformed storage record")
+        known = self.checked.get(id(node.pid))
+        if known is not None:
+            return known
+        pid = node.pid
+        if type(pid) is not tuple or len(pid) < 5 or pid[0] != "storage":
+            raise MalformedError(f"{fqn}: malformed storage record")
+        cls, key, location, numel = pid[1], pid[2], pid[3], pid[4]
+        dtype = self.dtypes.get(cls.name) if type(cls) is Global else None
+        if dtype is None or type(key) is not str or type(location) is not str:
+            raise MalformedError(f"{fqn}: malformed storage record ({_brief(name_of(cls) or cls)})")
+        _plausible(location, fqn)
+        if type(numel) is not int or numel < 0:
+            raise MalformedError(f"{fqn}: storage {key!r} claims {_brief(numel)} elements")
+        length = numel * BITS[dtype] // 8
+        where = self.storages.get(key)
+        if where is None and location != "meta":
+            raise MalformedError(f"{fqn}: storage {key!r} is not in the file")
+        if where is not None and where.length != length:
+            raise MalformedError(
+                f"{fqn}: storage {key}: the record holds {where.length} bytes, the pickle says {_brief(length)}"
+            )
+        if len(pid) > 5 and pid[5] is not None and where is not None:
+            where = _part_of(where, pid[5], BITS[dtype] // 8, fqn)
+            length = where.length
+        found = (key, dtype, location, where, length)
+        self.checked[id(node.pid)] = found
+        return found
+
+    def _parameter(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _at_least(args, 2, fqn)
+        inner = self.required(args[0], fqn, "data")
+        found = msgspec.structs.replace(inner, is_parameter=True, requires_grad=args[1] is True)
+        if len(args) > 3:
+            _marks(found, named(args[3]))
+        return found
+
+    def _old_parameter(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        """A Parameter of torch before 0.4, around its data."""
+        return msgspec.structs.replace(self.required(args[0] if args else None, fqn, "data"), is_parameter=True)
+
+    def _subclass(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _at_least(args, 4, fqn)
+        builder = self._builder(args[0])
+        if builder is None or type(args[2]) is not tuple:
+            raise MalformedError(f"{fqn}: is rebuilt by {_brief(name_of(args[0]) or args[0])}, which is unknown")
+        if builder == self._subclass:
+            raise MalformedError(f"{fqn}: a tensor subclass that is rebuilt from itself")
+        found = msgspec.structs.replace(builder(args[2], fqn))
+        held = of_state(args[3])
+        _marks(found, held)
+        cls = name_of(args[1])
+        if cls not in _PLAIN_CLASSES and found.layout != "jagged":
+            found.note = _subclass_note(cls, held, self, fqn)
+        found.is_parameter |= cls == "torch.nn.parameter.Parameter"
+        found.parts = found.parts or self._inner(held, fqn)
+        return found
+
+    def _inner(self, held: Mapping[str, Any], fqn: str) -> tuple[tuple[str, TensorData], ...]:
+        inner = ((name, self.tensor(value, f"{fqn}.{name}")) for name, value in held.items())
+        return tuple((name, tensor.data) for name, tensor in inner if tensor is not None and tensor.data is not None)
+
+    def _wrapper(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _at_least(args, 8, fqn)
+        shape = _ints(args[2], "shape", fqn)
+        return _without_bytes(_dtype(args[1], fqn), shape, fqn, device=_device(args[6], fqn), grad=args[7] is True)
+
+    def _meta(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _at_least(args, 4, fqn)
+        return _without_bytes(
+            _dtype(args[0], fqn), _ints(args[1], "shape", fqn), fqn, device="meta", grad=args[3] is True
+        )
+
+    def _quantized(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _at_least(args, 6, fqn)
+        found = self._strided(args, None, args[5] if type(args[5]) is bool else False, None, fqn)
+        scheme = args[4]
+        if type(scheme) is not tuple or len(scheme) < 3:
+            raise MalformedError(f"{fqn}: malformed quantizer record")
+        name = name_of(scheme[0]).removeprefix("torch.")
+        found.layout = "quantized"
+        found.note = _join(name.replace("_", " "), found.note)
+        if found.data is not None:
+            found.data = msgspec.structs.replace(found.data, quantizer=self._quantizer(name, scheme, fqn))
+        return found
+
+    def _quantizer(self, name: str, scheme: tuple[Any, ...], fqn: str) -> Quantizer:
+        if len(scheme) == 3:
+            if type(scheme[1]) not in (float, int) or type(scheme[2]) is not int:
+                raise MalformedError(f"{fqn}: malformed quantizer record")
+            return Quantizer(name, scale=float(scheme[1]), zero_point=scheme[2])
+        scales, zeros = (self._channel_numbers(node, fqn) for node in scheme[1:3])
+        return Quantizer(name, axis=scheme[3] if type(scheme[3]) is int else None, scales=scales, zero_points=zeros)
+
+    def _channel_numbers(self, node: Any, fqn: str) -> TensorData | None:
+        """The scales or zero points of the channels: torch stores each of them, and they are read whole."""
+        found = self.required(node, fqn, "quantizer")
+        if found.data is not None and found.nbytes > found.data.storage.length:
+            stored = f"its storage has {found.data.storage.length} bytes"
+            raise MalformedError(f"{fqn}: its quantizer has {found.elements} numbers in {found.nbytes} bytes, {stored}")
+        return found.data
+
+    def _sparse(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _at_least(args, 2, fqn)
+        layout = args[0].args[0] if type(args[0]) is Obj and args[0].args else name_of(args[0])
+        fields = args[1]
+        if type(layout) is not str or type(fields) is not tuple or len(fields) < 3:
+            raise MalformedError(f"{fqn}: malformed sparse record")
+        layout = layout.removeprefix("torch.")
+        coordinates = layout == "sparse_coo"
+        names = ("indices", "values") if coordinates else ("compressed_indices", "plain_indices", "values")
+        if len(fields) <= len(names):
+            raise MalformedError(f"{fqn}: malformed {layout} record")
+        inner = [(name, self.required(node, fqn, name)) for name, node in zip(names, fields, strict=False)]
+        values = inner[-1][1]
+        shape = _ints(fields[len(names)], "shape", fqn)
+        coalesced = fields[3] if coordinates and len(fields) > 3 else True
+        return Tensor(
+            values.dtype,
+            shape,
+            _elements(shape, fqn),
+            sum(tensor.nbytes for _, tensor in inner),
+            values.device,
+            values.requires_grad,
+            layout=layout,
+            note=f"{values.elements} values stored" + ("" if coalesced is not False else ", uncoalesced"),
+            storage=values.storage,
+            storage_bytes=values.storage_bytes,
+            parts=tuple((name, tensor.data) for name, tensor in inner if tensor.data is not None),
+        )
+
+    def _nested(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _at_least(args, 1, fqn)
+        return self._ragged("nested", dict(zip(("values", "sizes", "strides", "offsets"), args, strict=False)), fqn)
+
+    def _jagged(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        held = named(args[0]) if args else {}
+        parts = {name: held.get(name, held.get(f"_{name}")) for name in ("values", "offsets", "lengths")}
+        found = self._ragged("jagged", parts, fqn)
+        return msgspec.structs.replace(found, requires_grad=held.get("requires_grad") is True)
+
+    def _ragged(self, layout: str, parts: Mapping[str, Any], fqn: str) -> Tensor:
+        # The inner shapes are tensors themselves, and listing reads no tensor's bytes.
+        note = "nested: its inner shapes are data, which listing does not read"
+        values = self.required(parts["values"], fqn, "values")
+        inner = ((name, self.required(node, fqn, name).data) for name, node in parts.items() if node is not None)
+        held = tuple((name, data) for name, data in inner if data is not None)
+        return msgspec.structs.replace(values, shape=None, layout=layout, note=note, data=None, parts=held)
+
+    def _from_cpu(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _at_least(args, 4, fqn)
+        found = self.required(args[0], fqn, "data")
+        return msgspec.structs.replace(
+            found, dtype=_dtype(args[1], fqn), device=_device(args[2], fqn), requires_grad=args[3] is True, note=None
+        )
+
+    def _uninitialized(self, args: tuple[Any, ...], fqn: str) -> Tensor:  # noqa: ARG002  # one signature for all
+        note = "uninitialized (lazy): it has no shape before the first forward"
+        return Tensor("unknown", None, 0, 0, None, bool(args and args[0] is True), is_parameter=True, note=note)
+
+
+def _sound(known: Tensor, fqn: str) -> Tensor:
+    if known.damage is not None:
+        raise MalformedError(f"{fqn}: {known.damage}")
+    return known
+
+
+_PLAIN_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
+
+
+def _part_of(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
+    """The part of a storage that a sixth item of its persistent id names: (view key, offset, size), in elements.
+
+    Files of torch before 0.4 have it, where a storage could be a view of another.
+    """
+    if type(view) is not tuple or len(view) != 3 or any(type(n) is not int or n < 0 for n in view[1:]):
+        raise MalformedError(f"{fqn}: malformed view of a storage")
+    offset, length = view[1] * itemsize, view[2] * itemsize
+    if offset + length > root.length:
+        raise MalformedError(f"{fqn}: a view of bytes {offset} to {offset + length} of a storage of {root.length}")
+    return ByteRange(root.path, root.offset + offset, length, None, root.big_endian)
+
+
+def _marks(found: Tensor, held: Mapping[str, Any]) -> None:
+    """nn.Buffer and subclass parameters leave Python attributes on the tensor that say what it is."""
+    if held.get("_is_param") is True:
+        found.is_parameter = True
+    if held.get("_is_buffer") is True:
+        found.is_buffer = True
+        if type(held.get("persistent")) is bool:
+            found.persistent = held["persistent"]
+
+
+def _subclass_note(cls: str, held: Mapping[str, Any], decoder: Decoder, fqn: str) -> str:
+    name = cls.rpartition(".")[2] or "tensor subclass"
+    local = decoder.tensor(held.get("_local_tensor"), fqn)
+    if local is None or local.shape is None:
+        return name
+    placements = sequence(attributes(held.get("_spec")).get("placements")) or ()
+    shown = ", ".join(_placement(node) for node in placements)
+    return f"{name}: local shape {list(local.shape)}" + (f", {shown}" if shown else "")
+
+
+def _placement(node: Any) -> str:
+    name = name_of(node.cls).rpartition(".")[2] if type(node) is Obj else "?"
+    dim = attributes(node).get("dim")
+    if dim is None and type(node) is Obj and node.args and type(node.args[0]) is int:
+        dim = node.args[0]
+    return f"{name}({dim})" if type(dim) is int else name
+
+
+def _is_numpy(node: Obj) -> bool:
+    name = name_of(node.cls)
+    if not name.startswith("numpy.") or not name.endswith("._reconstruct"):
+        return False
+    return type(node.state) is tuple and len(node.state) >= 5 and type(node.state[1]) is tuple
+
+
+def _numpy(node: Obj) -> Tensor | None:
+    """A numpy array inside a pickle: shape and dtype stand in its BUILD state (version, shape, dtype, order, bytes)."""
+    if not _is_numpy(node):
+        return None
+    state = node.state
+    descr = state[2].args[0] if type(state[2]) is Obj and state[2].args else None
+    name = descr if type(descr) is str else name_of(descr).removeprefix("numpy.") or "of no name"
+    dtype = _NUMPY_DTYPES.get(name, f"numpy {name}")
+    shape = _ints(state[1], "shape", "numpy array")
+    elements = _elements(shape, "numpy array")
+    raw = raw_bytes(state[4])
+    size = elements * (BITS.get(dtype, 0) // 8) if raw is None else len(raw)
+    data = None if raw is None else _inline(raw, dtype, shape, elements, state)
+    return Tensor(dtype, shape, elements, size, "cpu", False, layout="numpy", note="numpy array", data=data)
+
+
+def raw_bytes(node: Any) -> bytes | None:
+    """The bytes that a node is; protocol 2 writes them as text, a character each. None for other nodes."""
+    if type(node) is bytes:
+        return node
+    if type(node) is Obj and name_of(node.cls) == "_codecs.encode" and len(node.args) == 2:
+        text, encoding = node.args
+        if type(text) is str and encoding == "latin1":
+            try:
+                return text.encode("latin1")
+            except UnicodeEncodeError:
+                return None
+    return None
+
+
+def _inline(raw: bytes, dtype: str, shape: tuple[int, ...], elements: int, state: tuple[Any, ...]) -> TensorData | None:
+    """Where the elements are in `raw`. Those of a type without numbers (text, records) are there to be equal."""
+    known = dtype in BITS
+    if known and len(raw) * 8 != elements * BITS[dtype]:
+        raise MalformedError(f"numpy array of {elements} {dtype} in {len(raw)} bytes")
+    order = state[2].state if type(state[2]) is Obj and type(state[2].state) is tuple else ()
+    where = ByteRange("", 0, len(raw), big_endian=">" in order[1:2])
+    strides = _columns_first(shape) if state[3] is True else None
+    return TensorData(where, dtype, shape, strides=strides, inline=raw)
+
+
+def _columns_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in shape:
+        strides.append(step)
+        step *= size
+    return tuple(strides)
+
+
+_NUMPY_DTYPES: dict[str, str] = {
+    "f8": "float64",
+    "f4": "float32",
+    "f2": "float16",
+    "i8": "int64",
+    "i4": "int32",
+    "i2": "int16",
+    "i1": "int8",
+    "u8": "uint64",
+    "u4": "uint32",
+    "u2": "uint16",
+    "u1": "uint8",
+    "b1": "bool",
+    "c16": "complex128",
+    "c8": "complex64",
+    # Of the machine: numpy calls them longdouble and clongdouble.
+    "f12": "numpy float96",
+    "f16": "numpy float128",
+    "c24": "numpy complex192",
+    "c32": "numpy complex256",
+}
+
+
+def _without_bytes(dtype: str, shape: tuple[int, ...], fqn: str, *, device: str | None, grad: bool) -> Tensor:
+    elements = _elements(shape, fqn)
+    return Tensor(dtype, shape, elements, nbytes(dtype, elements), device, grad)
+
+
+def _at_least(args: tuple[Any, ...], count: int, fqn: str) -> None:
+    if len(args) < count:
+        raise MalformedError(f"{fqn}: its rebuild call has {len(args)} arguments, torch writes at least {count}")
+
+
+def _dtype(node: Any, fqn: str) -> str:
+    name = name_of(node)
+    dtype = name.removeprefix("torch.")
+    if not name.startswith("torch.") or dtype not in BITS:
+        raise MalformedError(f"{fqn}: unknown dtype {_brief(name or node)}")
+    return dtype
+
+
+def _device(node: Any, fqn: str) -> str | None:
+    """A device as text: written as such, or as torch.device("cuda", 0)."""
+    if type(node) is str:
+        return _plausible(node, fqn)
+    if type(node) is Obj and name_of(node.cls) == "torch.device" and node.args and type(node.args[0]) is str:
+        index = node.args[1] if len(node.args) > 1 else None
+        return _plausible(f"{node.args[0]}:{index}" if type(index) is int else node.args[0], fqn)
+    return None
+
+
+def _plausible(device: str, fqn: str) -> str:
+    if len(device) > MAX_DEVICE:
+        raise MalformedError(f"{fqn}: its device has a name of {len(device):,} characters")
+    return device
+
+
+def _ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
+    if type(node) is Obj and name_of(node.cls) == "torch.Size":
+        node = node.args[0] if node.args else ()
+    if type(node) is list:
+        node = tuple(node)
+    if type(node) is not tuple:
+        raise MalformedError(f"{fqn}: its {what} is {_brief(node)}, not a tuple of sizes")
+    if len(node) > MAX_DIMENSIONS:
+        raise MalformedError(f"{fqn}: its {what} has {len(node)} dimensions, more than {MAX_DIMENSIONS}")
+    for n in node:
+        if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
+            raise MalformedError(f"{fqn}: its {what} holds {_brief(n)}: impossible")
+    return node
+
+
+def _elements(shape: tuple[int, ...], fqn: str) -> int:
+    elements = prod(shape)
+    if elements > MAX_ELEMENTS:
+        raise MalformedError(f"{fqn}: shape {_brief(list(shape))} is impossible: more than 2^63 elements")
+    return elements
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a C-contiguous tensor. A dimension of size 0 counts as 1, as torch does."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> int:
+    if len(shape) != len(strides):
+        raise MalformedError(f"{fqn}: {len(shape)} sizes but {len(strides)} strides")
+    return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def _lazy_flags(node: Any) -> tuple[bool, bool]:
+    """Whether the stored values are to be conjugated, and negated. TorchScript says of the dict that it is one."""
+    if type(node) is Obj and name_of(node.cls) == "torch.jit._pickle.restore_type_tag" and node.args:
+        node = node.args[0]
+    flags = mapping(node) or {}
+    return flags.get("conj") is True, flags.get("neg") is True
+
+
+def _partial(elements: int, capacity: int) -> str | None:
+    return f"view: {elements} of the {capacity} elements of its storage" if elements < capacity else None
+
+
+def _join(*notes: str | None) -> str | None:
+    return "; ".join(note for note in notes if note) or None
+
+
+def _brief(value: Any) -> str:
+    """A scalar as text, anything else as its type: the repr of a pickled graph can be exponentially long."""
+    if type(value) is list and len(value) <= 8 and all(type(v) is int for v in value):
+        return "[" + ", ".join(_brief(v) for v in value) + "]"
+    if type(value) is int and abs(value) >= 2**63:
+        return f"an integer of {value.bit_length()} bits"
+    if type(value) in (int, float, bool) or value is None:
+        return repr(value)
+    if type(value) is str:
+        return repr(value if len(value) <= 60 else value[:57] + "...")
+    return f"a {type(value).__name__}"

@@ -1,0 +1,226 @@
+"""A whole pickled nn.Module, grouped by the `__dict__` its pickle carries, without its class.
+
+`_parameters`, `_buffers`, `_non_persistent_buffers_set` and `_modules` say what is registered; whatever else hangs on
+the plain attributes is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from statecli.core.errors import MalformedError
+from statecli.core.state import Evidence, Kind
+from statecli.formats.torch.reading import MAX_DEPTH, MAX_ROWS, Reading, Row, row_of
+from statecli.formats.torch.tensors import Tensor
+from statecli.pickles.graph import GRAPH_MODULE, LEAVES, attributes, mapping, name_of, sequence, unwrapped
+from statecli.pickles.machine import Obj
+
+HOOKS = re.compile(r"^_(?:forward|backward|state_dict|load_state_dict)_.*hooks.*$|^_is_full_backward_hook$")
+
+
+def module_rows(root: Obj, reading: Reading, *, prefix: str = "") -> Iterator[Row]:
+    """The rows of a pickled nn.Module, grouped as its own `__dict__` groups them.
+
+    Registered tensors come first, in registration order and under every registered name. A tensor that plain
+    attributes reach is unregistered, unless it shares a registered storage: then it is that row's alias.
+    """
+    walk = _ModuleWalk(reading)
+    walk.registered(root, prefix)
+    walk.plain()
+    yield from walk.finished()
+
+
+class _ModuleWalk:
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.rows: list[Row] = []
+        self.modules: list[tuple[str, Obj, bool]] = []
+        self.seen: set[int] = set()
+        self.paths = 0
+        self.storages: dict[Any, Row] = {}
+        #: Unregistered tensors by their node: the same object under a second name.
+        self.nodes: dict[int, Row] = {}
+        self.aliases: dict[int, list[str]] = {}
+
+    def registered(self, root: Obj, prefix: str, *, outside: bool = False) -> None:
+        """Parameters and buffers of a module and its submodules; `outside` for a module nobody registered."""
+        stack: list[tuple[str, Any, frozenset[int]]] = [(prefix, root, frozenset())]
+        while stack:
+            path, node, above = stack.pop()
+            self.paths += 1
+            if self.paths > MAX_ROWS:
+                raise MalformedError(f"its modules have more than {MAX_ROWS} names: they hold each other too often")
+            held = attributes(node)
+            if mapping(held.get("_parameters")) is None:
+                self._opaque(path, node)
+                continue
+            self._own(path, held, outside)
+            if id(node) not in self.seen:
+                self.modules.append((path, node, outside))
+            self.seen.add(id(node))
+            if len(above) >= MAX_DEPTH:
+                self.reading.odd("too-deep", f"nests more than {MAX_DEPTH} modules: what is below is not listed", path)
+                continue
+            below = [
+                (f"{path}{name}.", unwrapped(child), above | {id(node)})
+                for name, child in (mapping(held.get("_modules")) or {}).items()
+                if type(child) is Obj and id(unwrapped(child)) not in above and child is not node
+            ]
+            stack.extend(reversed(below))
+            if len(self.rows) > MAX_ROWS:
+                raise MalformedError(f"holds more than {MAX_ROWS} tensors")
+
+    def _own(self, path: str, held: Mapping[str, Any], outside: bool) -> None:
+        kept_out = set(map(_text, sequence(held.get("_non_persistent_buffers_set")) or ()))
+        groups = ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers"))
+        for kind, group in groups:
+            for name, node in (mapping(held.get(group)) or {}).items():
+                fqn = f"{path}{name}"
+                tensor = self.reading.tensor(node, fqn)
+                if tensor is None:
+                    if node is None and kind is Kind.PARAMETER:
+                        self.reading.odd("none-parameter", f"{fqn} is registered as None", fqn)
+                    continue
+                self.seen.add(id(node))
+                persistent = None if kind is Kind.PARAMETER else name not in kept_out
+                self._add(fqn, tensor, kind, persistent, outside)
+
+    def _add(self, fqn: str, tensor: Tensor, kind: Kind, persistent: bool | None, outside: bool) -> None:
+        note = f"{kind.value} of an unregistered module" if outside else None
+        row = Row(
+            fqn,
+            tensor,
+            Kind.UNREGISTERED if outside else kind,
+            Evidence.REGISTERED,
+            None if outside else persistent,
+            saved=None if outside else persistent is not False,
+            requires_grad=tensor.requires_grad,
+            note=note,
+            within=fqn.rpartition(".")[0] if outside else None,
+        )
+        self.rows.append(row)
+        if tensor.storage is not None:
+            self.storages.setdefault(tensor.storage, row)
+
+    def _opaque(self, path: str, node: Obj) -> None:
+        """A class with its own `__reduce__` or `__getstate__`: what its tensors are is known to its code alone."""
+        name = name_of(node.cls) or "a class"
+        fqn = path.rstrip(".")
+        self.reading.odd("opaque-class", f"{fqn}: {name} pickles itself: what its tensors are cannot be told", fqn)
+        for where, found, tensor in self.reading.below(node, fqn, seen=self.seen):
+            if tensor is not None:
+                self.rows.append(row_of(where, tensor, Kind.PARAMETER, Evidence.ASSUMED))
+            else:
+                self.seen.discard(id(found))  # `registered` adds it again
+                self.registered(unwrapped(found), where + ".")
+
+    def plain(self) -> None:
+        """Plain attributes of every module, those of modules found in plain containers included."""
+        for path, node, _ in self.modules:  # grows while it is walked
+            held = attributes(node)
+            states, packed = _states(held), _packs(node)
+            for name, value in held.items():
+                if name in _REGISTRIES or type(value) in LEAVES or HOOKS.match(name):
+                    continue
+                derived = _derived_from(name, held)
+                note = _PACKED if packed else OF_A_METRIC if name in states else derived
+                for where, found, tensor in self.reading.below(value, f"{path}{name}", seen=self.seen):
+                    self._reached(
+                        where, found, tensor, _PACKED if _packs(node) else note, derived, is_known=not _packs(node)
+                    )
+            for where, found, tensor in self._arguments(path, node):
+                self._reached(where, found, tensor, _ARGUMENT, None, is_known=False)
+
+    def _arguments(self, path: str, node: Obj) -> Iterator[tuple[str, Any, Any]]:
+        """What the function that makes the module is given, besides its `__dict__` (`__reduce__`, `__newobj_ex__`)."""
+        if name_of(node.cls) == GRAPH_MODULE:
+            return  # whose `__dict__` is an argument
+        given = [(f"__args__[{index}]", value) for index, value in enumerate(node.args)]
+        given += [(f"__kwargs__[{name!r}]", value) for name, value in (node.kwargs or {}).items()]
+        if type(node.cls) is Obj:  # a partial of the class's __new__, as pickle writes keywords
+            given.append(("__func__", node.cls))
+        for label, value in given:
+            yield from self.reading.below(value, f"{path}{label}", seen=self.seen)
+
+    def _reached(
+        self, where: str, node: Any, tensor: Tensor | None, note: str | None, derived: str | None, *, is_known: bool
+    ) -> None:
+        if tensor is None:
+            self.registered(unwrapped(node), where + ".", outside=True)
+            return
+        owner = self.storages.get(tensor.storage) if tensor.storage is not None else None
+        same = self.nodes.get(id(node))
+        # What a hook computes before each forward shares memory until the first: it is a tensor of its own then too.
+        if same is not None or (owner is not None and derived is None and _is_within(tensor, owner)):
+            self.aliases.setdefault(id(same or owner), []).append(where)
+            return
+        if id(node) in self.seen:
+            return
+        self.seen.add(id(node))
+        note = note or ("parameter in a plain attribute" if tensor.is_parameter else None)
+        # What the class's own state_dict() or get_extra_state() would save is in its code, which is not here.
+        row = Row(
+            *(where, tensor, Kind.UNREGISTERED, Evidence.REGISTERED if is_known else Evidence.ASSUMED),
+            *(None, None, tensor.requires_grad),
+            note=note,
+            derived=derived,
+        )
+        self.rows.append(row)
+        self.nodes[id(node)] = row
+
+    def finished(self) -> Iterator[Row]:
+        for row in self.rows:
+            found = self.aliases.get(id(row))
+            yield msgspec.structs.replace(row, aliases=tuple(found)) if found else row
+
+
+_REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"])
+
+
+#: torch's quantized modules keep weights in plain attributes, mostly packed by C++, and save them in code of their own.
+_PACKING = ("torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.quantized.")
+_PACKED = "kept and saved by torch's own quantized module"
+#: The note of what the function that builds a module is called with.
+_ARGUMENT = "an argument of the function that builds the module"
+
+
+#: The note of what torchmetrics keeps in plain attributes.
+OF_A_METRIC = "a metric's state, which its class moves"
+
+
+def _states(held: Mapping[str, Any]) -> frozenset[str]:
+    """The attributes that a torchmetrics.Metric moves by code of its own: its states, their defaults, its results."""
+    defaults, reductions = mapping(held.get("_defaults")), mapping(held.get("_reductions"))
+    if defaults is None or reductions is None or "_forward_cache" not in held:
+        return frozenset()
+    return frozenset([*map(_text, defaults), "_defaults", "_computed", "_forward_cache"])
+
+
+def _packs(module: Obj) -> bool:
+    return name_of(module.cls).startswith(_PACKING)
+
+
+def _is_within(tensor: Tensor, owner: Row) -> bool:
+    """Whether a plain attribute sees no more of a registered storage than the registered tensor does."""
+    return tensor.elements <= owner.tensor.elements
+
+
+#: Registered names from which old weight_norm, spectral_norm and pruning compute an attribute before each forward.
+_SOURCES = (("{}_g", "{}_v"), ("{}_orig",))
+
+
+def _derived_from(name: str, held: Mapping[str, Any]) -> str | None:
+    registered = {*(mapping(held.get("_parameters")) or ()), *(mapping(held.get("_buffers")) or ())}
+    for forms in _SOURCES:
+        names = [form.format(name) for form in forms]
+        if registered.issuperset(names):
+            return f"derived from {' and '.join(names)}"
+    return None
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else ""

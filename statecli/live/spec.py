@@ -1,0 +1,97 @@
+"""What names a model class on the command line: `net.py:Net(hidden=32)`. Text in, `Spec` out; nothing is imported.
+
+The grammar, by example: `net.py:Net`, `path/to/net.py:Net(32, act="gelu")`, `pkg.mod:factory`, `pkg.mod:Outer.Net`.
+Arguments are Python literals, read by `ast.literal_eval` and never evaluated as code.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from statecli.core.errors import UsageError
+from statecli.storage import files
+
+#: A left side of one letter is a Windows drive (`C:net`), never a module; write `./m.py:Net` for a file of that name.
+_DRIVE = re.compile(r"[A-Za-z]")
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One model class, factory or instance, and the arguments to call it with.
+
+    `module` is the path as typed when `is_file`, else a dotted module name. `called` says whether parentheses were
+    written at all.
+    """
+
+    text: str
+    module: str
+    is_file: bool
+    attribute: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    called: bool = False
+
+
+def parse(text: str) -> Spec | None:
+    """The spec that `text` writes, or None where it is no spec at all (a path, a URL, a Windows drive).
+
+    Raises UsageError, one line, when it is one and its arguments cannot be read.
+    """
+    head, parenthesis, rest = text.partition("(")
+    module, colon, attribute = head.strip().rpartition(":")
+    attribute = attribute.strip()
+    is_file = module.endswith(".py")
+    if not colon or "://" in head or _DRIVE.fullmatch(module) or not _DOTTED.fullmatch(attribute):
+        return None
+    if not is_file and not _DOTTED.fullmatch(module):
+        return None
+    args, kwargs = _arguments(text, rest) if parenthesis else ((), {})
+    return Spec(text, module, is_file, attribute, args, kwargs, bool(parenthesis))
+
+
+def _arguments(text: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    call = _call(text, rest)
+    kwargs: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise UsageError(f"{text}: ** is not a literal; write each argument out")
+        if keyword.arg in kwargs:
+            raise UsageError(f"{text}: the argument {keyword.arg} is given twice")
+        kwargs[keyword.arg] = _literal(text, keyword.arg, keyword.value)
+    return tuple(_literal(text, f"argument {n}", node) for n, node in enumerate(call.args, 1)), kwargs
+
+
+def _call(text: str, rest: str) -> ast.Call:
+    if not rest.rstrip().endswith(")"):
+        raise UsageError(f"{text}: the parenthesis after the class name is not closed")
+    try:
+        node = ast.parse(f"f({rest.strip()}", mode="eval").body
+    except SyntaxError as error:
+        raise UsageError(f"{text}: the arguments are no Python literals: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise UsageError(f"{text}: write one pair of parentheses with literals in it, like Net(hidden=32)")
+    return node
+
+
+def _literal(text: str, name: str, node: ast.expr) -> Any:
+    try:
+        return _meant(ast.literal_eval(node))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise UsageError(
+            f"{text}: {name} is not a literal; numbers, strings, lists and dicts are, code is not"
+        ) from error
+
+
+def _meant(value: Any) -> Any:
+    """A literal with the URLs that the user typed, of which `text` shows the names alone."""
+    if isinstance(value, str):
+        return files.meant(value)
+    if type(value) in (list, tuple, set):
+        return type(value)(map(_meant, value))
+    return {_meant(key): _meant(one) for key, one in value.items()} if isinstance(value, dict) else value

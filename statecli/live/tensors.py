@@ -1,0 +1,184 @@
+"""What a tensor says of itself, read without running the code of a tensor subclass where torch allows it."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from statecli.core.state import Kind
+
+_Lazy: type = vars(torch.nn.parameter)["UninitializedTensorMixin"]  # torch lists it in no stub
+#: What a class has that does not override torch's dispatch.
+_TORCH_DISPATCH = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
+_opaque_numbers = itertools.count()
+#: Nodes of an autograd graph looked through for what a tensor was computed from.
+_MAX_NODES = 10_000
+_opaque: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """dtype and layout in torch's words without `torch.`; sizes in elements and bytes.
+
+    `shape` is None for a lazy or nested tensor.
+    `storage` is the identity of the storage among living tensors, `storage_bytes` its size in bytes;
+    `storage_offset` is where the tensor begins in it, in elements.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] | None
+    elements: int
+    nbytes: int
+    device: str
+    requires_grad: bool
+    layout: str
+    storage: int | str
+    storage_bytes: int | None
+    storage_offset: int
+
+
+def facts(tensor: torch.Tensor) -> Facts:
+    """All that the table shows of `tensor`; its values are not touched."""
+    lazy = is_lazy(tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        shape, elements = (None, 0) if lazy else _extent(tensor)
+        key, size = storage(tensor)
+        strided = tensor.layout is torch.strided and shape is not None
+        return Facts(
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=shape,
+            elements=elements,
+            nbytes=elements * tensor.element_size() if lazy or strided else _stored(tensor, elements),
+            device=str(tensor.device),
+            requires_grad=tensor.requires_grad,
+            layout="nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch."),
+            storage=key,
+            storage_bytes=0 if lazy else size,
+            storage_offset=int(tensor.storage_offset()) if strided else 0,
+        )
+
+
+def _stored(tensor: torch.Tensor, elements: int) -> int:
+    """Bytes of what a sparse tensor keeps, indices and values, as it would be in a file."""
+    try:
+        return sum(part.numel() * part.element_size() for part in parts(tensor))
+    except (RuntimeError, NotImplementedError):
+        return elements * tensor.element_size()
+
+
+def _extent(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, int]:
+    """Shape and number of elements. A nested tensor has no one shape, only the elements of its parts."""
+    if not tensor.is_nested:
+        return tuple(int(size) for size in tensor.shape), tensor.numel()
+    values = tensor.values()
+    return None, values.numel()
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is an uninitialized parameter or buffer of a lazy module."""
+    return issubclass(type(tensor), _Lazy)
+
+
+def storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:
+    """Identity and size in bytes of the memory behind `tensor`.
+
+    A sparse tensor is known by the storage of its values and sized with its indices; what has no storage at all
+    (mkldnn, some subclasses) by a number of its own.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            stores = [part.untyped_storage() for part in parts(tensor)]
+            return _address(stores[0]), sum(store.nbytes() for store in stores)
+        except (RuntimeError, NotImplementedError):
+            return _number(tensor), None
+
+
+def _address(store: torch.UntypedStorage) -> int:
+    """Where the memory is, since what numpy hands back (torch.from_numpy) is a storage of its own around the same
+    memory; the storage itself where there is none: empty, on meta, in a wrapper subclass."""
+    try:
+        address = store.data_ptr() if store.nbytes() else 0
+    except RuntimeError:
+        address = 0
+    return address or int(store._cdata)
+
+
+def has_memory(store: torch.UntypedStorage) -> bool:
+    """Whether a storage with bytes has memory for them: that of a wrapper subclass has a size and no memory."""
+    try:
+        return store.nbytes() == 0 or store.device.type == "meta" or store.data_ptr() != 0
+    except RuntimeError:  # torch's fake tensors refuse to give an address
+        return False
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether torch would read beyond the storage of `tensor`, as after `untyped_storage().resize_(0)`.
+
+    False for meta and lazy tensors, and for subclasses with a `__torch_dispatch__`, which compute their values.
+    """
+    if is_lazy(tensor) or tensor.is_meta or type(tensor).__torch_dispatch__ not in _TORCH_DISPATCH:
+        return False
+    try:
+        return any(one.numel() > 0 and one.untyped_storage().nbytes() < _extent_bytes(one) for one in parts(tensor))
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from the start of the storage to the last element; 1 if it is quantized, because some are packed."""
+    if tensor.is_quantized:
+        return 1
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + last + 1) * tensor.element_size()
+
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors that `tensor` is made of, values before indices; itself where it is one."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._values(), tensor._indices()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
+    return [tensor]
+
+
+def _number(tensor: torch.Tensor) -> str:
+    found = _opaque.get(id(tensor))
+    if found is None or found[0]() is not tensor:
+        found = _opaque[id(tensor)] = (weakref.ref(tensor), f"opaque-{next(_opaque_numbers)}")
+    return found[1]
+
+
+def derived_by(tensor: torch.Tensor) -> str | None:
+    """The operation that computed a non-leaf tensor (`MulBackward0`), None for a leaf."""
+    if is_lazy(tensor) or tensor.is_leaf or tensor.grad_fn is None:
+        return None
+    return type(tensor.grad_fn).__name__
+
+
+def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """The leaves that require grad and that a non-leaf was computed from; None where the graph is too large to say."""
+    nodes: list[Any] = [tensor.grad_fn]
+    seen: dict[int, Any] = {}
+    leaves: list[torch.Tensor] = []
+    while nodes:
+        node = nodes.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen[id(node)] = node
+        if len(seen) > _MAX_NODES:
+            return None
+        if type(node).__name__ == "AccumulateGrad":
+            leaves.append(node.variable)
+        nodes += [following for following, _ in node.next_functions]
+    return leaves
+
+
+def kind_of(is_parameter: bool) -> Kind:
+    """The kind of a registered tensor."""
+    return Kind.PARAMETER if is_parameter else Kind.BUFFER

@@ -1,0 +1,1 @@
+"""What loading one pickle, or code next to it, would run, allocate or hash."""

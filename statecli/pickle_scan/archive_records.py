@@ -1,0 +1,160 @@
+"""Which records of an archive torch's loaders open, and what they do with the bytes.
+
+`torch.export.load` unpickles every record below `data/` that a configuration does not declare as a plain storage, and
+loads every record below `models/` as a program, whatever its name is. The loader of AOTInductor extracts everything
+below `data/aotinductor` and `data/constants`, and compiles or opens what it finds there. torch.package imports any
+Python file and unpickles any record of an archive that lists external modules, whatever else the archive is. Names are
+compared without case, because torch's zip reader finds a record so, and up to a NUL, because it takes C strings.
+Sources: torch/export/pt2_archive/_package.py, torch/export/__init__.py (`load`), torch/package/package_importer.py and
+torch/csrc/inductor/aoti_package/model_package_loader.cpp of torch 2.13; torch/csrc/jit/serialization/import.cpp.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from statecli.core.errors import UnreadableError
+from statecli.storage import json_object
+from statecli.storage.zip_archive import Archive, Record
+
+#: Bytes of a configuration of weights that are read.
+MAX_CONFIG = 128 * 2**20
+
+
+class Use(Enum):
+    """What a loader does with a record."""
+
+    #: torch.load or pickle.loads, from its first byte on.
+    PICKLE = auto()
+    #: A storage: its bytes are copied.
+    STORAGE = auto()
+    #: A program of torch.export.
+    PROGRAM = auto()
+    #: Source code of TorchScript.
+    SCRIPT = auto()
+    #: Operators of the lite interpreter.
+    BYTECODE = auto()
+    #: TorchScript of torch 1.0, whose code may lie in any record.
+    OLD_SCRIPT = auto()
+    #: Extracted, compiled and opened as a library by AOTInductor.
+    COMPILED = auto()
+    #: Python that torch.package runs when anything of the archive imports it.
+    MODULE = auto()
+    #: No loader is known to open it.
+    OTHER = auto()
+
+
+_FORMAT = "archive_format"
+_CONFIG = re.compile(r"data/(weights|constants)/.*_\1_config\.json", re.DOTALL)
+_PAYLOAD = re.compile(r"data/(?:weights|constants|sample_inputs)/.*", re.DOTALL)
+#: The archives of torch.save that torch 2.7 and older wrote at the top of a plain zip.
+_OLD_PAYLOAD = re.compile(r"serialized_(?:state_dict|constants|example_inputs)\.(?:pt|json)")
+_OLD_PROGRAM = "serialized_exported_program.json"
+_PROGRAMS = "models/"
+#: Prefixes without a slash at the end, because the loader compares them so.
+_COMPILED = "data/aotinductor"
+_BESIDE_COMPILED = "data/constants"
+#: What the loader of AOTInductor compiles, links or opens, by the suffix.
+_MACHINE_CODE = re.compile(r"\.(?:so|dll|dylib|pyd|cpp|o|obj)\Z")
+_SCRIPT = re.compile(r"(?:\.data/ts_code/(?:[^/]+/)?)?code/.+\.py", re.DOTALL)
+#: What torch.export.load unpickles before it looks at a configuration.
+_ALL_TENSORS = re.compile(r"data/(?:weights|constants)/.*\.pt", re.DOTALL)
+#: PackageImporter takes any archive that has this record, and never a module or an object from below `.data/`.
+_PACKAGE = ".data/extern_modules"
+_NOT_PACKAGED = ".data/"
+#: Constants whose names begin so hold storages; the others are objects.
+_TENSOR_CONSTANT = "tensor_"
+
+
+def uses_of(archive: Archive) -> Callable[[Record], Use]:
+    """Return what torch's loaders do with each record of the archive, read from a file itself."""
+    folder = _key(f"{archive.folder}/")
+    names = {name: _key(name).removeprefix(folder) for name in archive.records}
+    exported = _FORMAT in names.values()
+    compiled = any(name.startswith(_COMPILED) for name in names.values())
+    packaged = _PACKAGE in names.values()
+    declared = _declared(archive, names) if exported else _Declared(set(), set())
+
+    def use_of(record: Record) -> Use:
+        name = names[record.name]
+        if compiled and _is_machine_code(name):
+            return Use.COMPILED
+        if name == _OLD_PROGRAM or (exported and name.startswith(_PROGRAMS)):
+            return Use.PROGRAM
+        if packaged and not name.startswith(_NOT_PACKAGED):
+            read_otherwise = _use_of_script(name) in (Use.BYTECODE, Use.OLD_SCRIPT)
+            return Use.MODULE if name.endswith(".py") else _use_of_script(name) if read_otherwise else Use.PICKLE
+        if declared is None or name in declared.objects or _OLD_PAYLOAD.fullmatch(name):
+            return Use.PICKLE
+        if exported and _ALL_TENSORS.fullmatch(name):
+            return Use.PICKLE
+        if exported and _PAYLOAD.fullmatch(name) and not _CONFIG.fullmatch(name):
+            return Use.STORAGE if name in declared.storages else Use.PICKLE
+        return _use_of_script(name)
+
+    return use_of
+
+
+def _use_of_script(name: str) -> Use:
+    if _SCRIPT.fullmatch(name):
+        return Use.SCRIPT
+    return {"bytecode.pkl": Use.BYTECODE, "model.json": Use.OLD_SCRIPT}.get(name, Use.OTHER)
+
+
+def _is_machine_code(name: str) -> bool:
+    """Whether AOTInductor's loader compiles, links or opens the record, or a library that it opens may."""
+    return name.startswith(_COMPILED) or (name.startswith(_BESIDE_COMPILED) and _MACHINE_CODE.search(name) is not None)
+
+
+def _key(name: str) -> str:
+    """A name as torch's zip reader compares it."""
+    return name.partition("\0")[0].translate(_LOWER)
+
+
+#: Only the letters of ASCII are folded by torch's reader.
+_LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
+
+
+class _Declared(NamedTuple):
+    """The records that the configurations of weights and constants name, as torch compares names."""
+
+    storages: set[str]
+    objects: set[str]
+
+
+def _declared(archive: Archive, names: Mapping[str, str]) -> _Declared | None:
+    """Return what the configurations declare; None if one cannot be read, so that any record may be an object.
+
+    `names` are those of the records as torch compares them, below the archive's folder.
+    """
+    declared = _Declared(set(), set())
+    for record in archive.records.values():
+        config = _CONFIG.fullmatch(names[record.name])
+        if config is None:
+            continue
+        try:
+            document, repeats = json_object.object_of(archive.read(record, MAX_CONFIG), record.name)
+            json_object.refuse(repeats, record.name)
+        except UnreadableError:
+            return None
+        entries = document.get("config")
+        for entry in entries.values() if type(entries) is dict else ():
+            name = _payload(config[1], entry)
+            if name is not None:
+                (declared.storages if _is_storage(config[1], entry) else declared.objects).add(name)
+    return declared
+
+
+def _payload(folder: str, entry: Any) -> str | None:
+    """The record that an entry names, joined as the loader joins it."""
+    name = entry.get("path_name") if type(entry) is dict else None
+    return _key(posixpath.join(f"data/{folder}/", name)) if type(name) is str else None
+
+
+def _is_storage(folder: str, entry: dict[str, Any]) -> bool:
+    is_tensor = folder == "weights" or entry["path_name"].startswith(_TENSOR_CONSTANT)
+    return is_tensor and not entry.get("use_pickle")

@@ -1,0 +1,139 @@
+"""Whether a module that torch.compile wrapped is pickled as torch pickles it, with a compiler of plain settings.
+
+A whole `torch.compile(module)` has the context of its compiler in the pickle: objects of dynamo, made empty and given a
+state. Loading them compiles nothing. The first call compiles, with the settings in the pickle: `cpp.cxx` is a command.
+So the names are clean where every one of these objects has its place, and its settings are numbers and truth values.
+Sources: torch/_dynamo/eval_frame.py (`OptimizedModule.__reduce__`, `OptimizeContext.__reduce__`), torch/__init__.py
+(`_TorchCompileInductorWrapper`) of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from statecli.pickles.graph import name_of
+from statecli.pickles.machine import Global, Obj, Value
+
+_MODULE = "torch._dynamo.eval_frame.OptimizedModule"
+_CONTEXT = "torch._dynamo.eval_frame.OptimizeContext"
+_INDUCTOR = "torch._TorchCompileInductorWrapper"
+_PARTS = frozenset(
+    [
+        "torch._dynamo.convert_frame.CatchErrorsWrapper",
+        "torch._dynamo.convert_frame.ConvertFrame",
+        "torch._dynamo.convert_frame.ConvertFrameAssert",
+        "torch._dynamo.convert_frame.ConvertFrameBox",
+        "torch._dynamo.repro.after_dynamo.WrapBackendDebug",
+        "torch._dynamo.hooks.Hooks",
+        _INDUCTOR,
+        "torch._TorchCompileWrapper",
+    ]
+)
+#: Backends that compile nothing from the file: they run the module's operators as they are.
+_BACKENDS = frozenset(["torch._dynamo.backends.debugging.eager", "torch._dynamo.backends.debugging.aot_eager"])
+_GETATTR = ("builtins.getattr", "__builtin__.getattr")
+_NOTHING = "contextlib.nullcontext"
+_NAMES = frozenset([_MODULE, _CONTEXT, *_PARTS, *_GETATTR, *_BACKENDS])
+_GETTER = "get_compiler_config"
+_CONTEXT_STATE = frozenset(["export", "dynamic", "compiler_config"])
+#: Objects of one context: torch 2.13 makes nine.
+_MOST_PARTS = 50
+_SWITCHES = (bool, int, float, type(None))
+_PLAIN = (*_SWITCHES, str)
+
+
+def harmless_names(made: Sequence[Obj], built: Iterable[tuple[Value, Value]], names: Iterable[Global]) -> set[int]:
+    """Return the identities of the names that only such modules need; none where one object is out of place.
+
+    `made` are all calls of a pickle, `built` all its BUILDs.
+    """
+    wrapped = [call for call in made if name_of(call.cls) == _MODULE]
+    if not wrapped:
+        return set()
+    parts: dict[int, Obj] = {}
+    for call in wrapped:
+        own: dict[int, Obj] = {}
+        if not _is_wrapped(call, own):
+            return set()
+        parts |= own
+    states = Counter(id(target) for target, _ in built)
+    if any(states[part] > 1 for part in parts):
+        return set()
+    if any(name_of(call.cls) in _NAMES and id(call) not in parts for call in made):
+        return set()
+    values = {id(name) for name in names if name.qualified == _NOTHING or name.qualified in _BACKENDS}
+    return {id(part.cls) for part in parts.values()} | values
+
+
+def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
+    """Whether the call makes a module of a module and such a context, which are added to `parts`."""
+    parts[id(call)] = call
+    if not _is_bare(call, "reduce") or len(call.args) != 2 or call.state is not None or type(call.args[1]) is not Obj:
+        return False
+    context = call.args[1]
+    parts[id(context)] = context
+    if name_of(context.cls) != _CONTEXT or not _is_bare(context, "reduce") or len(context.args) != 3:
+        return False
+    callback, manager, is_first = context.args
+    state = {} if context.state is None else context.state
+    return (
+        type(state) is dict
+        and state.keys() <= _CONTEXT_STATE
+        and name_of(manager) == _NOTHING
+        and type(is_first) is bool
+        and all(_is_data(value) for value in state.values())
+        and _is_part(callback, parts)
+    )
+
+
+def _is_part(value: Value, parts: dict[int, Obj]) -> bool:
+    """Whether the object is one of the compiler's, with a state of plain values and of such objects."""
+    if type(value) is not Obj or name_of(value.cls) not in _PARTS or not _is_bare(value, "newobj") or value.args:
+        return False
+    if id(value) in parts or len(parts) > _MOST_PARTS:
+        return id(value) in parts
+    parts[id(value)] = value
+    state = {} if value.state is None else value.state
+    return type(state) is dict and all(_is_attribute(key, held, parts) for key, held in state.items())
+
+
+def _is_attribute(key: Value, value: Value, parts: dict[int, Obj]) -> bool:
+    if key == _GETTER:
+        return _is_getter(value, parts)
+    if key == "config":
+        return type(value) is dict and all(type(held) in _SWITCHES for held in value.values())
+    if key == "kwargs":
+        return type(value) is dict and not value
+    return type(key) is str and (type(value) in _PLAIN or name_of(value) in _BACKENDS or _is_part(value, parts))
+
+
+def _is_getter(value: Value, parts: dict[int, Obj]) -> bool:
+    """Whether it takes the method of that name of one of the objects."""
+    if type(value) is not Obj or name_of(value.cls) not in _GETATTR or not _is_bare(value, "reduce"):
+        return False
+    parts[id(value)] = value
+    return len(value.args) == 2 and value.args[1] == _GETTER and _is_part(value.args[0], parts)
+
+
+def _is_bare(call: Obj, how: str) -> bool:
+    return call.how == how and not (call.kwargs or call.items or call.elems)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether no object and no name is in it."""
+    stack = [value]
+    seen: set[int] = set()
+    while stack:
+        node = stack.pop()
+        if type(node) in _PLAIN or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if type(node) is dict:
+            stack.extend((*node.keys(), *node.values()))
+        elif type(node) in (list, tuple):
+            stack.extend(node)
+        else:
+            return False
+    return True

@@ -1,0 +1,275 @@
+"""What a program of torch.export has loading it run: sizes that are code, names that are code, calls and imports.
+
+`torch.export.load` gives each `expr_str` of the program's JSON to `sympy.sympify`, which is an `eval` with Python's own
+functions at hand: `__import__('os').system(...)` runs there, without any pickle. What torch writes is `srepr` of an
+expression, or the expression as text (torch 2.5 and older). The graph becomes Python source, with the names of its
+inputs as they are, and that is compiled at once: `y=__import__('os').system(...)` is a parameter with a default. What
+the graph calls are operators; the nesting of its arguments names classes, which are imported. The guards of the inputs
+are Python source too, which `ExportedProgram.module()` compiles, and which runs when the module is called.
+Sources: torch/_export/serde/serialize.py of torch 2.13 (`_parse_sym_expr`, `deserialize_graph`), torch/fx/graph.py,
+torch/export/_unlift.py (`_convert_guards_code_to_fn`), torch/utils/_pytree.py, torch/utils/_sympy/functions.py,
+sympy/parsing/sympy_parser.py of sympy 1.14.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+from math import isinf, log2, prod
+from typing import Any, NamedTuple
+
+from statecli.core import quoting
+from statecli.pickle_scan import script_code
+from statecli.pickle_scan.step_budget import Budget, Steps
+
+#: What expressions are made of, by the names that sympy and torch have for them.
+_CALLED = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        Symbol Dummy Integer Rational Float Add Mul Pow Mod Max Min Abs And Or Not Xor Piecewise ExprCondPair
+        Eq Ne Lt Le Gt Ge Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan floor ceiling
+        FloorDiv ModularIndexing Where PythonMod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural
+        FloatPow FloatTrueDiv IntTrueDiv IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt RoundToInt
+        RoundDecimal ToFloat Identity BitwiseFn_bitwise_and BitwiseFn_bitwise_or BitwiseFn_bitwise_xor
+        OpaqueUnaryFn_sqrt OpaqueUnaryFn_cos OpaqueUnaryFn_cosh OpaqueUnaryFn_sin OpaqueUnaryFn_sinh
+        OpaqueUnaryFn_tan OpaqueUnaryFn_tanh OpaqueUnaryFn_asin OpaqueUnaryFn_acos OpaqueUnaryFn_atan
+        OpaqueUnaryFn_exp OpaqueUnaryFn_log OpaqueUnaryFn_asinh OpaqueUnaryFn_log2
+        """,
+    )
+)
+#: A number has no attribute, and so nothing behind its digits.
+_TOKEN = re.compile(
+    r"[A-Za-z]\w*|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])|'[\w.+-]*'|(?P<operator>[-+*/%<>=&|~^,(]|!=)|\)", re.ASCII
+)
+_SPACE = re.compile(r"[ \t]*")
+#: What guards are made of: sizes of inputs, and functions of numbers. A key of an input has no quote and no escape.
+_GUARD_TOKEN = re.compile(
+    r"L(?:\[(?:'[^'\"\\\r\n]*'|-?\d+)\]|\.(?:size|stride|storage_offset|item)\(\)|\.[A-Za-z]\w*(?![\w(]))+"
+    r"|(?P<function>math\.(?!factorial|comb|perm)[a-z]\w*|torch\._?sym_\w+|float|int|bool|abs|max|min|round|floor|ceiling|Max|Min|Mod|FloorDiv"
+    r"|IsNonOverlappingAndDenseIndicator|cast_symbool_to_symint_guardless)(?=\()"
+    r"|(?P<operator>(?:not|and|or|is|in|if|else)(?!\w)|[-+*/%<>=&|~^,(]|!=)|\)|(?:None|True|False)(?!\w)"
+    r"|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])",
+    re.ASCII,
+)
+
+
+def expressions(document: Any) -> Iterator[str]:
+    """Every text under an `expr_str`, wherever it stands."""
+    stack = [document]
+    while stack:
+        node = stack.pop()
+        if type(node) is dict:
+            text = node.get("expr_str")
+            if type(text) is str:
+                yield text
+            stack.extend(node.values())
+        elif type(node) is list:
+            stack.extend(node)
+
+
+def is_plain(text: str) -> bool:
+    """Whether it calls nothing but what expressions are made of: no attribute, no other function, no text but names."""
+    return _is_made_of(text, _TOKEN, lambda token: token[0] in _CALLED)
+
+
+def is_plain_guard(text: str) -> bool:
+    """Whether it computes with sizes of inputs and calls nothing but functions of numbers."""
+    return _is_made_of(text, _GUARD_TOKEN, lambda token: token["function"] is not None)
+
+
+def _is_made_of(text: str, token_of: re.Pattern[str], is_function: Callable[[re.Match[str]], bool]) -> bool:
+    at, opens = 0, True
+    while (at := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]  # it matches nothing too
+        token = token_of.match(text, at)
+        if token is None or (token[0] == "(" and not opens):
+            return False
+        at, opens = token.end(), token["operator"] is not None or is_function(token)
+    return True
+
+
+#: Bits of the largest number that an expression may compute, and terms that it may have once it is multiplied out.
+_MAX_BITS, _MAX_TERMS = 4096, 4096
+#: Characters of one expression; those of real programs have some hundreds.
+_MAX_EXPRESSION = 20_000
+#: Functions and operators whose second argument is an exponent, or a number of digits.
+_OF_EXPONENTS = frozenset(
+    ["Pow", "PowByNatural", "FloatPow", "LShift", "RShift", "Float", "RoundDecimal", "round", "pow"]
+)
+#: Whose terms are added up, in Python and in sympy.
+_OF_TERMS = frozenset(["Add", "Sub", "Max", "Min"])
+_NUMBER = re.compile(r"[-+]?[\d_]*\.?[\d_]*(?:[eE][-+]?([\d_]+))?")
+
+
+def cost_of(text: str) -> str | None:
+    """Return why computing a plain expression takes too long, None where it does not.
+
+    sympy computes what has no symbol at once, `9**9**9` too, and torch multiplies out what has symbols.
+    """
+    if len(text) > _MAX_EXPRESSION:
+        return f"computes an expression of {len(text):,} characters"
+    try:
+        # sympy takes `^` for a power.
+        bits, terms = _size_of(ast.parse(text.strip().replace("^", "**"), mode="eval").body)
+    except SyntaxError:
+        return None  # sympy parses it in the same way, and ends with the same error
+    except (RecursionError, MemoryError, ValueError, OverflowError):
+        return "computes an expression that nests too deep to be judged"
+    if bits > _MAX_BITS:
+        return f"computes a number of more than {_MAX_BITS:,} bits"
+    return f"multiplies out an expression to more than {_MAX_TERMS:,} terms" if terms > _MAX_TERMS else None
+
+
+def _size_of(node: ast.AST) -> tuple[float, float]:
+    """Bits of the largest number that a node computes, and terms that it has once it is multiplied out, at most."""
+    if isinstance(node, ast.Constant):
+        return _bits_of(node.value), 1
+    if isinstance(node, ast.BinOp):
+        return _combined(type(node.op).__name__, [node.left, node.right])
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        return _combined(name, [*node.args, *(keyword.value for keyword in node.keywords)])
+    return _combined("", list(ast.iter_child_nodes(node)))
+
+
+def _combined(operation: str, nodes: list[ast.AST | ast.expr]) -> tuple[float, float]:
+    sizes = [_size_of(node) for node in nodes] or [(2.0, 1.0)]
+    bits, terms = [size[0] for size in sizes], [size[1] for size in sizes]
+    if operation in _OF_EXPONENTS and len(sizes) > 1:
+        exponent = 2.0 ** min(bits[1], 64)
+        return max(bits[0], 2) * exponent, terms[0] ** min(exponent, 64)
+    if operation in ("Mult", "Mul"):
+        return sum(bits), prod(terms)
+    # sympy compares each argument of Max with all others.
+    times = len(terms) if operation in ("Max", "Min") else 1
+    return max(bits) + log2(len(bits)), times * sum(terms) if operation in _OF_TERMS else max(terms)
+
+
+def _bits_of(value: object) -> float:
+    """Of a number, in digits or as text; of a name as many as of a small number."""
+    if isinstance(value, str):
+        match = _NUMBER.fullmatch(value)
+        digits = match[1].replace("_", "") if match and match[1] else ""
+        exponent = int(digits or 0) if len(digits) <= _MAX_BITS else 2**64
+        return 4.0 * (len(value) + exponent) if match else 2.0
+    if isinstance(value, float):  # infinite for Python; a number of sympy has any exponent
+        return 2.0**64 if isinf(value) else max(2.0, log2(abs(value) + 1))
+    return max(2.0, log2(abs(value) + 1)) if type(value) is int else 2.0
+
+
+class Said(NamedTuple):
+    """What loading a program does by one text of it: the name that it calls or imports.
+
+    `why` is what is known of it, if that is not for its name to tell; `doer` as of a `ScannedPickle`.
+    """
+
+    text: str
+    module: str
+    name: str
+    why: str | None = None
+    called: bool = True
+    doer: str | None = None
+
+
+def said(document: Any, steps: Steps) -> Iterator[Said]:
+    """Everything that loading or calling the program does beside computing with tensors. Raises OutOfSteps."""
+    for text in dict.fromkeys(expressions(document)):
+        steps.take(Budget.TEXT, 1 + len(text) // 8)
+        if not is_plain(text):
+            yield Said(text, "sympy", "sympify")
+        elif costs := cost_of(text):
+            yield Said(text, "sympy", "sympify", costs)
+    bad: set[str] = set()
+    for key, text in dict.fromkeys(_texts(document)):
+        steps.take(Budget.TEXT)
+        found = _operator(text) if key in _OPERATORS else _imported(key, text) or _guard(key, text)
+        if found:
+            yield found
+        elif text not in bad and not _is_name(key, text):
+            bad.add(text)
+            why = f"compiles the graph, where {quoting.quoted(text)} stands for a name"
+            yield Said(text, "builtins", "exec", why, doer="loading it")
+
+
+def _is_name(key: str, text: str) -> bool:
+    """Whether it ends where a name does, in the source that it is written into."""
+    return not (key in _NAMES and not _NAME.fullmatch(text)) and not (key in _PATHS and _BREAKS.search(text))
+
+
+#: Texts that torch writes into the source of `forward` as they are, or in quotes, before it compiles that as it loads.
+_NAMES = frozenset(["name", "as_name", "forward_arg_names"])
+_PATHS = frozenset(
+    ["parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name", "user_input_name", "input_name", "fqn"]
+)
+_NAME = re.compile(r"\*{0,2}\w*")
+_BREAKS = re.compile(r"[\"'\\\n\r]")
+_OPERATORS = frozenset(["target", "as_operator"])
+_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.\w+)?", re.ASCII)
+_ARITHMETIC = re.compile(r"(?:_operator|math)\.\w+|torch\._?sym_\w+|torch\.utils\._sympy\.\w+(?:\.\w+)*", re.ASCII)
+_GUARDS = "guards_code"
+#: JSON in texts of the JSON: how the arguments nest.
+_SPECS = frozenset(["in_spec", "out_spec", "context"])
+_MAX_SPEC = 2**20
+#: Text that a trace left for people.
+_REMARKS = frozenset(["metadata"])
+
+
+def _texts(document: Any) -> Iterator[tuple[str, str]]:
+    """Each text with its key; that of a list is the list's."""
+    stack: list[tuple[str, Any]] = [("", document)]
+    while stack:
+        key, node = stack.pop()
+        if type(node) is dict:
+            if type(node.get("default_factory_module")) is str:
+                yield "factory", f"{node['default_factory_module']}:{node.get('default_factory_name')}"
+            elif "__enum__" in node and type(node.get("fqn")) is str:
+                yield "factory", node["fqn"]
+                continue
+            if key == "tensor_values":
+                stack.extend(("name", one) for one in node)
+            stack.extend((below, one) for below, one in node.items() if below not in _REMARKS)
+        elif type(node) is list:
+            stack.extend((key, one) for one in node)
+        elif type(node) is str:
+            spec = _spec(node) if key in _SPECS else None
+            if spec is None:
+                yield key, node
+            else:
+                stack.append(("", spec))
+
+
+def _spec(text: str) -> Any:
+    """The JSON in a text, None where it is none: torch reads none there either."""
+    try:
+        return json.loads(text) if len(text) <= _MAX_SPEC else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _operator(text: str) -> Said | None:
+    found = _OPERATOR.fullmatch(text)
+    if not found:
+        module, _, name = text.rpartition(".")
+        why = None if _ARITHMETIC.fullmatch(text) else "is no operator of torch"
+        return Said(text, module or "torch", name, why, doer="its graph") if why else None
+    operator = f"{found[1]}::{found[2]}"
+    why = script_code.harm(operator)
+    if why or not script_code.is_shipped(operator):
+        return Said(text, f"torch.ops.{found[1]}", found[2], why, doer="its graph")
+    return None
+
+
+def _guard(key: str, text: str) -> Said | None:
+    """A check of the inputs, which the module of the program compiles and evaluates when it is called."""
+    if key != _GUARDS:
+        return None
+    why = cost_of(text) if is_plain_guard(text) else f"compiles the guard {quoting.quoted(text)}"
+    return Said(text, "builtins", "exec", why, doer="its module") if why else None
+
+
+def _imported(key: str, text: str) -> Said | None:
+    """What the nesting of arguments has torch import: a kind of dict, an enumeration."""
+    module, _, name = text.partition(":")
+    return Said(name, module, name, called=False) if key == "factory" else None

@@ -1,0 +1,426 @@
+"""The code of a TorchScript archive: does it call what touches files or Python, or operators of another library?
+
+`torch.jit.load`, and `torch.load` of such an archive, compile the text in `code/` and run each `__setstate__` of it;
+the rest runs when the module is called. Its functions can do what torch's operators do, and a few of these read and
+write files. The text is searched, not parsed: each way to such an operator begins with `torch` or `ops`, and to a class
+of C++ with `__torch__`; where one of these is given another name that is told, for torch's printer never does it.
+(Methods of values are aten operators whose first argument is called `self`. `_METHOD` is the harmful one.)
+Sources: torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h, frontend/sugared_value.cpp).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from statecli.pickle_scan import packed_weights
+from statecli.pickle_scan.step_budget import Budget, Steps
+
+#: Namespaces of operators of torch, torchvision and torchaudio that saved programs call.
+_SHIPPED = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        aten prim prims quantized _quantized quantized_decomposed quantization sparse mkl mkldnn mkldnn_prepacked onednn
+        onnx xnnpack prepacked metal metal_prepacked vulkan vulkan_prepacked vulkan_quantized _nnapi c10d
+        _c10d_functional _c10d_functional_autograd profiler rngprims export _dtensor fsdp higher_order streams cuda mtia
+        rnn torchvision image video_reader torchaudio onnx_symbolic c10d_functional flex_lib
+        """,
+    )
+)
+#: Namespaces of operators that torch's compilers, runtimes and tests call, and that no saved program needs: some of
+#: them take offsets or lengths that they do not check.
+_INTERNAL = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        inductor inductor_prims _inductor_test symm_mem static_runtime tensorexpr debugprims debug_mode_ops _native
+        _test
+        """,
+    )
+)
+_INTERNAL_HARM = "is internal to torch, and may read and write memory outside of tensors"
+#: Namespaces of classes written in C++ that archives of torch's own keep their packed weights in.
+_PACKED = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
+_CLASSES = ("__torch__", "torch", "classes")
+#: Operators that do more than compute.
+_HARM = {
+    "aten::from_file": "maps a file into memory, and can make it and write to it",
+    "aten::save": "writes a file",
+    "prim::PythonOp": "calls Python",
+    "prim::IgnoredPythonOp": "calls Python",
+    "debugprims::load_tensor": "reads a file",
+    "aten::_reshape_alias": "makes a view whose strides torch does not check against the memory",
+}
+_UNSAFE_SPARSE = re.compile(r"aten::_sparse_\w+_tensor_(?:unsafe|with_dims_and_tensors)")
+_TOUCHES = re.compile(r"(?:image|video_reader|torchvision|torchaudio)::\w*(?:file|load|save|video|sox_io|stream)\w*")
+_HIDES = "is given another name there, so that what is called by it cannot be told"
+#: Comments are white space, but for those of types, which are tokens.
+_SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
+#: What is looked at. Strings and comments are passed over, so that nothing in them is.
+_FOUND = re.compile(
+    r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
+    r"|(?P<comment>\#(?! type:)[^\n]*)"
+    rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
+    r"|(?<!\w)(?P<method>_reshape_alias)\b",
+    re.ASCII,
+)
+#: What is looked for behind the quotes that a string begins with: an escape, its end, the end of its line.
+_STOPS = {
+    '"': re.compile(r'\\.|"|\n', re.DOTALL),
+    "'": re.compile(r"\\.|'|\n", re.DOTALL),
+    '"""': re.compile(r'\\.|"""', re.DOTALL),
+    "'''": re.compile(r"\\.|'''", re.DOTALL),
+}
+#: The operator of `_HARM` that values have as a method: code can call it by its name, or by getattr and strings that
+#: stand next to each other.
+_METHOD = "_reshape_alias"
+_LONGEST_JOINED = 200
+_ESCAPE = re.compile(r"\\(?:([0-7]{3})|x([0-9a-fA-F]{2})|\n)")
+_ONLY_SPACE = re.compile(_SPACE)
+_WORD = re.compile(r"\w+", re.ASCII)
+_COMMENT = re.compile(r"\#[^\n]*")
+_DEF = re.compile(r"^[^\S\n]*def (\w+)", re.MULTILINE | re.ASCII)
+#: The names of operators in the bytecode of the lite interpreter: strings of its pickle, behind their length.
+_NAMED = re.compile(rb"(?:X(.)\0\0\0|\x8c(.))(\w+::\w+)", re.DOTALL)
+
+
+_SETSTATE, _GETSTATE = "__setstate__", "__getstate__"
+#: Strings and comments, but for those of types.
+_OPAQUE = re.compile(r"""(?P<quote>\"\"\"|\'\'\'|["\'])|\#(?! type:)[^\n]*""")
+_FUNCTION = re.compile(r"\bdef\s+(\w+)", re.ASCII)
+_CLASS = re.compile(r"\bclass\s+(\w+)", re.ASCII)
+#: What a function runs: a method of its own object, something else that it calls, a loop, an operator between values,
+#: something that has no name.
+_RUN = re.compile(
+    r"\(\s*self\s*\)\s*\.\s*(?P<own>\w+)\s*\("
+    r"|(?P<odd>\b(?:while|for|with|lambda|getattr)\b|(?<!\.)\bself\s*=(?!=)|[)\]]\s*\((?!\))|\*\*|<<|>>|[+*/%@&^~]"
+    r"|(?<=[\w)\]])\s+-(?!>))"
+    r"|(?<!\bdef )(?<!\bclass )(?<![\w.])(?P<path>(?:\w+\s*\.\s*)*\w+)\s*\("
+    r"|\.\s*(?P<method>\w+)\s*\(",
+    re.ASCII,
+)
+#: An object of a class that the archive defines.
+_SELF = re.compile(r"\(\s*self\s*:\s*__torch__\s*\.(?!\s*torch\s*\.\s*classes\b)")
+#: What unpacks a state, compares and refuses: it reads no memory by an index that a tensor holds, and makes none.
+_BUILTINS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        if elif else return in not and or is assert raise annotate unchecked_cast uninitialized isinstance
+        int float bool str
+        """,
+    )
+)
+_PLAIN = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        eq ne lt le gt ge len __is__ __isnot__ __not__ __contains__ __getitem__ format list dim dtype device
+        detach clone contiguous t to unpack
+        """,
+    )
+)
+_PACKING = re.compile(
+    r"(?:quantized|_quantized|prepacked|mkldnn_prepacked|xnnpack|rnn)::\w*(?:prepack|unpack|make_\w+_params)\w*"
+    r"|prim::(?:RaiseException|unchecked_cast|dtype|device|data)"
+)
+#: Packing a convolution, the whole call of it, and what sets the numbers that it divides by.
+_PACK_CONVOLUTION = re.compile(r"\b\w*conv\w*_prepack\w*", re.ASCII)
+_PACK_CALL = re.compile(r"\bops\.quantized\.conv\w*_prepack\((?P<args>[^()]*)\)", re.ASCII)
+_TARGET = re.compile(r"\.\s*(?:stride|dilation|groups)\s*(?:,[^=\n]*)?=(?!=)", re.ASCII)
+_ASSIGNS = re.compile(
+    r"^[ \t]*self\.(?P<name>stride|dilation|groups) = \(state\)\[(?P<place>\d{1,2})\][ \t]*$", re.ASCII | re.MULTILINE
+)
+_OF_CONVOLUTION = re.compile(r"quantized\W+(?:dynamic\W+)?modules\W+conv", re.ASCII | re.IGNORECASE)
+_STATE = re.compile(r"(?<![\w.])state\b", re.ASCII)
+_CONSTANT = re.compile(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
+#: Names that a number is passed on by.
+_MOST_STEPS = 8
+_OTHER_NUMBERS = "its __setstate__ packs by other numbers than those of the state of a quantized convolution"
+_MOST_NAMED = 8
+_RUNS = "its __setstate__ runs, and which packs no weights"
+_UNBOUNDED = "its __setstate__ runs, and whose end or result cannot be told"
+
+
+class Call(NamedTuple):
+    """What the code mentions, at byte `at` of it and in that line.
+
+    `why` is None for what is not known; `on_load`: it stands in a function that loading runs.
+    """
+
+    module: str
+    name: str
+    at: int
+    line: int
+    why: str | None
+    on_load: bool
+
+
+def calls(code: bytes, steps: Steps) -> Iterator[Call]:
+    """Each thing once that code does, or may do, beside computing. Raises OutOfSteps."""
+    text = code.decode("latin-1")  # its names are ASCII, and so each character is a byte
+    seen: set[tuple[str, str]] = set()
+    functions = _DEF.finditer(text)
+    function, following = "", next(functions, None)
+    line, counted = 1, 0
+    for module, name, at, why in _mentions(text, steps):
+        if (module, name) not in seen:
+            seen.add((module, name))
+            while following and following.end() <= at:
+                steps.take(Budget.TEXT)
+                function, following = following[1], next(functions, None)
+            line, counted = line + text.count("\n", counted, at), at
+            yield Call(module, name, at, line, why, function == "__setstate__")
+
+
+def calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] = ()) -> Iterator[tuple[int, Call]]:
+    """The operators and loops of each function that a `__setstate__` may run and that pack no weights, and its text.
+
+    `codes` are all texts of an archive, `records` their names. A function may run if `__setstate__` or another special
+    method mentions its name, whatever the name stands for there. Raises OutOfSteps.
+    """
+    texts = [code.decode("latin-1") for code in codes]
+    if not any(_SETSTATE in text for text in texts):
+        return
+    functions = [function for n, text in enumerate(texts) for function in _functions(n, _Strings(text, steps))]
+    by_name: dict[str, list[_Function]] = {}
+    for function in functions:
+        by_name.setdefault(function.name, []).append(function)
+    classes = {found[1] for function in functions for found in _CLASS.finditer(function.text)}
+    waiting = [name for name in by_name if name.startswith("__") and name != _GETSTATE]
+    reached = set(waiting)
+    while waiting:
+        for function in by_name[waiting.pop()]:
+            steps.take(Budget.TEXT, 1 + len(function.text) // 8)
+            words = set(_WORD.findall(function.text)) & by_name.keys()
+            waiting.extend(words - reached)
+            reached |= words
+            found = list(_computes(function, texts[function.number], by_name.keys() | classes))
+            record = records[function.number] if records else ""
+            found.extend(_packs(function, texts[function.number], record, steps))
+            if found:
+                others = list(dict.fromkeys(f"{call.module}.{call.name}" for call in found[1:]))
+                yield function.number, found[0]._replace(why=f"{found[0].why}{_shown_others(others)}")
+
+
+def _shown_others(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"; so do {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
+
+
+class _Function(NamedTuple):
+    """A function of text `number`, from byte `at` on; strings and comments of its `text` are blank."""
+
+    number: int
+    name: str
+    at: int
+    text: str
+
+
+def _functions(number: int, strings: _Strings) -> Iterator[_Function]:
+    """Each function of a text, with what stands before the next; what stands before the first has no name."""
+    blank, at = [], 0
+    while found := _OPAQUE.search(strings.text, at):
+        end = strings.end(found["quote"], found.start()) if found["quote"] else found.end()
+        # A text may be the name of an attribute.
+        kept = re.sub(r"\W", " ", strings.text[found.start() : end]) if found["quote"] else " " * (end - found.start())
+        blank += [strings.text[at : found.start()], kept]
+        at = end
+    text = "".join([*blank, strings.text[at:]]).replace("\\\n", "  ")
+    starts = [(0, ""), *((found.start(), found[1]) for found in _FUNCTION.finditer(text)), (len(text), "")]
+    for (start, name), (end, _) in pairwise(starts):
+        yield _Function(number, name, start, text[start:end])
+
+
+def _computes(function: _Function, text: str, names: Collection[str]) -> Iterator[Call]:
+    """What a function does beside unpacking a state and packing weights. `names` are those that the archive defines."""
+    has_self = _SELF.search(function.text) is not None
+    for found in _RUN.finditer(function.text):
+        at = function.at + found.start()
+        line = text.count("\n", 0, at) + 1
+        if found["odd"]:
+            yield Call("TorchScript", found["odd"].strip(), at, line, _UNBOUNDED, on_load=True)
+            continue
+        *path, name = re.findall(r"\w+", found["own"] or found["path"] or found["method"])
+        own = (found["own"] and has_self) or (path == ["self"] and has_self) or path[:1] == ["__torch__"]
+        if not ((own and name in names) or _is_plain(path, name, function.text, is_method=bool(found["method"]))):
+            yield Call(".".join(path) if path[:1] in (["torch"], ["ops"]) else "torch", name, at, line, _RUNS, True)
+
+
+def _packs(function: _Function, text: str, record: str, steps: Steps) -> Iterator[Call]:
+    """Yield what packs a convolution by other numbers than those that its module keeps in its state.
+
+    Those of the state are checked where the pickle is read (`_packed`), by the module's name.
+    """
+    packing = list(_PACK_CONVOLUTION.finditer(function.text))
+    is_convolution = packed_weights.defines_convolution(record)
+    if packing and not is_convolution:
+        at = function.at + packing[0].start()
+        yield Call("torch.ops.quantized", packing[0][0], at, text.count("\n", 0, at) + 1, _OTHER_NUMBERS, on_load=True)
+    if not is_convolution:
+        targets = [found.start() for found in _TARGET.finditer(function.text)]
+        if any(not function.text[:at].endswith("self") for at in targets) or (
+            targets and _OF_CONVOLUTION.search(function.text)
+        ):
+            at = function.at + targets[0]
+            yield Call("TorchScript", "groups", at, text.count("\n", 0, at) + 1, _OTHER_NUMBERS, on_load=True)
+        return
+    steps.take(Budget.TEXT, 1 + len(function.text) // 8)
+    whole = [found for found in _PACK_CALL.finditer(function.text) if _are_own_numbers(found["args"], function.text)]
+    assigned = [found for found in _ASSIGNS.finditer(function.text) if _is_of_state(found)]
+    assigned = assigned if function.name == _SETSTATE else []
+    states = len(_STATE.findall(function.text)) - function.text.count("(state)[") - (function.name == _SETSTATE)
+    counts = len(whole), len(assigned), function.name == _SETSTATE and states
+    if counts != (len(packing), len(_TARGET.findall(function.text)), 0) or _CONSTANT.search(text):
+        yield Call("torch.ops.quantized", "conv_prepack", function.at, 1, _OTHER_NUMBERS, on_load=True)
+
+
+def _are_own_numbers(arguments: str, text: str) -> bool:
+    """Return whether the stride, the dilation and the groups of this call are those of the module itself."""
+    parts = [part.strip() for part in re.split(r",(?![^\[]*\])", arguments)]
+    if len(parts) not in (6, 7):
+        return False
+    numbers = {"stride": parts[2], "dilation": parts[-2], "groups": parts[-1]}
+    return all(_comes_from(expression, name, text, 0) for name, expression in numbers.items())
+
+
+def _comes_from(expression: str, attribute: str, text: str, depth: int) -> bool:
+    """Return whether all that an expression can be is this attribute of the module, or its parts."""
+    expression = expression.strip().rstrip(",").strip()
+    if expression.startswith("[") and expression.endswith("]"):
+        return all(_comes_from(part, attribute, text, depth + 1) for part in expression[1:-1].split(","))
+    if expression == f"self.{attribute}":
+        return True
+    if depth > _MOST_STEPS or not re.fullmatch(r"[A-Za-z_]\w*", expression, re.ASCII):
+        return False
+    sources = re.findall(
+        rf"^[ \t]*(?:\w+, *)*{expression}(?:, *\w+)* *,? *=(?!=)([^\n]*)$", text, re.MULTILINE | re.ASCII
+    )
+    mentions = re.findall(rf"(?<![\w.]){expression}(?: *, *\w+)* *,? *=(?!=)", text, re.ASCII)
+    is_known = 0 < len(sources) == len(mentions)
+    return is_known and all(_comes_from(source, attribute, text, depth + 1) for source in sources)
+
+
+def _is_of_state(found: re.Match[str]) -> bool:
+    return packed_weights.DIVISORS[found["name"]] == int(found["place"])
+
+
+def _is_plain(path: list[str], name: str, text: str, *, is_method: bool) -> bool:
+    if path[:1] == ["ops"]:
+        return len(path) == 2 and _PACKING.fullmatch(f"{path[1]}::{name}") is not None
+    if not path and not is_method:  # any name may stand for an operator
+        return name in _BUILTINS and re.search(rf"(?<![\w.]){name}\s*=(?!=)", text) is None
+    return len(path) < 2 and name in _PLAIN
+
+
+def bytecode(data: bytes, steps: Steps) -> Iterator[Call]:
+    """The operators that are known for harm among those that bytecode names; which function calls one is not told.
+
+    Raises OutOfSteps.
+    """
+    seen: set[str] = set()
+    for found in _NAMED.finditer(data):
+        steps.take(Budget.TEXT)
+        operator = found[3][: (found[1] or found[2])[0]].decode()
+        why = harm(operator)
+        if why and operator not in seen:
+            seen.add(operator)
+            yield Call(*_spelled(operator), found.start(3), 0, why, on_load=False)
+
+
+def harm(operator: str) -> str | None:
+    """What an operator is known for, by its qualified name."""
+    if operator in _HARM:
+        return _HARM[operator]
+    if operator.partition("::")[0] in _INTERNAL:
+        return _INTERNAL_HARM
+    if _UNSAFE_SPARSE.fullmatch(operator):
+        return "makes a sparse tensor whose indices torch does not check"
+    return "reads or writes a file" if _TOUCHES.fullmatch(operator) else None
+
+
+def is_shipped(operator: str) -> bool:
+    """Whether saved programs call operators of this namespace, which torch, torchvision or torchaudio has."""
+    return operator.partition("::")[0] in _SHIPPED
+
+
+def _mentions(text: str, steps: Steps) -> Iterator[tuple[str, str, int, str | None]]:
+    strings, at = _Strings(text, steps), 0
+    joined, end_of_string = "", -1
+    while found := _FOUND.search(text, at):
+        steps.take(Budget.TEXT)
+        at = strings.end(found["quote"], found.start()) if found["quote"] else found.end()
+        if found["quote"]:
+            follows = end_of_string >= 0 and _ONLY_SPACE.fullmatch(text, end_of_string, found.start())
+            part = text[found.end() : at].removesuffix(found["quote"])
+            joined, end_of_string = (joined + part if follows and len(joined) < _LONGEST_JOINED else part), at
+        if found["method"] or (found["quote"] and _ESCAPE.sub(_unescape, joined[:_LONGEST_JOINED]) == _METHOD):
+            yield "torch", _METHOD, found.start(), _HARM[f"aten::{_METHOD}"]
+        names = _WORD.findall(_COMMENT.sub("", found["path"])) if found["path"] else []
+        # A parameter, an attribute or an argument may have any name.
+        if len(names) > 1 or (names and not found["after"]):
+            told = _named(names)
+            if told:
+                yield (*told[:2], found.start(), told[2])
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 8) if escape[1] else int(escape[2], 16)) if escape[1] or escape[2] else ""
+
+
+class _Strings:
+    """Where the strings of a text end. Each character is read once, however many strings have no end.
+
+    Where a string has no end, none of the same quotes that begins inside it has one: escapes pair the same way.
+    """
+
+    def __init__(self, text: str, steps: Steps) -> None:
+        self.text = text
+        self.steps = steps
+        #: Up to where no string of these quotes has an end.
+        self._endless: dict[str, int] = {}
+
+    def end(self, quote: str, at: int) -> int:
+        """The place after the string that begins at `at`; after one quote, or two, where the string has no end."""
+        if at >= self._endless.get(quote, 0):
+            place = at + len(quote)
+            while stop := _STOPS[quote].search(self.text, place):
+                self.steps.take(Budget.TEXT)
+                if stop[0] == quote:
+                    return stop.end()
+                if stop[0] == "\n":
+                    break
+                place = stop.end()
+            self._endless[quote] = stop.start() if stop else len(self.text)
+        return at + 2 if len(quote) == 3 else at + 1
+
+
+def _named(names: list[str]) -> tuple[str, str, str | None] | None:
+    """What a dotted name stands for, None for what only computes."""
+    if names[0] == "__torch__":
+        return _class(names)
+    space, rest = ("aten", names[1:]) if names[0] == "torch" else (".".join(names[1:2]), names[2:])
+    nested = next((at for at, name in enumerate(rest) if name != "autograd"), len(rest))
+    if nested:  # whatever namespace this stands in, it is torch's own
+        space, rest = "aten", rest[nested:]
+    if not rest:
+        return ".".join(names), "*", _HIDES
+    operator = f"{space}::{rest[0]}"
+    why = harm(operator)
+    return (*_spelled(operator), why) if why or not is_shipped(operator) else None
+
+
+def _spelled(operator: str) -> tuple[str, str]:
+    space, _, name = operator.partition("::")
+    return "torch" if space == "aten" else f"torch.ops.{space}", name
+
+
+def _class(names: list[str]) -> tuple[str, str, str | None] | None:
+    if tuple(names) == _CLASSES[: len(names)] or (tuple(names[:3]) == _CLASSES and len(names) == 4):
+        return ".".join(names), "*", _HIDES
+    if tuple(names[:3]) == _CLASSES and names[3] not in _PACKED:
+        return f"torch.classes.{names[3]}", names[4], None
+    return None

@@ -1,0 +1,67 @@
+"""The step budget of one file's scan: how much work a file may cause, counted in one place.
+
+Steps are counted and not seconds, so that the result is the same on every machine and a test can hold the number. A
+scan that exceeds a budget ends there, and the file is reported as not read to its end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+
+from statecli.core.errors import MalformedError
+
+
+class Budget(Enum):
+    """A kind of step, and how many of it one file may cause. Each budget is worth 10 to 30 seconds at most."""
+
+    #: Opcodes of all pickles, 2 or 3 million a second. One `.metadata` of the largest models has 40 million.
+    OPCODES = ("opcodes", 50_000_000)
+    #: Calls, other than those that rebuild tensors: 50,000 a second. Those of a `.metadata` are not counted.
+    CALLS = ("calls", 1_000_000)
+    #: Values that are followed for the names in them, a million a second; more of them for each opcode.
+    FLOW = ("values to follow for the names in them", 1_000_000)
+    #: Tokens of TorchScript code, and texts of programs of torch.export, 200,000 a second.
+    TEXT = ("tokens of code", 4_000_000)
+    #: Bytes of all pickles and of all code.
+    BYTES = ("bytes of pickles and code", 512 * 2**20)
+    #: Records, strings and regions that begin like a pickle.
+    PIECES = ("pieces", 1_000_000)
+    #: Pickles, those inside strings included. A rank's file of torch.distributed.checkpoint has six for each tensor.
+    PICKLES = ("pickles", 100_000)
+
+    #: A budget is looked up for each step, and Enum's own hash is written in Python.
+    __hash__ = object.__hash__
+
+    def __init__(self, noun: str, limit: int) -> None:
+        self.noun = noun
+        self.limit = limit
+
+
+#: Values that may be followed for each opcode of the file's pickles. Checkpoints of torch take 1 to 4.
+FLOW_PER_OPCODE = 16
+
+
+class OutOfSteps(MalformedError):
+    """The scan of the file takes more steps than its budget."""
+
+
+class Steps:
+    """The steps that one scan has taken."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[Budget] = Counter()
+        #: The first budget that was exceeded.
+        self.exceeded: OutOfSteps | None = None
+
+    def take(self, budget: Budget, count: int = 1) -> None:
+        """Count steps. Raises OutOfSteps, with the budget, where there are more than it allows."""
+        taken = self.taken[budget] + count
+        self.taken[budget] = taken
+        if taken > budget.limit and taken > self.limit(budget):
+            self.exceeded = self.exceeded or OutOfSteps(f"has more than {self.limit(budget):,} {budget.noun}")
+            raise self.exceeded
+
+    def limit(self, budget: Budget) -> int:
+        """How many steps of this kind the file may take, by what was read of it so far."""
+        return budget.limit + (FLOW_PER_OPCODE * self.taken[Budget.OPCODES] if budget is Budget.FLOW else 0)

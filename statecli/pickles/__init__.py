@@ -1,0 +1,1 @@
+"""The pickle machine: opcodes are read into a graph, and nothing is imported or run."""

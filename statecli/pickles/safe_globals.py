@@ -1,0 +1,109 @@
+"""Which Python names a checkpoint may mention without running anything of its own.
+
+The list is that of `torch.load(weights_only=True)` (torch/_weights_only_unpickler.py, torch 2.13): an allow-list, since
+every deny-list of known attacks has been got round. A test holds it against the installed torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from statecli.core.dtypes import BITS, STORAGE_DTYPES
+
+_REBUILDS = (
+    "device_tensor_from_cpu_tensor",
+    "device_tensor_from_numpy",
+    "meta_tensor_no_storage",
+    "nested_tensor",
+    "parameter",
+    "parameter_with_state",
+    "qtensor",
+    "sparse_tensor",
+    "tensor",
+    "tensor_v2",
+    "tensor_v3",
+    "wrapper_subclass",
+)
+_OTHERS = (
+    "_codecs.encode",
+    "builtins.bytearray",
+    "builtins.complex",
+    "builtins.set",
+    "collections.Counter",
+    "collections.OrderedDict",
+    "torch.Size",
+    "torch.Tensor",
+    "torch._tensor._rebuild_from_type_v2",
+    "torch.device",
+    "torch.nn.parameter.Parameter",
+    "torch.per_channel_affine",
+    "torch.per_channel_affine_float_qparams",
+    "torch.per_channel_symmetric",
+    "torch.per_tensor_affine",
+    "torch.per_tensor_symmetric",
+    "torch.serialization._get_layout",
+    "torch.storage.TypedStorage",
+    "torch.storage.UntypedStorage",
+)
+#: Names that `import torch` adds to the list with `torch.serialization.add_safe_globals`.
+_ADDED_BY_TORCH = (
+    "torch.distributed._mesh_layout._FlatLayout",
+    "torch.distributed._mesh_layout._MeshLayout",
+    "torch.nested._internal.nested_tensor.NestedTensor",
+    "torch.nested._internal.nested_tensor._rebuild_njt",
+)
+#: Names that torch.load admits after `import torch.distributed.tensor`.
+_ADDED_BY_DTENSOR = (
+    "torch.distributed.device_mesh.DeviceMesh",
+    "torch.distributed.tensor.DTensor",
+    "torch.distributed.tensor._dtensor_spec.DTensorSpec",
+    "torch.distributed.tensor._dtensor_spec.ShardOrderEntry",
+    "torch.distributed.tensor._dtensor_spec.TensorMeta",
+    "torch.distributed.tensor.placement_types.Partial",
+    "torch.distributed.tensor.placement_types.Replicate",
+    "torch.distributed.tensor.placement_types.Shard",
+    "torch.distributed.tensor.placement_types._StridedShard",
+)
+_ADDED_BY_DYNAMO = ("torch._dynamo.decorators._DimRange",)
+
+
+@lru_cache(maxsize=1)
+def allowed() -> frozenset[str]:
+    """Every `module.name` that torch's restricted unpickler admits, with Python 3's module names."""
+    storages = [name for name in STORAGE_DTYPES if name != "UntypedStorage"]
+    on_cuda = [name for name in storages if not name.startswith("Q")]
+    plain = [name.replace("Storage", "Tensor") for name in on_cuda]
+    real = [name for name in plain if not name.startswith(("Bool", "Complex"))]
+    return frozenset(
+        [f"torch._utils._rebuild_{name}" for name in _REBUILDS]
+        + [f"torch.{name}" for name in (*BITS, *storages, *plain) if "Complex" not in name or "Storage" in name]
+        + [f"torch.cuda.{name}" for name in (*on_cuda, *plain) if "Complex" not in name or "Storage" in name]
+        + [f"torch{device}.sparse.{name}" for device in ("", ".cuda") for name in real]
+        + list(_OTHERS)
+    )
+
+
+def foreign(names: list[str]) -> list[str]:
+    """Those names that are not on the list. Python 2's `__builtin__` counts as Python 3's."""
+    return [name for name in names if name.replace("__builtin__.", "builtins.", 1) not in allowed()]
+
+
+def refused_by_torch_load(names: Iterable[str]) -> list[str]:
+    """Return the names, in order and once each, for which `torch.load(path)` refuses a file.
+
+    The names are as Python 3 calls them (`_gadgets.renamed`).
+    """
+    return [name for name in dict.fromkeys(names) if name not in allowed() and name not in _ADDED_BY_TORCH]
+
+
+def is_storage_class(name: str) -> bool:
+    """Whether `torch.load(path)` has something in its place that says the type of a storage and cannot be called."""
+    return name in allowed() and name.startswith("torch.") and name.endswith("Storage") and ".storage." not in name
+
+
+def module_that_admits(name: str) -> str | None:
+    """Return the module of torch whose import adds the name to the list of `torch.load`; None if there is none."""
+    if name in _ADDED_BY_DTENSOR:
+        return "torch.distributed.tensor"
+    return "torch._dynamo" if name in _ADDED_BY_DYNAMO else None

@@ -1,0 +1,374 @@
+"""The report of `statecli inspect`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import attrgetter
+
+from msgspec.structs import replace
+
+from statecli.commands.inspect.run import Inspection
+from statecli.core import sizes
+from statecli.core.sizes import Totals
+from statecli.core.state import Evidence, Kind, ModelState, Oddity, TensorInfo
+from statecli.core.units import (
+    COUNTS,
+    MOMENTS,
+    NOUNS,
+    STATS,
+    count_text,
+    kind_text,
+    names,
+    number,
+    place,
+    plural,
+    said,
+    shape_text,
+    shown,
+    size_text,
+)
+from statecli.formats.shared import config_files
+from statecli.report import (
+    Case,
+    Cell,
+    Column,
+    Fix,
+    Group,
+    Line,
+    Outcome,
+    Page,
+    Report,
+    Rows,
+    Table,
+    Trouble,
+    View,
+    documents,
+    fold,
+    rule_texts,
+    test_cases,
+    tree,
+)
+from statecli.targets.location import located
+
+
+def of_inspection(found: Inspection, view: View) -> Report:
+    """Everything `inspect` has to say."""
+    state = found.state
+    return Report(
+        title=state.target,
+        document=lambda: documents.of_inspection(found, sizes.totals_by_kind(state.tensors), _verdict(found)),
+        table=lambda: _flat(found),
+        brief=lambda: _flat(found, details=False),
+        page=lambda: _page(found, view),
+        foot=lambda: _page(found, view, rows=False),
+        findings=located(found.findings, state.tensors),
+        outline=view.tree,
+        whole=view.unfold,
+        notes=fold.notes([*_about(state), *_without_findings(found)], view.verbose),
+        rules=lambda: rule_texts.of(found.findings),
+        cases=lambda: _cases(found),
+        troubles=tuple(Trouble(state.target, message) for _, message in found.broken),
+    )
+
+
+def _cases(found: Inspection) -> tuple[Case, ...]:
+    """A case for each rule that has findings, and for each tensor that cannot be read."""
+    target = found.state.target
+    broken = tuple(Case(target, name, Outcome.ERROR, message) for name, message in found.broken)
+    return (*broken, *test_cases.of_findings(target, located(found.findings, found.state.tensors), "inspect"))
+
+
+def _page(found: Inspection, view: View, *, rows: bool = True) -> Page:
+    state = found.state
+    summary = sizes.totals_by_kind(state.tensors)
+    columns = _columns(found)
+    long = not view.unfold and len(state.tensors) > fold.ABOVE
+    groups: tuple[Group, ...] = ()
+    if rows:
+        groups = tree.groups(state, view.unfold) if view.tree else _groups(found, columns, view, long)
+    return Page(
+        subtitle=_subtitle(state, summary) + (f", after a forward with {found.inputs}" if found.inputs else ""),
+        columns=tree.COLUMNS if view.tree else columns,
+        groups=groups,
+        totals=_totals_lines(state, summary),
+        fixes=_fixes(state.tensors),
+        findings=found.findings if view.unfold else fold.findings(found.findings),
+    )
+
+
+def _verdict(found: Inspection) -> str:
+    """Return `1,024 tensors: 2 findings; 1 tensor could not be read`."""
+    read = f"{plural(len(found.state.tensors), 'tensor')}: {plural(len(found.findings), 'finding')}"
+    return read + (f"; {plural(len(found.broken), 'tensor')} could not be read" if found.broken else "")
+
+
+def _about(state: ModelState) -> Iterator[Oddity]:
+    """What the target is as a whole, where no row can say it."""
+    yield from (Oddity(name, message) for name, message in config_files.notes(state.metadata))
+    if not state.tensors and not any(odd.name == "no-tensors" for odd in state.oddities):
+        values = state.metadata.values
+        keys = [f"{key}={value}" for key, value in values.items() if len(str(value)) <= 40]
+        only = f", only metadata: {', '.join(keys[:6])}" if keys else ""
+        more = f" and {plural(rest, 'more key')}" if keys and (rest := len(values) - len(keys[:6])) else ""
+        yield Oddity("no-tensor", f"holds no tensor{only}{more}")
+
+
+def _without_findings(found: Inspection) -> list[Oddity]:
+    """The oddities that no finding reports."""
+    reported = {(finding.rule, finding.fqn) for finding in found.findings}
+    return [oddity for oddity in found.state.oddities if (oddity.name, oddity.fqn) not in reported]
+
+
+# The flat table: every fact in a column of its own, none where the source does not say.
+
+#: A column, and its cell for a tensor.
+_Measure = tuple[Column, Callable[[TensorInfo], Cell]]
+_FLAT: tuple[_Measure, ...] = (
+    (Column("kind"), kind_text),
+    (Column("fqn"), attrgetter("fqn")),
+    (Column("evidence", detail=True), lambda t: t.evidence.value),
+    (Column("persistent", detail=True), lambda t: said(t.persistent)),
+    (Column("elements", detail=True), attrgetter("elements")),
+    (Column("layout", detail=True), attrgetter("layout")),
+    (Column("origin", detail=True), lambda t: place(t.origin) if t.origin else None),
+    (Column("dtype"), attrgetter("dtype")),
+    (Column("shape"), lambda t: shape_text(t.shape)),
+    (Column("bytes", right=True), attrgetter("nbytes")),
+    (Column("device"), attrgetter("device")),
+    (Column("requires_grad"), lambda t: said(t.requires_grad)),
+    (Column("saved"), lambda t: said(t.saved)),
+    (Column("moves"), lambda t: said(t.moves)),
+)
+
+
+def _flat(found: Inspection, *, details: bool = True) -> Table:
+    """`details` False: without the columns that only machines read."""
+    measures = [(column, cell) for column, cell in _flat_columns(found) if details or not column.detail]
+    cells = [cell for _, cell in measures]
+    rows = Rows(lambda tensor: tuple([cell(tensor) for cell in cells]), found.state.tensors)
+    return Table(tuple(column for column, _ in measures), rows)
+
+
+def _flat_columns(found: Inspection) -> Iterator[_Measure]:
+    tensors = found.state.tensors
+    if len({tensor.section for tensor in tensors}) > 1:
+        yield Column("section"), lambda t: t.section or None
+    yield from _FLAT
+    if found.to is not None:
+        yield Column("after"), lambda t: t.after.device if t.after else None
+        yield Column("followed"), lambda t: said(t.after.followed) if t.after else None
+    for name in STATS if _has_stats(found) else ():
+        yield Column(name, right=True), partial(_statistic, name)
+    yield Column("tied_to"), lambda t: ",".join(t.tied_to) or None
+    yield Column("note", detail=not any(tensor.note for tensor in tensors)), attrgetter("note")
+
+
+def _statistic(name: str, tensor: TensorInfo) -> Cell:
+    number: Cell = getattr(tensor.stats, name, None)
+    return number
+
+
+def _subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
+    tensors = sum(total.tensors for total in summary.values())
+    size = sum(total.bytes for total in summary.values())
+    sections = f", sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""
+    return f"{state.format}, {plural(tensors, 'tensor')}, {size_text(size)}{sections}{_beside(state)}"
+
+
+def _beside(state: ModelState) -> str:
+    """The scalars at the top of a checkpoint (epoch, step), the first few of them."""
+    # Every key of a GGUF file has a group before it.
+    plain = {key.removeprefix("general."): value for key, value in state.metadata.values.items()}
+    told = {**config_files.said(state.metadata), **{key: value for key, value in plain.items() if "." not in key}}
+    top = [f"{key}={value}" for key, value in told.items() if len(str(value)) <= 40]
+    return f"; {', '.join(top[:6])}" if top else ""
+
+
+def _totals_lines(state: ModelState, summary: dict[str, Totals]) -> tuple[str, ...]:
+    assumed = sum(t.evidence is Evidence.ASSUMED and t.kind is Kind.PARAMETER for t in state.tensors)
+    lines = []
+    for kind, total in summary.items():
+        if total.tensors:
+            doubt = f" ({assumed:,} of them assumed)" if kind == Kind.PARAMETER.value and assumed else ""
+            counts = f"{plural(total.tensors, 'tensor')}{doubt}, {plural(total.elements, 'element')}"
+            lines.append(f"{kind:<12} {counts}, {total.bytes:,} bytes")
+    return tuple(lines)
+
+
+# For people: grouped by section and kind.
+
+
+def _has_stats(found: Inspection) -> bool:
+    return any(tensor.stats is not None for tensor in found.state.tensors)
+
+
+def _columns(found: Inspection) -> tuple[Column, ...]:
+    """Columns about which the source says nothing at all are left out."""
+    tensors, moved = found.state.tensors, found.to is not None
+    with_stats = _has_stats(found)
+    columns = [Column("name"), Column("dtype", shared="all {}"), Column("shape")]
+    if not with_stats:
+        columns.append(Column("size", right=True))
+    if moved or any(tensor.device is not None for tensor in tensors):
+        columns.append(Column("device", shared=None if moved else "all on {}"))
+    if any(tensor.requires_grad is not None for tensor in tensors) and not with_stats:
+        columns.append(Column("grad", shared="requires_grad: {}"))
+    if with_stats:
+        columns.extend(Column(name, right=True) for name in MOMENTS)
+    return tuple(columns)
+
+
+def _groups(found: Inspection, columns: tuple[Column, ...], view: View, fold_rows: bool) -> tuple[Group, ...]:
+    state = found.state
+    sections: dict[str, dict[Kind, list[TensorInfo]]] = {}
+    for tensor in state.tensors:
+        sections.setdefault(tensor.section, {}).setdefault(tensor.kind, []).append(tensor)
+    return tuple(
+        _group(section, kind, kinds[kind], state, columns, view, fold_rows)
+        for section, kinds in sections.items()
+        for kind in Kind
+        if kind in kinds
+    )
+
+
+def _group(
+    section: str,
+    kind: Kind,
+    rows: list[TensorInfo],
+    state: ModelState,
+    columns: tuple[Column, ...],
+    view: View,
+    fold_rows: bool,
+) -> Group:
+    total = sizes.totals_by_kind(rows)[kind.value]
+    assumed = kind is Kind.PARAMETER and all(row.evidence is Evidence.ASSUMED for row in rows)
+    heading = NOUNS[kind] + ("?" if assumed else "")
+    if len(state.sections) > 1:
+        heading = f"{section or '(top level)'}: {heading}"
+    summary = f"{plural(total.tensors, 'tensor')}, {_elements(total.elements)}, {size_text(total.bytes)}"
+    summary += _evidence_text(rows)
+    live = state.format == "module"
+    said = {_status(row, live) for row in rows}
+    shared = said.pop() if len(said) == 1 else None
+    if shared:
+        summary += f": {shared}"
+    lines = [
+        _line(row, columns, "" if shared is not None else _status(row, live), view, doubt=not assumed) for row in rows
+    ]
+    return Group(heading, summary, tuple(fold.lines(lines) if fold_rows else lines))
+
+
+def _elements(count: int) -> str:
+    return "1 element" if count == 1 else f"{count_text(count)} elements"
+
+
+def _evidence_text(rows: list[TensorInfo]) -> str:
+    words = {
+        Evidence.ASSUMED: "assumed: nothing in the file says so",
+        Evidence.CONVENTION: "by convention",
+        Evidence.OPTIMIZER: "the optimizer trains them",
+        Evidence.TYPE: "pickled as nn.Parameter",
+    }
+    evidence = {row.evidence for row in rows}
+    if len(evidence) == 1 and rows[0].kind in (Kind.PARAMETER, Kind.BUFFER):
+        text = words.get(rows[0].evidence)
+        return f" ({text})" if text else ""
+    return ""
+
+
+def _line(tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: View, *, doubt: bool) -> Line:
+    """`doubt`: some of the group are known, so those that are only assumed carry the question mark themselves."""
+    assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
+    cells = {
+        "name": shown(tensor.fqn) + ("?" if doubt and assumed else ""),
+        "dtype": tensor.dtype,
+        "shape": shape_text(tensor.shape),
+        "size": size_text(tensor.nbytes),
+        "device": _device_text(tensor),
+        "grad": {None: "-", True: "yes", False: "no"}[tensor.requires_grad],
+        **{name: number(getattr(tensor.stats, name, None), digits=4) for name in MOMENTS},
+    }
+    return Line(tuple(cells[column.name] for column in columns), _remark(tensor, status, view), _mood(tensor))
+
+
+def _device_text(tensor: TensorInfo) -> str:
+    if tensor.after is None:
+        return tensor.device or "-"
+    sign = {True: "✓", False: "✗", None: "?"}[tensor.after.followed]
+    return f"{tensor.device or '-'} → {tensor.after.device or '-'} {sign}"
+
+
+def _mood(tensor: TensorInfo) -> str:
+    if tensor.after is not None and tensor.after.followed is not True:
+        return "bad"
+    if tensor.kind is Kind.UNREGISTERED and tensor.moves is False:
+        return "bad" if tensor.fix else "warn"
+    return ""
+
+
+def _status(tensor: TensorInfo, live: bool) -> str:
+    """What becomes of the tensor: whether it is saved and, where a model was there to be measured, whether it moves."""
+    parts = []
+    if tensor.kind is Kind.UNREGISTERED:
+        if not live:
+            unknown = "not saved, unless its class does so itself"
+            return {False: "in no state_dict", True: "unexpected", None: unknown}[tensor.saved]
+        parts.append({False: "not saved", True: "saved", None: "cannot tell if it is saved"}[tensor.saved])
+    elif tensor.persistent is False:
+        parts.append("non-persistent, yet in the file" if tensor.saved else "not saved (non-persistent)")
+    elif tensor.saved is False:
+        parts.append("not saved")
+    if tensor.after is None and live:
+        if tensor.moves is not True:
+            parts.append({False: "stays behind on a move", None: "cannot tell if it moves"}[tensor.moves])
+        elif tensor.kind is Kind.UNREGISTERED:
+            parts.append("follows a move")
+    return ", ".join(parts)
+
+
+def _remark(tensor: TensorInfo, status: str, view: View) -> str:
+    """What the columns do not say, most important first."""
+    parts = [status]
+    if tensor.stats is not None:
+        counts = ((name, getattr(tensor.stats, name)) for name in COUNTS)
+        parts.extend(f"{count:,} {name}" for name, count in counts if count)
+        parts.append(tensor.stats.reason or "")
+    if tensor.layout not in ("strided", "numpy"):
+        parts.append(tensor.layout)
+    if tensor.tied_to:
+        parts.append(f"= {names(tensor.tied_to)}")
+    if tensor.belongs_to and tensor.belongs_to != tensor.fqn:
+        parts.append(f"of {tensor.belongs_to}")
+    if tensor.note:
+        parts.append(tensor.note)
+    if view.verbose:
+        parts.extend(_more(tensor))
+    elif tensor.kind is Kind.UNREGISTERED and tensor.origin:
+        parts.append(place(tensor.origin))
+    return ", ".join(part for part in parts if part)
+
+
+def _more(tensor: TensorInfo) -> list[str]:
+    parts = [f"evidence: {tensor.evidence.value}"]
+    if tensor.aliases:
+        parts.append(f"also {names(tensor.aliases)}")
+    if tensor.origin:
+        parts.append(place(tensor.origin))
+    where = tensor.data.storage.place if tensor.data is not None else None
+    if where is not None:
+        parts.append(f"bytes {where.offset}+{where.length}")
+    return parts
+
+
+def _fixes(tensors: tuple[TensorInfo, ...]) -> tuple[Fix, ...]:
+    """Each fix once: the layers of a stack are mended by the same line of source. One line may also need several."""
+    fixes: dict[Fix, str] = {}
+    for t in tensors:
+        if t.fix:
+            fixes.setdefault(Fix(place(t.origin) if t.origin else t.fqn, t.fix), t.fqn)
+    times = Counter(fix.place for fix in fixes)
+    return tuple(
+        replace(fix, place=f"{fix.place}: {fqn}") if times[fix.place] > 1 else fix for fix, fqn in fixes.items()
+    )

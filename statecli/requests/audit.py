@@ -1,0 +1,145 @@
+"""What an `audit` line and the project's configuration ask for together: the line's options come first."""
+
+from __future__ import annotations
+
+from statecli.commands.audit import baseline, config, required_rules
+from statecli.commands.audit.baseline import Baseline
+from statecli.commands.audit.config import Config, Loaded
+from statecli.commands.audit.run import Request
+from statecli.commands.lock import lock_file
+from statecli.commands.lock.lock_file import Lock
+from statecli.core.errors import UsageError
+from statecli.core.finding import Severity
+from statecli.core.scope import Configuration
+from statecli.requests.options import AuditOptions
+from statecli.rules import RULES
+from statecli.storage import files
+from statecli.targets.load import spec_of
+from statecli.workers import executors
+
+
+def request(options: AuditOptions, found: Loaded | None = None) -> Request:
+    """What is asked for, by the configuration `found` or the one that the line names. Raises UsageError for what makes
+    no sense, UnreadableError for a file that is not what it is given as.
+
+    `--select` takes the place of the configured one, `--ignore` adds to it.
+    """
+    found = found or loaded(options)
+    asked = found.config
+    if options.jobs < 0:
+        raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
+    executors.check(options.executor, jobs=options.jobs)
+    _check(options, found)
+    lock = options.lock or asked.lock
+    made = Request(
+        targets=options.targets,
+        model=options.model,
+        against=options.against,
+        select=config.expand(options.select or asked.select, "--select"),
+        ignore=config.expand((*asked.ignore, *options.ignore), "--ignore"),
+        ignored=asked.per_target_ignore,
+        ignored_from=found.folder,
+        severity=config.of_rules(asked.severity.items(), "severity"),
+        fail_on=options.fail_on or asked.fail_on,
+        policy=asked.policy,
+        init_device=options.init_device,
+        include=options.include,
+        exclude=options.exclude,
+        kind=options.kind,
+        lock=_lock(lock, options),
+        lock_folder=files.folder(lock or "") or ".",
+        frozen_only=options.frozen_only,
+        weights_only=options.weights_only,
+        baseline=_baseline(options, asked),
+        values=_values(options, asked),
+        jobs=options.jobs,
+        allow_empty=options.allow_empty,
+        as_found=options.as_found,
+        configuration=configuration_of(options, found),
+    )
+    required_rules.check(made, [key for key in required_rules.OPTIONS if getattr(options, key)], found)
+    compared = made.policy.must_change or made.policy.must_not_change
+    executor = options.executor and f"--executor {options.executor}"
+    divided = executor or (options.shard and f"--shard {options.shard}")
+    if divided and not (made.values or made.lock or compared):
+        raise UsageError(f"{divided}: nothing here reads values; give --values or --lock FILE")
+    return made
+
+
+def _check(options: AuditOptions, found: Loaded) -> None:
+    """Raises UsageError for a policy that is held to nothing, or that names code: only the command line may do so."""
+    policy = found.config.policy
+    if policy.reference and not options.against and spec_of(policy.reference) is not None:
+        why = f"a class is code, which a configuration does not name; give --against {policy.reference}"
+        raise UsageError(f"{found.path}: policy.reference: {why}")
+    for key, globs in (("must-change", policy.must_change), ("must-not-change", policy.must_not_change)):
+        if globs and not (policy.reference or options.against):
+            why = "holds against a checkpoint: configure policy.reference, or give --against"
+            raise UsageError(f"{found.path}: policy.{key}: {why}")
+
+
+def inputs(options: AuditOptions, found: Loaded) -> list[str]:
+    """The files that are read though no option of the line names them."""
+    asked = found.config
+    known = (found.path, options.lock or asked.lock, options.baseline or asked.baseline, asked.policy.reference)
+    return [path for path in known if path is not None]
+
+
+def _values(options: AuditOptions, asked: Config) -> bool | None:
+    """Return whether values are read: True, False, or None for the default limit."""
+    if options.values and options.no_values:
+        raise UsageError("--no-values: contradicts --values; give one of them")
+    if options.values or options.no_values:
+        return options.values
+    return asked.values
+
+
+def _lock(path: str | None, options: AuditOptions) -> Lock | None:
+    if options.frozen_only and path is None:
+        raise UsageError("--frozen-only: says what part of a lock counts; give --lock FILE")
+    if options.weights_only and path is None:
+        raise UsageError("--weights-only: applies to a lock; give --lock FILE")
+    return None if path is None else lock_file.read(path)
+
+
+def _baseline(options: AuditOptions, asked: Config) -> Baseline | None:
+    path, reason = options.write_baseline, options.reason
+    if path is not None and not (reason or "").strip():
+        raise UsageError(f"--write-baseline {path}: say why with --reason TEXT; it is shown with what is accepted")
+    if path is None and reason is not None:
+        raise UsageError("--reason: is that of --write-baseline FILE; give both")
+    return baseline.joined((options.baseline or asked.baseline, baseline.older(path)))
+
+
+def loaded(options: AuditOptions) -> Loaded:
+    """The configuration that the line names, or the nearest one."""
+    return config.load(options.config, no_config=options.no_config)
+
+
+def configuration_of(options: AuditOptions, found: Loaded) -> Configuration:
+    """Return which file configures the audit and what in it lets more pass, as far as the command line leaves it."""
+    asked = found.config
+    selected = config.expand(asked.select, "select") if asked.select and not options.select else ()
+    ignored = config.expand(asked.ignore, "ignore")
+    names = [rule.name for rule in RULES]
+    disabled = [name for name in names if (selected and name not in selected) or name in ignored]
+    weakened = [f"severity.{name} = {one.value}" for name, one in asked.severity.items() if one is not Severity.ERROR]
+    weakened += [f"per-target-ignore.{glob}: {', '.join(one.rules)}" for glob, one in asked.per_target_ignore.items()]
+    if asked.fail_on is Severity.ERROR and options.fail_on is None:
+        weakened.append(f"fail-on = {asked.fail_on.value}")
+    if asked.baseline is not None and options.baseline is None:
+        weakened.append(f"baseline = {asked.baseline}")
+    return Configuration(found.path, tuple(disabled), tuple(weakened), options.no_config)
+
+
+def in_force(found: Loaded) -> list[tuple[str, object, str]]:
+    """Each key of the configuration, its value, and where that comes from: the file, or `default`."""
+    rows: list[tuple[str, object, str]] = []
+    for field, key in zip(Config.__struct_fields__, Config.__struct_encode_fields__, strict=True):
+        value = getattr(found.config, field)
+        if key != "policy":
+            rows.append((key, value, found.source(key)))
+            continue
+        names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+        rows += [(f"policy.{inner}", getattr(value, name), found.source("policy", inner)) for name, inner in names]
+    return rows

@@ -1,0 +1,65 @@
+"""Files that content-addressed caches name by the digest of their bytes, with the digest that the bytes have."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from statecli.core.errors import UnreadableError
+from statecli.storage import checkpoint_folder, files
+from statecli.targets import load
+
+#: The path of a blob: `…/blobs/DIGEST` of huggingface_hub, `…/blobs/sha256-DIGEST` of ollama. 64 digits are a SHA-256,
+#: 40 digits the SHA-1 by which git names the file, as the Hub does for files outside of LFS.
+_BLOB = re.compile(r"[/\\]blobs[/\\](?:sha256-)?(?P<digest>[0-9a-f]{64}|[0-9a-f]{40})\Z")
+_SHA256_DIGITS = 64
+#: Bytes that are hashed at a time.
+_PIECE = 8 << 20
+
+
+class NamedFile(msgspec.Struct, frozen=True):
+    """A file whose name is a digest: its `path` as the target has it, its bytes, the digest that its name has."""
+
+    path: str
+    size: int
+    expected: str
+
+
+class CheckedFile(msgspec.Struct, frozen=True):
+    """A named file and the digest of its bytes; None where `unread_because` says why it was not computed."""
+
+    file: NamedFile
+    digest: str | None = None
+    unread_because: str | None = None
+
+
+def named_files(text: str) -> Iterator[NamedFile]:
+    """Yield the files of a target on disk, a file or those directly in a folder, that are named by their digest."""
+    path = load.split(text)[0]
+    if files.is_remote(path) or not files.exists(path):
+        return
+    paths = [files.join(path, name) for name in checkpoint_folder.files(path)] if files.isdir(path) else [path]
+    for one in paths:
+        match = _BLOB.search(files.real(one))
+        if match:
+            yield NamedFile(one, files.size(one), match["digest"])
+
+
+def compute_digest(file: NamedFile) -> CheckedFile:
+    """Hash the file as its name says."""
+    is_sha256 = len(file.expected) == _SHA256_DIGITS
+    # git writes the size before the bytes that it hashes.
+    digest = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    try:
+        opened = files.opened(file.path)
+        try:
+            for start in range(0, opened.size, _PIECE):
+                digest.update(opened.read(start, min(_PIECE, opened.size - start)))
+        finally:
+            opened.close()
+    except (UnreadableError, OSError) as error:
+        return CheckedFile(file, unread_because=f"digest not computed: cannot be read ({error})")
+    return CheckedFile(file, digest.hexdigest())

@@ -1,0 +1,524 @@
+"""Zip archives as torch writes them, read strictly: every doubt that lets two readers see two archives is an error.
+
+Python's `zipfile` will not do: it takes the last of two records of one name where torch takes the first, accepts
+bytes before the archive, refuses archives without checksums, and is slow for 100,000 records. torch's own reader
+(miniz) checks no checksum and no overlap.
+
+Layout: PKWARE's APPNOTE 6.3.10, sections 4.3.7 to 4.3.16, 4.5.3 (zip64). What torch writes of it: every record
+stored, sizes in the directory and in a descriptor behind the data, zip64 end records always.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.core.state import Oddity, Place
+from statecli.storage.files import Guard
+from statecli.storage.source import Source, Window
+
+#: Bytes that a record may inflate to; a pickle of 64 MB describes half a million tensors.
+MAX_INFLATED = 64 * 2**20
+#: Bytes of directory: 100,000 torch records take 9 MB.
+MAX_DIRECTORY = 256 * 2**20
+MAX_RECORDS = 2_000_000
+
+#: Bytes between what two records hold, the next one's header and name left out: a descriptor of 24, torch's padding to
+#: 64, zip64 sizes and the times that other tools record.
+MAX_PADDING = 24 + 64 + 64
+
+STORED, DEFLATED = 0, 8
+_METHODS = {1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 98: "ppmd"}
+
+_END = struct.Struct("<4sHHHHIIH")
+_END64_LOCATOR = struct.Struct("<4sIQI")
+_END64 = struct.Struct("<4sQHHIIQQQQ")
+_ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+#: Bytes from the end of a file in which torch's zip reader finds an end record: a comment, and what it reads at once.
+FARTHEST_END = _END.size + 65_535 + 4096
+#: Bytes that hold the end records of nearly every archive.
+_USUAL_END = 1024
+_U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
+
+# General purpose flags, APPNOTE 4.4.4.
+_ENCRYPTED = 0x0001 | 0x0040 | 0x2000
+_SIZES_FOLLOW = 0x0008
+_UTF8 = 0x0800
+#: Of the external attributes, whatever system wrote them: torch's reader leaves the memory for such a record as it was.
+_FOLDER = 0x10
+
+#: Extra field with a record's name in UTF-8, behind a version and the checksum of its other name. APPNOTE 4.6.9.
+_UNICODE_PATH, _UNICODE_PATH_HEADER = 0x7075, 5
+_UNICODE_PATH_BYTES = _UNICODE_PATH.to_bytes(2, "little")
+
+#: What torch aligns the bytes of each record to, unless it is told otherwise, and what is behind them:
+#: nothing, or their sizes where the flags say so.
+_ALIGNMENT = 64
+_DESCRIPTORS = {0: (0,), _SIZES_FOLLOW: (16, 24)}
+
+#: Local headers that are fetched at once, and bytes of a record that are worth fetching before it is read.
+_TOGETHER = 1024
+_AHEAD = 32 << 20
+#: Bytes of a record by which it is told what it is.
+BEGINNING = 512
+#: What torch writes behind the last storage takes less.
+_SMALL = 1024
+#: Archives whose records take less than this on average are read in windows, the others header by header.
+_DENSE = 8192
+_WINDOW = 65_536
+#: Bytes that are read and inflated at a time to verify a checksum.
+_PIECE = 1 << 20
+
+
+#: Bytes of either end of a directory in which `mentions` looks.
+_LOOKED_AT = 64 * 1024
+
+
+def mentions(path: str, *names: bytes) -> bool:
+    """Whether the directory of a zip file names one of these near its begin or its end, without reading it through.
+
+    It is a guess which kind of archive it is, and whoever reads it checks. False for what is no zip file.
+    """
+    try:
+        with Source(path) as source:
+            tail = source.read(max(0, source.size - _LOOKED_AT), min(_LOOKED_AT, source.size))
+            at = tail.rfind(b"PK\5\6")
+            fields = _END.unpack_from(tail, at) if 0 <= at <= len(tail) - _END.size else None
+            if fields is None:
+                return False
+            size, offset = fields[5], fields[6]
+            if offset == _U32_MAX and (end64 := tail.rfind(b"PK\6\6")) >= 0 and end64 + _END64.size <= len(tail):
+                size, offset = _END64.unpack_from(tail, end64)[-2:]
+            # Whoever reads the archive reads all of it, and small records in front of it.
+            source.prefetch([(max(0, offset - _SMALL), min(size, _AHEAD) + _SMALL)])
+            first = source.read(offset, min(size, _LOOKED_AT, max(0, source.size - offset)))
+            last = tail[max(0, at - size) : at]
+    except UnreadableError:  # whoever reads it meets the same, and says so
+        return False
+    return any(name in part for name in names for part in (first, last))
+
+
+class Record(msgspec.Struct, gc=False):
+    """One member: `offset` of its local header and `data_offset` of its bytes, both from the start of the file.
+
+    `crc32` is what the directory records; 0 is what torch writes when told to compute none.
+    """
+
+    name: str
+    offset: int
+    data_offset: int
+    size: int
+    compressed_size: int
+    method: int
+    crc32: int
+    flags: int
+
+
+class _End(msgspec.Struct):
+    """What the end records say, and where the first of them starts."""
+
+    at: int
+    records: int
+    size: int
+    offset: int
+
+
+class Archive:
+    """The records of a zip file by name, in the order of its directory, each checked against its local header.
+
+    `folder` is the top folder of the first record, "" for a record named "/…", None where it lies in no folder.
+    `spaces` are the places between what records hold that are wider than `MAX_PADDING`, each with the record before.
+    What lies far away is not asked for the local headers of records which the directory places exactly as torch does:
+    each is checked when its record is read. With `looked_at` they are all asked, since so many bytes of each record are
+    about to be read. Raises MalformedError for a directory that contradicts itself or the file.
+    """
+
+    __slots__ = ("_looked_at", "_source", "folder", "oddities", "path", "records", "spaces")
+
+    def __init__(self, source: Source, looked_at: int | None = None) -> None:
+        self._source, self._looked_at = source, looked_at
+        self.path = source.path
+        self.oddities: list[Oddity] = []
+        self.spaces: list[tuple[str, Place]] = []
+        end = self._end()
+        self.records = self._directory(end)
+        self._locate(end)
+        first = next(iter(self.records), "")
+        self.folder = first.partition("/")[0] if "/" in first else None
+        if len({name.casefold() for name in self.records}) < len(self.records):
+            self._odd("case-only-names", "two records of the zip archive differ in upper and lower case only")
+
+    def prefetch(self, is_wanted: Callable[[str], bool]) -> None:
+        """The records of these names are about to be read."""
+        records = (one for name, one in self.records.items() if one.compressed_size <= _AHEAD and is_wanted(name))
+        self._source.prefetch((one.offset, one.data_offset - one.offset + one.compressed_size) for one in records)
+
+    def read(self, record: Record, limit: int) -> bytes:
+        """The content of a record, inflated, its checksum checked unless it is recorded as 0.
+
+        `limit` is in bytes; what is compressed may not inflate to more than 64 MiB either.
+        """
+        if record.method == DEFLATED:
+            limit = min(limit, MAX_INFLATED)
+        if record.size > limit or record.compressed_size > limit:
+            raise _too_big(record, limit)
+        data = self._source.read(record.data_offset, record.compressed_size)
+        if record.method == DEFLATED:
+            data = _inflated(record, data)
+        elif record.method != STORED:
+            raise _unsupported(record)
+        _check_crc(record, zlib.crc32(data))
+        return data
+
+    def verify(self, record: Record) -> None:
+        """Read a record piece by piece and raise ChecksumMismatch where its checksum is wrong; 0 is none."""
+        if not record.crc32:
+            return
+        crc = size = 0
+        for piece in self._inflated_pieces(record) if record.method == DEFLATED else self._pieces(record):
+            crc, size = zlib.crc32(piece, crc), size + len(piece)
+            if size > record.size:
+                raise _wrong_size(record)
+        _check_crc(record, crc)
+
+    def _pieces(self, record: Record) -> Iterator[bytes]:
+        end = record.data_offset + record.compressed_size
+        for at in range(record.data_offset, end, _PIECE):
+            yield self._source.read(at, min(_PIECE, end - at))
+
+    def _inflated_pieces(self, record: Record) -> Iterator[bytes]:
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        for packed in self._pieces(record):
+            content = _inflate_piece(record, inflater, packed)
+            while content:
+                yield content
+                content = _inflate_piece(record, inflater, inflater.unconsumed_tail)
+
+    def _odd(self, name: str, message: str, at: int = 0, length: int = 0) -> None:
+        self.oddities.append(Oddity(name, message, place=Place(self.path, at, length) if length else UNSET))
+
+    def _end(self) -> _End:
+        """The end record, with the zip64 one where there is one."""
+        source = self._source
+        for reach in (_USUAL_END, FARTHEST_END):
+            tail_at = max(0, source.size - reach)
+            tail = source.read(tail_at, source.size - tail_at)
+            at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4)) + tail_at
+            if at >= tail_at:
+                break
+        else:
+            raise MalformedError(
+                "file is truncated: the directory that ends a zip archive is missing behind its "
+                f"{source.size} bytes; copy or download it again"
+            )
+        _, disk, first_disk, here, records, size, offset, comment = _END.unpack_from(tail, at - tail_at)
+        end = self._end64(_End(at, records, size, offset))
+        if here != records or disk not in (0, _U16_MAX) or first_disk not in (0, _U16_MAX):
+            raise MalformedError("the zip archive spans several disks")
+        if end.offset + end.size != end.at:
+            raise MalformedError(
+                "the central directory is not where the zip says it is: it should end at byte "
+                f"{end.offset + end.size} and ends at {end.at}; data was put before the archive or behind it"
+            )
+        self._check_after(at + _END.size, comment)
+        return end
+
+    def _check_after(self, end: int, comment: int) -> None:
+        after = self._source.size - end
+        if after > comment:
+            extra = after - comment
+            self._odd("suffixed", f"{extra} bytes are appended after the zip archive", end + comment, extra)
+        elif after < comment:
+            self._odd("suffixed", f"the zip archive's comment should have {comment} bytes and has {after}")
+        elif comment:
+            self._odd("zip-comment", f"a comment of {comment} bytes is appended after the zip archive", end, comment)
+
+    def _end64(self, end: _End) -> _End:
+        at = end.at - _END64_LOCATOR.size
+        locator = self._source.read(at, _END64_LOCATOR.size) if at >= 0 else b""
+        if not locator.startswith(b"PK\6\7"):
+            if end.records == _U16_MAX or _U32_MAX in (end.size, end.offset):
+                raise MalformedError("damaged zip: its end record points to a zip64 record, and there is none")
+            return end
+        _, disk, where, disks = _END64_LOCATOR.unpack(locator)
+        if disk or disks > 1:
+            raise MalformedError("the zip archive spans several disks")
+        record = self._source.read(where, _END64.size) if where + _END64.size <= at else bytes(_END64.size)
+        signature, length, _, _, disk, first, here, records, size, offset = _END64.unpack(record)
+        # Python's zipfile reads the 56 bytes in front of the locator, wherever that points: no data may lie between.
+        if signature != b"PK\6\6" or where + 12 + length != at or where + _END64.size != at:
+            raise MalformedError(
+                f"the central directory is not where the zip says it is: no zip64 end record at byte {where}; "
+                "data was put before the archive or behind it"
+            )
+        if disk or first or here != records:
+            raise MalformedError("the zip archive spans several disks")
+        real = _End(where, records, size, offset)
+        if (
+            end.records not in (records, _U16_MAX)
+            or end.size not in (size, _U32_MAX)
+            or end.offset not in (offset, _U32_MAX)
+        ):
+            raise MalformedError("damaged zip: its two end records disagree about the central directory")
+        return real
+
+    def _directory(self, end: _End) -> dict[str, Record]:
+        if end.size > MAX_DIRECTORY or end.records > MAX_RECORDS:
+            raise MalformedError(f"a central directory of {end.records} records in {end.size} bytes: too large to read")
+        records: dict[str, Record] = {}
+        count = 0
+        for record in _entries(self._source.read(end.offset, end.size)):
+            count += 1
+            if records.setdefault(record.name, record) is not record:
+                raise MalformedError(f"two records named {record.name!r}: readers disagree which one counts")
+        if count != end.records:
+            raise MalformedError(
+                f"damaged central directory: it holds {count} records, its end record says {end.records}"
+            )
+        return records
+
+    def _locate(self, end: _End) -> None:
+        """Find where each record's bytes start, and check that no two of them overlap."""
+        ordered = sorted(self.records.values(), key=lambda record: record.offset)
+        if ordered and ordered[0].offset > 0:
+            before = ordered[0].offset
+            self._odd("prefixed", f"{before} bytes lie before the first record of the zip archive", 0, before)
+        trusted = self._looked_at is None and self._source.is_trusted
+        starts = self._aligned(ordered, end.offset) if trusted else None
+        starts = starts or self._confirmed_starts(ordered, end.offset)
+        free, last = 0, ""
+        for record in ordered:
+            if record.offset < free:
+                raise _overlapping(last, record)
+            if record.offset + _LOCAL.size > end.offset:
+                raise MalformedError(f"{record.name!r} lies outside the file: its header is at byte {record.offset}")
+            record.data_offset = next(starts)
+            self._space(last, free, record.data_offset - _LOCAL.size - len(record.name))
+            free, last = record.data_offset + record.compressed_size, record.name
+            if free > end.offset:
+                raise _outside(last, free, end.offset)
+        self._space(last, free, end.offset)
+
+    def _confirmed_starts(self, ordered: list[Record], end: int) -> Iterator[int]:
+        """Where each record's bytes start, by its local header."""
+        dense = len(ordered) * _DENSE > end and not self._source.is_far
+        window = Window(self._source, _WINDOW if dense else 0)
+        more = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING)
+        for n, record in enumerate(ordered):
+            if n % _TOGETHER == 0:
+                soon = ordered[n : n + _TOGETHER]
+                self._source.prefetch((one.offset, more + len(one.name) * 4) for one in soon)
+            yield _data_offset(record, window.read)
+
+    def _aligned(self, ordered: list[Record], end: int) -> Iterator[int] | None:
+        """Where each record's bytes start if torch wrote them, where it is a journey to ask the local headers.
+
+        None unless then nothing but descriptors is between them. Every header that is here is asked, the others when
+        their record's bytes are read.
+        """
+        guards = []
+        for record, next_one in zip_longest(ordered, ordered[1:]):
+            start, free = _aligned_start(record), next_one.offset if next_one else end
+            if free - start - record.compressed_size not in _DESCRIPTORS[record.flags & _SIZES_FOLLOW]:
+                return None
+            if (header := self._source.here(record.offset, start - record.offset)) is None:
+                guards.append(Guard(record.offset, start, free, partial(_later, record, start, next_one, free)))
+            elif _data_offset(record, _within(header, record.offset)) != start:
+                return None
+        self._source.guard(guards)
+        return map(_aligned_start, ordered)
+
+    def _space(self, last: str, start: int, end: int) -> None:
+        if last and end - start > MAX_PADDING:
+            self.spaces.append((last, Place(self.path, start, end - start)))
+
+
+def _entries(directory: bytes) -> Iterator[Record]:
+    """The records the central directory lists, `data_offset` not yet known."""
+    at, end, unpack = 0, len(directory), _ENTRY.unpack_from
+    while at < end:
+        if at + 46 > end or directory[at : at + 4] != b"PK\1\2":
+            raise MalformedError(f"damaged central directory: no record where one should start (byte {at} of it)")
+        fields = unpack(directory, at)
+        flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, marks, offset = fields[3:]
+        name_end = at + 46 + n
+        after = name_end + extra + comment
+        if after > end:
+            raise MalformedError("damaged central directory: a name runs past its end")
+        name = _text(directory[at + 46 : name_end], flags)
+        if _UNICODE_PATH_BYTES in directory[name_end : name_end + extra]:
+            _check_unicode_path(name, directory[name_end : name_end + extra])
+        if size == _U32_MAX or packed == _U32_MAX or offset == _U32_MAX or disk == _U16_MAX:
+            extras = directory[name_end : name_end + extra]
+            size, packed, offset, disk = _zip64(name, extras, size, packed, offset, disk)
+        record = Record(name, offset, 0, size, packed, method, crc, flags)
+        if disk or flags & _ENCRYPTED or (method != DEFLATED and (method != STORED or size != packed)):
+            _refuse(record, disk)
+        if marks & _FOLDER and packed:
+            raise MalformedError(f"{name!r} is marked as a folder and holds {packed} bytes: readers skip it")
+        yield record
+        at = after
+
+
+def _check_unicode_path(name: str, extras: bytes) -> None:
+    """Refuse another name in an extra field, because Python's zipfile takes it since 3.12 and torch does not."""
+    other = _extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
+    if other and other != name.encode("utf-8", "surrogateescape"):
+        raise MalformedError(f"{name!r} has another name in an extra field: readers disagree which one counts")
+
+
+def _refuse(record: Record, disk: int) -> None:
+    if disk:
+        raise MalformedError("the zip archive spans several disks")
+    if record.flags & _ENCRYPTED:
+        raise UnreadableError(f"{record.name!r} is encrypted")
+    if record.method != STORED:
+        raise _unsupported(record)
+    raise MalformedError(
+        f"{record.name!r} is stored in {record.compressed_size} bytes and said to hold {record.size}: "
+        "the central directory is damaged"
+    )
+
+
+def _text(name: bytes, flags: int) -> str:
+    try:
+        return str(name, "utf-8" if flags & _UTF8 or name.isascii() else "cp437")
+    except UnicodeDecodeError:
+        return str(name, "utf-8", "surrogateescape")
+
+
+def _zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
+    """Size, compressed size, offset and disk with the overflown ones replaced from the zip64 extra field.
+
+    The field holds just those that overflowed, in this order: 8, 8, 8 and 4 bytes.
+    """
+    values = []
+    rest = _extra_field(name, extras, 1)
+    for field, width in zip(fields, (8, 8, 8, 4), strict=True):
+        if field != (_U16_MAX if width == 4 else _U32_MAX):
+            values.append(field)
+            continue
+        if len(rest) < width:
+            raise MalformedError(f"damaged central directory: {name!r} lacks the zip64 sizes it points to")
+        values.append(int.from_bytes(rest[:width], "little"))
+        rest = rest[width:]
+    size, packed, offset, disk = values
+    return size, packed, offset, disk
+
+
+def _extra_field(name: str, extras: bytes, wanted: int) -> bytes:
+    at = 0
+    while at + 4 <= len(extras):
+        kind, length = struct.unpack_from("<HH", extras, at)
+        if at + 4 + length > len(extras):
+            raise MalformedError(f"{name!r} has an extra field that runs past its end")
+        if kind == wanted:
+            return extras[at + 4 : at + 4 + length]
+        at += 4 + length
+    return b""
+
+
+def _aligned_start(record: Record) -> int:
+    """Where the bytes of a record begin that torch wrote (`getPadding` in inline_container.cc)."""
+    wide = 4 * (record.size >= _U32_MAX or record.offset >= _U32_MAX)
+    wide += 16 * (record.size >= _U32_MAX) + 8 * (record.offset >= _U32_MAX)
+    least = record.offset + _LOCAL.size + len(record.name.encode("utf-8", "surrogateescape")) + 4 + wide
+    return -(-least // _ALIGNMENT) * _ALIGNMENT
+
+
+def _later(record: Record, start: int, next_one: Record | None, free: int, header: bytes) -> int:
+    """How much later than at `start` the record's bytes begin by its local header.
+
+    Raises MalformedError where they end behind `free`, where what follows begins.
+    """
+    found = _data_offset(record, _within(header, record.offset))
+    end = found + record.compressed_size
+    if end > free:
+        raise _overlapping(record.name, next_one) if next_one else _outside(record.name, end, free)
+    return found - start
+
+
+def _overlapping(last: str, record: Record) -> MalformedError:
+    return MalformedError(f"records {last!r} and {record.name!r} overlap")
+
+
+def _outside(name: str, end: int, records_end: int) -> MalformedError:
+    return MalformedError(
+        f"{name!r} lies outside the file: it ends at byte {end}, and the records end at {records_end}"
+    )
+
+
+def _within(data: bytes, start: int) -> Callable[[int, int], bytes]:
+    """Reads, as `Source.read` does, of bytes that begin at `start`."""
+    return lambda offset, length: data[offset - start : offset - start + length]
+
+
+def _data_offset(record: Record, read: Callable[[int, int], bytes]) -> int:
+    """Where the record's bytes start. Only the local header knows: torch pads it to align them."""
+    header = read(record.offset, _LOCAL.size)
+    n: int
+    extra: int
+    signature, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack(header)
+    if signature != b"PK\3\4":
+        raise MalformedError(
+            f"{record.name!r}: no local header at byte {record.offset}, where the directory says it is"
+        )
+    # No character takes more than four bytes.
+    same = n <= 4 * len(record.name) and _text(read(record.offset + _LOCAL.size, n), flags) == record.name
+    same = same and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED
+    if same and not flags & _SIZES_FOLLOW:
+        said = ((crc, record.crc32), (packed, record.compressed_size), (size, record.size))
+        same = all(local in (_U32_MAX, central) for local, central in said)
+    if not same:
+        raise MalformedError(f"{record.name!r}: its local header disagrees with the directory; readers may too")
+    return record.offset + _LOCAL.size + n + extra
+
+
+def _check_crc(record: Record, crc: int) -> None:
+    if record.crc32 and crc != record.crc32:
+        raise ChecksumMismatch(
+            f"{record.name}: checksum wrong: {crc:08x}, the archive says {record.crc32:08x}; "
+            "the file is damaged: fetch it again"
+        )
+
+
+def _inflate_piece(record: Record, inflater: Any, piece: bytes, limit: int = _PIECE) -> bytes:
+    try:
+        content: bytes = inflater.decompress(piece, limit)
+    except zlib.error as error:
+        raise MalformedError(f"{record.name} cannot be inflated: {error}; the file is damaged") from error
+    return content
+
+
+def _inflated(record: Record, data: bytes) -> bytes:
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    content = _inflate_piece(record, inflater, data, record.size + 1)
+    if len(content) != record.size or not inflater.eof:
+        raise _wrong_size(record)
+    return content
+
+
+def _wrong_size(record: Record) -> MalformedError:
+    return MalformedError(f"{record.name} does not inflate to the {record.size} bytes the archive says")
+
+
+def _unsupported(record: Record) -> UnreadableError:
+    method = _METHODS.get(record.method, f"method {record.method}")
+    return UnreadableError(f"{record.name!r} has an unsupported compression ({method}); save it again without")
+
+
+def _too_big(record: Record, limit: int) -> MalformedError:
+    if record.method == DEFLATED:
+        return MalformedError(
+            f"{record.name} is compressed and inflates to {record.size:,} bytes: refused, the limit is {limit:,}"
+        )
+    return MalformedError(f"{record.name} has {record.size:,} bytes: refused, the limit is {limit:,}")

@@ -1,0 +1,60 @@
+"""What became of one target: audited, failed or skipped, with the reason."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from statecli.core.finding import Finding
+from statecli.core.scope import NotChecked
+from statecli.core.state import Oddity
+
+
+class Status(str, Enum):
+    """What became of a target: its rules ran, it could not be read, or it is no checkpoint."""
+
+    AUDITED = "audited"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """A rule that did not run, on all targets or on one, and why."""
+
+    rule: str
+    reason: str
+    target: str | None = None
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A finding that the configuration or a baseline accepts, with the reason that was given for it."""
+
+    finding: Finding
+    reason: str
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One target. `reason` says why it failed or was skipped; the rest is of one that was audited.
+
+    `not_checked` lists what no rule has looked at: a skipped file, or values that were not read. `bytes` is the size of
+    its tensors as `inspect` shows it: those that share a storage count once.
+    """
+
+    target: str
+    status: Status
+    reason: str | None = None
+    format: str | None = None
+    tensors: int = 0
+    bytes: int = 0
+    findings: tuple[Finding, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
+    ran: tuple[str, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[Oddity, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
+
+    @property
+    def own_reason(self) -> str | None:
+        """The reason without the target, where it begins with that."""
+        return self.reason and self.reason.removeprefix(f"{self.target}: ")

@@ -1,0 +1,1 @@
+"""Who does the work on values: executors, and shards that run as separate commands."""
