@@ -25,6 +25,8 @@ lint: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/legibility.py statecli
 
 docs: .venv/.test
 	$(BIN)/cog -P -r README.md docs/*.md

@@ -57,7 +57,7 @@ class Hub:
     repositories: float = _given(1_000_000, "chosen")
     files: float = _given(3, "chosen: files with weights of a repository")
     requests: float = _given(1.1, "chosen: of a file; a second one where the header is longer than 64 KiB")
-    listing: float = _given(2, "counted in tests/remote/test_hub.py: the commit, the listing")
+    listing: float = _given(2, "counted in tests/storage/test_hub.py: the commit, the listing")
     beside: float = _given(8, "chosen: other files, of each of which a walk asks for the beginning")
     bytes: float = _given(64 * 2**10, "statecli's own: bytes of a request, at most")
     cpu: float = _given(0.0027, "measured: CPU seconds of a file")

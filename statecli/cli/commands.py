@@ -186,7 +186,7 @@ def audit(options: AuditOptions) -> int:
     if mine is not None:
         return _part(mine, written[-1].path)
     if into is not None:
-        found, pieces = baseline.accept(found, into, options.reason or "", request)
+        found, pieces = auditing.accept(found, into, options.reason or "", request)
         console.write(pieces, into)
     untold = reporting.untold(found, options.select, allow_empty=options.allow_empty)
     fixed, told = baseline.fixed(found), run_notes.told(found, request)

@@ -1,6 +1,6 @@
 """Formats: disk -> ModelState, one module each.
 
-A format has NAME, `sniff(path, head)` and `read`; it is listed in FILES or in FOLDERS and nowhere else. One of FILES
+A format has NAME, `sniff(path, head)` and `read`; `registry` lists it in FILES or in FOLDERS. One of FILES
 reads one file: `read(path, section)`. One of FOLDERS reads what lies in several, each through a function that it is
 given, `read(path, read_file)`, and says which files of a folder are its own: `members(path)`. Both raise
 `UnreadableError` or `MalformedError` only if they cannot read; what is odd but readable is an `Oddity` of the state.
@@ -17,46 +17,13 @@ from statecli.core import tied_tensors
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.state import ModelState, Oddity
-from statecli.formats import (
-    dcp,
-    dcp_safetensors,
-    deepspeed,
-    flax_msgpack,
-    gguf,
-    megatron,
-    npy,
-    npz,
-    safetensors,
-    sharded,
-    torch_export,
-    torch_legacy,
-    torch_tar,
-    torch_zip,
-    torchscript,
-    trainer,
-)
-from statecli.formats.shared import other_files
+from statecli.formats import dcp, dcp_safetensors, deepspeed, gguf, megatron, safetensors, unsupported
+from statecli.formats.registry import FILES, FOLDERS, FORMATS
 from statecli.pickles.machine import without_gc
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.source import Source
 
-#: In the order they are asked. A completeness test holds the folder against these tuples.
-#: A GGUF file of 123 tensors begins as a safetensors file may.
-FILES: tuple[ModuleType, ...] = (
-    gguf,
-    safetensors,
-    npy,
-    npz,
-    torch_export,
-    torchscript,
-    torch_zip,
-    torch_legacy,
-    torch_tar,
-    flax_msgpack,
-)
-#: The last of them takes every folder.
-FOLDERS: tuple[ModuleType, ...] = (dcp, dcp_safetensors, deepspeed, megatron, trainer, sharded)
-FORMATS = (*FILES, *FOLDERS)
+__all__ = ["FILES", "FOLDERS", "FORMATS", "is_quick_to_read", "members", "read"]
 
 
 @with_denormals
@@ -105,7 +72,7 @@ def _read(path: str, section: str | None) -> ModelState:
             if beside:
                 odd += (Oddity("unlisted-folder", f"the folder's other files are not known: {beside}"),)
             return replace(state, oddities=(*state.oddities, *odd)) if odd else state
-    raise other_files.refusal(path, head, size)
+    raise unsupported.refusal(path, head, size)
 
 
 def _other_weights(format: ModuleType, path: str) -> tuple[Oddity, ...]:

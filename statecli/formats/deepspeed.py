@@ -36,7 +36,7 @@ from statecli.formats.shared.deepspeed_zero import (
     shapes_of,
 )
 from statecli.formats.shared.rank_folders import lost, noted, small
-from statecli.formats.shared.settings import join, put_below, rename, select
+from statecli.formats.torch.settings import join, put_below, rename, select
 from statecli.pickles.graph import mapping, named, sequence
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.checkpoint_names import SINGLE

@@ -32,10 +32,10 @@ from statecli.core.state import (
     TensorInfo,
 )
 from statecli.formats import safetensors as _safetensors
-from statecli.formats.shared.settings import scalars
 from statecli.formats.torch.objects import info_of
 from statecli.formats.torch.reading import MAX_CHARACTERS, MAX_ROWS, Reading, Row, damaged, row_of
 from statecli.formats.torch.sections import OTHER_WORDS
+from statecli.formats.torch.settings import scalars
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
 from statecli.storage import files
 from statecli.storage.msgpack import Blob, Cut, Parser

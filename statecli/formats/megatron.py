@@ -17,7 +17,7 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, MissingShard, UnreadableError
 from statecli.core.state import Kind, ModelState, Oddity, Settings
 from statecli.formats.shared.rank_folders import lost, noted, small
-from statecli.formats.shared.settings import join, put_below, without_same
+from statecli.formats.torch.settings import join, put_below, without_same
 from statecli.storage import checkpoint_folder, files
 
 NAME = "megatron"

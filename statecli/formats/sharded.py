@@ -24,7 +24,7 @@ from statecli.core.state import ModelState, Oddity, Settings, StateDict, TensorI
 from statecli.formats import deepspeed
 from statecli.formats.safetensors import DROPPED
 from statecli.formats.shared import config_files, rank_folders
-from statecli.formats.shared.settings import is_same_setting, join, put_below, select
+from statecli.formats.torch.settings import is_same_setting, join, put_below, select
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.checkpoint_names import SINGLE
 from statecli.storage.source import Source

@@ -22,7 +22,7 @@ from statecli.core.errors import BarePickle, UnreadableError
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.formats import dcp, sharded
 from statecli.formats.shared import config_files
-from statecli.formats.shared.settings import add_file
+from statecli.formats.torch.settings import add_file
 from statecli.pickles import safe_globals
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.checkpoint_names import SINGLE

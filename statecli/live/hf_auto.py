@@ -24,8 +24,6 @@ from statecli.storage import files
 if TYPE_CHECKING:
     from torch import nn
 
-    from statecli.live.build import Built
-
 #: What stands for the class in place of its name.
 AUTO = "auto"
 #: What `--model auto` reads; where it lies is the folder of the weights.
@@ -238,11 +236,10 @@ def _dtype(torch: Any, document: Mapping[str, Any]) -> Iterator[None]:
 # --- what it loads as what -------------------------------------------------------------------------------------------
 
 
-def loaded_as(built: Built, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def loaded_as(model: Any, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """By a checkpoint's names those of the class, where `from_pretrained` takes them for others: without or with the
-    base model's prefix, renamed since, several put into one or one parted.
+    base model's prefix, renamed since, several put into one or one parted. `model` is a built class of transformers.
     """
-    model: Any = built.module
     known = dict(model.state_dict())
     with search_path.installed_only():
         rename = _renaming(model, known)

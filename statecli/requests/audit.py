@@ -5,7 +5,7 @@ from __future__ import annotations
 from statecli.commands.audit import baseline, config, required_rules
 from statecli.commands.audit.baseline import Baseline
 from statecli.commands.audit.config import Config, Loaded
-from statecli.commands.audit.run import Request
+from statecli.commands.audit.request import Request
 from statecli.commands.lock import lock_file
 from statecli.commands.lock.lock_file import Lock
 from statecli.core.errors import UsageError

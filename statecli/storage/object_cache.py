@@ -18,6 +18,7 @@ from operator import itemgetter
 from statecli.core.errors import UnreadableError
 from statecli.storage.checksums import Sums
 from statecli.storage.files import Guard
+from statecli.storage.parallel import side_by_side
 from statecli.storage.retry import repeated
 from statecli.storage.store import Known, Missing, Store, Unfetched, merged
 
@@ -146,8 +147,6 @@ class Object:
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Fetches these (offset, length), neighbours together and many at a time, for the reads that follow."""
-        from statecli.storage.remote import side_by_side
-
         side_by_side(self.fetch, self.missing(ranges))
 
     def fetch(self, span: Sequence[int]) -> None:

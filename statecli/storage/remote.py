@@ -10,11 +10,10 @@ What is known of an object or a folder is known for one command; `forget` begins
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -23,11 +22,11 @@ from statecli.storage import files, object_cache, retry, unlisted_folder
 from statecli.storage import url as _names
 from statecli.storage.limits import settings
 from statecli.storage.object_cache import Handle, Missing, Object
+from statecli.storage.parallel import side_by_side
 from statecli.storage.retry import repeated
 from statecli.storage.store import Listing, Store, Unsure, store_of
 from statecli.storage.store import forget as forget_stores
 
-_One = TypeVar("_One")
 _FILE, _FOLDER, _MISSING = "file", "folder", "missing"
 
 #: Objects whose beginnings are kept once they were read: a folder may hold a million.
@@ -186,20 +185,6 @@ def fetched(wanted: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
 def _try_fetch(work: tuple[Object, list[int]]) -> None:
     with suppress(UnreadableError):  # whoever reads it meets the same, and says so
         work[0].fetch(work[1])
-
-
-def side_by_side(function: Callable[[_One], object], works: Sequence[_One]) -> None:
-    """`function` of each, as many at a time as there may be connections."""
-    if len(works) < 2:
-        for work in works:
-            function(work)
-        return
-    threads = ThreadPoolExecutor(min(settings().connections, len(works)))
-    try:
-        for _ in threads.map(function, works):
-            pass
-    finally:  # an interrupt waits for nobody
-        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def is_in_use() -> bool:

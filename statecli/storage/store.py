@@ -79,12 +79,12 @@ def store_of(url: str) -> Store:
             return _known("gs", "gcs", "CloudStorage")
         if scheme == "hf":
             return _known("hf", "hub", "Hub")
-        return _known(_held_by(url), "filesystems", "Filesystem", url)
+        return _known(_held_by(url), "fsspec_store", "Filesystem", url)
 
 
 def _known(key: str, module: str, name: str, *arguments: str) -> Store:
     if key not in _stores:
-        _stores[key] = getattr(import_module(f"statecli.storage.remote.{module}"), name)(*arguments)
+        _stores[key] = getattr(import_module(f"statecli.storage.{module}"), name)(*arguments)
     return _stores[key]
 
 

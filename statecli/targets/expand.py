@@ -19,8 +19,7 @@ from typing import NamedTuple, TypeAlias
 from statecli import formats
 from statecli.core.errors import UnreadableError
 from statecli.core.scope import NotChecked
-from statecli.formats import FORMATS, torch_tar
-from statecli.formats.shared import other_files
+from statecli.formats import FORMATS, torch_tar, unsupported
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.source import Source
 from statecli.targets.outcome import Status, Target
@@ -290,7 +289,7 @@ def _file(path: str) -> Iterator[str | Target]:
         return
     try:
         with Source(path) as source:
-            what = None if _is_checkpoint(path, source) else other_files.name(path, source.head, source.size)
+            what = None if _is_checkpoint(path, source) else unsupported.name(path, source.head, source.size)
     except UnreadableError as error:
         yield _unread(path, error)
         return

@@ -97,4 +97,4 @@ def registered_by(text: str, *, init_device: str, names: Sequence[str] = ()) -> 
     if spec is None:
         raise UsageError(f"--model {text}: names no class; write file.py:Class, package.module:Class or auto")
     built = model(spec, init_device=init_device, values=False)
-    return live.read(built, text), hf_auto.loaded_as(built, names) if hf_auto.is_auto(spec) else {}
+    return live.read(built, text), hf_auto.loaded_as(built.module, names) if hf_auto.is_auto(spec) else {}

@@ -25,7 +25,7 @@ from safetensors.torch import save
 
 from statecli import formats
 from statecli.core.errors import UnreadableError
-from statecli.formats.shared import other_files
+from statecli.formats import unsupported
 
 from .msgpacks import array, pack
 
@@ -203,13 +203,13 @@ def test_every_sign_is_needed(case):
     data, expected = FOREIGN[case]
     at = SIGNS.get(case, 0)
     other = data[:at] + b"\xf5" + data[at + 1 :]
-    assert f"is {other_files.name('file.pt', other, len(other))}" != expected
+    assert f"is {unsupported.name('file.pt', other, len(other))}" != expected
 
 
 def test_every_magic_number_is_tested():
     """No line of the table of first bytes is without a case above."""
     said = [expected for _, expected in FOREIGN.values()]
-    missing = [what for _, what in other_files.MAGIC if not any(what in expected for expected in said)]
+    missing = [what for _, what in unsupported.MAGIC if not any(what in expected for expected in said)]
     assert missing == ["a Windows program"]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -26,9 +25,6 @@ from statecli.rules import RULES
 from statecli.storage import files
 from statecli.targets.location import is_in, named, path_of, unnamed
 from statecli.targets.outcome import Accepted, Status, Target
-
-if TYPE_CHECKING:
-    from statecli.commands.audit.run import Request
 
 SCHEMA = "statecli.baseline/2"
 #: The schema of files that accept findings by name, whatever their content.
@@ -204,12 +200,6 @@ def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool, target
         if key not in now and key not in missing and key[1] not in looked.get(key[0], ()):
             entries.append(entry)
     return Baseline(SCHEMA, tuple(sorted(entries, key=_order)))
-
-
-def accept(found: Audit, path: str, reason: str, request: Request) -> tuple[Audit, Iterator[bytes]]:
-    """The audit after all that it found was accepted, and the file that is to be written to `path`, piece by piece."""
-    baseline = made(found, request.baseline, reason, whole=request.whole, targets=request.targets)
-    return accepting(found, baseline, whole=request.whole), written(baseline, os.path.dirname(path) or ".")
 
 
 def _order(entry: Entry) -> list[tuple[bool, str]]:

@@ -20,7 +20,7 @@ from statecli.targets.expand import is_reached
 from statecli.targets.location import named, unnamed
 
 if TYPE_CHECKING:
-    from statecli.commands.audit.run import Request
+    from statecli.commands.audit.request import Request
     from statecli.core.progress import Progress
 
 #: The rule that holds targets to a lock.

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from statecli.commands.audit import config, lock_check
 from statecli.commands.audit.config import Loaded
-from statecli.commands.audit.run import Request
+from statecli.commands.audit.request import Request
 from statecli.core.errors import UsageError
 from statecli.core.units import names
 

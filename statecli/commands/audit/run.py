@@ -6,30 +6,28 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli.commands.audit import lock_check, references, unreadable_values
-from statecli.commands.audit.baseline import Baseline, accepting
-from statecli.commands.audit.config import Ignored, of_rules
+from statecli.commands.audit.baseline import accepting, made, written
+from statecli.commands.audit.config import of_rules
 from statecli.commands.audit.references import Side
+from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
 from statecli.commands.audit.values_budget import ValuesBudget
-from statecli.commands.lock.lock_file import Lock
 from statecli.core import sizes
 from statecli.core.errors import BarePickle, FilteredOut, MissingShard, StateError, UnreadableError
 from statecli.core.finding import Finding, Severity
 from statecli.core.float_mode import with_denormals
 from statecli.core.progress import Progress
-from statecli.core.scope import Configuration, NotChecked
+from statecli.core.scope import NotChecked
 from statecli.core.selection import Selection, matches_any, select
-from statecli.core.state import Kind, ModelState, Oddity, ScannedPickle
+from statecli.core.state import ModelState, Oddity, ScannedPickle
 from statecli.file_scan.scan import scan
 from statecli.live import hf_auto
 from statecli.rules import RULES
 from statecli.rules.digest_names import CheckedFile, compute_digest, named_files
-from statecli.rules.policy_config import Policy
 from statecli.rules.rule import Found, Rule
 from statecli.rules.subject import Subject, a_digest_as_name, the_values
 from statecli.storage import files
@@ -39,58 +37,6 @@ from statecli.targets.expand import SAME, Homes, expand, is_called_weights
 from statecli.targets.location import located, named
 from statecli.targets.outcome import Accepted, Skipped, Status, Target
 from statecli.values.require_numpy import require_numpy
-
-
-class Request(msgspec.Struct, frozen=True):
-    """What the user asked of `audit`. `select` () is every rule.
-
-    `model` is the class that the checkpoints are held to, and a target itself; `against` another checkpoint.
-    `ignored` are rules whose findings are accepted, by globs of targets as they lie from the folder `ignored_from`;
-    `severity` what a rule's own is replaced by. With `allow_empty` a glob that matches nothing is none that failed,
-    with `as_found` files that are named are some of their folders', as a walk over those finds them. `values` True
-    reads the values whatever their size, False reads none, None reads up to the limits of `values_budget`.
-    """
-
-    targets: tuple[str, ...]
-    model: str | None = None
-    against: str | None = None
-    select: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    ignored: Mapping[str, Ignored] = {}
-    ignored_from: str = "."
-    severity: Mapping[str, Severity] = {}
-    fail_on: Severity = Severity.WARNING
-    policy: Policy = Policy()
-    init_device: str = "cpu"
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    kind: tuple[Kind, ...] = ()
-    values: bool | None = None
-    jobs: int = 0
-    lock: Lock | None = None
-    lock_folder: str = "."
-    frozen_only: bool = False
-    weights_only: bool = False
-    baseline: Baseline | None = None
-    allow_empty: bool = False
-    as_found: bool = False
-    configuration: Configuration = Configuration()
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """Those that are to run."""
-        chosen = (rule for rule in RULES if not self.select or rule.name in self.select)
-        return tuple(rule for rule in chosen if rule.name not in self.ignore)
-
-    @property
-    def is_locking(self) -> bool:
-        """Whether a rule holds targets to a lock."""
-        return any(rule.about == "lock" for rule in self.rules)
-
-    @property
-    def whole(self) -> bool:
-        """Whether no filter hides a tensor."""
-        return not (self.include or self.exclude or self.kind)
 
 
 @files.thorough()
@@ -117,6 +63,12 @@ def audit(
     targets = [run.without_compared(one) for one in targets]
     found = Audit(tuple(targets), request.fail_on, run.unheld(targets), request.configuration, left_out)
     return found if request.baseline is None else accepting(found, request.baseline, whole=request.whole)
+
+
+def accept(found: Audit, path: str, reason: str, request: Request) -> tuple[Audit, Iterator[bytes]]:
+    """Return the audit with all its findings accepted, and the pieces of the baseline to be written to `path`."""
+    baseline = made(found, request.baseline, reason, whole=request.whole, targets=request.targets)
+    return accepting(found, baseline, whole=request.whole), written(baseline, os.path.dirname(path) or ".")
 
 
 class _Run:

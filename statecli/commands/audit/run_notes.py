@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from statecli.commands.audit import baseline, config, references, required_rules
 from statecli.commands.audit.baseline import Baseline
+from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
-from statecli.commands.audit.run import Request, is_meant
+from statecli.commands.audit.run import is_meant
 from statecli.core.finding import Finding, Severity
 from statecli.core.units import names, plural
 from statecli.storage import files

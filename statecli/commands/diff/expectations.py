@@ -12,7 +12,7 @@ from statecli.commands.diff.result import Broken, Change, Field, ScalarChange, S
 from statecli.core.errors import NothingMatched
 from statecli.core.finding import Finding, Severity
 from statecli.core.selection import glob_names, matches_any
-from statecli.formats.shared.settings import MORE
+from statecli.formats.torch.settings import MORE
 
 #: Names of a glob's tensors that one finding lists.
 SHOWN = 3

@@ -77,7 +77,7 @@ def as_loaded(matches: list[Match], model: ModelState, built: Built | None) -> t
     swapped = any(id(match.before) in known for match in matches)
     rows = {row.fqn: row for match in matches if (row := match.after if swapped else match.before)}
     registered = {row.fqn: row for match in matches if (row := match.before if swapped else match.after)}
-    loads = hf_auto.loaded_as(built, rows)
+    loads = hf_auto.loaded_as(built.module, rows)
     single = _one_to_one(loads, rows).items()
     pairs = [(rows[name], registered[other]) for name, other in single if other in registered]
     taken = {id(row) for pair in pairs for row in pair}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.core import quoting
 from statecli.core.state import ModelState, Oddity, Scalar, Settings
-from statecli.formats.shared.settings import MORE, rename, spelled, text_told
+from statecli.formats.torch.settings import MORE, rename, spelled, text_told
 
 #: What an index of shards says of the files around it; one file has nothing of the kind.
 _OF_INDEX = frozenset(("total_size", "total_parameters"))

@@ -21,7 +21,7 @@ from statecli.commands.diff.settings import changed_scalars, format_bookkeeping,
 from statecli.core.errors import UnreadableError
 from statecli.core.scope import NotChecked
 from statecli.core.state import ModelState, Settings, StateDict
-from statecli.formats.shared.settings import rename
+from statecli.formats.torch.settings import rename
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.source import Source, small
 from statecli.targets.load import split

@@ -16,7 +16,8 @@ import torch
 from msgspec import structs
 
 from statecli.commands.verify import inputs as given
-from statecli.commands.verify import tensor_bits
+from statecli.commands.verify import live_model, model_under_test, tensor_bits
+from statecli.commands.verify.model_under_test import Subject
 from statecli.core.errors import ModelError
 from statecli.core.state import ModelState, Oddity, TensorInfo
 from statecli.live import measure
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from statecli.commands.verify.inputs import Call, Inputs
-    from statecli.commands.verify.model_under_test import Subject
     from statecli.live.build import Built
 
 #: What is said of a tensor that was not there before the model was first called.
@@ -66,18 +66,14 @@ def run(built: Built, target: str, input: Sequence[str], inputs: str | None, han
 
     Raises UsageError where the inputs cannot be read, ModelError where forward or the inputs' function raises.
     """
-    from statecli.commands.verify import model_under_test as subjects
-
     if handed is None:
         called_with, why_not = given.find(input, inputs, built)
     else:
-        from statecli.commands.verify import live_model
-
         called_with, why_not = live_model.inputs_of(handed, built)
     if called_with is None:
         raise ModelError(f"{target}: {why_not}")
     called_with = _on(called_with, built.init_device)
-    subject = dataclasses.replace(subjects.of_built(built, target), inputs=called_with)
+    subject = dataclasses.replace(model_under_test.of_built(built, target), inputs=called_with)
     in_training, oddities = _in_training(subject)  # first: its instance is gone when the one that stays is built
     module, origins, in_eval = _first(subject)
     changed = {**dict.fromkeys(in_training, CHANGED_IN_TRAINING), **dict.fromkeys(in_eval, CHANGED)}

@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from msgspec import structs
-
 from statecli import live
 from statecli.core.errors import ModelError
 from statecli.core.state import ModelState, TensorInfo
@@ -18,7 +16,6 @@ from statecli.live.origin import Origins
 from statecli.live.spec import Spec
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from statecli.commands.verify.inputs import Inputs
@@ -168,60 +165,3 @@ def _of_copies(module: nn.Module, target: str, known: Built) -> Subject:
     return Subject(
         target, state, fresh, known.user_code, rebuilds=False, cut=cut, origins=known.origins, original=module
     )
-
-
-def with_inputs(subject: Subject, inputs: Inputs | None, why_not: str) -> Subject:
-    """The subject with inputs, and with the rows of what a first forward made appear; as it was where that raises."""
-    subject = replace(subject, inputs=inputs, no_inputs=why_not or subject.no_inputs)
-    if inputs is None:
-        return subject
-    from statecli.commands.verify import forward_effects
-
-    try:
-        module, origins, there = _called(subject)
-    except ModelError as error:  # the proofs that need a forward say so
-        return replace(subject, raises=str(error).removeprefix(f"{subject.target}: "))
-    name = subject.target
-    subject = replace(subject, assigned=_assigned(module, there))
-    known = subject.rows()
-    shapeless = {fqn for fqn, row in known.items() if row.shape is None}
-    if not shapeless and _tensors(module).keys() <= there.keys():
-        return subject
-    after = live.read(Built(Spec(name, "", False, name), module, origins, "cpu", True, lambda _, __: module), name)
-    rows = forward_effects.marked(after.tensors, subject.state.tensors)
-    new = [row for row in rows if row.fqn not in known or (row.fqn in shapeless and row.shape is not None)]
-    new = [row for row in new if row.fqn in shapeless or row.fqn not in there]
-    appeared = frozenset(row.fqn for row in new)
-    kept = [row for row in subject.state.tensors if row.fqn not in appeared]
-    state = structs.replace(subject.state, tensors=(*kept, *new))
-    return replace(subject, state=state, appeared=appeared)
-
-
-def _called(subject: Subject) -> tuple[nn.Module, Origins, dict[str, torch.Tensor]]:
-    """An instance after one forward, and the tensors that it had before. Raises ModelError where forward raises.
-
-    Without initial values where forward does not need them.
-    """
-    from statecli.commands.verify import forward_effects
-
-    def once(*, values: bool) -> tuple[nn.Module, Origins, dict[str, torch.Tensor]]:
-        module = subject.fresh(values=values)
-        there = _tensors(module)
-        return module, forward_effects.called(subject, module), there
-
-    try:
-        return once(values=False)
-    except ModelError:
-        return once(values=True)
-
-
-def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    from statecli.live import measure
-    from statecli.live.walk import walk
-
-    return dict(measure.names(walk(module)))
-
-
-def _assigned(module: nn.Module, there: dict[str, torch.Tensor]) -> frozenset[str]:
-    """The names under which forward has put another tensor than was there."""
-    return frozenset(name for name, one in _tensors(module).items() if there.get(name, one) is not one)

@@ -139,7 +139,7 @@ def _subject(request: Request, given: Any) -> Subject:
         raise UsageError(f"{request.target}: names no model class; write file.py:Class or package.module:Class")
     built = target.model(spec, init_device=request.init_device, values=False)
     # These import torch, which `target.model` misses in a line.
-    from statecli.commands.verify import inputs
+    from statecli.commands.verify import first_forward, inputs
     from statecli.commands.verify import model_under_test as subject
 
     if given is None:
@@ -148,18 +148,18 @@ def _subject(request: Request, given: Any) -> Subject:
         from statecli.commands.verify import live_model
 
         found, why_not = live_model.inputs_of(given, built)
-    return subject.with_inputs(subject.of_built(built, request.target), found, why_not)
+    return first_forward.with_inputs(subject.of_built(built, request.target), found, why_not)
 
 
 def of_live(model: nn.Module, request: Request, given: Any = None) -> Verification:
     """`run`, of a live model, which is left as it was; `given` is what forward is called with, see `live.inputs_of`."""
-    from statecli.commands.verify import live_model
+    from statecli.commands.verify import first_forward, live_model
     from statecli.commands.verify import model_under_test as subject
 
     with live_model.untouched(model, cuda=(request.device or "").startswith("cuda")):
         found = subject.of_module(model)
         inputs, why_not = live_model.inputs_of(given, subject.built_of(model))
-        return verified(subject.with_inputs(found, inputs, why_not), request)
+        return verified(first_forward.with_inputs(found, inputs, why_not), request)
 
 
 def _proved(name: Name, subject: Subject, request: Request) -> Check:

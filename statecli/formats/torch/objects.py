@@ -19,10 +19,10 @@ from statecli.core import quoting
 from statecli.core.dtypes import STORAGE_DTYPES
 from statecli.core.errors import MalformedError
 from statecli.core.state import ByteRange, Evidence, Kind, ModelState, Oddity, TensorInfo
-from statecli.formats.shared.settings import scalars
 from statecli.formats.torch.optimizers import optimizer_facts, tells_of_training
 from statecli.formats.torch.reading import MAX_ROWS, Reading, Row, row_of
 from statecli.formats.torch.sections import Search, Section, find_sections
+from statecli.formats.torch.settings import scalars
 from statecli.formats.torch.state_dict import state_dict_of
 from statecli.formats.torch.tensors import Decoder
 from statecli.formats.torch.whole_module import module_rows

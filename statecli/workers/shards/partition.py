@@ -10,6 +10,9 @@ from statecli.values.pool import OVERHEAD
 #: Runs of neighbouring tasks that each share gets of a pass: more are more even, fewer are read with fewer leaps.
 RUNS = 16
 
+#: More shards than anybody has processes.
+MAX_SHARDS = 100_000
+
 
 class Cut:
     """One share of all passes of a command. What one pass gave to each is evened out by the next."""

@@ -13,15 +13,12 @@ from statecli.core.errors import StateError, UnreadableError, UsageError
 from statecli.core.version import __version__
 from statecli.storage.file_version import CHANGED, Stamp, changed, stamp
 from statecli.values.require_numpy import require_numpy
-from statecli.workers.shards.partition import Cut
+from statecli.workers.shards.partition import MAX_SHARDS, Cut
 
 if TYPE_CHECKING:
     from statecli.values.pool import Work
     from statecli.workers.shards.shard_file import Line
     from statecli.workers.shards.tasks import Key
-
-#: More than anybody has processes.
-MOST = 100_000
 
 #: What decides who does the work, and how its result is written: `merge` says so itself.
 OF_MERGE = frozenset(
@@ -38,8 +35,8 @@ def parsed(text: str) -> tuple[int, int]:
     """Which share of how many. Raises UsageError."""
     found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
     index, count = map(int, found.groups()) if found else (0, 0)
-    if not 1 <= index <= count <= MOST:
-        raise UsageError(f"--shard {text}: write I/N for the share I of N, from 1/N to N/N (N up to {MOST})")
+    if not 1 <= index <= count <= MAX_SHARDS:
+        raise UsageError(f"--shard {text}: write I/N for the share I of N, from 1/N to N/N (N up to {MAX_SHARDS})")
     return index, count
 
 

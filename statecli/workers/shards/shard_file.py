@@ -26,7 +26,7 @@ from statecli.core.errors import ChecksumMismatch, StateError, UnreadableError
 from statecli.core.state import Place
 from statecli.storage import files
 from statecli.values.compare_task import Found
-from statecli.workers.shards.shard import MOST
+from statecli.workers.shards.partition import MAX_SHARDS
 from statecli.workers.shards.tasks import RESULTS, Identity, Key
 
 SCHEMA = "statecli.part/1"
@@ -244,7 +244,7 @@ def _head(path: str, raw: bytes) -> Head:
         raise UnreadableError(f"{path}: line 1: is a {schema[:40]}, and this statecli reads {SCHEMA}")
     head: Head = _converted(Head, found, path, 1)
     index, count = head.shard
-    if not 1 <= index <= count <= MOST:
+    if not 1 <= index <= count <= MAX_SHARDS:
         _refuse(path, 1, f"says that it is part {index} of {count}")
     return head
 

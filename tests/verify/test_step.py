@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.commands.verify import inputs, model_under_test, training_rounds
+from statecli.commands.verify import first_forward, inputs, model_under_test, training_rounds
 from statecli.commands.verify.proofs.step import prove
 from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.commands.verify.run import Request, run
@@ -475,9 +475,7 @@ def test_the_process_is_left_as_it_was(tmp_path):
     """
     (tmp_path / "net.py").write_text("import torch\nfrom torch import nn\n" + linear(forward=disturb))
     built = build(spec.parse(f"{tmp_path}/net.py:Net"))
-    net = model_under_test.with_inputs(
-        model_under_test.of_built(built, "net.py:Net"), *inputs.find(["4x8"], None, built)
-    )
+    net = first_forward.with_inputs(model_under_test.of_built(built, "net.py:Net"), *inputs.find(["4x8"], None, built))
     before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
     with torch.no_grad():
         assert prove(net).verdict is Verdict.PASSED
@@ -542,6 +540,6 @@ def test_an_update_outside_the_sample_is_seen_in_the_next_round(chosen, rounds, 
     """Of 16,382 values every third or so is looked at; what moves none of them is told by looking at all."""
     module = nn.Linear(4 * training_rounds.SAMPLE - 2, 1, bias=False)
     given, _ = inputs.find((f"1x{module.in_features}",), None, model_under_test.built_of(module))
-    of = model_under_test.with_inputs(model_under_test.of_module(module), given, "")
+    of = first_forward.with_inputs(model_under_test.of_module(module), given, "")
     run, why_not = training_rounds.train(of, type("One", (Only,), {"chosen": chosen}))
     assert (run.rounds, run.seen["weight"].updated, why_not) == (rounds, updated, None)

@@ -7,6 +7,7 @@ import zlib
 
 from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
+from statecli.formats import registry
 from statecli.storage import files
 from statecli.storage.source import HEAD, Source
 
@@ -110,11 +111,9 @@ def _unpacked_xz(head: bytes) -> bytes:
 
 def _around(what: str, path: str, inner: bytes) -> str:
     """The same with what is inside, if that is an archive or a checkpoint."""
-    from statecli import formats
-
     kind, _, advice = what.partition(": ")
     stem = path.rpartition(".")[0]
-    takers = (format.NAME for format in formats.FILES if inner and format.sniff(stem, inner))
+    takers = (format.NAME for format in registry.FILES if inner and format.sniff(stem, inner))
     found = next(takers, None)
     if found is None and inner[257:262] == b"ustar":
         return f"{kind} around {name('', inner, len(inner))}"

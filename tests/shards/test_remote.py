@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ..remote.server import After, Headers, Refuse, Server, Signed
+from ..storage.server import After, Headers, Refuse, Server, Signed
 
 SECRET = "wJalrXUtnFEMI-that-no-part-may-have"  # noqa: S105 - it opens nothing
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from statecli.commands.verify import inputs, model_under_test, training_rounds
+from statecli.commands.verify import first_forward, inputs, model_under_test, training_rounds
 from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.live import spec
 from statecli.live.build import build, load
@@ -163,7 +163,7 @@ def test_a_real_drop_path_is_no_fault():
 
 def _subject(target: str, input: str = "4x8") -> model_under_test.Subject:
     built = build(spec.parse(target))
-    return model_under_test.with_inputs(model_under_test.of_built(built, target), *inputs.find([input], None, built))
+    return first_forward.with_inputs(model_under_test.of_built(built, target), *inputs.find([input], None, built))
 
 
 def test_what_a_round_draws_does_not_hang_on_the_constructor():

@@ -24,7 +24,7 @@ from statecli.values import pool
 from statecli.values.stats import Task, stats_batch
 from statecli.workers.executors import batch
 
-from ..engines.conftest import state as every_dtype
+from ..executors.conftest import state as every_dtype
 from ..formats import test_megatron
 from ..formats.test_same_everywhere import WRITERS, safetensors
 

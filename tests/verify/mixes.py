@@ -13,6 +13,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
+from statecli.commands.verify import first_forward
 from statecli.commands.verify import model_under_test as subjects
 from statecli.commands.verify.inputs import Inputs
 from statecli.live.build import Built, build
@@ -185,4 +186,4 @@ def sample(name: str, *shapes: object, folder: Path = SAMPLES, init_device: str 
 
 
 def _with(subject: subjects.Subject, shapes: tuple) -> subjects.Subject:
-    return subjects.with_inputs(subject, given(*shapes), "") if shapes else subject
+    return first_forward.with_inputs(subject, given(*shapes), "") if shapes else subject
