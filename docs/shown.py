@@ -24,33 +24,20 @@ def command(line: str, width: int = 88) -> None:
 def _run(line: str, width: int = 88) -> None:
     import shlex
 
-    from statecli import render
-    from statecli.cli import shortcut
-    from statecli.commands.audit.run import audit
-    from statecli.commands.diff.run import compare
-    from statecli.commands.inspect import run as inspect_run
-    from statecli.commands.verify import run as verify_run
-    from statecli.report import View, diff, inspect, verify
-    from statecli.report import audit as auditing
-    from statecli.requests import audit as asked
-    from statecli.requests.diff import request, view
-    from statecli.requests.options import AuditOptions, DiffOptions, VerifyOptions
+    from msgspec.structs import replace
 
-    options = shortcut.parse(shlex.split(line)[1:])
+    from statecli import render
+    from statecli.cli import parser
+    from statecli.commands.verify.run import FAKE
+    from statecli.requests.options import VerifyOptions
+    from statecli.requests.run import run
+
+    options = parser.parse(shlex.split(line)[1:])
     assert options is not None, line
-    if isinstance(options, DiffOptions):
-        report = diff.of_diff(compare(request(options)), view(options))
-    elif isinstance(options, VerifyOptions):
+    if isinstance(options, VerifyOptions) and options.device is None:
         # As on a machine without a GPU, wherever the documents are made.
-        wanted = verify_run.Request(
-            target=options.target, device=options.device or verify_run.FAKE, input=options.input
-        )
-        report = verify.of_verification(verify_run.run(wanted), View())
-    elif isinstance(options, AuditOptions):
-        report = auditing.of_audit(audit(asked.request(options)), View())
-    else:
-        found = inspect_run.inspect(inspect_run.Request(target=options.target, to=options.to, model=options.model))
-        report = inspect.of_inspection(found, View())
+        options = replace(options, device=FAKE)
+    report = run(options).report
     sink = _Text()
     render.write(report, render.Output.TABLE, sink, render.Look(terminal=True, width=width))
     _print(line, sink.file.getvalue(), 1 if report.failed() else 0)
@@ -199,18 +186,15 @@ class _Text:
 
 def options(name: str) -> None:
     """Print the options of a command as a Markdown table."""
-    import typer
+    from statecli.requests.options import COMMANDS
+    from statecli.requests.parameters import parameters_of
 
-    from statecli.cli.arguments import app
-
-    command = typer.main.get_command(app)
-    for word in name.split():
-        command = command.commands[word]
     print("| option | does |\n| --- | --- |")
-    for parameter in command.params:
-        if parameter.param_type_name == "option":
-            names = ", ".join(f"`{opt}`" for opt in sorted(parameter.opts, key=len, reverse=True))
-            print(f"| {names} | {parameter.help.replace('|', chr(92) + '|')} |")
+    for option in parameters_of(COMMANDS[name]):
+        if not option.is_target:
+            names = ", ".join(f"`{flag}`" for flag in option.flags)
+            print(f"| {names} | {option.help.replace('|', chr(92) + '|')} |")
+    print("| `--help`, `-h` | Show this message and exit. |")
 
 
 def inputs() -> None:

@@ -99,18 +99,18 @@ def _run() -> None:
     from statecli.cli import interrupts
 
     interrupts.listen()
-    from statecli.cli import commands, shortcut
+    from statecli.cli import commands, parser
     from statecli.storage import files
 
     files.forget()
     # Before anything can show it: a URL may hold a password or a signature.
     sys.argv[1:] = map(files.shown, sys.argv[1:])
-    options = shortcut.parse(sys.argv[1:])
+    options = parser.parse(sys.argv[1:])
     if options is not None:
-        commands.leave(lambda: commands.run(options), options.debug)
-    from statecli.cli.arguments import run
+        commands.leave(options)
+    from statecli.cli.typer_app import run
 
-    commands.leave(run, debug=False)
+    commands.leave_with(run, debug=False)
 
 
 def _complain(error: BaseException) -> None:

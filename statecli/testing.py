@@ -45,9 +45,10 @@ def assert_state_follows(
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     import statecli
-    from statecli.api import calls
+    from statecli.api.calls import options_of
+    from statecli.requests.options import VerifyOptions
 
-    asked = calls.checks(checks)
+    asked = options_of(VerifyOptions, {"target": "", "check": checks}).check
     found = statecli.verify(
         model,
         checks=asked,

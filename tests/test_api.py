@@ -460,9 +460,7 @@ def test_inspect_of_a_file_is_the_commands_own(tmp_path):
     """The same data as the command has."""
     torch.save({"a.weight": torch.ones(2, 3)}, tmp_path / "a.pt")
     found = statecli.inspect(tmp_path / "a.pt", stats=True, kind="parameter")
-    assert found == inspection.inspect(
-        inspection.Request(str(tmp_path / "a.pt"), stats=True, kind=(statecli.api.calls.kinds("parameter")))
-    )
+    assert found == inspection.inspect(inspection.Request(str(tmp_path / "a.pt"), stats=True, kind=((Kind.PARAMETER,))))
     assert found.state.tensors[0].stats.mean == 1.0
 
 

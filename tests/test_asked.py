@@ -12,6 +12,7 @@ from statecli.render import Output
 from statecli.report.diff import DiffView, Names
 from statecli.requests import diff
 from statecli.requests.options import DiffOptions
+from statecli.requests.outcome import Given
 from statecli.values.delta import How
 
 
@@ -21,9 +22,9 @@ def options(**given):
 
 def test_nothing_asked_is_the_default():
     """The command line and the library mean the same by nothing."""
-    assert diff.request(options()) == Request("a.pt", "b.pt")
-    assert diff.view(options()) == DiffView()
-    diff.check(options())
+    assert diff.build_request(options()) == Request("a.pt", "b.pt")
+    assert diff.build_view(options()) == DiffView()
+    diff.check(options(), Given())
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_nothing_asked_is_the_default():
 )
 def test_each_option_reaches_the_comparison(given, wanted):
     """Exactly what was given differs from the default."""
-    assert diff.request(options(**given)) == Request("a.pt", "b.pt", **wanted)
+    assert diff.build_request(options(**given)) == Request("a.pt", "b.pt", **wanted)
 
 
 @pytest.mark.parametrize(
@@ -71,23 +72,23 @@ def test_each_option_reaches_the_comparison(given, wanted):
 )
 def test_each_option_reaches_the_report(given, wanted):
     """Exactly what was given differs from the default."""
-    assert diff.view(options(**given)) == DiffView(**wanted)
+    assert diff.build_view(options(**given)) == DiffView(**wanted)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12"])
 def test_devices_that_compute(device):
     """The CPU, the current GPU, and one by its number."""
-    diff.check(options(device=device))
+    diff.check(options(device=device), Given())
 
 
 @pytest.mark.parametrize("device", ["", "CPU", "cuda:", "cuda:-1", "cuda:01", "cuda:0 ", "mps", "meta", "cpu\n"])
 def test_devices_that_do_not(device):
     """Nothing is guessed from a word that is nearly one."""
     with pytest.raises(UsageError):
-        diff.check(options(device=device))
+        diff.check(options(device=device), Given())
 
 
 def test_a_contradiction_names_both():
     """The line says which two to choose from."""
     with pytest.raises(UsageError, match=r"--bitwise and --atol contradict"):
-        diff.check(options(bitwise=True, atol=1.0))
+        diff.check(options(bitwise=True, atol=1.0), Given())

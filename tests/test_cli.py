@@ -293,7 +293,7 @@ def test_a_bug_of_ours_is_told_in_one_line_and_ends_2(statecli, small, monkeypat
     """A crash is never 1 and never a traceback, unless --debug asks."""
     from statecli.cli import commands
 
-    monkeypatch.setattr(commands, "run_inspection", lambda *_: 1 / 0)
+    monkeypatch.setattr(commands, "run", lambda *_: 1 / 0)
     result = statecli("inspect", small)
     assert result.code == 2
     assert result.err.count("\n") == 1

@@ -10,8 +10,8 @@ import pytest
 
 import statecli
 from statecli import formats, render
-from statecli.cli import arguments
 from statecli.core.errors import StateError
+from statecli.requests.options import COMMANDS
 
 PACKAGE = Path(statecli.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -145,13 +145,12 @@ def test_everything_public_has_a_docstring():
         assert ast.get_docstring(tree), path
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-                exempt = node.name in ("write", "sniff") or path.name == "arguments.py"
+                exempt = node.name in ("write", "sniff")
                 assert exempt or ast.get_docstring(node), f"{path}:{node.lineno} {node.name}"
 
 
-@pytest.mark.parametrize("command", [arguments.inspect, arguments.diff])
+@pytest.mark.parametrize("command", ["inspect", "diff", "verify", "audit"])
 def test_every_option_of_the_contract_is_there(command):
     """The shared options exist on each command that reads a target."""
-    parameters = inspect.signature(command).parameters
     shared = {"output_format", "output", "include", "exclude", "kind", "quiet", "verbose", "color", "debug"}
-    assert shared | {"no_progress"} <= set(parameters)
+    assert shared | {"no_progress"} <= set(COMMANDS[command].__struct_fields__)

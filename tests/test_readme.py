@@ -14,7 +14,7 @@ import typer
 import yaml
 from safetensors.torch import save_file
 
-from statecli.cli.arguments import app
+from statecli.cli.typer_app import build_app
 from statecli.commands.audit import config
 from statecli.commands.audit.config import Config, Ignored
 from statecli.rules.policy_config import Policy
@@ -168,7 +168,7 @@ def commands(group, before=""):
 def test_every_command_and_option_is_documented():
     """In the README or the page of the audit, or of `merge`; `git`'s own two are called by git."""
     pages = README + AUDIT + "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("outputs.md", "merge.md"))
-    for words, command in commands(typer.main.get_command(app)):
+    for words, command in commands(typer.main.get_command(build_app())):
         if words in ("git textconv", "git difftool"):
             continue
         assert f"statecli {words}" in pages, words

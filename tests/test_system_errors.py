@@ -173,7 +173,7 @@ def test_output_error_is_the_line_about_standard_output(capsys):
         raise OutputError("standard output cannot be written: No space left on device")
 
     with pytest.raises(SystemExit) as done:
-        commands.leave(run, debug=False)
+        commands.leave_with(run, debug=False)
     assert done.value.code == 2
     assert capsys.readouterr().err == "statecli: standard output cannot be written: No space left on device\n"
 
@@ -205,11 +205,11 @@ def test_the_work_is_done_here_where_no_process_can_be_started(monkeypatch, wher
 
 
 @pytest.mark.parametrize("error", ["MemoryError()", "RecursionError('deep')", "ImportError('no')", "OSError(11, 'no')"])
-@pytest.mark.parametrize("where", ["shortcut.parse", "interrupts.listen", "cli.run"])
+@pytest.mark.parametrize("where", ["parser.parse", "interrupts.listen", "commands.execute"])
 def test_a_crash_is_never_1(error, where):
     """Of whatever step: one line, 2."""
     module, function = where.split(".")
-    body = f"import statecli.{module} as module\ndef fail(*_): raise {error}\nmodule.{function} = fail\n"
+    body = f"import statecli.cli.{module} as module\ndef fail(*_): raise {error}\nmodule.{function} = fail\n"
     done = _program(body + MAIN.format(["inspect", "a.pt"]))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("statecli: ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -11,18 +10,23 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from statecli.core.errors import UsageError
+from statecli.requests.options import DiffOptions, InspectOptions, MergeOptions, Options, VerifyOptions
+from statecli.requests.outcome import Caller, Given
+from statecli.requests.parameters import Parameter, parameters_of
+from statecli.requests.run import run
 from statecli.storage import files
+from statecli.targets.load import spec_of
+from statecli.workers import executors
 
 if TYPE_CHECKING:
-    from statecli.commands.diff.result import Diff, Field
+    from statecli.commands.diff.result import Diff
     from statecli.commands.inspect.run import Inspection
-    from statecli.commands.inspect.run import Request as InspectRequest
-    from statecli.commands.verify.result import Name, Verification
-    from statecli.commands.verify.run import Request as VerifyRequest
-    from statecli.core.state import Kind
-    from statecli.requests.options import DiffOptions
+    from statecli.commands.verify.result import Verification
 
-_Word = TypeVar("_Word", bound=Enum)
+_Options = TypeVar("_Options", InspectOptions, DiffOptions, MergeOptions, VerifyOptions)
+
+#: Options that Python calls otherwise.
+ARGUMENTS = {"check": "checks"}
 
 __tracebackhide__ = True  # pytest shows the caller's line
 
@@ -88,59 +92,47 @@ def optimizer(given: object) -> str | type | None:
     raise UsageError(f"optimizer: give a name such as 'adamw' or a class of torch.optim, not {given!r}")
 
 
-def checks(words: Iterable[Name | str] | None) -> tuple[Name, ...]:
-    """Proofs, each once, in the order in which they are run. Raises UsageError for a name that is none."""
-    from statecli.commands.verify.result import Name
-
-    asked = _words("checks", words, Name)
-    return tuple(name for name in Name if name in asked)
-
-
-def kinds(words: Iterable[Kind | str] | None) -> tuple[Kind, ...]:
-    """Kinds of tensors. Raises UsageError for a word that is none."""
-    from statecli.core.state import Kind
-
-    return _words("kind", words, Kind)
-
-
-def fields(words: Iterable[Field | str] | None) -> tuple[Field, ...]:
-    """What a diff ignores. Raises UsageError for a word that is none."""
-    from statecli.commands.diff.result import Field
-
-    return _words("ignore", words, Field)
-
-
-def _words(option: str, given: Iterable[Any] | None, of: type[_Word]) -> tuple[_Word, ...]:
-    known = {one.value: one for one in of}
-    asked = _several(option, given)
-    unknown = next((word for word in asked if word not in list(known)), None)
+def _words(parameter: Parameter, given: Iterable[Any] | None) -> tuple[Any, ...]:
+    """Return choices, of which one may stand alone. Raises UsageError for a word that is not one of them."""
+    choices = {choice.value: choice for choice in parameter.type}
+    argument = ARGUMENTS.get(parameter.field, parameter.field)
+    words = _several(argument, given)
+    unknown = next((word for word in words if word not in list(choices)), None)
     if unknown is not None:
-        raise UsageError(f"{option}: {str(unknown)!r} is none of {', '.join(known)}")
-    return tuple(known[word] for word in asked)
+        raise UsageError(f"{argument}: {str(unknown)!r} is none of {', '.join(choices)}")
+    return tuple(choices[word] for word in words)
 
 
-def _count(jobs: object) -> int:
-    if type(jobs) is not int:
-        raise UsageError(f"--jobs {jobs}: must be a whole number")
-    return jobs
+def _count(number: object) -> int:
+    if type(number) is not int:
+        raise UsageError(f"--jobs {number}: must be a whole number")
+    return number
 
 
-def diff_options(before: object, after: object, **given: Any) -> DiffOptions:
-    """The parameters of `statecli.diff` as the options of the command. Raises UsageError."""
-    from statecli.requests.options import DiffOptions
+def options_of(options: type[_Options], given: Mapping[str, Any]) -> _Options:
+    """Return the options of a command with what Python gives: each value as its type says. Raises UsageError."""
+    parameters = {parameter.field: parameter for parameter in parameters_of(options)}
+    return options(**{field: _convert(parameters[field], value) for field, value in given.items()})
 
-    globs = ("map", "only", "frozen", "changed", "include", "exclude")
-    read: dict[str, Callable[[Any], Any]] = {
-        "ignore": fields,
-        "kind": kinds,
-        "device": str,
-        "init_device": str,
-        "executor": engine_of,
-        "jobs": _count,
-        **{name: functools.partial(many, name) for name in globs},
-    }
-    options = {name: read[name](value) if name in read else value for name, value in given.items()}
-    return DiffOptions(before=path_of(before), after=path_of(after), **options)
+
+def _convert(parameter: Parameter, value: Any) -> Any:
+    if parameter.field in _CONVERTERS:
+        return _CONVERTERS[parameter.field](value)
+    if parameter.repeatable:
+        is_choice = isinstance(parameter.type, type) and issubclass(parameter.type, Enum)
+        return _words(parameter, value) if is_choice else many(parameter.field, value)
+    return text(value) if parameter.type is str else value
+
+
+#: Options whose values Python gives in more ways than the command line.
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "target": name_of,
+    "before": path_of,
+    "after": path_of,
+    "executor": engine_of,
+    "optimizer": optimizer,
+    "jobs": _count,
+}
 
 
 # --- doing it ---------------------------------------------------------------------------------------------------------
@@ -148,111 +140,57 @@ def diff_options(before: object, after: object, **given: Any) -> DiffOptions:
 
 def inspect(target: Any, inputs: Any, executor: Any = None, **given: Any) -> Inspection:
     """See `statecli.inspect`."""
-    from statecli.commands.inspect import run
-    from statecli.targets.load import spec_of
-    from statecli.workers import executors
-
     files.forget()
-    request = _inspect_request(target, **given)
-    executor = engine_of(executor)
-    executors.check(executor)
-    if executor is not None and (is_live(target) or spec_of(request.target) or not request.stats):
-        raise UsageError(f"--executor {executors.named(executor)}: is for stats=True of a checkpoint")
-    if executor is not None:
-        with executors.working(executor):
-            return run.inspect(request)
-    if not is_live(target):
-        with _as_it_was(request.to or "") if spec_of(request.target) or request.model else nullcontext():
-            return run.inspect(request, handed=inputs)
-    if request.model is not None:
-        raise UsageError(f"model groups a checkpoint; {request.target} is a model already")
-    from statecli.commands.verify import live_model
-
-    with live_model.untouched(target, cuda=(request.to or "").startswith("cuda")):
-        return run.of_live(target, request, inputs)
-
-
-def _inspect_request(target: Any, **given: Any) -> InspectRequest:
-    from statecli.commands.inspect import run
-
-    options = {
-        **given,
-        "to": text(given["to"]),
-        "model": text(given["model"]),
-        "init_device": str(given["init_device"]),
-    }
-    return run.Request(target=name_of(target), **{**options, **_filters(given)})
-
-
-def _filters(given: Mapping[str, Any]) -> dict[str, Any]:
-    globs = {option: many(option, given[option]) for option in ("include", "exclude")}
-    return {**globs, "kind": kinds(given["kind"])}
+    options = options_of(InspectOptions, {"target": target, "executor": executor, **given})
+    model = target if is_live(target) else None
+    device = options.to or ""
+    if model is not None:
+        kept: AbstractContextManager[None] = _untouched(model, device)
+    else:
+        kept = _as_it_was(device) if spec_of(options.target) or options.model else nullcontext()
+    with kept:
+        result: Inspection = run(options, given=Given(model=model, inputs=inputs)).result
+    return result
 
 
 def diff(before: Any, after: Any, **given: Any) -> Diff:
     """See `statecli.diff`."""
-    from statecli.commands.diff.run import compare
-    from statecli.requests import diff as asked
-    from statecli.targets.load import spec_of
-    from statecli.workers import executors
-
     files.forget()
-    options = diff_options(before, after, **given)
-    asked.check(options)
+    options = options_of(DiffOptions, {"before": before, "after": after, **given})
     any_class = spec_of(options.before) or spec_of(options.after)
-    with _as_it_was(options.device) if any_class else nullcontext(), executors.working(options.executor):
-        return compare(asked.request(options))
+    with _as_it_was(options.device) if any_class else nullcontext():
+        result: Diff = run(options).result
+    return result
 
 
 def merge(parts: Any, **given: Any) -> Inspection | Diff:
     """See `statecli.merge`."""
-    from statecli.commands.diff.run import compare
-    from statecli.commands.inspect import run
-    from statecli.requests import diff as asked
-    from statecli.requests import inspect as inspect_request
-    from statecli.requests.merge import merging
-    from statecli.requests.options import DiffOptions, InspectOptions, MergeOptions
-    from statecli.workers import executors
-
     several = (parts,) if isinstance(parts, (str, os.PathLike)) else parts
-    code, url = many("code", given.pop("code")), tuple(map(files.shown, many("url", given.pop("url"))))
-    given["executor"] = engine_of(given.get("executor"))
-    options = MergeOptions(parts=tuple(map(path_of, several)), code=code, url=url, **given)
+    given["url"] = tuple(map(files.shown, many("url", given["url"])))
+    options = options_of(MergeOptions, {"parts": tuple(map(path_of, several)), **given})
     executors.check(options.executor, jobs=options.jobs)
-    with merging(options) as command, executors.working(options.executor):
-        if isinstance(command, DiffOptions):
-            asked.check(command)
-            return compare(asked.request(command))
-        if isinstance(command, InspectOptions):
-            return run.inspect(inspect_request.requested(command))
-    raise UsageError(f"{options.parts[0]}: is of a command that only the command line merges: statecli merge")
+    result: Inspection | Diff = run(options, _ForPython(options.parts[0])).result
+    return result
 
 
-def verify(model: Any, inputs: Any, **given: Any) -> Verification:
+class _ForPython(Caller):
+    """Refuses to merge the parts of a command that is not a function of the Python API."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+
+    def check_command(self, options: Options) -> None:
+        if not isinstance(options, (DiffOptions, InspectOptions)):
+            raise UsageError(f"{self._part}: is of a command that only the command line merges: statecli merge")
+
+
+def verify(model: Any, inputs: Any, checks: Any = (), **given: Any) -> Verification:
     """See `statecli.verify`."""
-    from statecli.commands.verify import run
-    from statecli.requests import verify as asked
-
     files.forget()
-    request = _verify_request(model, **given)
-    asked.check(request)
-    if is_live(model):
-        return _worded(run.of_live(model, request, inputs))
-    with _as_it_was(request.device or ""):
-        return _worded(run.run(request, given=inputs))
-
-
-def _verify_request(model: Any, **given: Any) -> VerifyRequest:
-    from statecli.commands.verify import run
-
-    return run.Request(
-        target=name_of(model),
-        checks=checks(given["checks"]),
-        device=text(given["device"]),
-        dtype=text(given["dtype"]),
-        optimizer=optimizer(given["optimizer"]),
-        **_filters(given),
-    )
+    options = options_of(VerifyOptions, {"target": model, "check": checks, **given})
+    live = model if is_live(model) else None
+    with nullcontext() if live is not None else _as_it_was(options.device or ""):
+        return _worded(run(options, given=Given(model=live, inputs=inputs)).result)
 
 
 def _worded(found: Verification) -> Verification:
@@ -275,3 +213,9 @@ def _as_it_was(device: str) -> AbstractContextManager[None]:
     from statecli.commands.verify import live_model
 
     return live_model.untouched(cuda=device.startswith("cuda"))
+
+
+def _untouched(model: Any, device: str) -> AbstractContextManager[None]:
+    from statecli.commands.verify import live_model
+
+    return live_model.untouched(model, cuda=device.startswith("cuda"))

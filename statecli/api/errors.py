@@ -42,7 +42,7 @@ def told(given: dict[str, Any], ask: Callable[[], _Found]) -> _Found:
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:
     """The part of it that is in the user's own code; None where there is none."""
-    ours = os.path.dirname(__file__) + os.sep
+    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
         trace = trace.tb_next
     return trace

@@ -11,14 +11,13 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
 from statecli.core.errors import UsageError
 from statecli.formats import FORMATS
 from statecli.render import Output
-from statecli.requests.options import LockOptions, MergeOptions, SharedOptions
 from statecli.storage import files
 from statecli.storage.source import Source
 from statecli.targets import location
@@ -38,19 +37,23 @@ class Written(msgspec.Struct, frozen=True):
     option: str
 
 
-def asked(options: SharedOptions | MergeOptions) -> tuple[Written, ...]:
-    """The outputs of a run, that of `-f` last: it may go to a pipe that is closed before its end.
+def requested(options: Any) -> tuple[Written, ...]:
+    """Return the outputs of a run, that of `-f` last: it may go to a pipe that is closed before its end.
 
-    Raises UsageError for a format that there is not, no file, two outputs in one file, a file in no folder, and one
-    that is read.
+    Raises UsageError for an unknown format, a report without a file, two outputs in one file, a file in a folder that
+    is not there, and a file that is read.
     """
-    reports = [_report(text) for text in options.report]
-    path = None if options.output == STDOUT else options.output
-    everything = (*reports, Written(options.output_format, path, f"-o {options.output}"))
-    refuse_twice(everything)
-    for one in everything:
+    reports = [_report(text) for text in getattr(options, "report", ())]
+    output = getattr(options, "output", None)
+    path = None if output == STDOUT else output
+    outputs = (*reports, Written(getattr(options, "output_format", Output.JSON), path, f"-o {output}"))
+    baseline = getattr(options, "write_baseline", None)
+    if baseline is not None:
+        refuse_place(baseline, "--write-baseline")
+    refuse_twice((*outputs, Written(Output.JSON, baseline, f"--write-baseline {baseline}")))
+    for one in outputs:
         refuse(one, options)
-    return everything
+    return outputs
 
 
 def _report(text: str) -> Written:
@@ -79,7 +82,7 @@ def refuse_twice(everything: Sequence[Written]) -> None:
             raise UsageError(f"{one.option}: {other.option} is written to the same file; name another")
 
 
-def _read(options: SharedOptions | LockOptions | MergeOptions) -> Iterator[str]:
+def _read(options: Any) -> Iterator[str]:
     """The files and folders that the command line names to be read."""
     for name in READ:
         value = getattr(options, name, None)
@@ -95,7 +98,7 @@ def _matches(text: str) -> Iterator[str]:
         yield from files.matching(text)
 
 
-def refuse(one: Written, options: SharedOptions | LockOptions | MergeOptions) -> None:
+def refuse(one: Written, options: Any) -> None:
     """Raises UsageError for a file in no folder, and for one that is read."""
     if one.path is None:
         return

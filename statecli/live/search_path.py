@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+#: The folder that contains the package `statecli`: site-packages, or a checkout.
+_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 #: What `drop_relative_entries` took off the path. Typed code may still import from there.
 _dropped: list[str] = []
 

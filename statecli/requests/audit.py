@@ -1,8 +1,9 @@
-"""What an `audit` line and the project's configuration ask for together: the line's options come first."""
+"""Run `statecli audit`: options and the project's configuration in, outcome out. The line's options come first."""
 
 from __future__ import annotations
 
-from statecli.commands.audit import baseline, config, required_rules
+from statecli.commands.audit import baseline, config, required_rules, run_notes
+from statecli.commands.audit import run as audit_run
 from statecli.commands.audit.baseline import Baseline
 from statecli.commands.audit.config import Config, Loaded
 from statecli.commands.audit.request import Request
@@ -11,24 +12,65 @@ from statecli.commands.lock.lock_file import Lock
 from statecli.core.errors import UsageError
 from statecli.core.finding import Severity
 from statecli.core.scope import Configuration
+from statecli.report import View
+from statecli.report.audit import of_audit, untold
 from statecli.requests.options import AuditOptions
+from statecli.requests.outcome import Caller, Given, Outcome, OutputFile
 from statecli.rules import RULES
 from statecli.storage import files
 from statecli.targets.load import spec_of
-from statecli.workers import executors
+from statecli.targets.outcome import Status
 
 
-def request(options: AuditOptions, found: Loaded | None = None) -> Request:
-    """What is asked for, by the configuration `found` or the one that the line names. Raises UsageError for what makes
-    no sense, UnreadableError for a file that is not what it is given as.
+def check(options: AuditOptions, given: Given) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for options that contradict each other, before anything is read."""
+    if options.jobs < 0:
+        raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
+
+
+def reads_values(options: AuditOptions, given: Given) -> bool:  # noqa: ARG001 - as above
+    """Return True: whether an audit reads values depends on the configuration, see `build_request`."""
+    return True
+
+
+#: Never shown, because `build_request` says it.
+VALUES_ARE_READ = ""
+
+
+def run(options: AuditOptions, caller: Caller, given: Given) -> Outcome:  # noqa: ARG001 - as above
+    """Audit each target; what could not be audited is a failure."""
+    configured = load_config(options)
+    caller.check_files(configured_files(options, configured))
+    request = build_request(options, configured)
+    with caller.progress(values=bool(request.values) or request.lock is not None) as progress:
+        found = audit_run.audit(request, progress=progress)
+    files: tuple[OutputFile, ...] = ()
+    if options.write_baseline is not None:
+        found, pieces = audit_run.accept(found, options.write_baseline, options.reason or "", request)
+        files = (OutputFile(options.write_baseline, pieces),)
+    unjudged = untold(found, options.select, allow_empty=options.allow_empty)
+    fixed, notes = baseline.fixed(found), run_notes.told(found, request)
+    report = of_audit(found, View(unfold=options.all, verbose=options.verbose), unjudged, [*fixed, *notes])
+    failed = [target.reason or target.target for target in found.targets if target.status is Status.FAILED]
+    return Outcome(
+        found,
+        report,
+        failures=list(dict.fromkeys((*failed, *unjudged))),
+        reported=True,
+        notes=[*([] if options.verbose else fixed), *notes],
+        files=files,
+    )
+
+
+def build_request(options: AuditOptions, found: Loaded | None = None) -> Request:
+    """Return what is asked for, by the configuration `found` or the one that the line names.
+
+    Raises UsageError for what makes no sense, UnreadableError for a file that is not what it is given as.
 
     `--select` takes the place of the configured one, `--ignore` adds to it.
     """
-    found = found or loaded(options)
+    found = found or load_config(options)
     asked = found.config
-    if options.jobs < 0:
-        raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
-    executors.check(options.executor, jobs=options.jobs)
     _check(options, found)
     lock = options.lock or asked.lock
     made = Request(
@@ -78,8 +120,8 @@ def _check(options: AuditOptions, found: Loaded) -> None:
             raise UsageError(f"{found.path}: policy.{key}: {why}")
 
 
-def inputs(options: AuditOptions, found: Loaded) -> list[str]:
-    """The files that are read though no option of the line names them."""
+def configured_files(options: AuditOptions, found: Loaded) -> list[str]:
+    """Return the files that are read though no option of the line names them."""
     asked = found.config
     known = (found.path, options.lock or asked.lock, options.baseline or asked.baseline, asked.policy.reference)
     return [path for path in known if path is not None]
@@ -111,8 +153,8 @@ def _baseline(options: AuditOptions, asked: Config) -> Baseline | None:
     return baseline.joined((options.baseline or asked.baseline, baseline.older(path)))
 
 
-def loaded(options: AuditOptions) -> Loaded:
-    """The configuration that the line names, or the nearest one."""
+def load_config(options: AuditOptions) -> Loaded:
+    """Return the configuration that the line names, or the nearest one."""
     return config.load(options.config, no_config=options.no_config)
 
 

@@ -1,16 +1,19 @@
-"""What a `diff` line asks for: refused where it contradicts itself, else what to compare and how to show it."""
+"""Run `statecli diff`: options in, outcome out."""
 
 from __future__ import annotations
 
 import math
 import re
 
+from msgspec.structs import replace
+
 from statecli.commands.diff.result import Field
-from statecli.commands.diff.run import Request
+from statecli.commands.diff.run import Request, compare
 from statecli.core.errors import UsageError
 from statecli.render import Output
-from statecli.report.diff import DiffView, Names
+from statecli.report.diff import DiffView, Names, broken, of_diff
 from statecli.requests.options import CUDA, DiffOptions
+from statecli.requests.outcome import Caller, Given, Outcome, describe_failures
 from statecli.targets import load
 from statecli.values.delta import How
 from statecli.workers import executors
@@ -23,8 +26,8 @@ _DEVICE = re.compile(rf"cpu|{CUDA}")
 _WHOLE = (Output.JSON, Output.JSONL, Output.CSV)
 
 
-def check(options: DiffOptions) -> None:
-    """Raise UsageError for what makes no sense, before anything is read."""
+def check(options: DiffOptions, given: Given) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for options that contradict each other, before anything is read."""
     for name in ("atol", "rtol"):
         value = getattr(options, name)
         if not (math.isfinite(value) and value >= 0):
@@ -80,8 +83,32 @@ def _check_classes(options: DiffOptions) -> None:
         raise UsageError(f"{how}: values are not compared, {classes[0]} is a class; leave it out")
 
 
-def request(options: DiffOptions) -> Request:
-    """What to compare."""
+def reads_values(options: DiffOptions, given: Given) -> bool:  # noqa: ARG001 - every command has the same signature
+    """Return True: what does not read values contradicts --executor and --shard in `check`."""
+    return True
+
+
+#: Never shown, because `reads_values` is always true.
+VALUES_ARE_READ = ""
+
+
+def run(options: DiffOptions, caller: Caller, given: Given) -> Outcome:
+    """Compare both sides. What could be compared is reported, whatever could not."""
+    with caller.progress(values=not options.metadata_only) as progress:
+        diff = compare(build_request(options), progress)
+    caller.check_states(diff.before, diff.after)
+    if given.name is not None:
+        sides = replace(diff.before, target=f"a/{given.name}"), replace(diff.after, target=f"b/{given.name}")
+        diff = replace(diff, before=sides[0], after=sides[1])
+    view = build_view(options)
+    report = of_diff(diff, view)
+    failures = describe_failures(broken(diff), "compared")
+    notes = report.beside() if view.names is not None else ()
+    return Outcome(diff, report, failures=failures, notes=notes, plain=view.names is not None)
+
+
+def build_request(options: DiffOptions) -> Request:
+    """Return what to compare, and how."""
     return Request(
         before=options.before,
         after=options.after,
@@ -107,8 +134,8 @@ def _is_drawn(options: DiffOptions) -> bool:
     return options.output_format is Output.HTML or any(text.startswith("html=") for text in options.report)
 
 
-def view(options: DiffOptions) -> DiffView:
-    """How to show it."""
+def build_view(options: DiffOptions) -> DiffView:
+    """Return how people want to see the diff."""
     overlooked = [f"--{name} {getattr(options, name):g}" for name in ("atol", "rtol") if getattr(options, name)]
     overlooked += [f"--ignore {field.value}" for field in dict.fromkeys(options.ignore)]
     return DiffView(

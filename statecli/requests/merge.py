@@ -210,7 +210,7 @@ def _refuse_code(options: Options, said: Sequence[str]) -> None:
     if isinstance(options, AuditOptions):
         from statecli.requests import audit as asked
 
-        texts.append(asked.loaded(options).config.policy.reference or "")
+        texts.append(asked.load_config(options).config.policy.reference or "")
     named = {text for text in texts if text and load.spec_of(text) is not None}
     named |= {text for text in (getattr(options, name, None) for name in ("model", "inputs")) if text}
     for text in sorted(named.difference(said)):

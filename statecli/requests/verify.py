@@ -1,25 +1,71 @@
-"""What a verification asks for, refused where it contradicts itself."""
+"""Run `statecli verify`: options in, outcome out."""
 
 from __future__ import annotations
 
 import re
 
+from statecli.commands.verify import run as verify_run
+from statecli.commands.verify.result import Name
 from statecli.commands.verify.run import Request
 from statecli.core.errors import UsageError
-from statecli.requests.options import CUDA
+from statecli.report import View
+from statecli.report.verify import of_verification, untold
+from statecli.requests.options import CUDA, VerifyOptions
+from statecli.requests.outcome import Caller, Given, Outcome
 
 _DEVICE = re.compile(rf"meta|cpu|fake-cuda|{CUDA}")
-#: An option, and the proofs that it says something of.
-_OF = {"device": {"move", "forward"}, "dtype": {"cast"}, "optimizer": {"step"}}
+#: Options, each with the proofs that it is for.
+_PROOFS_OF = {"device": {"move", "forward"}, "dtype": {"cast"}, "optimizer": {"step"}}
 
 
-def check(request: Request) -> None:
-    """Raise UsageError for what makes no sense, before the model is built."""
-    if request.device is not None and not _DEVICE.fullmatch(request.device):
-        raise UsageError(f"--device {request.device}: no such device; write meta, cpu, cuda, cuda:N or fake-cuda")
-    asked = {name.value for name in request.checks}
-    for option, of in _OF.items():
-        value = getattr(request, option)
-        if asked and value is not None and not asked & of:
+def check(options: VerifyOptions, given: Given) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for options that contradict each other, before the model is built."""
+    if options.input and options.inputs:
+        raise UsageError("--input and --inputs contradict each other; leave one of them out")
+    if options.device is not None and not _DEVICE.fullmatch(options.device):
+        raise UsageError(f"--device {options.device}: no such device; write meta, cpu, cuda, cuda:N or fake-cuda")
+    checks = {name.value for name in options.check}
+    for option, proofs in _PROOFS_OF.items():
+        value = getattr(options, option)
+        if checks and value is not None and not checks & proofs:
             shown = value if isinstance(value, str) else value.__name__
-            raise UsageError(f"--{option} {shown}: --check leaves out {' and '.join(sorted(of))}; leave it out too")
+            raise UsageError(f"--{option} {shown}: --check leaves out {' and '.join(sorted(proofs))}; leave it out too")
+
+
+def reads_values(options: VerifyOptions, given: Given) -> bool:  # noqa: ARG001 - as above
+    """Return False: verify has neither --executor nor --shard."""
+    return False
+
+
+#: Never shown, because verify has neither option.
+VALUES_ARE_READ = ""
+
+
+def run(options: VerifyOptions, caller: Caller, given: Given) -> Outcome:
+    """Run the proofs. What could be proved is reported, whatever was inconclusive."""
+    request = build_request(options)
+    with caller.steps(len(request.checks or Name)) as step:
+        if given.model is not None:
+            verification = verify_run.of_live(given.model, request, given.inputs)
+        else:
+            verification = verify_run.run(request, lambda _: step(), given.inputs)
+    caller.check_states(verification.state)
+    report = of_verification(verification, View(unfold=options.all, verbose=options.verbose), options.check)
+    return Outcome(verification, report, failures=untold(verification, options.check), findings_first=True)
+
+
+def build_request(options: VerifyOptions) -> Request:
+    """Return which proofs to run, and how."""
+    return Request(
+        target=options.target,
+        checks=tuple(name for name in Name if name in options.check),
+        device=options.device,
+        dtype=options.dtype,
+        optimizer=options.optimizer,
+        input=options.input,
+        inputs=options.inputs,
+        init_device=options.init_device,
+        include=options.include,
+        exclude=options.exclude,
+        kind=options.kind,
+    )

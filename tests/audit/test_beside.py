@@ -73,10 +73,10 @@ def test_what_must_change_needs_a_reference(tmp_path, key):
     """Configured, or given; without one nothing would hold."""
     (tmp_path / "statecli.toml").write_text(f'policy = {{ {key} = "*" }}')
     with pytest.raises(UsageError, match=rf"statecli\.toml: policy\.{key}: .*policy\.reference, or give --against"):
-        asked.request(AuditOptions(targets=("a.pt",)))
-    assert asked.request(AuditOptions(targets=("a.pt",), against="b.safetensors"))
+        asked.build_request(AuditOptions(targets=("a.pt",)))
+    assert asked.build_request(AuditOptions(targets=("a.pt",), against="b.safetensors"))
     (tmp_path / "statecli.toml").write_text(f'policy = {{ {key} = "*", reference = "a.pt" }}')
-    assert asked.request(AuditOptions(targets=("a.pt",)))
+    assert asked.build_request(AuditOptions(targets=("a.pt",)))
 
 
 def test_a_glob_that_matches_nothing_is_no_error_where_that_is_allowed(statecli):

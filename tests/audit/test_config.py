@@ -14,7 +14,7 @@ from statecli.core.errors import StateError, UnreadableError, UsageError
 from statecli.core.finding import Severity
 from statecli.render import Output
 from statecli.requests import audit
-from statecli.requests.options import AuditOptions
+from statecli.requests.options import AuditOptions, ConfigOptions
 from statecli.rules.policy_config import Policy
 
 
@@ -182,7 +182,7 @@ def test_a_subject_stands_for_all_of_its_rules():
 def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, capsysbinary):
     """Each key of the configuration and of the policy, once."""
     (tmp_path / "statecli.toml").write_text('fail-on = "error"\n[policy]\ndtype = "float16"\n')
-    assert commands.config(str(tmp_path / "statecli.toml"), False, Output.JSON, None, "never") == 0
+    assert commands.execute(ConfigOptions(config=str(tmp_path / "statecli.toml"), output_format=Output.JSON)) == 0
     found = {one["key"]: one for one in json.loads(capsysbinary.readouterr().out)["settings"]}
     assert (found["fail-on"]["value"], found["policy.dtype"]["value"]) == ("error", ["float16"])
     assert found["policy.dtype"]["source"].endswith("statecli.toml")
@@ -195,5 +195,5 @@ def test_values_are_read_where_the_configuration_says_so(tmp_path):
     """As if --values had been given."""
     (tmp_path / "statecli.toml").write_text("values = true\n")
     options = AuditOptions(targets=("a.pt",), config=str(tmp_path / "statecli.toml"))
-    assert audit.request(options).values
-    assert not audit.request(AuditOptions(targets=("a.pt",), config=None)).values
+    assert audit.build_request(options).values
+    assert not audit.build_request(AuditOptions(targets=("a.pt",), config=None)).values

@@ -10,72 +10,77 @@ import torch
 import typer
 from hypothesis import given, settings
 
-from statecli.cli import arguments, commands, shortcut
+from statecli.cli import commands, parser, typer_app
+from statecli.requests.options import COMMANDS as TABLE
+from statecli.requests.parameters import parameters_of
 
-GROUP = typer.main.get_command(arguments.app).commands
-COMMANDS = sorted(shortcut.COMMANDS)
+APP = typer.main.get_command(typer_app.build_app())
+
+
+def command_of(name):
+    """What Typer has under a name of one word or two."""
+    found = APP
+    for word in name.split():
+        found = found.commands[word]
+    return found
+
+
+COMMANDS = sorted(TABLE)
 OPTIONS = {
-    command: [one for one in GROUP[command].params if one.param_type_name == "option" and one.name != "help"]
+    command: [one for one in command_of(command).params if one.param_type_name == "option" and one.name != "help"]
     for command in COMMANDS
 }
-TARGETS = {
-    "inspect": ("target",),
-    "diff": ("before", "after"),
-    "verify": ("target",),
-    "audit": ("targets",),
-    "lock": ("targets",),
-    "merge": ("parts",),
-}
+TARGETS = {command: tuple(one.field for one in parameters_of(TABLE[command]) if one.is_target) for command in COMMANDS}
 
 
 def by_typer(words):
     """What Typer makes of the same words; None where it refuses them."""
     found = []
-    leave, commands.leave = commands.leave, lambda run, _debug: run()
-    kept = {command: getattr(commands, command) for command in COMMANDS}
-    for command in COMMANDS:
-        setattr(commands, command, found.append)
+    leave, commands.leave = commands.leave, found.append
     try:
-        typer.main.get_command(arguments.app).main(words, standalone_mode=False)
+        APP.main(list(words), standalone_mode=False)
     except Exception as error:  # noqa: BLE001
         # Typer's errors moved from click to a module of its own; all of them are usage errors.
         assert hasattr(error, "format_message"), error  # noqa: PT017
         return None
     finally:
         commands.leave = leave
-        for command in COMMANDS:
-            setattr(commands, command, kept[command])
     return found[0] if found else None
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_is_known(command):
-    """An option that only Typer knows would be slow; one that only the shortcut knows would be a lie."""
-    grammar = shortcut.COMMANDS[command]
-    known = {*grammar.flags, *grammar.values, *grammar.repeatable}
-    assert known == {name for one in OPTIONS[command] for name in one.opts}
+def test_every_option_is_in_the_table(command):
+    """Typer's command has the options and the targets of the table, and the table has every field."""
+    rows = parameters_of(TABLE[command])
+    assert {flag for row in rows for flag in row.flags} == {name for one in OPTIONS[command] for name in one.opts}
+    assert [row.field for row in rows] == [one.name for one in command_of(command).params if one.name != "help"]
+    assert {row.field for row in rows} == set(TABLE[command].__struct_fields__)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_field_is_an_option(command):
-    """The plain data has a field for each option and each target."""
-    fields = set(shortcut.COMMANDS[command].options.__struct_fields__)
-    assert fields == {one.name for one in GROUP[command].params if one.name != "help"}
+def test_every_option_has_help_and_a_long_spelling_first(command):
+    """What the help and the documents show."""
+    for row in parameters_of(TABLE[command]):
+        assert (
+            row.is_target
+            or (row.help and row.flags[0] == f"--{row.field.replace('_', '-')}")
+            or (row.field == "everywhere")
+        )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_defaults_are_typers(command):
     """Nothing given means the same to both parsers."""
-    words = [command, *TARGETS[command]]
-    assert shortcut.parse(words) == by_typer(words)
+    words = [*command.split(), *TARGETS[command]]
+    assert parser.parse(words) == by_typer(words) is not None
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_targets_come_in_order(command):
     """The first word is before, the second after."""
-    quick = shortcut.parse([command, *TARGETS[command]])
+    quick = parser.parse([*command.split(), *TARGETS[command]])
     found = [getattr(quick, name) for name in TARGETS[command]]
-    several = shortcut.COMMANDS[command].several
+    several = any(one.is_target and one.repeatable for one in parameters_of(TABLE[command]))
     assert found == ([TARGETS[command]] if several else list(TARGETS[command]))
 
 
@@ -98,8 +103,8 @@ word = st.sampled_from(["net.pt", "", "a b", "x=y", "*.weight", "net.py:Net(a=1)
 def lines(draw):
     """Command lines of any options in any order, some of them twice, some wrong."""
     command = draw(st.sampled_from(COMMANDS))
-    words = [command]
-    for option in draw(st.lists(st.sampled_from(OPTIONS[command]), max_size=5)):
+    words = command.split()
+    for option in draw(st.lists(st.sampled_from(OPTIONS[command]), max_size=5) if OPTIONS[command] else st.just([])):
         name = draw(st.sampled_from(option.opts))
         if option.is_flag:
             words.append(name)
@@ -107,7 +112,7 @@ def lines(draw):
         value = draw(st.sampled_from(VALUES.get(option.name, ["v", "-v", "a=b", ""])))
         words += [f"{name}={value}"] if name.startswith("--") and draw(st.booleans()) else [name, value]
     for target in draw(st.lists(word, min_size=0, max_size=3)):
-        words.insert(draw(st.integers(1, len(words))), target)
+        words.insert(draw(st.integers(len(command.split()), len(words))), target)
     return words
 
 
@@ -115,7 +120,7 @@ def lines(draw):
 @given(lines())
 def test_whatever_it_parses_typer_parses_the_same(words):
     """Equal options, or it leaves the line to Typer."""
-    quick = shortcut.parse(words)
+    quick = parser.parse(words)
     if quick is not None:
         assert quick == by_typer(words)
 
@@ -139,7 +144,7 @@ def test_whatever_it_parses_typer_parses_the_same(words):
 )
 def test_everyday_lines_are_parsed(words):
     """The shortcut is worth having: these lines need no Typer."""
-    quick = shortcut.parse(words)
+    quick = parser.parse(words)
     assert quick is not None
     assert quick == by_typer(words)
 
@@ -155,7 +160,7 @@ def test_everyday_lines_are_parsed(words):
         ["inspect", "a.pt", "--nope"],
         ["inspect", "a.pt", "-f", "yaml"],
         ["inspect", "a.pt", "--to"],
-        ["schema", "inspect"],
+        ["schema"],
         ["diff", "a.pt"],
         ["diff", "a.pt", "b.pt", "c.pt"],
         ["diff", "a.pt", "b.pt", "--atol", "little"],
@@ -167,7 +172,7 @@ def test_everyday_lines_are_parsed(words):
 )
 def test_all_else_is_left_to_typer(words):
     """Mistakes and help are Typer's to explain."""
-    assert shortcut.parse(words) is None
+    assert parser.parse(words) is None
 
 
 @pytest.mark.parametrize("name", ["-o.pt", "-h", "-q", "--values", "--ignore=pickles"])

@@ -1,0 +1,134 @@
+"""The command line as Typer sees it: help, completion and what is said of a mistake, from the table of options."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from statecli.cli import commands, parser
+from statecli.core.errors import UsageError
+from statecli.core.exit_code import Verdict
+from statecli.core.version import __version__
+from statecli.requests.options import COMMANDS
+from statecli.requests.parameters import Parameter, parameters_of
+
+_SUMMARY = "See, prove and audit the state of PyTorch models and checkpoints."
+#: The commands that have commands below them.
+_GROUPS = {"git": "Checkpoints in git diff, git log -p and git difftool."}
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"statecli {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What Typer calls before a command; all options of it are answered by themselves."""
+
+
+def build_app() -> typer.Typer:
+    """Return the application with every command of COMMANDS."""
+    app = typer.Typer(
+        name="statecli",
+        help=_SUMMARY,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(help=_SUMMARY)(_root)
+    groups: dict[str, typer.Typer] = {}
+    for name, options in COMMANDS.items():
+        group, _, last = name.rpartition(" ")
+        if group and group not in groups:
+            groups[group] = typer.Typer(name=group, help=_GROUPS[group], rich_markup_mode=None, no_args_is_help=True)
+            app.add_typer(groups[group])
+        groups.get(group, app).command(last, help=options.__doc__)(_function(last, options))
+    return app
+
+
+def _function(name: str, options: Any) -> Callable[..., None]:
+    """Return a function with a parameter for each option, as Typer reads one."""
+
+    def call(**given: Any) -> None:
+        values = {key: tuple(value or ()) if key in repeatable else value for key, value in given.items()}
+        commands.leave(options(**values))
+
+    parameters = parameters_of(options)
+    repeatable = {parameter.field for parameter in parameters if parameter.repeatable}
+    call.__name__ = name
+    arguments = [_argument(parameter) for parameter in parameters]
+    call.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
+    call.__annotations__ = {argument.name: argument.annotation for argument in arguments}
+    return call
+
+
+def _argument(parameter: Parameter) -> inspect.Parameter:
+    """Return the parameter of a function that Typer turns into the option or argument."""
+    required = parameter.default is msgspec.NODEFAULT
+    default = inspect.Parameter.empty if required else parameter.default
+    kind: Any = parameter.type
+    if parameter.repeatable:
+        kind = list[parameter.type]  # type: ignore[name-defined]
+        default = default if required else None
+    if not required and default is None:
+        kind = kind | None
+    info = typer.Argument if parameter.is_target else typer.Option
+    extras = {"metavar": parameter.metavar, "help": parameter.help}
+    if not parameter.is_target:
+        extras["rich_help_panel"] = parameter.group.value
+    annotation = Annotated[kind, info(*parameter.flags, **extras)]
+    return inspect.Parameter(parameter.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+#: The parser's own kind of mistake. Typer has no name for it: it is click's, or its copy of click's.
+_Mistake: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def run() -> int:
+    """Parse `sys.argv` and run what it asks for; return the exit code of what Typer itself answered (help).
+
+    Raises UsageError for a mistake on the command line.
+    """
+    word = parser.ambiguous_word(sys.argv[1:])
+    if word is not None:
+        raise UsageError(f"{word}: reads as an option and is a file here; write ./{word}, or -- before the targets")
+    before = sys.stdout
+    try:
+        code = build_app()(prog_name="statecli", standalone_mode=False)
+    except Verdict as done:
+        return done.code
+    except SystemExit as done:
+        # Typer exits only before a command runs (help), and where a pipe is closed; model code may raise it later.
+        if "statecli.live.build" in sys.modules:
+            raise
+        # Typer ends a closed pipe with 1 and puts a wrapper in the place of stdout; it is no finding.
+        if done.code == 1 and sys.stdout is not before:
+            sys.stdout = before
+            raise BrokenPipeError from done
+        return done.code if isinstance(done.code, int) else 0
+    except typer.Abort as why:
+        raise KeyboardInterrupt from why
+    except _Mistake as mistake:
+        return _refuse(mistake)
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(mistake: Any) -> int:
+    command = mistake.ctx.command_path if mistake.ctx else "statecli"
+    if len(sys.argv) == 1 or " ".join(sys.argv[1:]) in _GROUPS:
+        typer.echo(mistake.format_message(), err=True)
+        return 2
+    message = mistake.format_message().rstrip(".").replace("Value error, ", "")
+    raise UsageError(f"{message}; see {command} --help")

@@ -1,0 +1,59 @@
+"""Run `statecli lock`: options in, the lock file out."""
+
+from __future__ import annotations
+
+import os
+
+from statecli.commands.lock import lock_file
+from statecli.commands.lock import run as lock_run
+from statecli.core.errors import UsageError
+from statecli.requests.options import LockOptions
+from statecli.requests.outcome import Caller, Given, Outcome
+from statecli.targets.load import spec_of
+
+
+def check(options: LockOptions, given: Given) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for options that make no sense, before anything is read."""
+    if options.jobs < 0:
+        raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
+
+
+def reads_values(options: LockOptions, given: Given) -> bool:  # noqa: ARG001 - as above
+    """Return True if a target is not a class, which has no values to lock."""
+    return not all(map(spec_of, options.targets))
+
+
+#: What reads the values of tensors, as an error says it.
+VALUES_ARE_READ = "only values of checkpoints are locked, and these are classes"
+
+
+def run(options: LockOptions, caller: Caller, given: Given) -> Outcome:  # noqa: ARG001 - as above
+    """Lock the targets, all of them or none."""
+    request = build_request(options)
+    with caller.progress(values=False):
+        found = lock_run.read(request)
+    caller.check_states(*(target.state for target in found))
+    with caller.progress(values=True) as progress:
+        lock = lock_run.lock(found, request, progress)
+    notes = list(lock_run.without_values(found, lock))
+    return Outcome(lock, content=lock_file.written(lock), notes=notes)
+
+
+def build_request(options: LockOptions) -> lock_run.Request:
+    """Return what to lock.
+
+    The lock names its targets from the folder that it lies in. All shards put the targets in one order, wherever the
+    file of a shard lies.
+    """
+    path = options.output if options.shard is None and options.output != "-" else None
+    return lock_run.Request(
+        options.targets,
+        options.digest,
+        options.jobs,
+        options.init_device,
+        options.include,
+        options.exclude,
+        options.kind,
+        os.path.dirname(path or "") or ".",
+        options.weights_only,
+    )

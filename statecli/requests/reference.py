@@ -1,0 +1,34 @@
+"""Run `statecli rules`, `config` and `schema`, which say what statecli knows and read no target."""
+
+from __future__ import annotations
+
+from statecli.render import Output
+from statecli.requests.options import ConfigOptions, RulesOptions, SchemaOptions
+from statecli.requests.outcome import Outcome
+
+
+def run_rules(options: RulesOptions) -> Outcome:
+    """List the rules; for people, one rule is its explanation."""
+    from statecli.report import rules
+
+    texts = rules.every() if options.name is None else (rules.named(options.name),)
+    if options.name is not None and options.output_format in (Output.TABLE, Output.PLAIN):
+        return Outcome(texts, text=lambda width: rules.explained(texts[0], width))
+    return Outcome(texts, rules.of_rules(texts))
+
+
+def run_config(options: ConfigOptions) -> Outcome:
+    """Show the configuration that is in force."""
+    from statecli.commands.audit.config import load
+    from statecli.report import config
+    from statecli.requests import audit
+
+    found = load(options.config, no_config=options.no_config)
+    return Outcome(found, config.of_config(audit.in_force(found), found.path))
+
+
+def run_schema(options: SchemaOptions) -> Outcome:
+    """Describe the JSON of a command."""
+    from statecli.report import documents
+
+    return Outcome(options.command, content=(documents.schema(options.command),))
