@@ -207,6 +207,24 @@ def inputs() -> None:
         print(f"| `{name}` | {one['description']}{default} |")
 
 
+def rooms() -> None:
+    """Print the rooms of the code, highest first, with the first sentence of what each package says of itself."""
+    import ast
+
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10
+        import tomli as tomllib
+
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    print("| room | what is in it |\n| --- | --- |")
+    for name in (name for layer in contracts[0]["layers"] for name in layer.split(" : ")):
+        path = ROOT / Path(*name.split("."))
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        text = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]
+        print(f"| `{name.removeprefix('statecli.').replace('.', '/')}` | {text} |")
+
+
 def samples() -> None:
     """Print the sample models with the first line of what each teaches."""
     import ast

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,25 @@ def test_every_option_of_the_contract_is_there(command):
     """The shared options exist on each command that reads a target."""
     shared = {"output_format", "output", "include", "exclude", "kind", "quiet", "verbose", "color", "debug"}
     assert shared | {"no_progress"} <= set(COMMANDS[command].__struct_fields__)
+
+
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_every_path_in_the_recipes_exists(document):
+    """Each path in backticks, of which NAME, COMMAND and x stand for what is added."""
+    root = PACKAGE.parent
+    text = (root / document).read_text()
+    paths = [
+        one for one in re.findall(r"`([\w/.]+(?:\.py|/))`", text) if not re.search(r"NAME|COMMAND|fuzz/found", one)
+    ]
+    assert paths
+    for path in paths:
+        assert (root / path).exists() or (PACKAGE / path).exists(), path
+
+
+def test_every_name_in_the_recipes_exists():
+    """`PROOFS`, `FILES`, ...: what the recipe of a change says to extend."""
+    names = re.findall(r"`([A-Z][A-Z]+|Output|Config|Policy)`", (PACKAGE.parent / "CONTRIBUTING.md").read_text())
+    code = "\n".join(path.read_text() for path in MODULES)
+    assert all(re.search(rf"^(?:class )?{name}\b", code, re.MULTILINE) for name in names if name not in ("NAME",)), (
+        names
+    )

@@ -1,9 +1,9 @@
-"""The second waist: what a command has to say, ready for any output.
+"""What a command has to say, ready for any output: the second waist.
 
 A `Report` gives the same content at the three grains that outputs need: a `document` (typed, for JSON), a flat
 `table` (one row a tensor, for plain and CSV) and a `page` for people. What other programs read (SARIF, JUnit) takes
 the findings and their `rules`, the `cases` that were tried, and the `troubles`. `failed()` is the only source of
-exit 1. One module a command makes its report: `inspecting.py`, `diffing.py`, `verifying.py`, `auditing.py`.
+exit 1. One module a command makes its report.
 """
 
 from __future__ import annotations
