@@ -1,4 +1,4 @@
-# make demo: what statecli shows, on a real sample.  make test: everything CI runs.
+# make demo: what statecli shows, on a real sample.  make check: the tests of what you changed.  make test: all that CI runs.
 # Both make a virtual environment in .venv and install into it; nothing else is needed but Python 3.10 or newer.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
 
-.PHONY: demo test lint docs bench fuzz mutants clean
+.PHONY: demo check test lint docs bench fuzz mutants clean
 
 demo: .venv/.demo
 	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
@@ -20,6 +20,9 @@ demo: .venv/.demo
 test: .venv/.test lint
 	$(BIN)/python -m pytest -n 2
 	$(BIN)/cog -P --check --check-fail-msg 'run: make docs' README.md docs/*.md
+
+check: .venv/.test lint
+	$(BIN)/python -m pytest -n 2 $$($(BIN)/python tools/tests_of_change.py $(SINCE))
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -1,0 +1,54 @@
+"""Print the tests of the rooms that the changes of the working tree, or since a commit, touch.
+
+    python tools/tests_of_change.py [COMMIT]
+
+A room is a package of statecli; its tests are the folder of its name, or those named here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ALWAYS = ("tests/test_house.py", "tests/test_light_start.py", "tests/test_parser.py")
+#: Rooms whose tests do not lie in the folder of their name.
+TESTS = {
+    "core": ("tests/test_kinds.py", "tests/test_ties.py", "tests/test_sizes.py", "tests/test_float_mode.py"),
+    "pickles": ("tests/formats/test_pickle.py", "tests/formats/test_unpicklers.py"),
+    "pickle_scan": ("tests/formats/test_scan.py", "tests/formats/test_steps.py", "tests/rules/test_bypasses.py"),
+    "file_scan": ("tests/formats/test_scan.py", "tests/formats/test_frames.py"),
+    "targets": ("tests/audit/test_targets.py", "tests/test_places.py"),
+    "workers": ("tests/executors", "tests/shards"),
+    "requests": ("tests/test_asked.py", "tests/test_options.py", "tests/test_api.py"),
+    "api": ("tests/test_api.py", "tests/test_retold.py", "tests/test_testing.py"),
+    "cli": ("tests/test_cli.py", "tests/test_outputs.py", "tests/test_git.py"),
+}
+
+
+def tests_of(path: str) -> tuple[str, ...]:
+    """Return the tests of a changed file, as arguments of pytest."""
+    parts = Path(path).parts
+    if parts[0] == "tests":
+        is_test = parts[-1].startswith("test_") and Path(path).exists()
+        return (path,) if is_test else (str(Path(path).parent),) if len(parts) > 2 else ()
+    if parts[0] != "statecli" or len(parts) < 3:
+        return ()
+    room = parts[2] if parts[1] == "commands" else parts[1]
+    folder = f"tests/{room}"
+    return TESTS.get(room, (folder,) if Path(folder).exists() else ())
+
+
+def main(commit: str) -> None:
+    """Print the tests of each file that differs from the commit or is not in git yet."""
+    commands = (["diff", "--name-only", commit], ["ls-files", "--others", "--exclude-standard"])
+    changed = [
+        line
+        for words in commands
+        for line in subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.splitlines()
+    ]
+    print(*dict.fromkeys((*ALWAYS, *(test for path in changed for test in tests_of(path)))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "HEAD")
